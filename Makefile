@@ -7,7 +7,7 @@ N ?= 200
 ONLY ?= tests
 WORKERS ?= $(shell nproc)
 STAMP = $(VENV)/.installed
-SOURCES = core models actors api cluster server bench testing src demo tests benchmarks examples docs/site proofs .ci
+SOURCES = setup.py core models actors api cluster server bench testing src demo tests benchmarks examples docs/site proofs .ci
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md demo/training/*.py)
@@ -17,7 +17,7 @@ PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/erro
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
 # here there is none, and nothing else is left unsaid.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard native/*)
 	@echo "setting up $(VENV) with the versions of constraints.txt, which takes some minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip

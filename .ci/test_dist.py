@@ -24,8 +24,8 @@ def in_sdist() -> set[str]:
         return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
 
 
-def test_the_wheel_is_for_every_machine_and_has_the_package_alone() -> None:
-    assert WHEEL.name.endswith("-py3-none-any.whl")
+def test_the_wheel_is_for_every_python_and_has_the_package_alone() -> None:
+    assert "-py3-none-" in WHEEL.name
     assert {name.split("/")[0].split("-")[0] for name in in_wheel()} == {"triolet"}
 
 

@@ -40,6 +40,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/machine": set(),
     "models/linear": {"checkpoints", "machine", "memory"},
     "models/memory": {"machine"},
+    "models/native": set(),
     "models/attention": {"memory"},
     "models/launch": {"attention", "memory"},
     "models/checkpoints": set(),

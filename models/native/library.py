@@ -1,0 +1,155 @@
+"""The native library as ctypes sees it: `native/step.h`, which says what each number means."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_size_t, c_void_p
+from enum import IntEnum
+from importlib.util import find_spec
+from typing import Any
+
+from attrs import define, field
+
+_NAME = "triolet.models.native.step"
+
+
+class Kind(IntEnum):
+    """What an operation is."""
+
+    NORM, LINEAR, TURN, ATTEND, NORM_ADD = range(5)
+
+
+class Norm(IntEnum):
+    """What is done with each row that an operation reads."""
+
+    NONE, ROOT_MEAN_SQUARE, LAYER = range(3)
+
+
+class Ending(IntEnum):
+    """What becomes of a linear layer's outputs."""
+
+    STORE, ADD, GATED, ACTIVATED, CAPPED = range(5)
+
+
+class Fault(IntEnum):
+    """Why a step is refused."""
+
+    FINE, ROWS, POSITION, PAGE, WANTED, TABLE = range(6)
+
+
+class MatrixData(Structure):
+    """``Matrix``"""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("format", "inputs", "outputs", "panels")),
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+    )
+
+
+class OperationData(Structure):
+    """``Operation``"""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("kind", "source", "to", "wanted", "norm")),
+        ("epsilon", c_float),
+        ("gain", c_void_p),
+        ("shift", c_void_p),
+        ("matrix", POINTER(MatrixData)),
+        ("ending", c_int32),
+        ("activation", c_int32),
+        ("cap", c_float),
+        *((name, c_int32) for name in ("layer", "heads", "kv_heads", "size", "turned", "table")),
+        ("query_gain", c_void_p),
+        ("key_gain", c_void_p),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("window", c_int32),
+    )
+
+
+class BufferData(Structure):
+    """``Buffer``"""
+
+    _fields_ = (("data", c_void_p), ("width", c_int32))
+
+
+class TurnsData(Structure):
+    """``Turns``"""
+
+    _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("count", c_int64), ("half", c_int32))
+
+
+class ModelData(Structure):
+    """``Model``"""
+
+    _fields_ = (
+        ("operations", c_void_p),
+        ("buffers", c_void_p),
+        ("turns", c_void_p),
+        *((name, c_int32) for name in ("count", "buffer_count", "turns_count", "threads", "most_rows", "positions")),
+        ("keys_values", c_void_p),
+        *((name, c_int32) for name in ("layers", "pages", "page_size", "kv_width")),
+        ("room", c_void_p),
+    )
+
+
+class StepData(Structure):
+    """``Step``"""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size")),
+        *((name, c_void_p) for name in ("positions", "turn_rows", "chunks", "tables", "wanted")),
+    )
+
+
+@define(eq=False)
+class Library:
+    """The library, loaded. Calls give Python's lock back while they run."""
+
+    _calls: ctypes.CDLL = field(repr=False)
+
+    @classmethod
+    def load(cls) -> Library | None:
+        """``None``: the package was installed without a compiler."""
+        found = find_spec(_NAME)
+        if found is None or found.origin is None:
+            return None
+        calls = ctypes.CDLL(found.origin)
+        calls.triolet_room.argtypes, calls.triolet_room.restype = [POINTER(ModelData)], c_size_t
+        calls.triolet_open.argtypes, calls.triolet_open.restype = [POINTER(ModelData), c_int32], c_void_p
+        calls.triolet_close.argtypes, calls.triolet_close.restype = [c_void_p], None
+        calls.triolet_step.argtypes, calls.triolet_step.restype = [c_void_p, POINTER(StepData)], c_int32
+        calls.triolet_level.argtypes, calls.triolet_level.restype = [], c_int32
+        return cls(calls)
+
+    @property
+    def level(self) -> int:
+        """The instruction set of this processor, as x86-64 counts them: 1, 3 (AVX2) or 4 (AVX-512); 1 elsewhere."""
+        return int(self._calls.triolet_level())
+
+    def room(self, model: ModelData) -> int:
+        """Bytes that ``model`` needs beside its buffers."""
+        return int(self._calls.triolet_room(byref(model)))
+
+    def open(self, model: ModelData, level: int) -> Any:
+        """Starts the threads of ``model``, whose memory stays where it is until `close`.
+
+        Args:
+            level: the instruction set; 0: the best one.
+
+        Raises:
+            MemoryError: there is none for the threads.
+        """
+        handle = self._calls.triolet_open(byref(model), level)
+        if not handle:
+            raise MemoryError("the native library has no memory for its threads")
+        return handle
+
+    def step(self, handle: Any, step: StepData) -> Fault:
+        """Runs a step, or refuses it before anything is touched."""
+        return Fault(self._calls.triolet_step(handle, byref(step)))
+
+    def close(self, handle: Any) -> None:
+        """Ends the threads, and returns when they are gone."""
+        self._calls.triolet_close(handle)

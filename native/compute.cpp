@@ -1,0 +1,597 @@
+// What a step computes, compiled once for each instruction set (LEVEL). Functions here are static and use builtins alone:
+// one that the linker shares between the copies might be the one of another instruction set.
+//
+// Order of sums: a product is one sum over each SUM inputs, and over these, first to last; a score is one vector of sums over a head, joined
+// as a tree; attention is a sum over the positions of each CHUNK; the chunks of a SPAN are joined first to last, and so are the spans.
+// Tiles, threads, blocks of rows and pages change none of it. Products and sums are fused where `fuse` is, and nowhere
+// else (-ffp-contract=off).
+#include "engine.h"
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace LEVEL {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int VL = 16, WIDE_ROWS = 6, ROWS = 12;  // tiles of 2 panels by 6 rows, or of 1 by 12: 24 sums of 32 registers
+#elif defined(__AVX2__)
+constexpr int VL = 8, WIDE_ROWS = 1, ROWS = 3;    // 2 by 1, or 1 by 3: 12 of 16
+#else
+constexpr int VL = 4, WIDE_ROWS = 0, ROWS = 1;
+#endif
+constexpr int PARTS = PANEL / VL;
+constexpr size_t AHEAD = 1024;  // bytes before the weights that are read, which are fetched
+constexpr int SUM = 128;
+constexpr float INFINITE = __builtin_inff();
+
+typedef float V __attribute__((vector_size(4 * VL)));
+typedef float VU __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef int32_t VI __attribute__((vector_size(4 * VL)));
+
+inline V load(const float* at) { return *(const VU*)at; }
+inline void store(float* at, V v) { *(VU*)at = v; }
+inline V all(float v) { return v - (V){}; }
+constexpr int least(int a, int b) { return a < b ? a : b; }
+constexpr int most(int a, int b) { return a > b ? a : b; }
+
+inline V fuse(V a, V b, V c) {
+#if defined(__AVX512F__)
+    return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+inline float total(V v) {
+    float lanes[VL];
+    store(lanes, v);
+    for (int width = VL / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+// e^x: 2^n by the bits of the exponent, the rest by a polynomial (Cephes, expf.c), exact to one or two units
+inline V exponential(V x) {
+    x = x < -87.0f ? all(-87.0f) : x;
+    x = x > 88.0f ? all(88.0f) : x;
+    const V n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
+    const V r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    V p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    return p * (V)((__builtin_convertvector(n, VI) + 127) << 23);
+}
+
+inline V tanh_of(V x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
+
+// erf by Abramowitz and Stegun 7.1.26, off by less than 1.5e-7
+inline V gelu(V x) {
+    const V z = x * 0.70710678118654752f;
+    const V a = z < 0.0f ? -z : z;
+    const V t = 1.0f / (1.0f + 0.3275911f * a);
+    const V p = ((((1.061405429f * t - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+    const V erf = 1.0f - p * exponential(-a * a);
+    return 0.5f * x * (1.0f + (z < 0.0f ? -erf : erf));
+}
+
+inline V activated(V x, int activation) {
+    switch (activation) {
+        case SILU: return x / (1.0f + exponential(-x));
+        case GELU: return gelu(x);
+        case GELU_TANH: return 0.5f * x * (1.0f + tanh_of(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+        default: return x > 0.0f ? x : (V){};
+    }
+}
+
+// ---------------------------------------------------------------- products
+
+struct Float32 {
+    static constexpr int BYTES = 4;
+    static inline V widen(const uint8_t* at) { return *(const V*)at; }
+};
+struct Float16 {
+    static constexpr int BYTES = 2;
+    static inline V widen(const uint8_t* at) {
+#if defined(__AVX512F__)
+        return (V)_mm512_cvtph_ps(*(const __m256i*)at);
+#elif defined(__F16C__)
+        return (V)_mm256_cvtph_ps(*(const __m128i*)at);
+#else
+        VI h;  // the bits moved to their place, the exponent by a product: right for subnormal numbers, too
+        for (int i = 0; i < VL; i++) h[i] = ((const uint16_t*)at)[i];
+        const V magnitude = (V)((h & 0x7fff) << 13) * 0x1p112f;
+        return (V)((VI)magnitude | ((h & 0x8000) << 16));
+#endif
+    }
+};
+struct Bfloat16 {
+    static constexpr int BYTES = 2;
+    static inline V widen(const uint8_t* at) {
+        typedef uint16_t H __attribute__((vector_size(2 * VL), aligned(2), may_alias));
+        return (V)(__builtin_convertvector(*(const H*)at, VI) << 16);
+    }
+};
+
+// `P` panels, `apart` from each other, by `R` rows, to out [P][R][PANEL]. The sums of each SUM inputs are added up in order: fewer roundings.
+template <class W, int P, int R>
+void tile(const Matrix& matrix, int panel, int apart, const float* x, int64_t stride, float* out, bool first) {
+    const size_t bytes = (size_t)matrix.inputs * PANEL * W::BYTES;
+    const uint8_t* w[P];
+    for (int p = 0; p < P; p++) w[p] = matrix.weights + (panel + p * apart) * bytes;
+    for (int start = 0; start < matrix.inputs; start += SUM) {
+        const int end = least(matrix.inputs, start + SUM);
+        V sums[P][PARTS][R];
+        for (auto& a : sums)
+            for (auto& b : a)
+                for (auto& c : b) c = (V){};
+        for (int k = start; k < end; k++) {
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++) {
+                if (first) {
+                    __builtin_prefetch(w[p] + AHEAD, 0, 3);
+                    if (W::BYTES == 4) __builtin_prefetch(w[p] + AHEAD + 64, 0, 3);
+                }
+#pragma GCC unroll 16
+                for (int v = 0; v < PARTS; v++) {
+                    const V wide = W::widen(w[p] + v * VL * W::BYTES);
+#pragma GCC unroll 16
+                    for (int r = 0; r < R; r++) sums[p][v][r] = fuse(wide, all(x[r * stride + k]), sums[p][v][r]);
+                }
+                w[p] += PANEL * W::BYTES;
+            }
+        }
+        for (int p = 0; p < P; p++)
+            for (int r = 0; r < R; r++)
+                for (int v = 0; v < PARTS; v++) {
+                    float* at = out + (p * R + r) * PANEL + v * VL;
+                    store(at, start ? load(at) + sums[p][v][r] : sums[p][v][r]);
+                }
+    }
+}
+
+template <class W, int P, int R>
+inline void any_rows(const Matrix& m, int panel, int apart, const float* x, int64_t stride, int rows, float* out, bool first) {
+    if constexpr (R > 1) {
+        if (rows < R) return any_rows<W, P, R - 1>(m, panel, apart, x, stride, rows, out, first);
+    }
+    tile<W, P, R>(m, panel, apart, x, stride, out, first);
+}
+
+// Panels of `m` for all rows. `each(panel, row, values, gated)`: what becomes of PANEL outputs of a row, and of those of
+// the panel `apart` from it, where there is one.
+template <class W, class Each>
+inline void multiply(const Matrix& m, int panel, int count, int apart, const float* x, int64_t stride, int rows, Each each) {
+    alignas(64) float out[2 * ROWS * PANEL];
+    auto told = [&](int p, int row, int taken) {
+        for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + (taken + r) * PANEL);
+    };
+    const bool wide = rows <= WIDE_ROWS;
+    for (int p = panel; p < panel + count; p++) {
+        if (wide && (apart || p + 1 < panel + count)) {  // two panels at a time read memory faster
+            any_rows<W, 2, most(1, WIDE_ROWS)>(m, p, apart ? apart : 1, x, stride, rows, out, true);
+            told(p, 0, rows);
+            if (apart) continue;
+            for (int r = 0; r < rows; r++) each(p + 1, r, out + (rows + r) * PANEL, nullptr);
+            p++;
+            continue;
+        }
+        const int tiles = (rows + ROWS - 1) / ROWS;
+        for (int t = 0, row = 0; t < tiles; t++) {
+            const int taken = (rows - row + tiles - t - 1) / (tiles - t);
+            any_rows<W, 1, ROWS>(m, p, 0, x + row * stride, stride, taken, out, t == 0);
+            if (apart) any_rows<W, 1, ROWS>(m, p + apart, 0, x + row * stride, stride, taken, out + taken * PANEL, t == 0);
+            told(p, row, taken);
+            row += taken;
+        }
+    }
+}
+
+// ---------------------------------------------------------------- norms
+
+void normalize(const Operation& o, const float* x, float* y, int width) {
+    V sum = {}, squares = {};
+    float mean = 0.0f;
+    if (o.norm == LAYER_NORM) {
+        for (int i = 0; i < width; i += VL) sum += load(x + i);
+        mean = total(sum) / width;
+    }
+    for (int i = 0; i < width; i += VL) {
+        const V v = load(x + i) - mean;
+        squares = fuse(v, v, squares);
+    }
+    const float factor = 1.0f / __builtin_sqrtf(total(squares) / width + o.epsilon);
+    for (int i = 0; i < width; i += VL) {
+        const V v = (load(x + i) - mean) * factor * load(o.gain + i);
+        store(y + i, o.shift ? v + load(o.shift + i) : v);
+    }
+}
+
+inline const float* row_of(const Engine& e, const Operation& o, int row) {
+    const Buffer& b = e.model.buffers[o.from];
+    return b.data + (int64_t)(o.wanted == 1 ? e.step.wanted[row] : row) * b.width;
+}
+
+inline int rows_of(const Engine& e, const Operation& o) { return o.wanted ? e.step.wanted_count : e.step.rows; }
+
+// ---------------------------------------------------------------- the threads' parts
+
+// Calls `work(first, count)` for pieces, those of one's own part first, then of those of the others. The step is read in
+// `work` alone: a thread that comes late gets no piece.
+template <class Work>
+inline void share(Engine& e, Phase& phase, int thread, uint32_t round, Work work) {
+    const int threads = e.model.threads;
+    const int total = __atomic_load_n(&phase.total, __ATOMIC_ACQUIRE), piece = __atomic_load_n(&phase.piece, __ATOMIC_ACQUIRE);
+    for (int t = 0; t < threads; t++) {
+        const int whose = (thread + t) % threads;
+        const int begin = (int)((int64_t)total * whose / threads), size = (int)((int64_t)total * (whose + 1) / threads) - begin;
+        for (int at; (at = take(phase.next[whose], piece, size, round)) >= 0;) {
+            const int count = least(piece, size - at);
+            work(begin + at, count);
+            finish(phase, count);
+        }
+    }
+}
+
+// ---------------------------------------------------------------- a linear layer
+
+void finish_panel(const Engine& e, const Operation& o, int panel, int row, float* values, float* gated) {
+    const Matrix& m = *o.matrix;
+    const Buffer& to = e.model.buffers[o.to];
+    float* at = to.data + (int64_t)row * to.width + panel * PANEL;
+    const int count = least(PANEL, to.width - panel * PANEL);
+    for (int i = 0; i < PANEL; i += VL) {
+        V v = load(values + i);
+        if (m.bias) v += load(m.bias + panel * PANEL + i);
+        if (o.ending == GATED) {
+            V value = load(gated + i);
+            if (m.bias) value += load(m.bias + (panel + m.panels / 2) * PANEL + i);
+            v = activated(v, o.activation) * value;
+        }
+        if (o.ending == ACTIVATED) v = activated(v, o.activation);
+        if (o.ending == CAPPED) v = o.cap * tanh_of(v / o.cap);
+        if (o.ending == ADD) {
+            if (count >= i + VL) v += load(at + i);
+            else for (int j = i; j < count; j++) v[j - i] += at[j];
+        }
+        if (count >= i + VL) store(at + i, v);
+        else for (int j = i; j < count; j++) at[j] = v[j - i];
+    }
+}
+
+void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t round) {
+    const Matrix& m = *o.matrix;
+    const Buffer& from = e.model.buffers[o.from];
+    const int width = m.inputs;
+    float* own = e.own[thread];
+    bool normed = false;
+    share(e, phase, thread, round, [&](int panel, int count) {
+        const int rows = rows_of(e, o);
+        const float* x = from.data;
+        int64_t stride = from.width;
+        if (o.norm != NO_NORM) {
+            x = rows > OWN_ROWS ? e.normed : own;
+            stride = width;
+            for (int row = 0; row < rows && x == own && !normed; row++)
+                normalize(o, row_of(e, o, row), own + (int64_t)row * width, width);
+            normed = true;
+        }
+        auto each = [&](int p, int row, float* values, float* gated) { finish_panel(e, o, p, row, values, gated); };
+        const int apart = o.ending == GATED ? m.panels / 2 : 0;
+        switch (m.format) {
+            case FLOAT32: return multiply<Float32>(m, panel, count, apart, x, stride, rows, each);
+            case FLOAT16: return multiply<Float16>(m, panel, count, apart, x, stride, rows, each);
+            default: return multiply<Bfloat16>(m, panel, count, apart, x, stride, rows, each);
+        }
+    });
+}
+
+// ---------------------------------------------------------------- pages
+
+inline float* page_of(const Model& m, int layer, int page) {
+    const int64_t row = 2 * (int64_t)m.kv_width;
+    return m.keys_values + ((int64_t)layer * m.pages + page) * m.page_size * row;
+}
+
+// Keys of a head at a position; its values are `kv_width` behind
+inline const float* key_at(const Engine& e, const Operation& o, const Block& b, int head, int position) {
+    const Model& m = e.model;
+    const int page = e.step.tables[b.table + position / m.page_size];
+    return page_of(m, o.layer, page) + (int64_t)(position % m.page_size) * 2 * m.kv_width + head * o.size;
+}
+
+void turn_head(const Operation& o, const float* gain, float* x, const float* cosines, const float* sines, float scale) {
+    if (gain) {
+        V squares = {};
+        for (int i = 0; i < o.size; i += VL) squares = fuse(load(x + i), load(x + i), squares);
+        const float factor = 1.0f / __builtin_sqrtf(total(squares) / o.size + o.epsilon);
+        for (int i = 0; i < o.size; i += VL) store(x + i, load(x + i) * factor * load(gain + i));
+    }
+    const int half = o.turned / 2;
+    for (int i = 0; i < half; i++) {
+        const float a = x[i], b = x[half + i];
+        x[i] = a * cosines[i] - b * sines[i];
+        x[half + i] = b * cosines[i] + a * sines[i];
+    }
+    if (scale != 1.0f)
+        for (int i = 0; i < o.size; i += VL) store(x + i, load(x + i) * scale);
+}
+
+void turn(Engine& e, const Operation& o, int block) {
+    const Block& b = e.blocks[block];
+    const Model& m = e.model;
+    for (int row = b.row; row < b.row + b.rows; row++) {
+        const int position = e.step.positions[row];
+        const float *cosines = nullptr, *sines = nullptr;
+        if (o.turned) {
+            const Turns& t = m.turns[o.table];
+            const int64_t at = (int64_t)(e.step.turn_rows ? e.step.turn_rows[row] : position) * t.half;
+            cosines = t.cosines + at;
+            sines = t.sines + at;
+        }
+        float* x = m.buffers[o.from].data + (int64_t)row * m.buffers[o.from].width;
+        for (int h = 0; h < o.heads; h++) turn_head(o, o.query_gain, x + h * o.size, cosines, sines, o.scale);
+        float* keys = x + o.heads * o.size;
+        for (int h = 0; h < o.kv_heads; h++) turn_head(o, o.key_gain, keys + h * o.size, cosines, sines, 1.0f);
+        float* to = (float*)key_at(e, o, b, 0, position);
+        const int width = o.kv_heads * o.size;
+        for (int i = 0; i < width; i += VL) {
+            store(to + i, load(keys + i));
+            store(to + m.kv_width + i, load(keys + width + i));
+        }
+    }
+}
+
+// ---------------------------------------------------------------- attention
+
+#if defined(__AVX512F__)
+// Lane i is the total of v[i], as `total` makes it
+inline V totals(const V* v) {
+    __m512 p[4];
+    for (int e = 0; e < 4; e++) {
+        const __m512 a = _mm512_shuffle_f32x4(v[e], v[4 + e], 0x44) + _mm512_shuffle_f32x4(v[e], v[4 + e], 0xee);
+        const __m512 b = _mm512_shuffle_f32x4(v[8 + e], v[12 + e], 0x44) + _mm512_shuffle_f32x4(v[8 + e], v[12 + e], 0xee);
+        p[e] = _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+    }
+    const __m512 a = _mm512_unpacklo_ps(p[0], p[1]) + _mm512_unpackhi_ps(p[0], p[1]);
+    const __m512 b = _mm512_unpacklo_ps(p[2], p[3]) + _mm512_unpackhi_ps(p[2], p[3]);
+    return (V)(_mm512_shuffle_ps(a, b, 0x44) + _mm512_shuffle_ps(a, b, 0xee));
+}
+#elif defined(__AVX2__)
+inline V totals(const V* v) {
+    const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(v[0], v[1]), _mm256_hadd_ps(v[2], v[3]));
+    const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(v[4], v[5]), _mm256_hadd_ps(v[6], v[7]));
+    return (V)(_mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31));
+}
+#else
+inline V totals(const V* v) {
+    float sums[VL];
+    for (int i = 0; i < VL; i++) sums[i] = total(v[i]);
+    return load(sums);
+}
+#endif
+
+// Scores of VL keys. Those that are none are the last one again.
+inline V scores_of(const float* query, const float* const* keys, int size) {
+    V sums[VL];
+    for (auto& sum : sums) sum = (V){};
+    for (int d = 0; d < size; d += VL) {
+        const V q = load(query + d);
+#pragma GCC unroll 16
+        for (int p = 0; p < VL; p++) sums[p] = fuse(q, load(keys[p] + d), sums[p]);
+    }
+    return totals(sums);
+}
+
+// out[size] += the values [count] by their weights, position after position
+template <int D>
+inline void weigh(const float* weights, const float* const* values, int first, int count, int from, float* out) {
+    V sums[D];
+    for (auto& sum : sums) sum = (V){};
+    for (int p = first; p < count; p++) {
+        const V weight = all(weights[p]);
+        const float* at = values[p] + from;
+#pragma GCC unroll 8
+        for (int d = 0; d < D; d++) sums[d] = fuse(weight, load(at + d * VL), sums[d]);
+    }
+    for (int d = 0; d < D; d++) store(out + from + d * VL, sums[d]);
+}
+
+// A query and one chunk of its positions, `first` to `count` of it, to part [2 + size]: the largest score, the sum of
+// e^(score - largest), and the values by these.
+void attend_chunk(const Operation& o, const float* query, const float* const* keys, int64_t values_behind, int first,
+                  int count, float* part) {
+    alignas(64) float scores[CHUNK];
+    const float* values[CHUNK];
+    for (int p = first; p < count; p++) values[p] = keys[p] + values_behind;
+    V top = all(-INFINITE);
+    for (int p = 0; p < count; p += VL) {
+        V s = all(-INFINITE);
+        if (p + VL > first) {
+            s = scores_of(query, keys + p, o.size);
+            if (o.soft_cap > 0.0f) s = o.soft_cap * tanh_of(s / o.soft_cap);
+            for (int i = 0; i < VL; i++)
+                if (p + i < first || p + i >= count) s[i] = -INFINITE;
+        }
+        store(scores + p, s);
+        top = s > top ? s : top;
+    }
+    float largest = top[0];
+    for (int i = 1; i < VL; i++) largest = top[i] > largest ? top[i] : largest;
+    V sum = {};
+    for (int p = 0; p < count; p += VL) {
+        const V s = load(scores + p);
+        const V weight = s == -INFINITE ? (V){} : exponential(s - largest);
+        store(scores + p, weight);
+        sum += weight;
+    }
+    part[0] = largest;
+    part[1] = total(sum);
+    int from = 0;
+    for (; from + 4 * VL <= o.size; from += 4 * VL) weigh<4>(scores, values, first, count, from, part + 2);
+    for (; from < o.size; from += VL) weigh<1>(scores, values, first, count, from, part + 2);
+}
+
+// Adds the part of the next chunk to that of those before
+inline void join(float* sum, const float* part, int size) {
+    const float largest = sum[0] > part[0] ? sum[0] : part[0];
+    const V before = exponential(all(sum[0] - largest)), now = exponential(all(part[0] - largest));
+    sum[0] = largest;
+    sum[1] = sum[1] * before[0] + part[1] * now[0];
+    for (int d = 0; d < size; d += VL) store(sum + 2 + d, fuse(load(part + 2 + d), now, load(sum + 2 + d) * before));
+}
+
+inline int first_seen(const Operation& o, int position) { return o.window ? most(0, position - o.window + 1) : 0; }
+
+inline int position_of(const Engine& e, const Block& b, int r) { return e.step.positions[b.row + r]; }
+
+// The first span that any row of a block sees, and how many there are to the last
+inline int first_span(const Engine& e, const Operation& o, const Block& b) {
+    return first_seen(o, position_of(e, b, 0)) / SPAN;
+}
+inline int spans_of(const Engine& e, const Operation& o, const Block& b) {
+    return position_of(e, b, b.rows - 1) / SPAN + 1 - first_span(e, o, b);
+}
+
+// The keys of a chunk's positions from `low` on, which begins at `start`; those that are none are their neighbour's.
+void find_keys(const Engine& e, const Operation& o, const Block& b, int head, int start, int low, const float** keys) {
+    const int end = least(CHUNK, position_of(e, b, b.rows - 1) + 1 - start), size = e.model.page_size;
+    for (int p = low; p < end;) {  // page by page
+        const float* at = key_at(e, o, b, head, start + p);
+        for (const int stop = least(end, p + size - (start + p) % size); p < stop; p++, at += 2 * (int64_t)e.model.kv_width)
+            keys[p] = at;
+    }
+    for (int p = end; p < CHUNK; p++) keys[p] = keys[end - 1];
+    for (int p = 0; p < low; p++) keys[p] = keys[low];
+}
+
+// One span of the positions of a block's rows, for one head of keys: to parts [rows][group][2 + size], of the rows that
+// see any of it. Its chunks are joined in order; `room` is for one more part.
+void attend_span(const Engine& e, const Operation& o, const Block& b, int head, int span, float* parts, float* room) {
+    const int group = o.heads / o.kv_heads, length = 2 + o.size;
+    const Buffer& queries = e.model.buffers[o.from];
+    const float* keys[CHUNK];
+    const int seen = first_seen(o, position_of(e, b, 0)), last = position_of(e, b, b.rows - 1);
+    for (int start = most(seen / CHUNK * CHUNK, span * SPAN); start < (span + 1) * SPAN && start <= last; start += CHUNK) {
+        find_keys(e, o, b, head, start, most(0, seen - start), keys);
+        for (int r = 0; r < b.rows; r++) {
+            const int position = position_of(e, b, r), first = first_seen(o, position);
+            const int count = least(CHUNK, position + 1 - start);
+            if (count <= 0 || first >= start + CHUNK) continue;
+            const bool begins = first >= start || start == span * SPAN;  // the first chunk of the span that it sees
+            for (int g = 0; g < group; g++) {
+                const float* query = queries.data + (int64_t)(b.row + r) * queries.width + (head * group + g) * o.size;
+                float* part = parts + (r * group + g) * length;
+                attend_chunk(o, query, keys, e.model.kv_width, most(0, first - start), count, begins ? part : room);
+                if (!begins) join(part, room, o.size);
+            }
+        }
+    }
+}
+
+// What a row and head attend to, to its place
+inline void write(const Engine& e, const Operation& o, int row, int head, const float* sum) {
+    float* to = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width + head * o.size;
+    const float inverse = 1.0f / sum[1];
+    for (int d = 0; d < o.size; d += VL) store(to + d, load(sum + 2 + d) * inverse);
+}
+
+// A block and a head of keys
+void attend_whole(Engine& e, const Operation& o, int thread, int piece) {
+    const Block& b = e.blocks[piece / o.kv_heads];
+    const int head = piece % o.kv_heads, group = o.heads / o.kv_heads, length = 2 + o.size, each = b.rows * group;
+    float *sums = e.own[thread], *parts = sums + each * length, *room = parts + each * length;
+    const int begun = first_span(e, o, b);
+    for (int span = begun; span < begun + spans_of(e, o, b); span++) {
+        attend_span(e, o, b, head, span, parts, room);
+        for (int r = 0; r < b.rows; r++) {
+            const int position = position_of(e, b, r), first = first_seen(o, position) / SPAN;
+            if (first > span || position / SPAN < span) continue;
+            for (int i = r * group; i < (r + 1) * group; i++) {
+                if (first < span) join(sums + i * length, parts + i * length, o.size);
+                else
+                    for (int d = 0; d < length; d++) sums[i * length + d] = parts[i * length + d];
+            }
+        }
+    }
+    for (int i = 0; i < each; i++) write(e, o, b.row + i / group, head * group + i % group, sums + i * length);
+}
+
+// One span of a block and a head of keys; who does the last one joins them.
+void attend_part(Engine& e, const Operation& o, int thread, int piece) {
+    int block = 0;
+    for (int size; piece >= (size = spans_of(e, o, e.blocks[block]) * o.kv_heads); block++) piece -= size;
+    const Block& b = e.blocks[block];
+    const int spans = spans_of(e, o, b), head = piece / spans, span = piece % spans, begun = first_span(e, o, b);
+    const int group = o.heads / o.kv_heads, length = 2 + o.size, each = b.rows * group;
+    const int64_t of_head = (int64_t)each * length * e.most_spans;
+    float* parts = e.parts + ((int64_t)b.row * o.heads * e.most_spans) * length + head * of_head;
+    attend_span(e, o, b, head, begun + span, parts + (int64_t)span * each * length, e.own[thread]);
+    int32_t* come = e.come + block * o.kv_heads + head;
+    if (__atomic_add_fetch(come, 1, __ATOMIC_ACQ_REL) < spans) return;
+    __atomic_store_n(come, 0, __ATOMIC_RELAXED);  // for the next layer
+    for (int i = 0; i < each; i++) {
+        const int position = position_of(e, b, i / group);
+        const int first = first_seen(o, position) / SPAN - begun, last = position / SPAN - begun;
+        float* sum = parts + ((int64_t)first * each + i) * length;
+        for (int s = first + 1; s <= last; s++) join(sum, parts + ((int64_t)s * each + i) * length, o.size);
+        write(e, o, b.row + i / group, head * group + i % group, sum);
+    }
+}
+
+int attention_pieces(const Engine& e, const Operation& o) {
+    if (!e.split) return e.block_count * o.kv_heads;
+    int count = 0;
+    for (int b = 0; b < e.block_count; b++) count += spans_of(e, o, e.blocks[b]) * o.kv_heads;
+    return count;
+}
+
+// ---------------------------------------------------------------- phases
+
+Share share_of(const Engine& e, int index) {
+    const Operation& o = e.model.operations[index / 2];
+    const int rows = rows_of(e, o);
+    if (index % 2 == 0) return {o.kind == LINEAR && o.norm != NO_NORM && rows > OWN_ROWS ? rows : 0, BLOCK};
+    if (o.kind == TURN) return {e.block_count, 1};
+    if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
+    if (o.kind != LINEAR) return {rows, BLOCK};
+    // of few rows some 64 kB of weights; of many, one panel is much work
+    const size_t bytes = (size_t)o.matrix->inputs * PANEL * (o.matrix->format == FLOAT32 ? 4 : 2);
+    const int panels = o.ending == GATED ? o.matrix->panels / 2 : o.matrix->panels;
+    return {rows ? panels : 0, rows > BLOCK ? 1 : most(2, (int)(65536 / bytes) & ~1)};
+}
+
+void run(Engine& e, int index, int thread, uint32_t round) {
+    const Operation& o = e.model.operations[index / 2];
+    Phase& phase = e.phases[index];
+    if (o.kind == LINEAR && index % 2) return linear(e, o, phase, thread, round);
+    const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
+    share(e, phase, thread, round, [&](int first, int count) {
+        for (int at = first; at < first + count; at++) {
+            if (o.kind == LINEAR) {
+                normalize(o, row_of(e, o, at), e.normed + (int64_t)at * o.matrix->inputs, o.matrix->inputs);
+            } else if (o.kind == TURN) {
+                turn(e, o, at);
+            } else if (o.kind == ATTEND) {
+                e.split ? attend_part(e, o, thread, at) : attend_whole(e, o, thread, at);
+            } else if (o.kind == NORM) {
+                normalize(o, row_of(e, o, at), to.data + (int64_t)at * to.width, from.width);
+            } else {  // the norm of what is read is added
+                float *x = from.data + (int64_t)at * from.width, *y = to.data + (int64_t)at * to.width;
+                normalize(o, x, x, from.width);
+                for (int i = 0; i < from.width; i += VL) store(y + i, load(y + i) + load(x + i));
+            }
+        }
+    });
+}
+
+}  // namespace
+
+Code code() { return {share_of, run}; }
+}  // namespace LEVEL

@@ -1,0 +1,33 @@
+// What the copies of compute.cpp, one for each instruction set, share with step.cpp.
+#pragma once
+#include "step.h"
+#include "team.h"
+
+constexpr int PANEL = 32;     // outputs that are computed together
+constexpr int CHUNK = 128;    // positions whose scores are one softmax
+constexpr int SPAN = 512;     // positions that one thread attends to; of few rows, several threads have one each
+constexpr int BLOCK = 8;      // rows of a chunk that are attended together
+constexpr int OWN_ROWS = 32;  // up to so many rows each thread normalizes for itself; more, all together before
+
+struct Block { int32_t row, rows, table; };  // rows of one sequence
+
+struct Engine {
+    Model model;
+    Step step;          // a copy, whose arrays are in the room
+    Block* blocks;      // [most_rows]
+    int32_t block_count, split;  // split: a piece of attention is one span of positions
+    Phase* phases;      // two for each operation: the norm of many rows, and the operation
+    float* normed;      // [most_rows][width], of many rows
+    float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]
+    int32_t* come;      // [BLOCK][kv_heads] spans that are done
+    int32_t most_spans, width;
+    float* own[MOST_THREADS];  // each thread's: [OWN_ROWS][width], or what attention needs
+};
+
+struct Code {
+    Share (*share_of)(const Engine&, int phase);
+    void (*run)(Engine&, int phase, int thread, uint32_t round);
+};
+namespace level1 { Code code(); }
+namespace level3 { Code code(); }
+namespace level4 { Code code(); }

@@ -1,0 +1,218 @@
+// Plans and threads of a step. What is computed is in compute.cpp.
+#include "engine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <thread>
+#include <vector>
+
+namespace {
+
+template <class Work>
+void in_threads(int threads, Work work) {
+    std::vector<std::thread> others;
+    for (int t = 1; t < threads; t++) others.emplace_back(work, t);
+    work(0);
+    for (auto& other : others) other.join();
+}
+
+// Where each array lies in a model's room
+struct Room {
+    uint8_t* start;
+    size_t used = 0;
+    template <class T>
+    T* take(size_t count) {
+        used = (used + 63) / 64 * 64;
+        T* at = (T*)(start + used);
+        used += count * sizeof(T);
+        return at;
+    }
+};
+
+void lay_out(Engine& e, Room& room) {
+    const Model& m = e.model;
+    const int table = (m.positions + m.page_size - 1) / m.page_size;
+    e.most_spans = (m.positions + SPAN - 1) / SPAN;
+    e.width = 0;
+    size_t heads = 0, attended = 0, parts = 0;
+    for (int i = 0; i < m.count; i++) {
+        const Operation& o = m.operations[i];
+        if (o.kind == LINEAR && o.matrix->inputs > e.width) e.width = o.matrix->inputs;
+        if (o.kind != ATTEND) continue;
+        const size_t length = 2 + o.size, group = o.heads / o.kv_heads;
+        heads = std::max(heads, (size_t)o.kv_heads);
+        attended = std::max(attended, (2 * BLOCK * group + 1) * length);
+        parts = std::max(parts, (size_t)BLOCK * o.heads * e.most_spans * length);
+    }
+    e.phases = room.take<Phase>(2 * (size_t)m.count);
+    e.blocks = room.take<Block>(m.most_rows);
+    e.come = room.take<int32_t>(BLOCK * heads);
+    e.step.positions = room.take<int32_t>(m.most_rows);
+    e.step.turn_rows = room.take<int32_t>(m.most_rows);
+    e.step.wanted = room.take<int32_t>(m.most_rows);
+    e.step.tables = room.take<int32_t>((size_t)m.most_rows * table);
+    e.normed = room.take<float>((size_t)m.most_rows * e.width);
+    e.parts = room.take<float>(parts);
+    for (int t = 0; t < m.threads; t++) e.own[t] = room.take<float>(std::max((size_t)OWN_ROWS * e.width, attended));
+}
+
+struct Native {
+    Engine engine;
+    Code code;
+    alignas(64) uint32_t round = 0;
+    bool over = false;
+    std::vector<std::thread> threads;
+
+    void work(int thread, uint32_t now) {
+        for (int p = 0; p < 2 * engine.model.count; p++) {
+            if (__atomic_load_n(&engine.phases[p].total, __ATOMIC_RELAXED)) code.run(engine, p, thread, now);
+            await(engine.phases[p], now);
+        }
+    }
+
+    void serve(int thread) {
+        for (uint32_t before = 0;;) {
+            uint32_t now;
+            for (int turn = 0; (now = __atomic_load_n(&round, __ATOMIC_SEQ_CST)) == before; turn++)
+                if (turn < SPIN) relax();
+                else futex(&round, FUTEX_WAIT_PRIVATE, before);
+            before = now;
+            if (__atomic_load_n(&over, __ATOMIC_SEQ_CST)) return;
+            work(thread, now);
+        }
+    }
+
+    void run() {
+        const uint32_t now = round + 1;
+        for (int p = 0; p < 2 * engine.model.count; p++)
+            prepare(engine.phases[p], code.share_of(engine, p), engine.model.threads, now);
+        __atomic_store_n(&round, now, __ATOMIC_SEQ_CST);
+        futex(&round, FUTEX_WAKE_PRIVATE, INT_MAX);
+        work(0, now);
+    }
+
+    ~Native() {
+        __atomic_store_n(&over, true, __ATOMIC_SEQ_CST);
+        const uint32_t now = round + 1;
+        for (int p = 0; p < 2 * engine.model.count; p++) prepare(engine.phases[p], {0, 1}, engine.model.threads, now);
+        __atomic_store_n(&round, now, __ATOMIC_SEQ_CST);
+        futex(&round, FUTEX_WAKE_PRIVATE, INT_MAX);
+        for (auto& each : threads) each.join();
+    }
+};
+
+// Copies the plan, if it is one; nothing is read or written by its numbers before.
+Fault admit(Engine& e, const Step& plan) {
+    const Model& m = e.model;
+    Step& s = e.step;
+    if (plan.rows < 1 || plan.rows > m.most_rows || plan.chunk_count < 1 || plan.chunk_count > plan.rows) return BAD_ROWS;
+    if (plan.wanted_count < 0 || plan.wanted_count > plan.rows) return BAD_WANTED;
+    const int64_t most_table = (int64_t)m.most_rows * ((m.positions + m.page_size - 1) / m.page_size);
+    if (plan.table_size < 1 || plan.table_size > most_table) return BAD_TABLE;
+    for (int i = 0; i < plan.table_size; i++)
+        if (plan.tables[i] < 0 || plan.tables[i] >= m.pages) return BAD_PAGE;
+    for (int i = 0; i < plan.wanted_count; i++)
+        if (plan.wanted[i] < 0 || plan.wanted[i] >= plan.rows) return BAD_WANTED;
+    for (int row = 0; row < plan.rows; row++) {
+        if (plan.positions[row] < 0 || plan.positions[row] >= m.positions) return BAD_POSITION;
+        for (int t = 0; t < m.turns_count; t++) {
+            const int at = plan.turn_rows ? plan.turn_rows[row] : plan.positions[row];
+            if (at < 0 || at >= m.turns[t].count) return BAD_POSITION;
+        }
+    }
+    e.block_count = 0;
+    int row = 0;
+    for (int c = 0; c < plan.chunk_count; c++) {
+        const int count = plan.chunks[2 * c], table = plan.chunks[2 * c + 1];
+        if (count < 1 || count > plan.rows - row) return BAD_ROWS;
+        const int last = plan.positions[row + count - 1];
+        if (table < 0 || table > plan.table_size || last / m.page_size >= plan.table_size - table) return BAD_TABLE;
+        for (int i = 1; i < count; i++)
+            if (plan.positions[row + i] != plan.positions[row] + i) return BAD_POSITION;
+        for (int i = 0; i < count; i += BLOCK)
+            e.blocks[e.block_count++] = {row + i, std::min(BLOCK, count - i), table};
+        row += count;
+    }
+    if (row != plan.rows) return BAD_ROWS;
+    s.rows = plan.rows;
+    s.wanted_count = plan.wanted_count;
+    memcpy((void*)s.positions, plan.positions, plan.rows * 4);
+    memcpy((void*)s.tables, plan.tables, plan.table_size * 4);
+    memcpy((void*)s.turn_rows, plan.turn_rows ? plan.turn_rows : plan.positions, plan.rows * 4);
+    if (plan.wanted_count) memcpy((void*)s.wanted, plan.wanted, plan.wanted_count * 4);
+    e.split = plan.rows <= BLOCK;
+    return FINE;
+}
+
+}  // namespace
+
+extern "C" {
+
+size_t triolet_room(const Model* model) {
+    Engine engine{};
+    engine.model = *model;
+    Room room{nullptr};
+    lay_out(engine, room);
+    return room.used;
+}
+
+int32_t triolet_level() {
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq"))
+        return 4;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return 3;
+#endif
+    return 1;
+}
+
+void* triolet_open(const Model* model, int32_t level) {
+    Native* native = new (std::nothrow) Native{};
+    if (!native) return nullptr;
+    native->engine.model = *model;
+    Room room{model->room};
+    lay_out(native->engine, room);
+    memset((void*)native->engine.phases, 0, 2 * sizeof(Phase) * model->count);
+    memset(native->engine.come, 0, (uint8_t*)native->engine.step.positions - (uint8_t*)native->engine.come);
+    const int best = triolet_level();
+    const int chosen = level && level < best ? level : best;
+#if defined(__x86_64__)
+    native->code = chosen >= 4 ? level4::code() : chosen >= 3 ? level3::code() : level1::code();
+#else
+    native->code = level1::code();
+#endif
+    for (int t = 1; t < model->threads; t++) native->threads.emplace_back([native, t] { native->serve(t); });
+    return native;
+}
+
+void triolet_close(void* native) { delete (Native*)native; }
+
+int32_t triolet_step(void* handle, const Step* plan) {
+    Native& native = *(Native*)handle;
+    const Fault fault = admit(native.engine, *plan);
+    if (fault == FINE) native.run();
+    return fault;
+}
+
+double triolet_read(const void* data, size_t bytes, int32_t threads) {
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<uint64_t> found(threads * 8);
+    in_threads(threads, [&](int thread) {
+        const size_t part = bytes / threads / 256 * 256;
+        const uint64_t* at = (const uint64_t*)((const uint8_t*)data + part * thread);
+        uint64_t sums[8] = {};
+        for (size_t i = 0; i < part / 8; i += 8) {
+            __builtin_prefetch(at + i + 256);
+            for (int k = 0; k < 8; k++) sums[k] ^= at[i + k];
+        }
+        for (int k = 0; k < 8; k++) found[thread * 8] ^= sums[k];
+    });
+    volatile uint64_t kept = 0;
+    for (uint64_t one : found) kept = kept ^ one;
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // extern "C"

@@ -1,0 +1,78 @@
+// The C interface of a step. Python calls it by ctypes, and holds no lock meanwhile.
+//
+// A model is a list of operations over numbered buffers; a step runs them all over its rows, one row for each token fed.
+// All memory but that of the threads is the caller's: weights, buffers, pages, plans. What a row computes depends on
+// its own token, position and pages alone: not on the other rows, nor on how rows are cut into chunks, steps and pages.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
+enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4 };
+enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
+enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4 };
+enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5 };
+
+// Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
+// zeros.
+struct Matrix {
+    int32_t format, inputs, outputs, panels;
+    const uint8_t* weights;
+    const float* bias;  // [32 * panels], or none
+};
+
+struct Operation {
+    int32_t kind, from, to;  // buffers that are read and written
+    int32_t wanted;          // 1: over the rows whose logits are wanted, else over all
+    // NORM, LINEAR, NORM_ADD: of what is read
+    int32_t norm;
+    float epsilon;
+    const float *gain, *shift;  // [width]
+    // LINEAR. GATED: the first half of the panels are gates, the other what they are multiplied with
+    const Matrix* matrix;
+    int32_t ending, activation;
+    float cap;
+    // TURN: queries, keys and values [heads + 2 * kv_heads][size] of a row; the keys and values go into its page.
+    // ATTEND: of queries in ``from``
+    int32_t layer, heads, kv_heads, size;
+    int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
+    int32_t table;                         // of cosines and sines
+    const float *query_gain, *key_gain;    // [size] of norms of each head, or none
+    float scale, soft_cap;                 // of scores; 0: no cap
+    int32_t window;                        // positions that a row sees, its own included; 0: all
+};
+
+struct Buffer { float* data; int32_t width; };
+struct Turns { const float *cosines, *sines; int64_t count; int32_t half; };  // [count][half]
+
+struct Model {
+    const Operation* operations;
+    const Buffer* buffers;  // [rows][width] each
+    const Turns* turns;
+    int32_t count, buffer_count, turns_count, threads;
+    int32_t most_rows, positions;
+    float* keys_values;  // [layers][pages][page_size][2 * kv_width], keys before values
+    int32_t layers, pages, page_size, kv_width;
+    uint8_t* room;       // for threads and phases; see `triolet_room`
+};
+
+struct Step {
+    int32_t rows, wanted_count, chunk_count, table_size;
+    const int32_t* positions;   // [rows]
+    const int32_t* turn_rows;   // [rows] of the tables of turns; none: the positions
+    const int32_t* chunks;      // [chunk_count][2]: rows of one sequence, position after position; where its pages begin
+    const int32_t* tables;      // [table_size] pages
+    const int32_t* wanted;      // [wanted_count] rows
+};
+
+#pragma GCC visibility push(default)
+extern "C" {
+size_t triolet_room(const Model*);
+void* triolet_open(const Model*, int32_t level);
+void triolet_close(void*);
+int32_t triolet_step(void*, const Step*);
+int32_t triolet_level();  // the best one of this processor: 1, 3 or 4, as of x86-64
+double triolet_read(const void* data, size_t bytes, int32_t threads);  // seconds of a plain read
+}
+#pragma GCC visibility pop

@@ -1,0 +1,58 @@
+"""Compiles the native library, which is optional: without a compiler the package is installed without it.
+
+All else is in pyproject.toml. The library is called by `triolet.models.native`, and is no Python module: one serves all
+versions of Python.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+
+_FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
+_X86 = {"level3": ["-march=x86-64-v3"], "level4": ["-march=x86-64-v4", "-mprefer-vector-width=512"]}
+
+
+class Build(build_ext):
+    """Compiles what computes once for each instruction set; the library chooses when it runs."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return f"{fullname.replace('.', '/')}.so"
+
+    def build_extension(self, ext: Any) -> None:
+        levels = {"level1": list[str](), **(_X86 if platform.machine() in {"x86_64", "AMD64"} else {})}
+        plain, computing = ext.sources
+        compiler: Any = self.compiler
+        objects = compiler.compile([plain], output_dir=self.build_temp, extra_postargs=_FLAGS)
+        for level, flags in levels.items():
+            objects += compiler.compile(
+                [computing],
+                output_dir=f"{self.build_temp}/{level}",
+                macros=[("LEVEL", level)],
+                extra_postargs=[*_FLAGS, *flags],
+            )
+        compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), libraries=["pthread"], target_lang="c++")
+
+
+class Wheel(bdist_wheel):
+    """For one kind of machine, and all versions of Python."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+setup(
+    ext_modules=[
+        Extension(
+            "triolet.models.native.step",
+            ["native/step.cpp", "native/compute.cpp"],
+            depends=["native/step.h", "native/engine.h", "native/team.h"],
+            optional=True,
+        )
+    ],
+    cmdclass={"bdist_wheel": Wheel, "build_ext": Build},
+)

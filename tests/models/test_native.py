@@ -1,0 +1,287 @@
+"""The native library: a step's numbers are transformers', and the same bits whatever runs beside a row, however its
+sequence was cut into chunks, wherever its pages lie, and however many threads compute."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3Config,
+    SmolLM3Config,
+)
+
+from triolet.core.errors import EngineError
+from triolet.models.native.decoders import Unknown, program_of
+from triolet.models.native.library import Library
+from triolet.models.native.panels import Panels, narrowest
+from triolet.models.native.program import Program, Rows, Runner
+
+pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+
+PAGES, POSITIONS, MOST_ROWS, VOCABULARY = 260, 1_200, 80, 83
+SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": POSITIONS}
+CONFIGS = {
+    "llama": LlamaConfig(**SHAPE, **HEADS, attention_bias=True),
+    "mistral": MistralConfig(**SHAPE, **HEADS, sliding_window=21),
+    "far window": MistralConfig(**SHAPE, **HEADS, sliding_window=700),
+    "qwen2": Qwen2Config(**SHAPE, **{**HEADS, "head_dim": 32, "num_attention_heads": 4}, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SHAPE, **{**HEADS, "num_key_value_heads": 6}),
+    "gemma2": Gemma2Config(**SHAPE, **HEADS, sliding_window=21, final_logit_softcapping=9.0, query_pre_attn_scalar=9),
+    "gemma3": Gemma3TextConfig(**SHAPE, **HEADS, sliding_window=21, sliding_window_pattern=2),
+    "phi3": Phi3Config(
+        **{**SHAPE, "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 3},
+        max_position_embeddings=POSITIONS,
+        pad_token_id=0,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+    ),
+    "smollm3": SmolLM3Config(**SHAPE, **HEADS, no_rope_layers=[1, 0], pad_token_id=0),
+}
+
+
+def loaded() -> Library:
+    library = Library.load()
+    assert library is not None
+    return library
+
+
+@functools.cache
+def module(name: str) -> Any:
+    torch.manual_seed(5)
+    made = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation="eager").eval()
+    with torch.inference_mode():
+        for parameter in made.parameters():
+            parameter.mul_(4.0).add_(0.02)  # biases and gains are zero and one
+    return made
+
+
+def windows(name: str) -> list[int | None]:
+    """Of each layer, as transformers' attention is asked for them."""
+    layers = [layer.self_attn for layer in module(name).base_model.layers]
+    shared = CONFIGS[name].sliding_window if name in {"mistral", "far window"} else None
+    return [getattr(layer, "sliding_window", shared) or shared for layer in layers]
+
+
+@frozen
+class Told:
+    """Tokens, the pages that they lie in, and the lengths of the chunks that they are fed in."""
+
+    tokens: tuple[int, ...]
+    pages: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+
+class Fed:
+    """A model that was opened, and what it answered: logits of each position."""
+
+    def __init__(self, name: str, *, page_size: int = 16, threads: int = 2, level: int = 0) -> None:
+        self.module, self.page_size = module(name), page_size
+        config = CONFIGS[name]
+        width = config.num_key_value_heads * self.module.base_model.layers[0].self_attn.head_dim
+        self.pages = torch.full((2, PAGES, page_size, 2 * width), float("nan"))
+        program = program_of(self.module, windows(name), POSITIONS)
+        assert isinstance(program, Program)
+        options = {"rows": MOST_ROWS, "positions": POSITIONS, "threads": threads, "level": level}
+        self.runner = Runner.open(loaded(), program, self.pages, **options)
+
+    def feed(self, parts: Sequence[tuple[Told, int, int]]) -> list[Tensor]:
+        """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence."""
+        tokens = [token for one, start, stop in parts for token in one.tokens[start:stop]]
+        self.runner.embeddings[: len(tokens)] = self.module.get_input_embeddings()(torch.tensor(tokens))
+        tables: list[int] = []
+        chunks = []
+        for one, start, stop in parts:
+            chunks.append((stop - start, len(tables)))
+            tables += one.pages[: -(-stop // self.page_size)]
+        positions = [position for _, start, stop in parts for position in range(start, stop)]
+        rows = Rows(positions=positions, chunks=chunks, tables=tables, wanted=range(len(tokens)))
+        return list(self.runner.step(rows).clone().split([stop - start for _, start, stop in parts]))
+
+    def all_of(self, sequences: Sequence[Told], draw: random.Random) -> list[Tensor]:
+        """Feeds all of them, some of their next chunks in each step. Logits of each sequence."""
+        found: list[list[Tensor]] = [[] for _ in sequences]
+        at = [0] * len(sequences)
+        left = [list(one.cuts) for one in sequences]
+        while waiting := [index for index, cuts in enumerate(left) if cuts]:
+            chosen: list[tuple[int, int]] = []
+            for index in draw.sample(waiting, draw.randint(1, len(waiting))):
+                if sum(count for _, count in chosen) + left[index][0] <= MOST_ROWS:
+                    chosen.append((index, left[index].pop(0)))
+            parts = [(sequences[index], at[index], at[index] + count) for index, count in chosen]
+            for (index, count), logits in zip(chosen, self.feed(parts) if parts else [], strict=True):
+                found[index].append(logits)
+                at[index] += count
+        return [torch.cat(parts) for parts in found]
+
+
+@contextmanager
+def fed(name: str, **options: int) -> Iterator[Fed]:
+    with torch.inference_mode():
+        one = Fed(name, **options)
+        try:
+            yield one
+        finally:
+            one.runner.release()
+
+
+def cut(length: int, draw: random.Random) -> tuple[int, ...]:
+    """Chunks of up to the most rows, often of one."""
+    cuts: list[int] = []
+    while left := length - sum(cuts):
+        cuts.append(min(left, draw.choice([1, draw.randint(1, 12), draw.randint(1, MOST_ROWS)])))
+    return tuple(cuts)
+
+
+def sequences_of(lengths: Sequence[int], page_size: int, draw: random.Random) -> list[Told]:
+    pages = draw.sample(range(PAGES), PAGES)
+    made = []
+    for length in lengths:
+        own = [pages.pop() for _ in range(-(-length // page_size))]
+        tokens = tuple(draw.randrange(VOCABULARY) for _ in range(length))
+        made.append(Told(tokens, tuple(own), cut(length, draw)))
+    return made
+
+
+def reference(name: str, tokens: Sequence[int]) -> Tensor:
+    logits: Tensor = module(name)(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("level", [1, 3, 4])
+def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
+    draw = random.Random(3)
+    with fed(name, level=level) as one:
+        sequences = sequences_of([150, 1, 40, 900], 16, draw)
+        for sequence, found in zip(sequences, one.all_of(sequences, draw), strict=True):
+            expected = reference(name, sequence.tokens)
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
+
+
+@settings(max_examples=60)
+@given(
+    name=st.sampled_from(list(CONFIGS)),
+    seed=st.integers(0, 2**32 - 1),
+    lengths=st.lists(st.sampled_from([1, 2, 7, 16, 33, 129, 140, 513, 1_100]), min_size=1, max_size=4),
+    page_sizes=st.tuples(st.sampled_from([16, 32]), st.sampled_from([9, 16, 64])),
+    threads=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+)
+def test_a_row_has_the_same_bits_in_every_batch_chunk_and_layout(
+    name: str, seed: int, lengths: list[int], page_sizes: tuple[int, int], threads: tuple[int, int]
+) -> None:
+    draw = random.Random(seed)
+    lengths = [min(length, 500) for length in lengths] if page_sizes[1] == 9 else lengths
+    sequences = sequences_of(lengths, page_sizes[0], draw)
+    with fed(name, page_size=page_sizes[0], threads=threads[0]) as together:
+        expected = together.all_of(sequences, draw)
+    with fed(name, page_size=page_sizes[1], threads=threads[1]) as alone:
+        for sequence, bits in zip(sequences, expected, strict=True):
+            pages = draw.sample(range(PAGES), -(-len(sequence.tokens) // page_sizes[1]))
+            other = evolve(sequence, pages=tuple(pages), cuts=cut(len(sequence.tokens), draw))
+            assert torch.equal(alone.all_of([other], draw)[0], bits)
+
+
+NUMBERS = st.one_of(st.integers(-2, 90), st.sampled_from([-(2**31), 259, 260, POSITIONS - 1, POSITIONS, 2**31 - 1]))
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Rows:
+    """A plan, of which up to two numbers are others."""
+    positions: list[int] = []
+    chunks: list[tuple[int, int]] = []
+    tables: list[int] = []
+    for first, length in draw(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=3)):
+        positions += range(first, first + length)
+        chunks.append((length, len(tables)))
+        pages = -(-(first + length) // 16)
+        tables += draw(st.lists(st.integers(0, PAGES - 1), min_size=pages, max_size=pages))
+    wanted = draw(st.lists(st.integers(0, len(positions) - 1), max_size=3))
+    for _ in range(draw(st.integers(0, 2))):
+        told = draw(st.sampled_from([positions, tables, wanted]))
+        if told:
+            told[draw(st.integers(0, len(told) - 1))] = draw(NUMBERS)
+    if draw(st.booleans()):
+        chunks[draw(st.integers(0, len(chunks) - 1))] = draw(st.tuples(NUMBERS, NUMBERS))
+    return Rows(positions=positions, chunks=chunks, tables=tables, wanted=wanted)
+
+
+@settings(max_examples=200)
+@given(rows=plans())
+def test_a_plan_that_is_none_is_refused(rows: Rows) -> None:
+    """Before anything is touched."""
+    with fed("llama") as one:
+        before = one.pages.clone()
+        if is_plan(rows):
+            one.runner.embeddings.zero_()
+            assert one.runner.step(rows).isfinite().all() or any(rows.positions)  # pages before are not written
+            return
+        with pytest.raises(EngineError, match="the native library refuses a step"):
+            one.runner.step(rows)
+        torch.testing.assert_close(one.pages, before, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def is_plan(rows: Rows, page_size: int = 16) -> bool:
+    """Whether every number is in its range, and each chunk's positions are one behind the other."""
+    count = len(rows.positions)
+    within = 1 <= count <= MOST_ROWS and rows.tables and all(0 <= page < PAGES for page in rows.tables)
+    if not within or len(rows.wanted) > count or not all(0 <= row < count for row in rows.wanted):
+        return False
+    at = 0
+    for length, begin in rows.chunks:
+        if not 1 <= length <= count - at or not 0 <= begin < len(rows.tables):
+            return False
+        first = rows.positions[at]
+        if list(rows.positions[at : at + length]) != list(range(first, first + length)):
+            return False
+        if (
+            not 0 <= first <= first + length - 1 < POSITIONS
+            or (first + length - 1) // page_size >= len(rows.tables) - begin
+        ):
+            return False
+        at += length
+    return at == count
+
+
+@given(
+    outputs=st.integers(1, 70),
+    inputs=st.integers(1, 40),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    seed=st.integers(0, 99),
+)
+def test_panels_hold_the_matrix(outputs: int, inputs: int, dtype: torch.dtype, seed: int) -> None:
+    weight = torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed)).to(dtype).float()
+    packed = Panels.of(weight)
+    assert torch.finfo(packed.packed.dtype).bits <= torch.finfo(dtype).bits
+    assert torch.equal(packed.weight(), weight)
+    places = torch.arange(outputs).flip(0)
+    assert torch.equal(packed.rows(places), weight[places])
+
+
+def test_what_no_16_bits_hold_stays_in_32() -> None:
+    assert narrowest(torch.tensor([[1.0, 1 + 2**-20]])) is torch.float32
+    assert narrowest(torch.tensor([[1.0, 1 + 2**-10]])) is torch.float16
+    assert narrowest(torch.tensor([[1.0, 2.0**100]])) is torch.bfloat16
+
+
+def test_a_model_that_is_no_program_says_why() -> None:
+    config = LlamaConfig(**SHAPE, **{**HEADS, "head_dim": 12})
+    found = program_of(AutoModelForCausalLM.from_config(config), [None] * 2, POSITIONS)
+    assert isinstance(found, Unknown)
+    assert found.reason == "its widths are [12, 48, 96]; known: multiples of 16, the feed-forward's of 32"
