@@ -193,6 +193,124 @@ inline void multiply(const Matrix& m, int panel, int count, int apart, const flo
     }
 }
 
+// ---------------------------------------------------------------- products in int8
+
+constexpr int ROWS8 = 3;
+constexpr size_t GROUP_BYTES = PANEL * (4 + GROUP);
+
+inline size_t panel_bytes(const Matrix& m) {
+    if (m.format == INT8) return groups_of(m.inputs) * GROUP_BYTES;
+    return (size_t)m.inputs * PANEL * (m.format == FLOAT32 ? 4 : 2);
+}
+
+// A row in int8, each group by the scale of its largest value
+void quantize(const float* x, int width, uint8_t* to) {
+    const int groups = groups_of(width);
+    int8_t* values = (int8_t*)to;
+    float* scales = (float*)(to + (size_t)groups * GROUP);
+    for (int g = 0; g < groups; g++) {
+        const int begin = g * GROUP, end = least(width, begin + GROUP);
+        V top = {};
+        for (int i = begin; i < end; i += VL) {
+            const V v = load(x + i), size = v < 0.0f ? -v : v;
+            top = size > top ? size : top;
+        }
+        float largest = top[0];
+        for (int i = 1; i < VL; i++) largest = top[i] > largest ? top[i] : largest;
+        const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // of less the inverse may be infinite
+        scales[g] = largest / 127.0f;
+        typedef int8_t B __attribute__((vector_size(VL), aligned(1), may_alias));
+        for (int i = begin; i < end; i += VL) {
+            const V rounded = (load(x + i) * inverse + 12582912.0f) - 12582912.0f;  // to the nearest
+            *(B*)(values + i) = __builtin_convertvector(__builtin_convertvector(rounded, VI), B);
+        }
+        for (int i = end; i < begin + GROUP; i++) values[i] = 0;
+    }
+}
+
+// sums[r] += one group's products [PANEL] with a row's, exact
+#if defined(__AVX2__)
+template <int R>
+inline void group_of(const uint8_t* w, const int8_t* const* x, __m256i (*sums)[PANEL / 8]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int k = 0; k < GROUP; k += 4, w += 4 * PANEL) {
+#pragma GCC unroll 4
+        for (int v = 0; v < PANEL / 8; v++) {
+            const __m256i weights = *(const __m256i*)(w + 32 * v), sizes = _mm256_abs_epi8(weights);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                typedef int32_t Quad __attribute__((aligned(4), may_alias));
+                const __m256i inputs = _mm256_set1_epi32(*(const Quad*)(x[r] + k));
+                const __m256i pairs = _mm256_maddubs_epi16(sizes, _mm256_sign_epi8(inputs, weights));  // below 2^15
+                sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+    }
+}
+#endif
+
+// One panel by `R` rows, to out [R][PANEL]. The sum of each group is exact; the groups are added up in order.
+template <int R>
+void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* out, bool first) {
+    const int groups = groups_of(m.inputs);
+    const uint8_t* w = m.weights + panel * groups * GROUP_BYTES;
+    for (int i = 0; i < R * PANEL; i++) out[i] = 0.0f;
+    for (int g = 0; g < groups; g++, w += GROUP_BYTES) {
+        if (first)
+            for (size_t at = 0; at < GROUP_BYTES; at += 64) __builtin_prefetch(w + GROUP_BYTES + at, 0, 3);
+        const float* scales = (const float*)w;
+        const int8_t* rows[R];
+        float sizes[R];
+        for (int r = 0; r < R; r++) {
+            rows[r] = (const int8_t*)(x + r * stride) + g * GROUP;
+            sizes[r] = ((const float*)(x + r * stride + (size_t)groups * GROUP))[g];
+        }
+#if defined(__AVX2__)
+        __m256i sums[R][PANEL / 8] = {};
+        group_of<R>(w + 4 * PANEL, rows, sums);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < PANEL / 8; v++) {
+                const __m256 scale = _mm256_loadu_ps(scales + 8 * v) * _mm256_set1_ps(sizes[r]);
+                float* at = out + r * PANEL + 8 * v;
+                _mm256_storeu_ps(at, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[r][v]), scale, _mm256_loadu_ps(at)));
+            }
+#else
+        const int8_t* values = (const int8_t*)(w + 4 * PANEL);
+        for (int r = 0; r < R; r++) {
+            int32_t sums[PANEL] = {};
+            for (int k = 0; k < GROUP; k += 4)
+                for (int i = 0; i < PANEL; i++)
+                    for (int j = 0; j < 4; j++) sums[i] += values[k * PANEL + 4 * i + j] * rows[r][k + j];
+            for (int i = 0; i < PANEL; i++) out[r * PANEL + i] += (float)sums[i] * (scales[i] * sizes[r]);
+        }
+#endif
+    }
+}
+
+template <int R>
+inline void any_rows8(const Matrix& m, int panel, const uint8_t* x, size_t stride, int rows, float* out, bool first) {
+    if constexpr (R > 1) {
+        if (rows < R) return any_rows8<R - 1>(m, panel, x, stride, rows, out, first);
+    }
+    tile8<R>(m, panel, x, stride, out, first);
+}
+
+// As `multiply`, of rows in int8
+template <class Each>
+inline void multiply8(const Matrix& m, int panel, int count, int apart, const uint8_t* x, size_t stride, int rows, Each each) {
+    alignas(64) float out[2 * ROWS8 * PANEL];
+    for (int p = panel; p < panel + count; p++) {
+        const int tiles = (rows + ROWS8 - 1) / ROWS8;
+        for (int t = 0, row = 0; t < tiles; t++) {
+            const int taken = (rows - row + tiles - t - 1) / (tiles - t);
+            any_rows8<ROWS8>(m, p, x + row * stride, stride, taken, out, t == 0);
+            if (apart) any_rows8<ROWS8>(m, p + apart, x + row * stride, stride, taken, out + taken * PANEL, t == 0);
+            for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + (taken + r) * PANEL);
+            row += taken;
+        }
+    }
+}
+
 // ---------------------------------------------------------------- norms
 
 void normalize(const Operation& o, const float* x, float* y, int width) {
@@ -265,29 +383,51 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
     }
 }
 
+inline bool is_prepared(const Operation& o) { return o.norm != NO_NORM || o.matrix->format == INT8; }
+inline int own_rows(const Operation& o) { return o.matrix->format == INT8 ? OWN_INT8 : OWN_ROWS; }
+
+// How far apart the rows are that a product reads, in bytes
+inline size_t stride_of(const Engine& e, const Operation& o) {
+    const int inputs = o.matrix->inputs;
+    if (!is_prepared(o)) return (size_t)e.model.buffers[o.from].width * 4;
+    return o.matrix->format == INT8 ? quantized_bytes(inputs) : (size_t)inputs * 4;
+}
+
+// A row as a product reads it: normalized, quantized, or both by way of `room`
+void prepare_row(const Engine& e, const Operation& o, int row, float* room, uint8_t* to) {
+    const float* x = row_of(e, o, row);
+    const bool quantized = o.matrix->format == INT8;
+    if (o.norm != NO_NORM) {
+        float* normed = quantized ? room : (float*)to;
+        normalize(o, x, normed, o.matrix->inputs);
+        x = normed;
+    }
+    if (quantized) quantize(x, o.matrix->inputs, to);
+}
+
 void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t round) {
     const Matrix& m = *o.matrix;
-    const Buffer& from = e.model.buffers[o.from];
-    const int width = m.inputs;
-    float* own = e.own[thread];
-    bool normed = false;
+    uint8_t* own = (uint8_t*)e.own[thread] + (m.format == INT8 ? ((size_t)m.inputs * 4 + 63) / 64 * 64 : 0);
+    bool prepared = false;
     share(e, phase, thread, round, [&](int panel, int count) {
         const int rows = rows_of(e, o);
-        const float* x = from.data;
-        int64_t stride = from.width;
-        if (o.norm != NO_NORM) {
-            x = rows > OWN_ROWS ? e.normed : own;
-            stride = width;
-            for (int row = 0; row < rows && x == own && !normed; row++)
-                normalize(o, row_of(e, o, row), own + (int64_t)row * width, width);
-            normed = true;
+        const size_t stride = stride_of(e, o);
+        const uint8_t* x = (const uint8_t*)e.model.buffers[o.from].data;
+        if (is_prepared(o)) {
+            x = rows > own_rows(o) ? e.ready : own;
+            for (int row = 0; row < rows && x == own && !prepared; row++)
+                prepare_row(e, o, row, e.own[thread], own + row * stride);
+            prepared = true;
         }
         auto each = [&](int p, int row, float* values, float* gated) { finish_panel(e, o, p, row, values, gated); };
         const int apart = o.ending == GATED ? m.panels / 2 : 0;
+        if (m.format == INT8) return multiply8(m, panel, count, apart, x, stride, rows, each);
+        const float* floats = (const float*)x;
+        const int64_t width = stride / 4;
         switch (m.format) {
-            case FLOAT32: return multiply<Float32>(m, panel, count, apart, x, stride, rows, each);
-            case FLOAT16: return multiply<Float16>(m, panel, count, apart, x, stride, rows, each);
-            default: return multiply<Bfloat16>(m, panel, count, apart, x, stride, rows, each);
+            case FLOAT32: return multiply<Float32>(m, panel, count, apart, floats, width, rows, each);
+            case FLOAT16: return multiply<Float16>(m, panel, count, apart, floats, width, rows, each);
+            default: return multiply<Bfloat16>(m, panel, count, apart, floats, width, rows, each);
         }
     });
 }
@@ -557,12 +697,13 @@ int attention_pieces(const Engine& e, const Operation& o) {
 Share share_of(const Engine& e, int index) {
     const Operation& o = e.model.operations[index / 2];
     const int rows = rows_of(e, o);
-    if (index % 2 == 0) return {o.kind == LINEAR && o.norm != NO_NORM && rows > OWN_ROWS ? rows : 0, BLOCK};
+    if (e.step.headless && index / 2 == e.model.count - 1) return {0, 1};
+    if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
     if (o.kind == TURN) return {e.block_count, 1};
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
     if (o.kind != LINEAR) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work
-    const size_t bytes = (size_t)o.matrix->inputs * PANEL * (o.matrix->format == FLOAT32 ? 4 : 2);
+    const size_t bytes = panel_bytes(*o.matrix);
     const int panels = o.ending == GATED ? o.matrix->panels / 2 : o.matrix->panels;
     return {rows ? panels : 0, rows > BLOCK ? 1 : most(2, (int)(65536 / bytes) & ~1)};
 }
@@ -575,7 +716,7 @@ void run(Engine& e, int index, int thread, uint32_t round) {
     share(e, phase, thread, round, [&](int first, int count) {
         for (int at = first; at < first + count; at++) {
             if (o.kind == LINEAR) {
-                normalize(o, row_of(e, o, at), e.normed + (int64_t)at * o.matrix->inputs, o.matrix->inputs);
+                prepare_row(e, o, at, e.own[thread], e.ready + at * stride_of(e, o));
             } else if (o.kind == TURN) {
                 turn(e, o, at);
             } else if (o.kind == ATTEND) {

@@ -8,6 +8,7 @@ constexpr int CHUNK = 128;    // positions whose scores are one softmax
 constexpr int SPAN = 512;     // positions that one thread attends to; of few rows, several threads have one each
 constexpr int BLOCK = 8;      // rows of a chunk that are attended together
 constexpr int OWN_ROWS = 32;  // up to so many rows each thread normalizes for itself; more, all together before
+constexpr int OWN_INT8 = 8;   // the same where rows are quantized, too
 
 struct Block { int32_t row, rows, table; };  // rows of one sequence
 
@@ -17,12 +18,20 @@ struct Engine {
     Block* blocks;      // [most_rows]
     int32_t block_count, split;  // split: a piece of attention is one span of positions
     Phase* phases;      // two for each operation: the norm of many rows, and the operation
-    float* normed;      // [most_rows][width], of many rows
+    uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]
     int32_t* come;      // [BLOCK][kv_heads] spans that are done
     int32_t most_spans, width;
-    float* own[MOST_THREADS];  // each thread's: [OWN_ROWS][width], or what attention needs
+    float* own[MOST_THREADS];  // each thread's: [OWN_ROWS][width], or [width] and [OWN_INT8][`quantized_bytes`], or what attention needs
 };
+
+// A row of inputs in int8, [groups][GROUP], and its groups' scales
+static inline int groups_of(int inputs) { return (inputs + GROUP - 1) / GROUP; }
+static inline size_t quantized_bytes(int inputs) { return ((size_t)groups_of(inputs) * (GROUP + 4) + 63) / 64 * 64; }
+static inline size_t ready_bytes(int inputs) {
+    const size_t floats = ((size_t)inputs * 4 + 63) / 64 * 64, quantized = quantized_bytes(inputs);
+    return floats > quantized ? floats : quantized;
+}
 
 struct Code {
     Share (*share_of)(const Engine&, int phase);

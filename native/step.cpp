@@ -54,9 +54,11 @@ void lay_out(Engine& e, Room& room) {
     e.step.turn_rows = room.take<int32_t>(m.most_rows);
     e.step.wanted = room.take<int32_t>(m.most_rows);
     e.step.tables = room.take<int32_t>((size_t)m.most_rows * table);
-    e.normed = room.take<float>((size_t)m.most_rows * e.width);
+    e.ready = room.take<uint8_t>(m.most_rows * ready_bytes(e.width));
     e.parts = room.take<float>(parts);
-    for (int t = 0; t < m.threads; t++) e.own[t] = room.take<float>(std::max((size_t)OWN_ROWS * e.width, attended));
+    const size_t quantized = e.width + OWN_INT8 * quantized_bytes(e.width) / 4 + 16;
+    const size_t own = std::max({(size_t)OWN_ROWS * e.width, quantized, attended});
+    for (int t = 0; t < m.threads; t++) e.own[t] = room.take<float>(own);
 }
 
 struct Native {
@@ -139,6 +141,7 @@ Fault admit(Engine& e, const Step& plan) {
     if (row != plan.rows) return BAD_ROWS;
     s.rows = plan.rows;
     s.wanted_count = plan.wanted_count;
+    s.headless = plan.headless;
     memcpy((void*)s.positions, plan.positions, plan.rows * 4);
     memcpy((void*)s.tables, plan.tables, plan.table_size * 4);
     memcpy((void*)s.turn_rows, plan.turn_rows ? plan.turn_rows : plan.positions, plan.rows * 4);

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2 };
+enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3 };
 enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4 };
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4 };
@@ -15,7 +15,9 @@ enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
 enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5 };
 
 // Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
-// zeros.
+// zeros. INT8: each GROUP of inputs has a scale for each output, and four inputs of an output lie together: [panels]
+// [groups] of [32] scales, float32, and [GROUP / 4][32][4] values; the last group is filled up with zeros.
+constexpr int GROUP = 64;
 struct Matrix {
     int32_t format, inputs, outputs, panels;
     const uint8_t* weights;
@@ -48,7 +50,7 @@ struct Turns { const float *cosines, *sines; int64_t count; int32_t half; };  //
 
 struct Model {
     const Operation* operations;
-    const Buffer* buffers;  // [rows][width] each
+    const Buffer* buffers;  // [rows][width] each; they may be others in the next step
     const Turns* turns;
     int32_t count, buffer_count, turns_count, threads;
     int32_t most_rows, positions;
@@ -59,6 +61,7 @@ struct Model {
 
 struct Step {
     int32_t rows, wanted_count, chunk_count, table_size;
+    int32_t headless;           // 1: without the last operation
     const int32_t* positions;   // [rows]
     const int32_t* turn_rows;   // [rows] of the tables of turns; none: the positions
     const int32_t* chunks;      // [chunk_count][2]: rows of one sequence, position after position; where its pages begin

@@ -46,7 +46,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/checkpoints": set(),
     "models/architectures": {"checkpoints"},
     "models/sampling": set(),
-    "models/networks": {"architectures", "attention", "checkpoints", "launch", "linear", "memory", "sampling"},
+    "models/networks": {"architectures", "attention", "checkpoints", "launch", "linear", "memory", "native", "sampling"},
     "models/blueprints": {
         "architectures",
         "attention",
@@ -55,6 +55,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
         "linear",
         "machine",
         "memory",
+        "native",
         "networks",
     },
     "api": {"hosts", "inputs", "live", "outputs", "speech"},

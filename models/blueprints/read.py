@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from attrs import evolve, frozen
 
 from ...core.config import EngineConfig, Speculation
@@ -18,6 +19,7 @@ from ..checkpoints.whisper import is_whisper, read_checkpoint
 from ..launch.pipeline import cut
 from ..machine.devices import find_device, find_devices, find_dtype
 from ..memory.budget import Available, Budget, check_sizes
+from ..native.library import Library
 from .crossed import CrossedBlueprint
 from .text import TextBlueprint
 from .whisper import WhisperBlueprint
@@ -55,12 +57,14 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
             )
         return _checked(CrossedBlueprint(config=config, device=device, dtype=dtype, checkpoint=crossed))
     text = read_text_checkpoint(folder)
+    if int8 and config.dtype == "auto" and Library.load() is not None:
+        dtype = torch.float32  # which the native library computes in
     if not text.causal:
         _refuse(config, text.architecture)
     if text.quantized:
         if device.type != "cpu" or devices or config.compile:
             raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu' alone, without compile")
-        dtype = find_dtype(config.dtype, device, int8=True)
+        dtype = find_dtype(config.dtype, device, int8=Library.load() is None)
     if text.family is None and not config.decodes:
         raise InvalidRequest(
             f"part={config.part!r} of {text.architecture}, which has no encoder whose outputs are kept; allowed: "

@@ -29,6 +29,9 @@ from ..linear.stored import adopt_quantized
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
+from ..native.decoders import Decoder
+from ..native.library import Library
+from ..native.program import Runner
 from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_alone import EncoderAlone
@@ -37,6 +40,8 @@ from ..networks.network import Network
 from .blueprint import Own, Parts, chosen, kept_by, most_positions, name_devices
 from .passed import PassedTrials, trial_key
 from .trial import try_out, try_out_encoder
+
+_NATIVE_ROWS = 256  # of one call of the native library: what is between its operations stays in the caches
 
 
 @frozen(kw_only=True, eq=False)
@@ -59,9 +64,7 @@ class TextBlueprint:
         return ModuleFiles(self.checkpoint.folder)
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        quantized = self.config.quantization is not None and self.config.decodes
-        read = self._read_quantized if quantized else self._read
-        return files.read(read, partial(self.place, copied=is_mapped(self.checkpoint.folder)))
+        return files.read(self._read, partial(self.place, copied=is_mapped(self.checkpoint.folder)), self._change)
 
     def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
         whole: TransformerModel = model
@@ -89,10 +92,31 @@ class TextBlueprint:
             )
         return module
 
-    def _read_quantized(self) -> nn.Module:
-        module = self._read()
-        quantize_modules(module, self._language(module))
-        return module
+    def _change(self, module: nn.Module) -> None:
+        """Quantizes the decoder's weights if it is to be, and puts them in the order of the native library where that
+        computes the model."""
+        int8 = self.config.quantization is not None and self.config.decodes
+        decoder = self._native_decoder(module)
+        if isinstance(decoder, Decoder):
+            decoder.pack(int8=int8)
+        elif int8:
+            quantize_modules(module, self._language(module))
+
+    def _native_decoder(self, module: nn.Module) -> Decoder | str:
+        """The decoder that the native library computes, or why it does not."""
+        config = self.config
+        if not (self.checkpoint.causal and config.decodes):
+            return "it is an encoder"
+        if self.device.type != "cpu" or self.stages:
+            return f"it runs on {name_devices(self)}"
+        if self.dtype != torch.float32:
+            return f"it computes in {str(self.dtype).removeprefix('torch.')}; known: float32"
+        if config.compile or find_recorder(config.graphs, self.device) is not None:
+            return f"compile={config.compile!r}, graphs={config.graphs!r}"
+        if Library.load() is None:
+            return "the package was installed without a compiler"
+        decoder = Decoder(module, self._language(module), self.checkpoint.shape.windows)
+        return decoder.unknown() or decoder
 
     def _left_out(self) -> Find | None:
         return None if self.config.decodes else self._decoder_of
@@ -158,6 +182,9 @@ class TextBlueprint:
             compiled = own("compiled", CompiledLayers.of(network.language, self.checkpoint.shape.layers))
             network = evolve(network, compiled=compiled)
             network.attach()
+        elif isinstance(decoder := self._native_decoder(network.model.module), Decoder):
+            assert isinstance(network.paged, PagedKV), "the library reads pages of one device"
+            network = evolve(network, native=own("native", self._open_native(decoder, network.paged)))
         elif self.device.type == "cpu" and network.pipeline is None:
             network = evolve(network, fused=own("fused", self._fuse(network)))
         recorder = find_recorder(self.config.graphs, self.device)
@@ -175,6 +202,15 @@ class TextBlueprint:
         )
         return evolve(network, graphs=own("graphs", graphs))
 
+    def _open_native(self, decoder: Decoder, paged: PagedKV) -> Runner:
+        library = Library.load()
+        assert library is not None, "a decoder was packed without the library"
+        positions = most_positions(self.config, self.checkpoint.shape.positions)
+        (pages,) = paged.tensors()
+        threads = torch.get_num_threads()
+        program = decoder.program(positions)
+        return Runner.open(library, program, pages, rows=_NATIVE_ROWS, positions=positions, threads=threads)
+
     def _fuse(self, network: CausalNetwork) -> FusedLayers:
         language, windows = network.language, self.checkpoint.shape.windows
         try:
@@ -191,12 +227,14 @@ class TextBlueprint:
         if self.checkpoint.family is not None:  # transformers imports this for the first image, while everybody waits
             importlib.import_module("torch._dynamo")
         if isinstance(network, CausalNetwork):
-            prove = partial(try_out, network, self.checkpoint)
+            decoder = self._native_decoder(network.model.module)
+            native = None if network.native is None else partial(self._open_native, decoder)
+            prove = partial(try_out, network, self.checkpoint, native)
             if network.compiled is not None:
                 prove()  # which compiles, too
             else:
                 kernels = {} if network.fused is None else network.fused.kernels.chosen
-                self._once(prove, sorted(map(str, kernels.items())))
+                self._once(prove, sorted(map(str, kernels.items())), network.native is not None)
             if network.graphs is not None:
                 network.graphs.prove()
 

@@ -18,7 +18,10 @@ from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, Pooling, SamplingParams
 from ..architectures.text import TextCheckpoint
 from ..attention.layers import LayerRequest
+from ..launch.pipeline import StagedKV
 from ..linear.modules import exactly
+from ..memory.kv import PagedKV
+from ..native.program import Runner
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.network import Feed, Record
@@ -26,6 +29,7 @@ from ..networks.network import Feed, Record
 _LENGTHS = (11, 5)  # of a decoder's two prompts; the first is read in two chunks
 _SIMILAR = (17, 13)  # of an encoder's: they share a batch, and the second is filled up
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest number
+_OF_INT8 = 0.1  # where inputs are quantized, one between two values may be rounded to either
 
 
 class Nothing:
@@ -35,8 +39,13 @@ class Nothing:
         raise AssertionError(f"{key!r} is read in a trial of text")
 
 
-def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
+def try_out(
+    network: CausalNetwork, checkpoint: TextCheckpoint, open_native: Callable[[PagedKV], Runner] | None = None
+) -> None:
     """Compares, and refuses the model or attaches our attention to it.
+
+    Args:
+        open_native: opens the native library over other pages; ``None``: the module computes.
 
     Raises:
         UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
@@ -44,7 +53,7 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
     prompts = _prompts(checkpoint, _LENGTHS)
     compiled, dtype = network.compiled, network.paged.dtype
     fused = network.fused
-    network = evolve(network, compiled=None, fused=None, graphs=None)
+    network = evolve(network, compiled=None, fused=None, graphs=None, native=None)
     with refused(partial(_refusal, checkpoint)), exactly(network.language):
         if not network.language._can_set_attn_implementation():
             raise _refusal(checkpoint, "does not let its attention be replaced")
@@ -61,11 +70,26 @@ def try_out(network: CausalNetwork, checkpoint: TextCheckpoint) -> None:
             found = _run(evolve(network, paged=paged, fused=fused), prompts, witness=None)
         for told, ours in zip(expected, found, strict=True):
             _compare(told, ours, checkpoint, dtype, "with fused layers than with its own")
+    if open_native is not None:
+        with _opened(open_native, paged) as native, refused(partial(_refusal, checkpoint)):
+            found, int8 = _run(evolve(network, paged=paged, native=native), prompts, witness=None), native.in_int8
+        for told, ours in zip(expected, found, strict=True):
+            _compare(told, ours, checkpoint, dtype, "by the native library than by transformers", int8=int8)
     if compiled is None:
         return
     found = _compile(evolve(network, paged=paged, compiled=compiled), prompts)
     for told, ours in zip(expected, found, strict=True):
         _compare(told, ours, checkpoint, dtype, "with compiled layers than with its own")
+
+
+@contextmanager
+def _opened(open_native: Callable[[PagedKV], Runner], paged: PagedKV | StagedKV) -> Iterator[Runner]:
+    assert isinstance(paged, PagedKV), "the library reads pages of one device"
+    runner = open_native(paged)
+    try:
+        yield runner
+    finally:
+        runner.release()
 
 
 def _compile(network: CausalNetwork, prompts: list[list[int]]) -> list[Tensor]:
@@ -224,10 +248,13 @@ class _Witness:
         self.layers.clear()
 
 
-def _compare(expected: Tensor, found: Tensor, checkpoint: TextCheckpoint, dtype: torch.dtype, how: str) -> None:
+def _compare(
+    expected: Tensor, found: Tensor, checkpoint: TextCheckpoint, dtype: torch.dtype, how: str, *, int8: bool = False
+) -> None:
     largest = float(expected.abs().max())
     apart = float((expected - found).abs().max())
-    if not apart <= TOLERANCE[dtype] * max(largest, 1e-6):
+    tolerance = _OF_INT8 if int8 else TOLERANCE[dtype]
+    if not apart <= tolerance * max(largest, 1e-6):
         raise _refusal(
             checkpoint,
             f"computes other numbers {how} ({apart:.3g} apart, the largest is {largest:.3g})",

@@ -109,15 +109,20 @@ class ModuleFiles:
     fingerprint: str = field(init=False, default="")
 
     def read(
-        self, load: Callable[[], nn.Module], place: Callable[[TransformerModel], TransformerModel]
+        self,
+        load: Callable[[], nn.Module],
+        place: Callable[[TransformerModel], TransformerModel],
+        change: Callable[[nn.Module], None] = lambda _: None,
     ) -> TransformerModel:
         """The module that ``load`` reads from the folder.
 
         Args:
             place: takes it to its device; never a view of a mapped file, which may change.
+            change: changes what was read before it is placed; the fingerprint is of what was read.
         """
         loaded = TransformerModel(load().eval())
         self.fingerprint = _fingerprint(loaded.module)
+        change(loaded.module)
         model = place(loaded)
         loaded.release()
         return model

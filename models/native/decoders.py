@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
 from .library import Ending
-from .panels import Panels, stacked
+from .modules import PackedEmbedding, PackedLinear, packed
+from .panels import PANEL, Panels, filled
 from .program import MULTIPLE, Attention, Normed, Program
 
 _PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
@@ -26,37 +27,112 @@ _ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu"
 _FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # ways to turn that do not depend on a sequence's length
 
 
-@frozen
-class Unknown:
-    """Why a model is no program."""
-
-    reason: str
-
-
-def program_of(module: Any, windows: Sequence[int | None], positions: int) -> Program | Unknown:
-    """The program of a causal decoder of transformers with float weights, which are packed: ``module`` may be released.
+@frozen(eq=False)
+class Decoder:
+    """The parts of a causal decoder of transformers.
 
     Args:
-        windows: of each layer; ``None``: it sees all positions.
-        positions: the most of a sequence.
+        module: the whole model.
+        language: the part of it that is the decoder; the model itself where it reads text alone.
+        windows: of each layer, how many positions it sees; ``None``: all.
     """
-    if unknown := _unknown(module, len(windows)):
-        return unknown
-    return _Writer(module, windows, positions).write()
+
+    module: Any
+    language: Any
+    windows: Sequence[int | None]
+
+    @property
+    def base(self) -> Any:
+        """What has the layers."""
+        return self.language.base_model
+
+    @property
+    def config(self) -> Any:
+        """Of the decoder."""
+        return self.base.config
+
+    @property
+    def head(self) -> Any:
+        """What makes logits of the last hidden states; ``None``: the model has none."""
+        return getattr(self.module, "get_output_embeddings", lambda: None)()
+
+    @property
+    def linears(self) -> list[Any]:
+        """The linear layers of one layer after the other, and the head."""
+        head = self.head
+        return [each for each in self.base.layers.modules() if _is_linear(each)] + ([] if head is None else [head])
+
+    def unknown(self) -> str | None:
+        """Why it is no program; ``None``: it is one."""
+        base, config = self.base, self.config
+        own = list(getattr(base, "layers", ()))
+        names = {type(layer).__name__ for layer in own}
+        if len(own) != len(self.windows) or len(names) != 1 or names - _LAYERS:
+            return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(_LAYERS))}"
+        if _activation(config) not in _ACTIVATIONS:
+            return f"its activation is {_activation(config)}; known: {', '.join(_ACTIVATIONS)}"
+        if others := _ways_to_turn(config) - _FIXED:
+            return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
+        if not all(map(_is_known, self.linears)):
+            return "its linear layers are not torch's"
+        if _scale(self.module.get_input_embeddings()) is None:
+            return f"its embedding is a {type(self.module.get_input_embeddings()).__name__}; known: torch's"
+        widths = {config.hidden_size, config.intermediate_size, _size(base)}
+        if any(width % MULTIPLE for width in widths) or config.intermediate_size % PANEL:
+            return f"its widths are {sorted(widths)}; known: multiples of {MULTIPLE}, the feed-forward's of {PANEL}"
+        return None
+
+    def pack(self, *, int8: bool = False) -> None:
+        """Puts packed matrices in the places of its linear layers and its embedding, one after the other: at no time
+        is more than one matrix held twice.
+
+        Args:
+            int8: quantizes them.
+        """
+        for layer in self.base.layers:
+            attention, feed = layer.self_attn, layer.mlp
+            read = ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+            gated = ("gate_up_proj",) if hasattr(feed, "gate_up_proj") else ("gate_proj", "up_proj")
+            for parent, names in ((attention, read), (attention, ("o_proj",)), (feed, gated), (feed, ("down_proj",))):
+                _pack(parent, names, int8=int8)
+        embedding, head = self.module.get_input_embeddings(), self.head
+        tied = head is not None and head.weight is embedding.weight
+        table = Panels.of(embedding.weight.detach(), dtype=torch.int8 if int8 else None)
+        self._replace(embedding, PackedEmbedding(table, _scale(embedding) or 1.0))
+        if head is None:
+            return
+        if tied:
+            bias = None if head.bias is None else filled(head.bias.detach(), len(table.packed))
+            self._replace(head, PackedLinear(evolve(table, bias=bias), 0, table.outputs))
+        else:
+            self._replace(head, packed([head], int8=int8)[0])
+
+    def _replace(self, old: Any, new: nn.Module) -> None:
+        for parent in list(self.module.modules()):
+            for name, child in list(parent.named_children()):
+                if child is old:
+                    setattr(parent, name, new)
+
+    def program(self, positions: int) -> Program:
+        """The program of a decoder that is packed; of one without a head it ends with the last hidden states.
+
+        Args:
+            positions: the most of a sequence.
+        """
+        return _Writer(self, positions).write()
 
 
 @define(eq=False)
 class _Writer:
-    """Writes the program of one module."""
+    """Writes the program of one decoder."""
 
-    module: Any
-    windows: Sequence[int | None]
+    decoder: Decoder
     positions: int
     program: Program = field(factory=Program, init=False)
     tables: dict[str, tuple[int, int]] = field(factory=dict, init=False)  # of each kind of layer, with its dimensions
 
     def write(self) -> Program:
-        base, config, program = self.module.base_model, self.module.config, self.program
+        base, config, program = self.decoder.base, self.decoder.config, self.program
         heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, _size(base)
         hidden, split = program.buffer(config.hidden_size), program.buffer((heads + 2 * kv_heads) * size)
         attended, inner = program.buffer(heads * size), program.buffer(config.intermediate_size)
@@ -71,25 +147,27 @@ class _Writer:
             activation = _ACTIVATIONS[_activation(config)]
             program.linear(hidden, inner, _gated_of(feed), Ending.GATED, norm=_norm(before), activation=activation)
             self._add(inner, hidden, summand, feed.down_proj, layer.post_feedforward_layernorm if normed else None)
-        last, cap = program.buffer(config.hidden_size), getattr(config, "final_logit_softcapping", None)
+        last, head = program.buffer(config.hidden_size), self.decoder.head
         program.norm(hidden, last, _norm(base.norm), wanted=True)
-        head = _stacked((self.module.get_output_embeddings(),))
-        ending = Ending.CAPPED if cap else Ending.STORE
-        program.linear(last, program.buffer(head.outputs), head, ending, cap=cap or 0.0, wanted=True)
+        if head is not None:
+            cap = getattr(self.decoder.module.config, "final_logit_softcapping", None)
+            ending = Ending.CAPPED if cap else Ending.STORE
+            panels, program.has_head = head.panels(), True
+            program.linear(last, program.buffer(panels.outputs), panels, ending, cap=cap or 0.0, wanted=True)
         return program
 
     def _add(self, source: int, hidden: int, summand: int, linear: Any, norm: Any) -> None:
         """Adds what ``linear`` makes of a buffer to the hidden states, or the norm of it."""
         if norm is None:
-            self.program.linear(source, hidden, _stacked((linear,)), Ending.ADD)
+            self.program.linear(source, hidden, linear.panels(), Ending.ADD)
             return
-        self.program.linear(source, summand, _stacked((linear,)), Ending.STORE)
+        self.program.linear(source, summand, linear.panels(), Ending.STORE)
         self.program.norm(summand, hidden, _norm(norm), add=True)
 
     def _attention(self, index: int, attention: Any, heads: int, kv_heads: int, size: int) -> Attention:
         query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
         turns = bool(getattr(attention, "use_rope", True))
-        table, turned = self._table(getattr(self.module.config, "layer_types", None), index) if turns else (0, 0)
+        table, turned = self._table(getattr(self.decoder.config, "layer_types", None), index) if turns else (0, 0)
         return Attention(
             layer=index,
             heads=heads,
@@ -98,7 +176,7 @@ class _Writer:
             scale=float(attention.scaling),
             turned=turned,
             table=table,
-            window=self.windows[index] or 0,
+            window=self.decoder.windows[index] or 0,
             soft_cap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
             epsilon=0.0 if query_norm is None else _epsilon(query_norm),
             query_gain=None if query_norm is None else _gain(query_norm),
@@ -107,7 +185,7 @@ class _Writer:
 
     def _table(self, kinds: Sequence[str] | None, index: int) -> tuple[int, int]:
         """The number of the table of a layer's turns, and how many dimensions are turned by it."""
-        rotary = self.module.base_model.rotary_emb
+        rotary = self.decoder.base.rotary_emb
         several = type(rotary).__name__ == "Gemma3RotaryEmbedding"  # one for each kind of layer
         kind = kinds[index] if several and kinds is not None else ""
         if kind not in self.tables:
@@ -119,23 +197,29 @@ class _Writer:
         return self.tables[kind]
 
 
-def _unknown(module: Any, layers: int) -> Unknown | None:
-    base, config, head = module.base_model, module.config, module.get_output_embeddings()
-    own = list(getattr(base, "layers", ()))
-    names = {type(layer).__name__ for layer in own}
-    if len(own) != layers or len(names) != 1 or names - _LAYERS:
-        return Unknown(f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(_LAYERS))}")
-    if _activation(config) not in _ACTIVATIONS:
-        return Unknown(f"its activation is {_activation(config)}; known: {', '.join(_ACTIVATIONS)}")
-    if others := _ways_to_turn(config) - _FIXED:
-        return Unknown(f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}")
-    linears = [each for each in base.modules() if isinstance(each, nn.Linear)]
-    if {type(each) for each in (*linears, head)} != {nn.Linear}:
-        return Unknown("its linear layers are not torch's")
-    widths = {config.hidden_size, config.intermediate_size, _size(base)}
-    if any(width % MULTIPLE for width in widths) or config.intermediate_size % 32:
-        return Unknown(f"its widths are {sorted(widths)}; known: multiples of {MULTIPLE}, the feed-forward's of 32")
-    return None
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | PackedLinear) or type(module).__name__.endswith("Linear")
+
+
+def _is_known(linear: Any) -> bool:
+    """Whether it is torch's, packed already, or in int8 with a scale for each output."""
+    return type(linear) in {nn.Linear, PackedLinear} or (
+        hasattr(linear, "scales") and linear.weight.dtype == torch.int8 and linear.scales.dim() == 1
+    )
+
+
+def _pack(parent: Any, names: Sequence[str], *, int8: bool) -> None:
+    modules = [getattr(parent, name) for name in names]
+    for name, made in zip(names, packed(modules, int8=int8), strict=True):
+        setattr(parent, name, made)
+
+
+def _scale(embedding: Any) -> float | None:
+    """What an embedding's rows are multiplied with; ``None``: it does something else."""
+    if type(embedding) in {nn.Embedding, PackedEmbedding}:
+        return 1.0
+    scaled = type(embedding).__name__.endswith("TextScaledWordEmbedding")
+    return float(embedding.scalar_embed_scale) if scaled else None
 
 
 def _activation(config: Any) -> str:
@@ -155,14 +239,14 @@ def _size(base: Any) -> int:
 
 def _inputs_of(attention: Any) -> Panels:
     """Queries, keys and values as one matrix."""
-    joined = getattr(attention, "qkv_proj", None)
-    return _stacked((attention.q_proj, attention.k_proj, attention.v_proj) if joined is None else (joined,))
+    panels: Panels = (attention.qkv_proj if hasattr(attention, "qkv_proj") else attention.q_proj).panels()
+    return panels
 
 
 def _gated_of(feed: Any) -> Panels:
     """Gates, and what they are multiplied with, as one matrix."""
-    joined = getattr(feed, "gate_up_proj", None)
-    return _stacked((feed.gate_proj, feed.up_proj) if joined is None else (joined,))
+    panels: Panels = (feed.gate_up_proj if hasattr(feed, "gate_up_proj") else feed.gate_proj).panels()
+    return panels
 
 
 def _norm(module: Any) -> Normed:
@@ -176,11 +260,6 @@ def _epsilon(module: Any) -> float:
 def _gain(module: Any) -> Tensor:
     gain = _plain(module.weight)
     return gain.add_(1.0) if type(module).__name__ in {"Gemma2RMSNorm", "Gemma3RMSNorm"} else gain
-
-
-def _stacked(modules: Sequence[Any]) -> Panels:
-    biases = [None if each.bias is None else each.bias.detach() for each in modules]
-    return stacked([each.weight.detach() for each in modules], biases)
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -98,7 +98,7 @@ class StepData(Structure):
     """``Step``"""
 
     _fields_ = (
-        *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size")),
+        *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "headless")),
         *((name, c_void_p) for name in ("positions", "turn_rows", "chunks", "tables", "wanted")),
     )
 

@@ -1,4 +1,5 @@
-"""`Panels`: a matrix in the order in which the native library reads it, in 16 bits where these hold every value."""
+"""`Panels`: a matrix in the order in which the native library reads it: in int8, or in 16 bits where these hold every
+value, or in float32."""
 
 from __future__ import annotations
 
@@ -14,19 +15,24 @@ from torch.nn import functional
 from .library import MatrixData
 
 PANEL = 32  # outputs that lie side by side
-FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+GROUP = 64  # inputs whose values in int8 have one scale
+_FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
+_SCALES = 4 * PANEL  # bytes before a group's values
 _PART = 1024  # outputs that are looked at together
 
 
 @frozen(eq=False)
 class Panels:
-    """A matrix [outputs, inputs] as [outputs / 32, inputs, 32], filled up with zeros.
+    """A matrix [outputs, inputs], filled up with zeros.
 
     Args:
+        packed: [outputs / 32, inputs, 32]. In int8: bytes [outputs / 32, inputs / 64, 128 + 2048], of each group of
+            inputs the float32 scales [32], then the values [16, 32, 4], of which four inputs lie side by side.
         bias: float32 [panels * 32], or none.
     """
 
     outputs: int
+    inputs: int
     packed: Tensor
     bias: Tensor | None
 
@@ -35,8 +41,10 @@ class Panels:
         """Packs ``weight`` [outputs, inputs] and ``bias`` [outputs].
 
         Args:
-            dtype: that of the panels; by default 16 bits where they hold every value.
+            dtype: that of the panels, ``torch.int8`` included; by default 16 bits where they hold every value.
         """
+        if dtype == torch.int8:
+            return cls.of_int8(*quantized(weight), bias)
         outputs, inputs = weight.shape
         panels = -(-outputs // PANEL)
         packed = torch.empty(panels, inputs, PANEL, dtype=dtype or narrowest(weight))
@@ -46,31 +54,85 @@ class Panels:
             rest = outputs - whole * PANEL
             packed[whole] = 0
             packed[whole, :, :rest] = weight[whole * PANEL :].T
-        filled = None if bias is None else functional.pad(bias.float(), (0, panels * PANEL - outputs)).contiguous()
-        return cls(outputs, packed, filled)
+        return cls(outputs, inputs, packed, None if bias is None else filled(bias, panels))
+
+    @classmethod
+    def of_int8(cls, values: Tensor, scales: Tensor, bias: Tensor | None = None) -> Panels:
+        """Packs int8 ``values`` [outputs, inputs] with ``scales`` [outputs, groups], or [outputs, 1] for all groups."""
+        outputs, inputs = values.shape
+        panels, groups = -(-outputs // PANEL), -(-inputs // GROUP)
+        made = cls(
+            outputs,
+            inputs,
+            torch.empty(panels, groups, _SCALES + GROUP * PANEL, dtype=torch.uint8),
+            None if bias is None else filled(bias, panels),
+        )
+        rest = panels * PANEL - outputs
+        own = functional.pad(values, (0, groups * GROUP - inputs, 0, rest)).view(panels, PANEL, groups, GROUP // 4, 4)
+        made._values.copy_(own.permute(0, 2, 3, 1, 4))
+        each = functional.pad(scales.float().expand(outputs, groups), (0, 0, 0, rest))
+        made._scales.copy_(each.view(panels, PANEL, groups).transpose(1, 2))
+        return made
 
     @property
-    def inputs(self) -> int:
-        """How many values a row has that is multiplied."""
-        return self.packed.shape[1]
+    def in_int8(self) -> bool:
+        """Whether inputs are quantized, too, in groups."""
+        return self.packed.dtype == torch.uint8
+
+    @property
+    def _scales(self) -> Tensor:
+        """[panels, groups, 32]."""
+        return self.packed[..., :_SCALES].view(torch.float32)
+
+    @property
+    def _values(self) -> Tensor:
+        """[panels, groups, 16, 32, 4]."""
+        return self.packed[..., _SCALES:].view(torch.int8).unflatten(-1, (GROUP // 4, PANEL, 4))
 
     def rows(self, places: Tensor) -> Tensor:
         """Outputs' weights, float32 [places, inputs], as of an embedding."""
-        return self.packed[places // PANEL, :, places % PANEL].float()
+        panels, outputs = places // PANEL, places % PANEL
+        if not self.in_int8:
+            return self.packed[panels, :, outputs].float()
+        values = self._values[panels, :, :, outputs].flatten(2)  # [places, groups, 64]
+        return (values * self._scales[panels, :, outputs][..., None]).flatten(1)[:, : self.inputs].contiguous()
 
-    def weight(self) -> Tensor:
-        """The matrix as it was, float32 [outputs, inputs]."""
-        return self.packed.transpose(1, 2).reshape(-1, self.inputs)[: self.outputs].float()
+    def part(self, start: int, stop: int) -> Tensor:
+        """The weights of some outputs, float32 [stop - start, inputs]: as they were before they were packed, or as
+        int8 tells them."""
+        return self.rows(torch.arange(start, stop))
 
     def data(self) -> Any:
         """A pointer for the library, good as long as the tensors are."""
         bias = None if self.bias is None else self.bias.data_ptr()
-        form, panels = FORMATS[self.packed.dtype], len(self.packed)
+        form, panels = _FORMATS[self.packed.dtype], len(self.packed)
         return pointer(MatrixData(form, self.inputs, self.outputs, panels, self.packed.data_ptr(), bias))
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The panels and the bias."""
-        return (self.packed,) if self.bias is None else (self.packed, self.bias)
+
+def filled(bias: Tensor, panels: int) -> Tensor:
+    """A bias as long as its panels, in float32."""
+    return functional.pad(bias.float(), (0, panels * PANEL - len(bias))).contiguous()
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As `in_groups`, some rows at a time."""
+    outputs, inputs = weight.shape
+    groups = -(-inputs // GROUP)
+    values, scales = torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs, groups)
+    for start in range(0, outputs, _PART):
+        part = slice(start, start + _PART)
+        values[part], scales[part] = in_groups(weight[part])
+    return values, scales
+
+
+def in_groups(part: Tensor) -> tuple[Tensor, Tensor]:
+    """Int8 values of ``part`` [rows, inputs], and the scales [rows, groups], as the library quantizes inputs."""
+    rows, inputs = part.shape
+    grouped = functional.pad(part.float(), (0, -inputs % GROUP)).view(rows, -1, GROUP)
+    largest = grouped.abs().amax(-1, keepdim=True)
+    inverse = torch.where(largest > 1e-30, 127.0 / largest, 0.0)  # of less it may be infinite
+    values = (grouped * inverse).round_().to(torch.int8).view(rows, -1)[:, :inputs]
+    return values, (largest / 127.0)[..., 0]
 
 
 def narrowest(weight: Tensor) -> torch.dtype:
@@ -85,12 +147,3 @@ def narrowest(weight: Tensor) -> torch.dtype:
 
 def _holds(part: Tensor, dtype: torch.dtype) -> bool:
     return bool((part.to(dtype) == part).all())
-
-
-def stacked(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Panels:
-    """Linear layers of the same inputs as one matrix, one behind the other."""
-    bias = None
-    if any(one is not None for one in biases):
-        both = zip(weights, biases, strict=True)
-        bias = torch.cat([weight.new_zeros(len(weight)) if one is None else one for weight, one in both])
-    return Panels.of(torch.cat(list(weights)), bias)

@@ -7,7 +7,9 @@ their addresses: whoever takes the tensors away closes the runner first.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ...core.errors import EngineError
+from ...core.plan import Chunk
 from .library import BufferData, Fault, Kind, Library, ModelData, Norm, OperationData, StepData, TurnsData
 from .panels import Panels
 
@@ -62,8 +65,10 @@ class Program:
 
     widths: list[int] = field(factory=list, init=False)
     turns: list[tuple[Tensor, Tensor]] = field(factory=list, init=False)  # cosines and sines [positions, half]
+    has_head: bool = field(default=False, init=False)  # without one the last buffer has the last hidden states
     _operations: list[OperationData] = field(factory=list, init=False, repr=False)
     _tensors: list[Tensor] = field(factory=list, init=False, repr=False)
+    _matrices: list[Panels] = field(factory=list, init=False, repr=False)  # others'
 
     def buffer(self, width: int) -> int:
         """A new buffer's number."""
@@ -89,7 +94,7 @@ class Program:
         wanted: bool = False,
     ) -> None:
         """Products of each row with ``matrix``; ``wanted``: the rows are as many as are wanted."""
-        self._tensors += matrix.tensors()
+        self._matrices.append(matrix)
         told = {} if norm is None else self._normed(norm)
         self._add(
             kind=Kind.LINEAR,
@@ -126,12 +131,17 @@ class Program:
         self._add(kind=Kind.TURN, to=source, **told)
         self._add(kind=Kind.ATTEND, to=to, **told)
 
+    @property
+    def in_int8(self) -> bool:
+        """Whether any matrix is."""
+        return any(one.in_int8 for one in self._matrices)
+
     def operations(self) -> Any:
         """As an array of the library's."""
         return (OperationData * len(self._operations))(*self._operations)
 
     def tensors(self) -> Iterator[Tensor]:
-        """What the operations read."""
+        """What the operations read that is the program's own: not the matrices."""
         yield from self._tensors
         for pair in self.turns:
             yield from pair
@@ -140,6 +150,7 @@ class Program:
         """Forgets every tensor and operation."""
         self._operations.clear()
         self._tensors.clear()
+        self._matrices.clear()
         self.turns.clear()
 
     def _add(self, **told: Any) -> None:
@@ -162,18 +173,65 @@ class Program:
 
 @frozen(kw_only=True, eq=False)
 class Rows:
-    """What a step is fed, as lists of numbers.
+    """What a step is fed, as flat numbers.
 
     Args:
-        positions: of each row; a chunk's are one behind the other.
+        positions: of each row; a chunk's follow each other.
+        starts: the first row of each chunk.
         chunks: for each, how many rows it has, and where in ``tables`` its pages begin.
-        wanted: the rows whose logits are wanted.
+        tables: the pages of one chunk after the other.
+        wanted: the rows whose results are wanted.
     """
 
     positions: Sequence[int]
     chunks: Sequence[tuple[int, int]]
     tables: Sequence[int]
     wanted: Sequence[int]
+    starts: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], wanted: Sequence[tuple[int, int]], page_size: int) -> Rows:
+        """The rows of a step's chunks, one chunk after the other.
+
+        Args:
+            wanted: as (index of the chunk, offset in it).
+        """
+        positions, starts, tables = list[int](), list[int](), list[int]()
+        told: list[tuple[int, int]] = []
+        for part in chunks:
+            starts.append(len(positions))
+            told.append((part.length, len(tables)))
+            positions += range(part.start, part.start + part.length)
+            tables += part.page_table[: -(-(part.start + part.length) // page_size)]
+        return cls(
+            positions=positions,
+            chunks=told,
+            tables=tables,
+            wanted=[starts[index] + offset for index, offset in wanted],
+            starts=starts,
+        )
+
+    def pieces(self, most: int) -> Iterator[tuple[int, int, Rows, list[int]]]:
+        """The same in pieces of up to ``most`` rows: the first row and the one after the last, the piece, and which of
+        the wanted are in it."""
+        count = len(self.positions)
+        if count <= most:
+            yield 0, count, self, list(range(len(self.wanted)))
+            return
+        chunks, left = list(reversed(self.chunks)), 0
+        for start in range(0, count, most):
+            stop, own = min(start + most, count), list[tuple[int, int]]()
+            left = stop - start
+            while left:
+                length, table = chunks.pop()
+                if length > left:
+                    chunks.append((length - left, table))
+                own.append((min(length, left), table))
+                left -= own[-1][0]
+            inside = [index for index, row in enumerate(self.wanted) if start <= row < stop]
+            wanted = [self.wanted[index] - start for index in inside]
+            piece = Rows(positions=self.positions[start:stop], chunks=own, tables=self.tables, wanted=wanted)
+            yield start, stop, piece, inside
 
 
 @define(eq=False)
@@ -183,8 +241,10 @@ class Runner:
     _library: Library = field(repr=False)
     _program: Program = field(repr=False)
     _handle: Any = field(repr=False)
+    _buffers: Any = field(repr=False)  # as the library knows them: those of the rows and the results are each step's
     _held: list[Any] = field(repr=False)  # what the library has addresses of
-    _tensors: list[Tensor] = field(repr=False)  # the buffers, then the room
+    _tensors: list[Tensor] = field(repr=False)  # the other buffers, and the room
+    _rows: int
 
     @classmethod
     def open(
@@ -202,22 +262,25 @@ class Runner:
 
         Args:
             keys_values: the pages, float32 [layers, pages, page_size, 2 * width], keys before values.
-            rows: the most of a step.
+            rows: the most of one call; a step of more is several calls.
             positions: the most of a sequence.
         """
-        buffers = [torch.empty(rows, width) for width in program.widths]
+        count = len(program.widths)
+        inner = [torch.empty(rows, program.widths[index]) for index in range(1, count - 1)]
         operations = program.operations()
-        data = (BufferData * len(buffers))(*[BufferData(one.data_ptr(), one.shape[1]) for one in buffers])
+        buffers = (BufferData * count)(*[BufferData(None, width) for width in program.widths])
+        for index, one in enumerate(inner, 1):
+            buffers[index].data = one.data_ptr()
         turns = (TurnsData * len(program.turns))(
             *[TurnsData(cos.data_ptr(), sin.data_ptr(), len(cos), cos.shape[1]) for cos, sin in program.turns]
         )
         layers, pages, page_size, width = keys_values.shape
         model = ModelData(
             operations=ctypes.addressof(operations),
-            buffers=ctypes.addressof(data),
+            buffers=ctypes.addressof(buffers),
             turns=ctypes.addressof(turns),
             count=len(operations),
-            buffer_count=len(buffers),
+            buffer_count=count,
             turns_count=len(program.turns),
             threads=threads,
             most_rows=rows,
@@ -231,45 +294,69 @@ class Runner:
         room = torch.empty(library.room(model), dtype=torch.uint8)
         model.room = room.data_ptr()
         handle = library.open(model, level)
-        return cls(library, program, handle, [operations, data, turns, keys_values], [*buffers, room])
+        held = [operations, turns, keys_values]
+        return cls(library, program, handle, buffers, held, [*inner, room], rows)
 
-    @property
-    def embeddings(self) -> Tensor:
-        """Where the next step's rows go, float32 [rows, hidden]."""
-        return self._tensors[0]
+    def step(self, inputs: Tensor, rows: Rows, *, hidden: bool = False) -> Tensor:
+        """Runs a step of ``inputs``, float32 [rows, hidden], which are overwritten.
 
-    def step(self, rows: Rows) -> Tensor:
-        """Runs a step whose rows are in `embeddings`. Returns logits [wanted, vocabulary], which the next step
-        overwrites.
+        Args:
+            hidden: the last hidden states are wanted, though there is a head.
+
+        Returns:
+            What is wanted, float32: logits [wanted, vocabulary], or last hidden states [wanted, hidden].
 
         Raises:
             EngineError: a number is out of its range. Nothing was computed.
         """
-        numbers = [
-            torch.tensor(told, dtype=torch.int32) for told in (rows.positions, rows.chunks, rows.tables, rows.wanted)
-        ]
-        positions, chunks, tables, wanted = (one.data_ptr() for one in numbers)
-        fault = self._library.step(
-            self._handle,
-            StepData(
-                rows=len(rows.positions),
-                wanted_count=len(rows.wanted),
-                chunk_count=len(rows.chunks),
-                table_size=len(rows.tables),
-                positions=positions,
-                turn_rows=None,
-                chunks=chunks,
-                tables=tables,
-                wanted=wanted,
-            ),
+        program = self._program
+        shape = (len(rows.positions), program.widths[0])
+        assert inputs.shape == shape, f"inputs of {tuple(inputs.shape)}; the plan is of {shape}"
+        assert inputs.dtype == torch.float32 and inputs.is_contiguous(), "the library reads float32, value by value"
+        headless = hidden and program.has_head
+        found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1])
+        own = self._buffers[len(program.widths) - 2].data
+        for start, stop, piece, wanted in rows.pieces(self._rows):
+            whole = len(wanted) == len(found)
+            part = found if whole else torch.empty(len(wanted), found.shape[1])
+            self._buffers[0].data = inputs[start:stop].data_ptr()
+            self._buffers[len(program.widths) - (2 if headless else 1)].data = part.data_ptr()
+            try:
+                self._run(piece, headless=headless)
+            finally:
+                self._buffers[len(program.widths) - 2].data = own
+            if not whole:
+                found[wanted] = part
+        return found
+
+    def _run(self, rows: Rows, *, headless: bool) -> None:
+        chunks = array("i", chain.from_iterable(rows.chunks))
+        positions, tables, wanted = (array("i", told) for told in (rows.positions, rows.tables, rows.wanted))
+        told = StepData(
+            rows=len(positions),
+            wanted_count=len(wanted),
+            chunk_count=len(rows.chunks),
+            table_size=len(tables),
+            headless=headless,
+            positions=positions.buffer_info()[0],
+            turn_rows=None,
+            chunks=chunks.buffer_info()[0],
+            tables=tables.buffer_info()[0],
+            wanted=wanted.buffer_info()[0],
         )
+        fault = self._library.step(self._handle, told)
         if fault is not Fault.FINE:
-            raise EngineError(f"the native library refuses a step of {len(rows.positions)} rows: {fault.name.lower()}")
-        return self._tensors[-2][: len(rows.wanted)]
+            raise EngineError(f"the native library refuses a step of {len(positions)} rows: {fault.name.lower()}")
+
+    @property
+    def in_int8(self) -> bool:
+        """Whether inputs of products are quantized."""
+        return self._program.in_int8
 
     def tensors(self) -> Iterator[Tensor]:
-        """The buffers and the room."""
-        return iter(self._tensors)
+        """The buffers, the room, and what the program has of its own."""
+        yield from self._tensors
+        yield from self._program.tensors()
 
     def release(self) -> None:
         """Ends the threads, and forgets all memory."""

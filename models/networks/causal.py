@@ -25,6 +25,7 @@ from ..launch.graphs import GraphManager
 from ..launch.pipeline import Pipeline, StagedKV
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
+from ..native.program import Rows, Runner
 from .fused import FusedLayers
 from .network import Feed, Outputs, Record
 from .pooling import PooledHead, Sums, check_pooling
@@ -55,6 +56,7 @@ class CausalNetwork:
     pipeline: Pipeline | None = None
     compiled: CompiledLayers | None = None
     fused: FusedLayers | None = None
+    native: Runner | None = None  # which computes steps; the module does in a trial alone
     graphs: GraphManager | None = None  # what records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
 
@@ -107,6 +109,8 @@ class CausalNetwork:
 
     def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         """As `logits`; of a model that does not generate, the last hidden states [wanted, hidden]."""
+        if self.native is not None:
+            return self._native_rows(self.native, feeds, wanted, outputs)
         layout = self._lay_out([feed.part for feed in feeds])
         answers_on = self.device if self.pipeline is None else self.pipeline.answers_on
         rows = torch.tensor(_rows(layout, wanted), dtype=torch.long, device=answers_on)
@@ -117,7 +121,27 @@ class CausalNetwork:
         logits: Tensor = (kept if self._keeps else kept[rows]).float().contiguous()
         return logits
 
+    def _native_rows(
+        self,
+        native: Runner,
+        feeds: Sequence[Feed],
+        wanted: Sequence[tuple[int, int]],
+        outputs: Outputs,
+        *,
+        hidden: bool = False,
+    ) -> Tensor:
+        """The rows of one chunk follow those of the one before. The pages are not entered: the library reads no
+        position that nobody wrote."""
+        rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
+        inputs = self._embed(feeds, range(len(feeds)), rows.starts, outputs)
+        return native.step(inputs, rows, hidden=hidden)
+
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
+        if self.native is not None:
+            every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
+            hidden = self._native_rows(self.native, feeds, every, outputs, hidden=True)
+            parts = hidden.split([feed.part.length for feed in feeds])
+            return list(map(self._pool, feeds, parts))
         layout = self._lay_out([feed.part for feed in feeds])
         hidden = self.hidden(feeds, layout, outputs)
         starts = dict(zip(layout.order, layout.starts, strict=True))
@@ -136,7 +160,7 @@ class CausalNetwork:
         try:
             with self.crossing():
                 return module(
-                    inputs_embeds=self._embed(feeds, layout, outputs)[None],
+                    inputs_embeds=self._embed(feeds, layout.order, layout.starts, outputs)[None],
                     position_ids=self._position_ids(feeds, layout),
                     use_cache=False,
                     triolet=call,
@@ -173,12 +197,19 @@ class CausalNetwork:
         self.paged.enter(chunks)
         return PagedLayout.of(chunks, self.paged.page_size, self.device)
 
-    def _embed(self, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs) -> Tensor:
-        """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them."""
-        fed = [token for index in layout.order for token in feeds[index].tokens]
+    def _embed(
+        self, feeds: Sequence[Feed], order: Sequence[int], starts: Sequence[int], outputs: Outputs
+    ) -> Tensor:
+        """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them.
+
+        Args:
+            order: which chunk's rows come one after the other.
+            starts: the first row of each, in this order.
+        """
+        fed = [token for index in order for token in feeds[index].tokens]
         embed = self.model.module.get_input_embeddings()
         embeddings: Tensor = embed(torch.tensor(fed, device=self.device))
-        for index, row in zip(layout.order, layout.starts, strict=True):
+        for index, row in zip(order, starts, strict=True):
             if feeds[index].record.start.placeholders:
                 _place(embeddings, row, feeds[index], outputs)
         return embeddings

@@ -1,0 +1,86 @@
+"""Modules of torch whose matrices are in the native library's order, in place of a loaded model's own.
+
+They compute by torch what they stand for, from matrices that are unpacked part by part: for a trial, and wherever the
+library does not. So a model's weights are held once. Inputs are not quantized here, as the library does beside weights in
+int8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .panels import Panels, quantized
+
+_PART = 4096  # outputs that are unpacked at a time
+
+
+class PackedLinear(nn.Module):
+    """Stands for an `nn.Linear`: ``outputs`` of a matrix in panels from ``first`` on. The others are its neighbours'."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, panels: Panels, first: int, outputs: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", panels.packed)
+        self.register_buffer("bias", panels.bias)
+        self.whole, self.inputs = panels.outputs, panels.inputs
+        self.first, self.outputs = first, outputs
+
+    def panels(self) -> Panels:
+        """The matrix, the neighbours' outputs included."""
+        return Panels(self.whole, self.inputs, self.weight, self.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        panels, end = self.panels(), self.first + self.outputs
+        parts = []
+        for start in range(self.first, end, _PART):
+            stop = min(start + _PART, end)
+            bias = None if self.bias is None else self.bias[start:stop]
+            parts.append(functional.linear(inputs, panels.part(start, stop), bias))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class PackedEmbedding(nn.Module):
+    """Stands for an `nn.Embedding`, whose matrix may be the head's, too."""
+
+    weight: Tensor
+
+    def __init__(self, panels: Panels, scale: float) -> None:
+        super().__init__()
+        self.register_buffer("weight", panels.packed)
+        self.whole, self.inputs, self.scale = panels.outputs, panels.inputs, scale
+
+    def forward(self, indices: Tensor) -> Tensor:
+        panels = Panels(self.whole, self.inputs, self.weight, None)
+        rows = panels.rows(indices.reshape(-1)).view(*indices.shape, self.inputs)
+        return rows if self.scale == 1.0 else rows * self.scale
+
+
+def packed(modules: Sequence[Any], *, int8: bool) -> list[PackedLinear]:
+    """Linear layers of the same inputs as neighbours in one matrix, in int8 if it is so or is to be."""
+    bias = _bias(modules)
+    if hasattr(modules[0], "scales"):  # one for each output
+        values = torch.cat([each.weight for each in modules])
+        panels = Panels.of_int8(values, torch.cat([each.scales for each in modules])[:, None], bias)
+    else:
+        weights = [each.weight.detach() for each in modules]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        panels = Panels.of_int8(*quantized(weight), bias) if int8 else Panels.of(weight, bias)
+    made, first = [], 0
+    for each in modules:
+        made.append(PackedLinear(panels, first, len(each.weight)))
+        first += len(each.weight)
+    return made
+
+
+def _bias(modules: Sequence[Any]) -> Tensor | None:
+    if all(each.bias is None for each in modules):
+        return None
+    zeros = [torch.zeros(len(each.weight)) for each in modules]
+    return torch.cat([zero if each.bias is None else each.bias.detach() for zero, each in zip(zeros, modules, strict=True)])
