@@ -23,6 +23,7 @@ constexpr int VL = 4, WIDE_ROWS = 0, ROWS = 1;
 constexpr int PARTS = PANEL / VL;
 constexpr size_t AHEAD = 1024;  // bytes before the weights that are read, which are fetched
 constexpr int SUM = 128;
+constexpr int BATCH = 48;       // rows that a block of weights is read for
 constexpr float INFINITE = __builtin_inff();
 
 typedef float V __attribute__((vector_size(4 * VL)));
@@ -31,6 +32,16 @@ typedef int32_t VI __attribute__((vector_size(4 * VL)));
 
 inline V load(const float* at) { return *(const VU*)at; }
 inline void store(float* at, V v) { *(VU*)at = v; }
+inline V load_upto(const float* at, int count) {  // of fewer than VL the others are zero
+    if (count >= VL) return load(at);
+    V v = {};
+    for (int i = 0; i < count; i++) v[i] = at[i];
+    return v;
+}
+inline void store_upto(float* at, V v, int count) {
+    if (count >= VL) return store(at, v);
+    for (int i = 0; i < count; i++) at[i] = v[i];
+}
 inline V all(float v) { return v - (V){}; }
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
@@ -119,76 +130,106 @@ struct Bfloat16 {
     }
 };
 
-// `P` panels, `apart` from each other, by `R` rows, to out [P][R][PANEL]. The sums of each SUM inputs are added up in order: fewer roundings.
+// `count` inputs of `P` panels, whose weights begin at `weights`, by `R` rows, to out [P][R][PANEL], or added to it.
 template <class W, int P, int R>
-void tile(const Matrix& matrix, int panel, int apart, const float* x, int64_t stride, float* out, bool first) {
-    const size_t bytes = (size_t)matrix.inputs * PANEL * W::BYTES;
+inline void block(const uint8_t* const* weights, int count, const float* x, int64_t stride, float* out, bool add, bool first) {
     const uint8_t* w[P];
-    for (int p = 0; p < P; p++) w[p] = matrix.weights + (panel + p * apart) * bytes;
-    for (int start = 0; start < matrix.inputs; start += SUM) {
-        const int end = least(matrix.inputs, start + SUM);
-        V sums[P][PARTS][R];
-        for (auto& a : sums)
-            for (auto& b : a)
-                for (auto& c : b) c = (V){};
-        for (int k = start; k < end; k++) {
+    for (int p = 0; p < P; p++) w[p] = weights[p];
+    V sums[P][PARTS][R];
+    for (auto& a : sums)
+        for (auto& b : a)
+            for (auto& c : b) c = (V){};
+    for (int k = 0; k < count; k++) {
 #pragma GCC unroll 4
-            for (int p = 0; p < P; p++) {
-                if (first) {
-                    __builtin_prefetch(w[p] + AHEAD, 0, 3);
-                    if (W::BYTES == 4) __builtin_prefetch(w[p] + AHEAD + 64, 0, 3);
-                }
-#pragma GCC unroll 16
-                for (int v = 0; v < PARTS; v++) {
-                    const V wide = W::widen(w[p] + v * VL * W::BYTES);
-#pragma GCC unroll 16
-                    for (int r = 0; r < R; r++) sums[p][v][r] = fuse(wide, all(x[r * stride + k]), sums[p][v][r]);
-                }
-                w[p] += PANEL * W::BYTES;
+        for (int p = 0; p < P; p++) {
+            if (first) {
+                __builtin_prefetch(w[p] + AHEAD, 0, 3);
+                if (W::BYTES == 4) __builtin_prefetch(w[p] + AHEAD + 64, 0, 3);
             }
+#pragma GCC unroll 16
+            for (int v = 0; v < PARTS; v++) {
+                const V wide = W::widen(w[p] + v * VL * W::BYTES);
+#pragma GCC unroll 16
+                for (int r = 0; r < R; r++) sums[p][v][r] = fuse(wide, all(x[r * stride + k]), sums[p][v][r]);
+            }
+            w[p] += PANEL * W::BYTES;
         }
-        for (int p = 0; p < P; p++)
-            for (int r = 0; r < R; r++)
-                for (int v = 0; v < PARTS; v++) {
-                    float* at = out + (p * R + r) * PANEL + v * VL;
-                    store(at, start ? load(at) + sums[p][v][r] : sums[p][v][r]);
-                }
+    }
+    for (int p = 0; p < P; p++)
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < PARTS; v++) {
+                float* at = out + (p * R + r) * PANEL + v * VL;
+                store(at, add ? load(at) + sums[p][v][r] : sums[p][v][r]);
+            }
+}
+
+// Up to `R` rows, block after block. The sums of each SUM inputs are added up in order: fewer roundings.
+template <class W, int P, int R>
+void few(const Matrix& m, int panel, int apart, const float* x, int64_t stride, int rows, float* out) {
+    if constexpr (R > 1) {
+        if (rows < R) return few<W, P, R - 1>(m, panel, apart, x, stride, rows, out);
+    }
+    for (int start = 0; start < m.inputs; start += SUM) {
+        const uint8_t* w[P];
+        for (int p = 0; p < P; p++) w[p] = m.weights + ((int64_t)(panel + p * apart) * m.inputs + start) * PANEL * W::BYTES;
+        block<W, P, R>(w, least(SUM, m.inputs - start), x + start, stride, out, start > 0, true);
     }
 }
 
-template <class W, int P, int R>
-inline void any_rows(const Matrix& m, int panel, int apart, const float* x, int64_t stride, int rows, float* out, bool first) {
+template <int R>
+inline void tile(const uint8_t* const* w, int count, const float* x, int64_t stride, int rows, float* out, bool add, bool first) {
     if constexpr (R > 1) {
-        if (rows < R) return any_rows<W, P, R - 1>(m, panel, apart, x, stride, rows, out, first);
+        if (rows < R) return tile<R - 1>(w, count, x, stride, rows, out, add, first);
     }
-    tile<W, P, R>(m, panel, apart, x, stride, out, first);
+    block<Float32, 1, R>(w, count, x, stride, out, add, first);
+}
+
+// Up to BATCH rows, to out [rows][PANEL]: each block of weights is read once, made float32, and multiplied from the
+// caches by all rows. The bits are those of `few`.
+template <class W>
+void many(const Matrix& m, int panel, const float* x, int64_t stride, int rows, float* out) {
+    alignas(64) float wide[W::BYTES == 4 ? 1 : SUM * PANEL];
+    const int tiles = (rows + ROWS - 1) / ROWS;
+    for (int start = 0; start < m.inputs; start += SUM) {
+        const int count = least(SUM, m.inputs - start);
+        const uint8_t* w = m.weights + ((int64_t)panel * m.inputs + start) * PANEL * W::BYTES;
+        if (W::BYTES != 4) {
+            for (int i = 0; i < count * PANEL; i += VL) {
+                __builtin_prefetch(w + i * W::BYTES + AHEAD, 0, 3);
+                store(wide + i, W::widen(w + i * W::BYTES));
+            }
+            w = (const uint8_t*)wide;
+        }
+        for (int t = 0, row = 0; t < tiles; t++) {
+            const int taken = (rows - row + tiles - t - 1) / (tiles - t);
+            tile<ROWS>(&w, count, x + row * stride + start, stride, taken, out + row * PANEL, start > 0, t == 0);
+            row += taken;
+        }
+    }
 }
 
 // Panels of `m` for all rows. `each(panel, row, values, gated)`: what becomes of PANEL outputs of a row, and of those of
 // the panel `apart` from it, where there is one.
 template <class W, class Each>
 inline void multiply(const Matrix& m, int panel, int count, int apart, const float* x, int64_t stride, int rows, Each each) {
-    alignas(64) float out[2 * ROWS * PANEL];
-    auto told = [&](int p, int row, int taken) {
-        for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + (taken + r) * PANEL);
-    };
-    const bool wide = rows <= WIDE_ROWS;
+    alignas(64) float out[2 * BATCH * PANEL];
     for (int p = panel; p < panel + count; p++) {
-        if (wide && (apart || p + 1 < panel + count)) {  // two panels at a time read memory faster
-            any_rows<W, 2, most(1, WIDE_ROWS)>(m, p, apart ? apart : 1, x, stride, rows, out, true);
-            told(p, 0, rows);
+        if (rows <= WIDE_ROWS && (apart || p + 1 < panel + count)) {  // two panels at a time read memory faster
+            few<W, 2, most(1, WIDE_ROWS)>(m, p, apart ? apart : 1, x, stride, rows, out);
+            for (int r = 0; r < rows; r++) each(p, r, out + r * PANEL, out + (rows + r) * PANEL);
             if (apart) continue;
             for (int r = 0; r < rows; r++) each(p + 1, r, out + (rows + r) * PANEL, nullptr);
             p++;
             continue;
         }
-        const int tiles = (rows + ROWS - 1) / ROWS;
-        for (int t = 0, row = 0; t < tiles; t++) {
-            const int taken = (rows - row + tiles - t - 1) / (tiles - t);
-            any_rows<W, 1, ROWS>(m, p, 0, x + row * stride, stride, taken, out, t == 0);
-            if (apart) any_rows<W, 1, ROWS>(m, p + apart, 0, x + row * stride, stride, taken, out + taken * PANEL, t == 0);
-            told(p, row, taken);
-            row += taken;
+        for (int row = 0; row < rows; row += BATCH) {
+            const int taken = least(BATCH, rows - row);
+            for (int half = 0; half < (apart ? 2 : 1); half++) {
+                float* to = out + half * taken * PANEL;
+                if (taken <= ROWS) few<W, 1, ROWS>(m, p + half * apart, 0, x + row * stride, stride, taken, to);
+                else many<W>(m, p + half * apart, x + row * stride, stride, taken, to);
+            }
+            for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + (taken + r) * PANEL);
         }
     }
 }
@@ -212,7 +253,7 @@ void quantize(const float* x, int width, uint8_t* to) {
         const int begin = g * GROUP, end = least(width, begin + GROUP);
         V top = {};
         for (int i = begin; i < end; i += VL) {
-            const V v = load(x + i), size = v < 0.0f ? -v : v;
+            const V v = load_upto(x + i, end - i), size = v < 0.0f ? -v : v;
             top = size > top ? size : top;
         }
         float largest = top[0];
@@ -221,10 +262,10 @@ void quantize(const float* x, int width, uint8_t* to) {
         scales[g] = largest / 127.0f;
         typedef int8_t B __attribute__((vector_size(VL), aligned(1), may_alias));
         for (int i = begin; i < end; i += VL) {
-            const V rounded = (load(x + i) * inverse + 12582912.0f) - 12582912.0f;  // to the nearest
+            const V rounded = (load_upto(x + i, end - i) * inverse + 12582912.0f) - 12582912.0f;  // to the nearest
             *(B*)(values + i) = __builtin_convertvector(__builtin_convertvector(rounded, VI), B);
         }
-        for (int i = end; i < begin + GROUP; i++) values[i] = 0;
+        for (int i = begin + (end - begin + VL - 1) / VL * VL; i < begin + GROUP; i++) values[i] = 0;
     }
 }
 
@@ -374,12 +415,8 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
         }
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
         if (o.ending == CAPPED) v = o.cap * tanh_of(v / o.cap);
-        if (o.ending == ADD) {
-            if (count >= i + VL) v += load(at + i);
-            else for (int j = i; j < count; j++) v[j - i] += at[j];
-        }
-        if (count >= i + VL) store(at + i, v);
-        else for (int j = i; j < count; j++) at[j] = v[j - i];
+        if (o.ending == ADD) v += load_upto(at + i, count - i);
+        store_upto(at + i, v, count - i);
     }
 }
 
@@ -449,9 +486,15 @@ inline const float* key_at(const Engine& e, const Operation& o, const Block& b, 
 void turn_head(const Operation& o, const float* gain, float* x, const float* cosines, const float* sines, float scale) {
     if (gain) {
         V squares = {};
-        for (int i = 0; i < o.size; i += VL) squares = fuse(load(x + i), load(x + i), squares);
+        for (int i = 0; i < o.size; i += VL) {
+            const V v = load_upto(x + i, o.size - i);
+            squares = fuse(v, v, squares);
+        }
         const float factor = 1.0f / __builtin_sqrtf(total(squares) / o.size + o.epsilon);
-        for (int i = 0; i < o.size; i += VL) store(x + i, load(x + i) * factor * load(gain + i));
+        for (int i = 0; i < o.size; i += VL) {
+            const int left = o.size - i;
+            store_upto(x + i, load_upto(x + i, left) * factor * load_upto(gain + i, left), left);
+        }
     }
     const int half = o.turned / 2;
     for (int i = 0; i < half; i++) {
@@ -460,7 +503,7 @@ void turn_head(const Operation& o, const float* gain, float* x, const float* cos
         x[half + i] = b * cosines[i] + a * sines[i];
     }
     if (scale != 1.0f)
-        for (int i = 0; i < o.size; i += VL) store(x + i, load(x + i) * scale);
+        for (int i = 0; i < o.size; i += VL) store_upto(x + i, load_upto(x + i, o.size - i) * scale, o.size - i);
 }
 
 void turn(Engine& e, const Operation& o, int block) {
@@ -481,10 +524,8 @@ void turn(Engine& e, const Operation& o, int block) {
         for (int h = 0; h < o.kv_heads; h++) turn_head(o, o.key_gain, keys + h * o.size, cosines, sines, 1.0f);
         float* to = (float*)key_at(e, o, b, 0, position);
         const int width = o.kv_heads * o.size;
-        for (int i = 0; i < width; i += VL) {
-            store(to + i, load(keys + i));
-            store(to + m.kv_width + i, load(keys + width + i));
-        }
+        __builtin_memcpy(to, keys, width * sizeof(float));
+        __builtin_memcpy(to + m.kv_width, keys + width, width * sizeof(float));
     }
 }
 
@@ -521,10 +562,15 @@ inline V totals(const V* v) {
 inline V scores_of(const float* query, const float* const* keys, int size) {
     V sums[VL];
     for (auto& sum : sums) sum = (V){};
-    for (int d = 0; d < size; d += VL) {
+    int d = 0;
+    for (; d + VL <= size; d += VL) {
         const V q = load(query + d);
 #pragma GCC unroll 16
         for (int p = 0; p < VL; p++) sums[p] = fuse(q, load(keys[p] + d), sums[p]);
+    }
+    if (d < size) {
+        const V q = load_upto(query + d, size - d);
+        for (int p = 0; p < VL; p++) sums[p] = fuse(q, load_upto(keys[p] + d, size - d), sums[p]);
     }
     return totals(sums);
 }
@@ -575,7 +621,12 @@ void attend_chunk(const Operation& o, const float* query, const float* const* ke
     part[1] = total(sum);
     int from = 0;
     for (; from + 4 * VL <= o.size; from += 4 * VL) weigh<4>(scores, values, first, count, from, part + 2);
-    for (; from < o.size; from += VL) weigh<1>(scores, values, first, count, from, part + 2);
+    for (; from + VL <= o.size; from += VL) weigh<1>(scores, values, first, count, from, part + 2);
+    if (from < o.size) {
+        V rest = {};
+        for (int p = first; p < count; p++) rest = fuse(all(scores[p]), load_upto(values[p] + from, o.size - from), rest);
+        store_upto(part + 2 + from, rest, o.size - from);
+    }
 }
 
 // Adds the part of the next chunk to that of those before
@@ -584,7 +635,10 @@ inline void join(float* sum, const float* part, int size) {
     const V before = exponential(all(sum[0] - largest)), now = exponential(all(part[0] - largest));
     sum[0] = largest;
     sum[1] = sum[1] * before[0] + part[1] * now[0];
-    for (int d = 0; d < size; d += VL) store(sum + 2 + d, fuse(load(part + 2 + d), now, load(sum + 2 + d) * before));
+    for (int d = 0; d < size; d += VL) {
+        const int left = size - d;
+        store_upto(sum + 2 + d, fuse(load_upto(part + 2 + d, left), now, load_upto(sum + 2 + d, left) * before), left);
+    }
 }
 
 inline int first_seen(const Operation& o, int position) { return o.window ? most(0, position - o.window + 1) : 0; }
@@ -639,7 +693,7 @@ void attend_span(const Engine& e, const Operation& o, const Block& b, int head, 
 inline void write(const Engine& e, const Operation& o, int row, int head, const float* sum) {
     float* to = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width + head * o.size;
     const float inverse = 1.0f / sum[1];
-    for (int d = 0; d < o.size; d += VL) store(to + d, load(sum + 2 + d) * inverse);
+    for (int d = 0; d < o.size; d += VL) store_upto(to + d, load_upto(sum + 2 + d, o.size - d) * inverse, o.size - d);
 }
 
 // A block and a head of keys

@@ -77,9 +77,9 @@ class Decoder:
             return "its linear layers are not torch's"
         if _scale(self.module.get_input_embeddings()) is None:
             return f"its embedding is a {type(self.module.get_input_embeddings()).__name__}; known: torch's"
-        widths = {config.hidden_size, config.intermediate_size, _size(base)}
-        if any(width % MULTIPLE for width in widths) or config.intermediate_size % PANEL:
-            return f"its widths are {sorted(widths)}; known: multiples of {MULTIPLE}, the feed-forward's of {PANEL}"
+        widths = config.hidden_size, config.intermediate_size
+        if widths[0] % MULTIPLE or widths[1] % PANEL:
+            return f"its widths are {widths[0]} and {widths[1]}; known: multiples of {MULTIPLE} and {PANEL}"
         return None
 
     def pack(self, *, int8: bool = False) -> None:

@@ -21,7 +21,7 @@ from ...core.plan import Chunk
 from .library import BufferData, Fault, Kind, Library, ModelData, Norm, OperationData, StepData, TurnsData
 from .panels import Panels
 
-MULTIPLE = 16  # widths and sizes of heads are multiples of it
+MULTIPLE = 16  # widths that are normalized are multiples of it
 
 
 @frozen(kw_only=True, eq=False)
@@ -112,7 +112,6 @@ class Program:
         """Turns the queries and keys in ``source`` [rows, (heads + 2 * kv_heads) * size], writes keys and values to the
         pages, and attends."""
         one = attention
-        assert one.size % MULTIPLE == 0, f"heads of {one.size}; allowed: multiples of {MULTIPLE}"
         told = {
             "source": source,
             "layer": one.layer,

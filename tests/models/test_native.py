@@ -45,6 +45,9 @@ CONFIGS = {
     "mistral": MistralConfig(**SHAPE, **HEADS, sliding_window=21),
     "far window": MistralConfig(**SHAPE, **HEADS, sliding_window=700),
     "qwen2": Qwen2Config(**SHAPE, **{**HEADS, "head_dim": 32, "num_attention_heads": 4}, tie_word_embeddings=True),
+    "heads of 12": LlamaConfig(**SHAPE, **{**HEADS, "head_dim": 12}),
+    "heads of 40": MistralConfig(**SHAPE, **{**HEADS, "head_dim": 40}, sliding_window=21),
+    "norms of heads of 20": Qwen3Config(**SHAPE, **{**HEADS, "head_dim": 20}),
     "qwen3": Qwen3Config(**SHAPE, **{**HEADS, "num_key_value_heads": 6}),
     "gemma2": Gemma2Config(**SHAPE, **HEADS, sliding_window=21, final_logit_softcapping=9.0, query_pre_attn_scalar=9),
     "gemma3": Gemma3TextConfig(**SHAPE, **HEADS, sliding_window=21, sliding_window_pattern=2),
@@ -77,7 +80,7 @@ def module(name: str) -> Any:
 def windows(name: str) -> list[int | None]:
     """Of each layer, as transformers' attention is asked for them."""
     layers = [layer.self_attn for layer in module(name).base_model.layers]
-    shared = CONFIGS[name].sliding_window if name in {"mistral", "far window"} else None
+    shared = CONFIGS[name].sliding_window if isinstance(CONFIGS[name], MistralConfig) else None
     return [getattr(layer, "sliding_window", shared) or shared for layer in layers]
 
 
@@ -364,6 +367,6 @@ def test_hidden_states_are_those_of_transformers(name: str) -> None:
 
 
 def test_a_model_that_is_no_program_says_why() -> None:
-    config = LlamaConfig(**SHAPE, **{**HEADS, "head_dim": 12})
+    config = LlamaConfig(**{**SHAPE, "hidden_size": 40}, **HEADS)
     made = AutoModelForCausalLM.from_config(config)
-    assert Decoder(made, made, [None] * 2).unknown() == "its widths are [12, 48, 96]; known: multiples of 16, the feed-forward's of 32"
+    assert Decoder(made, made, [None] * 2).unknown() == "its widths are 40 and 96; known: multiples of 16 and 32"
