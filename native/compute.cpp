@@ -739,6 +739,28 @@ void attend_part(Engine& e, const Operation& o, int thread, int piece) {
     }
 }
 
+// A block of rows of one slot, and a head: each chunk of its keys and values is read once for all rows.
+void attend_cross(Engine& e, const Operation& o, int thread, int piece) {
+    const Model& m = e.model;
+    const Block& b = e.slots[piece / o.heads];
+    const int head = piece % o.heads, length = 2 + o.size;
+    const int64_t of_head = (int64_t)m.embeddings * o.size, of_slots = (int64_t)m.slots * o.heads * of_head;
+    const float* first = m.cross + 2 * o.layer * of_slots + ((int64_t)b.table * o.heads + head) * of_head;
+    const Buffer& queries = m.buffers[o.from];
+    float *parts = e.own[thread], *room = parts + BLOCK * length;
+    const float* keys[CHUNK];
+    for (int start = 0; start < b.length; start += CHUNK) {
+        const int count = least(CHUNK, b.length - start);
+        for (int p = 0; p < CHUNK; p++) keys[p] = first + (int64_t)(start + least(p, count - 1)) * o.size;
+        for (int r = 0; r < b.rows; r++) {
+            const float* query = queries.data + (int64_t)(b.row + r) * queries.width + head * o.size;
+            attend_chunk(o, query, keys, of_slots, 0, count, start ? room : parts + r * length);
+            if (start) join(parts + r * length, room, o.size);
+        }
+    }
+    for (int r = 0; r < b.rows; r++) write(e, o, b.row + r, head, parts + r * length);
+}
+
 int attention_pieces(const Engine& e, const Operation& o) {
     if (!e.split) return e.block_count * o.kv_heads;
     int count = 0;
@@ -751,10 +773,12 @@ int attention_pieces(const Engine& e, const Operation& o) {
 Share share_of(const Engine& e, int index) {
     const Operation& o = e.model.operations[index / 2];
     const int rows = rows_of(e, o);
-    if (e.step.headless && index / 2 == e.model.count - 1) return {0, 1};
+    const bool head = index / 2 == e.model.count - 1;
+    if (head ? e.step.part == HEADLESS : e.step.part == HEAD) return {0, 1};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
     if (o.kind == TURN) return {e.block_count, 1};
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
+    if (o.kind == CROSS) return {e.slot_count * o.heads, 1};
     if (o.kind != LINEAR) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work
     const size_t bytes = panel_bytes(*o.matrix);
@@ -775,6 +799,8 @@ void run(Engine& e, int index, int thread, uint32_t round) {
                 turn(e, o, at);
             } else if (o.kind == ATTEND) {
                 e.split ? attend_part(e, o, thread, at) : attend_whole(e, o, thread, at);
+            } else if (o.kind == CROSS) {
+                attend_cross(e, o, thread, at);
             } else if (o.kind == NORM) {
                 normalize(o, row_of(e, o, at), to.data + (int64_t)at * to.width, from.width);
             } else {  // the norm of what is read is added

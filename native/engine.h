@@ -10,13 +10,13 @@ constexpr int BLOCK = 8;      // rows of a chunk that are attended together
 constexpr int OWN_ROWS = 32;  // up to so many rows each thread normalizes for itself; more, all together before
 constexpr int OWN_INT8 = 8;   // the same where rows are quantized, too
 
-struct Block { int32_t row, rows, table; };  // rows of one sequence
+struct Block { int32_t row, rows, table, length; };  // rows of one sequence; or of one slot, and how long that is
 
 struct Engine {
     Model model;
     Step step;          // a copy, whose arrays are in the room
-    Block* blocks;      // [most_rows]
-    int32_t block_count, split;  // split: a piece of attention is one span of positions
+    Block *blocks, *slots;  // [most_rows]
+    int32_t block_count, slot_count, split;  // split: a piece of attention is one span of positions
     Phase* phases;      // two for each operation: the norm of many rows, and the operation
     uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]

@@ -41,7 +41,7 @@ void lay_out(Engine& e, Room& room) {
     for (int i = 0; i < m.count; i++) {
         const Operation& o = m.operations[i];
         if (o.kind == LINEAR && o.matrix->inputs > e.width) e.width = o.matrix->inputs;
-        if (o.kind != ATTEND) continue;
+        if (o.kind != ATTEND && o.kind != CROSS) continue;
         const size_t length = 2 + o.size, group = o.heads / o.kv_heads;
         heads = std::max(heads, (size_t)o.kv_heads);
         attended = std::max(attended, (2 * BLOCK * group + 1) * length);
@@ -49,6 +49,7 @@ void lay_out(Engine& e, Room& room) {
     }
     e.phases = room.take<Phase>(2 * (size_t)m.count);
     e.blocks = room.take<Block>(m.most_rows);
+    e.slots = room.take<Block>(m.most_rows);
     e.come = room.take<int32_t>(BLOCK * heads);
     e.step.positions = room.take<int32_t>(m.most_rows);
     e.step.turn_rows = room.take<int32_t>(m.most_rows);
@@ -110,6 +111,12 @@ struct Native {
 Fault admit(Engine& e, const Step& plan) {
     const Model& m = e.model;
     Step& s = e.step;
+    if (plan.part == HEAD) {
+        if (plan.wanted_count < 1 || plan.wanted_count > m.most_rows) return BAD_WANTED;
+        s.rows = s.wanted_count = plan.wanted_count;
+        s.part = HEAD;
+        return FINE;
+    }
     if (plan.rows < 1 || plan.rows > m.most_rows || plan.chunk_count < 1 || plan.chunk_count > plan.rows) return BAD_ROWS;
     if (plan.wanted_count < 0 || plan.wanted_count > plan.rows) return BAD_WANTED;
     const int64_t most_table = (int64_t)m.most_rows * ((m.positions + m.page_size - 1) / m.page_size);
@@ -125,23 +132,30 @@ Fault admit(Engine& e, const Step& plan) {
             if (at < 0 || at >= m.turns[t].count) return BAD_POSITION;
         }
     }
-    e.block_count = 0;
+    e.block_count = e.slot_count = 0;
     int row = 0;
     for (int c = 0; c < plan.chunk_count; c++) {
-        const int count = plan.chunks[2 * c], table = plan.chunks[2 * c + 1];
+        const int32_t* chunk = plan.chunks + 4 * c;
+        const int count = chunk[0], table = chunk[1], slot = chunk[2], length = chunk[3];
         if (count < 1 || count > plan.rows - row) return BAD_ROWS;
         const int last = plan.positions[row + count - 1];
         if (table < 0 || table > plan.table_size || last / m.page_size >= plan.table_size - table) return BAD_TABLE;
         for (int i = 1; i < count; i++)
             if (plan.positions[row + i] != plan.positions[row] + i) return BAD_POSITION;
+        if (m.cross && (slot < 0 || slot >= m.slots || length < 1 || length > m.embeddings)) return BAD_SLOT;
         for (int i = 0; i < count; i += BLOCK)
-            e.blocks[e.block_count++] = {row + i, std::min(BLOCK, count - i), table};
+            e.blocks[e.block_count++] = {row + i, std::min(BLOCK, count - i), table, 0};
+        for (int i = 0; i < count; i++) {  // neighbours of one slot read it together
+            Block* last = e.slot_count ? &e.slots[e.slot_count - 1] : nullptr;
+            if (last && last->rows < BLOCK && last->table == slot && last->length == length) last->rows++;
+            else e.slots[e.slot_count++] = {row + i, 1, slot, length};
+        }
         row += count;
     }
     if (row != plan.rows) return BAD_ROWS;
     s.rows = plan.rows;
     s.wanted_count = plan.wanted_count;
-    s.headless = plan.headless;
+    s.part = plan.part;
     memcpy((void*)s.positions, plan.positions, plan.rows * 4);
     memcpy((void*)s.tables, plan.tables, plan.table_size * 4);
     memcpy((void*)s.turn_rows, plan.turn_rows ? plan.turn_rows : plan.positions, plan.rows * 4);

@@ -8,11 +8,12 @@
 #include <cstdint>
 
 enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3 };
-enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4 };
+enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5 };
+enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4 };
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
-enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5 };
+enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5, BAD_SLOT = 6 };
 
 // Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
 // zeros. INT8: each GROUP of inputs has a scale for each output, and four inputs of an output lie together: [panels]
@@ -36,7 +37,7 @@ struct Operation {
     int32_t ending, activation;
     float cap;
     // TURN: queries, keys and values [heads + 2 * kv_heads][size] of a row; the keys and values go into its page.
-    // ATTEND: of queries in ``from``
+    // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot
     int32_t layer, heads, kv_heads, size;
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines
@@ -56,15 +57,18 @@ struct Model {
     int32_t most_rows, positions;
     float* keys_values;  // [layers][pages][page_size][2 * kv_width], keys before values
     int32_t layers, pages, page_size, kv_width;
+    const float* cross;  // [layers][2][slots][cross_heads][embeddings][size], keys before values; or none
+    int32_t slots, cross_heads, embeddings, cross_size;
     uint8_t* room;       // for threads and phases; see `triolet_room`
 };
 
 struct Step {
     int32_t rows, wanted_count, chunk_count, table_size;
-    int32_t headless;           // 1: without the last operation
+    int32_t part;               // a `Part`; HEAD: of the `wanted_count` rows that are in its buffer, and nothing else counts
     const int32_t* positions;   // [rows]
     const int32_t* turn_rows;   // [rows] of the tables of turns; none: the positions
-    const int32_t* chunks;      // [chunk_count][2]: rows of one sequence, position after position; where its pages begin
+    const int32_t* chunks;      // [chunk_count][4]: rows of one sequence, position after position; where its pages begin;
+                                // its slot, and how many embeddings are in it
     const int32_t* tables;      // [table_size] pages
     const int32_t* wanted;      // [wanted_count] rows
 };

@@ -16,7 +16,7 @@ _NAME = "triolet.models.native.step"
 class Kind(IntEnum):
     """What an operation is."""
 
-    NORM, LINEAR, TURN, ATTEND, NORM_ADD = range(5)
+    NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS = range(6)
 
 
 class Norm(IntEnum):
@@ -31,10 +31,16 @@ class Ending(IntEnum):
     STORE, ADD, GATED, ACTIVATED, CAPPED = range(5)
 
 
+class Part(IntEnum):
+    """Which operations a step runs: all, all but the last one, or that one alone."""
+
+    WHOLE, HEADLESS, HEAD = range(3)
+
+
 class Fault(IntEnum):
     """Why a step is refused."""
 
-    FINE, ROWS, POSITION, PAGE, WANTED, TABLE = range(6)
+    FINE, ROWS, POSITION, PAGE, WANTED, TABLE, SLOT = range(7)
 
 
 class MatrixData(Structure):
@@ -90,6 +96,8 @@ class ModelData(Structure):
         *((name, c_int32) for name in ("count", "buffer_count", "turns_count", "threads", "most_rows", "positions")),
         ("keys_values", c_void_p),
         *((name, c_int32) for name in ("layers", "pages", "page_size", "kv_width")),
+        ("cross", c_void_p),
+        *((name, c_int32) for name in ("slots", "cross_heads", "embeddings", "cross_size")),
         ("room", c_void_p),
     )
 
@@ -98,7 +106,7 @@ class StepData(Structure):
     """``Step``"""
 
     _fields_ = (
-        *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "headless")),
+        *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "part")),
         *((name, c_void_p) for name in ("positions", "turn_rows", "chunks", "tables", "wanted")),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...core.errors import EngineError
 from ...core.plan import Chunk
-from .library import BufferData, Fault, Kind, Library, ModelData, Norm, OperationData, StepData, TurnsData
+from .library import BufferData, Fault, Kind, Library, ModelData, Norm, OperationData, Part, StepData, TurnsData
 from .panels import Panels
 
 MULTIPLE = 16  # widths that are normalized are multiples of it
@@ -135,6 +135,10 @@ class Program:
         """Whether any matrix is."""
         return any(one.in_int8 for one in self._matrices)
 
+    def cross(self, source: int, to: int, *, layer: int, heads: int, size: int) -> None:
+        """Attends from the scaled queries in ``source`` [rows, heads * size] to the slot of each row."""
+        self._add(kind=Kind.CROSS, source=source, to=to, layer=layer, heads=heads, kv_heads=heads, size=size)
+
     def operations(self) -> Any:
         """As an array of the library's."""
         return (OperationData * len(self._operations))(*self._operations)
@@ -176,37 +180,54 @@ class Rows:
 
     Args:
         positions: of each row; a chunk's follow each other.
-        starts: the first row of each chunk.
-        chunks: for each, how many rows it has, and where in ``tables`` its pages begin.
+        chunks: for each, how many rows it has, where in ``tables`` its pages begin, its slot, and how many embeddings
+            are in it.
         tables: the pages of one chunk after the other.
         wanted: the rows whose results are wanted.
+        order: which of a step's chunks they are.
+        starts: the first row of each.
     """
 
     positions: Sequence[int]
-    chunks: Sequence[tuple[int, int]]
+    chunks: Sequence[tuple[int, int, int, int]]
     tables: Sequence[int]
     wanted: Sequence[int]
+    order: Sequence[int] = ()
     starts: Sequence[int] = ()
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], wanted: Sequence[tuple[int, int]], page_size: int) -> Rows:
+    def of(
+        cls,
+        chunks: Sequence[Chunk],
+        wanted: Sequence[tuple[int, int]],
+        page_size: int,
+        lengths: Callable[[int], int] | None = None,
+    ) -> Rows:
         """The rows of a step's chunks, one chunk after the other.
 
         Args:
             wanted: as (index of the chunk, offset in it).
+            lengths: how many embeddings are in a slot. Chunks of one slot are neighbours then.
         """
+        order: Sequence[int] = range(len(chunks))
+        if lengths is not None:
+            order = sorted(order, key=lambda index: chunks[index].cross_slot or 0)
         positions, starts, tables = list[int](), list[int](), list[int]()
-        told: list[tuple[int, int]] = []
-        for part in chunks:
+        told: list[tuple[int, int, int, int]] = []
+        for index in order:
+            part = chunks[index]
             starts.append(len(positions))
-            told.append((part.length, len(tables)))
+            slot = part.cross_slot or 0
+            told.append((part.length, len(tables), slot, 0 if lengths is None else lengths(slot)))
             positions += range(part.start, part.start + part.length)
             tables += part.page_table[: -(-(part.start + part.length) // page_size)]
+        first = starts if lengths is None else dict(zip(order, starts, strict=True))
         return cls(
             positions=positions,
             chunks=told,
             tables=tables,
-            wanted=[starts[index] + offset for index, offset in wanted],
+            wanted=[first[index] + offset for index, offset in wanted],
+            order=order,
             starts=starts,
         )
 
@@ -219,13 +240,13 @@ class Rows:
             return
         chunks, left = list(reversed(self.chunks)), 0
         for start in range(0, count, most):
-            stop, own = min(start + most, count), list[tuple[int, int]]()
+            stop, own = min(start + most, count), list[tuple[int, int, int, int]]()
             left = stop - start
             while left:
-                length, table = chunks.pop()
+                length, *rest = chunks.pop()
                 if length > left:
-                    chunks.append((length - left, table))
-                own.append((min(length, left), table))
+                    chunks.append((length - left, *rest))
+                own.append((min(length, left), *rest))
                 left -= own[-1][0]
             inside = [index for index, row in enumerate(self.wanted) if start <= row < stop]
             wanted = [self.wanted[index] - start for index in inside]
@@ -251,6 +272,7 @@ class Runner:
         library: Library,
         program: Program,
         keys_values: Tensor,
+        cross: Tensor | None = None,
         *,
         rows: int,
         positions: int,
@@ -261,6 +283,8 @@ class Runner:
 
         Args:
             keys_values: the pages, float32 [layers, pages, page_size, 2 * width], keys before values.
+            cross: the slots, float32 [layers, 2, slots, heads, embeddings, size], keys before values; ``None``: the
+                program reads none.
             rows: the most of one call; a step of more is several calls.
             positions: the most of a sequence.
         """
@@ -290,17 +314,23 @@ class Runner:
             page_size=page_size,
             kv_width=width // 2,
         )
+        if cross is not None:
+            model.cross = cross.data_ptr()
+            _, _, model.slots, model.cross_heads, model.embeddings, model.cross_size = cross.shape
         room = torch.empty(library.room(model), dtype=torch.uint8)
         model.room = room.data_ptr()
         handle = library.open(model, level)
-        held = [operations, turns, keys_values]
+        held = [operations, turns, keys_values, cross]
         return cls(library, program, handle, buffers, held, [*inner, room], rows)
 
-    def step(self, inputs: Tensor, rows: Rows, *, hidden: bool = False) -> Tensor:
+    def step(
+        self, inputs: Tensor, rows: Rows, *, hidden: bool = False, kept: Mapping[int, Tensor] | None = None
+    ) -> Tensor:
         """Runs a step of ``inputs``, float32 [rows, hidden], which are overwritten.
 
         Args:
             hidden: the last hidden states are wanted, though there is a head.
+            kept: is filled with what is in buffers when the step is over, [rows, width] each.
 
         Returns:
             What is wanted, float32: logits [wanted, vocabulary], or last hidden states [wanted, hidden].
@@ -321,14 +351,30 @@ class Runner:
             self._buffers[0].data = inputs[start:stop].data_ptr()
             self._buffers[len(program.widths) - (2 if headless else 1)].data = part.data_ptr()
             try:
-                self._run(piece, headless=headless)
+                self._run(piece, Part.HEADLESS if headless else Part.WHOLE)
             finally:
                 self._buffers[len(program.widths) - 2].data = own
+            for index, target in (kept or {}).items():
+                target[start:stop] = self._tensors[index - 1][: stop - start]
             if not whole:
                 found[wanted] = part
         return found
 
-    def _run(self, rows: Rows, *, headless: bool) -> None:
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] of last hidden states, float32 [rows, hidden]."""
+        program = self._program
+        assert program.has_head, "the program ends with the last hidden states"
+        assert hidden.shape[1] == program.widths[-2], f"hidden states of {hidden.shape[1]}, not {program.widths[-2]}"
+        found = torch.empty(len(hidden), program.widths[-1])
+        own = self._tensors[len(program.widths) - 3]
+        for start in range(0, len(hidden), self._rows):
+            count = min(self._rows, len(hidden) - start)
+            own[:count] = hidden[start : start + count]
+            self._buffers[len(program.widths) - 1].data = found[start:].data_ptr()
+            self._run(Rows(positions=(), chunks=(), tables=(), wanted=range(count)), Part.HEAD)
+        return found
+
+    def _run(self, rows: Rows, part: Part) -> None:
         chunks = array("i", chain.from_iterable(rows.chunks))
         positions, tables, wanted = (array("i", told) for told in (rows.positions, rows.tables, rows.wanted))
         told = StepData(
@@ -336,7 +382,7 @@ class Runner:
             wanted_count=len(wanted),
             chunk_count=len(rows.chunks),
             table_size=len(tables),
-            headless=headless,
+            part=part,
             positions=positions.buffer_info()[0],
             turn_rows=None,
             chunks=chunks.buffer_info()[0],

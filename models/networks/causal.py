@@ -133,7 +133,7 @@ class CausalNetwork:
         """The rows of one chunk follow those of the one before. The pages are not entered: the library reads no
         position that nobody wrote."""
         rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
-        inputs = self._embed(feeds, range(len(feeds)), rows.starts, outputs)
+        inputs = self._embed(feeds, rows.order, rows.starts, outputs)
         return native.step(inputs, rows, hidden=hidden)
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:

@@ -129,7 +129,7 @@ class Fed:
         tables: list[int] = []
         chunks = []
         for one, start, stop in parts:
-            chunks.append((stop - start, len(tables)))
+            chunks.append((stop - start, len(tables), 0, 0))
             tables += one.pages[: -(-stop // self.page_size)]
         positions = [position for _, start, stop in parts for position in range(start, stop)]
         rows = Rows(positions=positions, chunks=chunks, tables=tables, wanted=range(len(tokens)))
@@ -254,11 +254,11 @@ NUMBERS = st.one_of(st.integers(-2, 90), st.sampled_from([-(2**31), 259, 260, PO
 def plans(draw: st.DrawFn) -> Rows:
     """A plan, of which up to two numbers are others."""
     positions: list[int] = []
-    chunks: list[tuple[int, int]] = []
+    chunks: list[tuple[int, int, int, int]] = []
     tables: list[int] = []
     for first, length in draw(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), min_size=1, max_size=3)):
         positions += range(first, first + length)
-        chunks.append((length, len(tables)))
+        chunks.append((length, len(tables), 0, 0))
         pages = -(-(first + length) // 16)
         tables += draw(st.lists(st.integers(0, PAGES - 1), min_size=pages, max_size=pages))
     wanted = draw(st.lists(st.integers(0, len(positions) - 1), max_size=3))
@@ -267,7 +267,7 @@ def plans(draw: st.DrawFn) -> Rows:
         if told:
             told[draw(st.integers(0, len(told) - 1))] = draw(NUMBERS)
     if draw(st.booleans()):
-        chunks[draw(st.integers(0, len(chunks) - 1))] = draw(st.tuples(NUMBERS, NUMBERS))
+        chunks[draw(st.integers(0, len(chunks) - 1))] = draw(st.tuples(NUMBERS, NUMBERS, NUMBERS, NUMBERS))
     return Rows(positions=positions, chunks=chunks, tables=tables, wanted=wanted)
 
 
@@ -293,7 +293,7 @@ def is_plan(rows: Rows, page_size: int = 16) -> bool:
     if not within or len(rows.wanted) > count or not all(0 <= row < count for row in rows.wanted):
         return False
     at = 0
-    for length, begin in rows.chunks:
+    for length, begin, _, _ in rows.chunks:
         if not 1 <= length <= count - at or not 0 <= begin < len(rows.tables):
             return False
         first = rows.positions[at]
@@ -360,13 +360,13 @@ def test_hidden_states_are_those_of_transformers(name: str) -> None:
     with fed(name) as one:
         tokens = torch.arange(30)
         inputs = one.module.get_input_embeddings()(tokens)
-        rows = Rows(positions=range(30), chunks=[(30, 0)], tables=[5, 3], wanted=range(30))
+        rows = Rows(positions=range(30), chunks=[(30, 0, 0, 0)], tables=[5, 3], wanted=range(30))
         found = one.runner.step(inputs, rows, hidden=True)
         expected = one.module.base_model(tokens[None]).last_hidden_state[0]
         torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
 
 
 def test_a_model_that_is_no_program_says_why() -> None:
-    config = LlamaConfig(**{**SHAPE, "hidden_size": 40}, **HEADS)
+    config = LlamaConfig(**{**SHAPE, "hidden_size": 60}, **HEADS)
     made = AutoModelForCausalLM.from_config(config)
-    assert Decoder(made, made, [None] * 2).unknown() == "its widths are 40 and 96; known: multiples of 16 and 32"
+    assert Decoder(made, made, [None] * 2).unknown() == "its widths are 60 and 96; known: multiples of 16 and 32"
