@@ -36,7 +36,7 @@ from .machine.host import choose_threads
 from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs, check_lent, from_host, to_host
 from .memory.kv import PagedKV
-from .memory.resources import AnyHolder, Memory, ReleaseReport, ResourceStack
+from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
 from .networks.network import Feed, Network, Record
 from .readers import read_prompts
 from .sampler import Sampler
@@ -206,7 +206,7 @@ class TorchExecutor:
             sampler=sampler,
             proposer=self._proposer(blueprints, sampler, smaller, draft_outputs),
         )
-        forgotten = [_named(memory) for memory in self._stack.unowned(self._open)]
+        forgotten = [tuple(tensor.shape) for tensor in self._stack.unowned(self._open)]
         assert not forgotten, f"tensors {forgotten} have no owner: whoever holds them is to be own()ed"
         return blueprints
 
@@ -453,10 +453,6 @@ class TorchExecutor:
     def _opened_now(self) -> _Open:
         assert self._open is not None, "the executor is asleep"
         return self._open
-
-
-def _named(memory: Memory) -> str:
-    return str(tuple(memory.shape)) if isinstance(memory, Tensor) else repr(memory)
 
 
 def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:

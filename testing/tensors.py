@@ -2,7 +2,6 @@
 
 On the CPU, torch keeps no count such as `torch.cuda.memory_allocated`. Python's tensor objects are counted instead: the
 collector, switched on or off, knows each, and each leads to its storage. Tensors that only C++ holds are not counted.
-What the engine has a library hold for it counts as well, see `NativeMemory`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 from typing import TYPE_CHECKING
-
-from ..models.memory.native import NativeMemory
 
 if TYPE_CHECKING:
     from torch import UntypedStorage
@@ -37,6 +34,5 @@ def live_storages() -> dict[int, UntypedStorage]:
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors that live now, each storage once, and of native memory."""
-    native: list[NativeMemory] = [one for one in gc.get_objects() if issubclass(type(one), NativeMemory)]
-    return sum(storage.nbytes() for storage in live_storages().values()) + sum(each.nbytes() for each in native)
+    """Bytes of all tensors that live now, each storage once."""
+    return sum(storage.nbytes() for storage in live_storages().values())

@@ -38,7 +38,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "core/planning": {"core"},
     "models": {"architectures", "blueprints", "checkpoints", "launch", "machine", "memory", "networks", "sampling"},
     "models/machine": set(),
-    "models/linear": {"checkpoints", "machine", "memory"},
+    "models/linear": {"checkpoints", "machine", "memory", "native"},
     "models/memory": {"machine"},
     "models/native": set(),
     "models/attention": {"memory"},

@@ -22,6 +22,9 @@ from ..networks.features import LogMel
 from ..networks.network import Aligner, Network
 from ..networks.whisper import WhisperModel
 
+NATIVE_ROWS = 256
+"""Of one call of the native library: what is between its operations stays in the caches."""
+
 AnyModel = WhisperModel | TransformerModel
 
 

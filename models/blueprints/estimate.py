@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -18,7 +19,11 @@ from ...core.plan import DeviceMemory
 from ..checkpoints.files import find_weights
 from ..checkpoints.stored import open_weights
 from ..memory.budget import Available, Budget
-from .blueprint import name_devices
+from ..native.decoders import MODEL_TYPES
+from ..native.library import Library
+from ..native.panels import GROUP, PANEL
+from .blueprint import NATIVE_ROWS, most_positions, name_devices
+from .crossed import CrossedBlueprint
 from .read import AnyBlueprint, Blueprints
 from .text import TextBlueprint
 
@@ -26,6 +31,9 @@ ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in names of weights: parts that are not quantized
 _DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # of encoder-decoders
+_CROSS = ("encoder_attn.k_proj.weight", "encoder_attn.v_proj.weight")  # torch's: all layers' are one product
+_SCALED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "encoder_attn.q_proj.weight")
+_ROOM = 1 << 18  # bytes for the native library's plans and counters
 _SCALES = "gemma"  # in model types: token embeddings that scale, and are not quantized
 
 
@@ -47,12 +55,14 @@ def estimate(model: str | Path, config: EngineConfig) -> DeviceMemory:
         InvalidRequest: a device that is not there, or sizes too small for one sequence.
     """
     blueprints = Blueprints.read(model, config)
-    weights = sum(weight_bytes(blueprint, stored_shapes(blueprint)) for blueprint in blueprints.all)
-    return planned(blueprints, weights + ODDS)
+    stored = list(map(stored_shapes, blueprints.all))
+    weights = sum(map(weight_bytes, blueprints.all, stored))
+    return planned(blueprints, weights + ODDS, sum(map(native_bytes, blueprints.all, stored)))
 
 
-def planned(blueprints: Blueprints, weights: int) -> DeviceMemory:
-    """With so many bytes of ``weights``: their keys and values, and the encoder cache."""
+def planned(blueprints: Blueprints, weights: int, native: int = 0) -> DeviceMemory:
+    """With so many bytes of ``weights``, and of the ``native`` library beside them: their keys and values, and the
+    encoder cache."""
     main, draft = blueprints.main, blueprints.draft
     together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
     budget = Budget.choose(
@@ -63,6 +73,7 @@ def planned(blueprints: Blueprints, weights: int) -> DeviceMemory:
         device=name_devices(main),
         by_owner={
             "weights": weights,
+            "native": native,
             "self_kv": pages * together.page,
             "cross_kv": budget.slots * together.slot,
             "encoder_outputs": main.config.encoder_cache_bytes if encodes(main) else 0,
@@ -88,6 +99,39 @@ def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     return sum(_bytes_of(blueprint, name, one) for name, one in _used(blueprint, stored))
 
 
+def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
+    """Bytes of the native library's buffers: the rows of one call, at each place between two operations, and in each
+    thread the rows of a product."""
+    if not may_be_native(blueprint):
+        return 0
+    shape, text = blueprint.checkpoint.shape, isinstance(blueprint, TextBlueprint)
+    first = "layers.0." if text else "decoder.layers.0."
+    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and first in name]
+    largest = max(map(max, own), default=0)
+    between = sum(outputs for outputs, _ in own) + (0 if text else shape.decoder_layers * shape.width)
+    turns = 16 * shape.head_dim if text else 0
+    threads = blueprint.config.threads or torch.get_num_threads()
+    positions = most_positions(blueprint.config, shape.positions)
+    return 4 * (NATIVE_ROWS * (between + largest) + 64 * threads * largest) + positions * (turns + largest // 8) + _ROOM
+
+
+def may_be_native(blueprint: AnyBlueprint) -> bool:
+    """Whether the native library computes the decoder, as far as it can be told before the weights are read."""
+    return (
+        not isinstance(blueprint, CrossedBlueprint)
+        and blueprint.config.decodes
+        and blueprint.device.type == "cpu"
+        and blueprint.dtype == torch.float32
+        and not blueprint.config.compile
+        and Library.load() is not None
+        and (not isinstance(blueprint, TextBlueprint) or _is_known(blueprint.checkpoint.config))
+    )
+
+
+def _is_known(config: Any) -> bool:
+    return config.get_text_config().model_type in MODEL_TYPES
+
+
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
     """Without a head that is the token embedding; without a decoder, where the engine has none."""
     if not blueprint.config.decodes:
@@ -104,11 +148,33 @@ def _is_of_encoder(blueprint: AnyBlueprint, name: str) -> bool:
 
 def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
     count, width = prod(stored.shape), blueprint.dtype.itemsize
+    if may_be_native(blueprint) and _is_packed(blueprint, name, stored):
+        return _packed_bytes(blueprint, name, stored)
     if not stored.dtype.is_floating_point:
         return count * stored.dtype.itemsize
     if blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored):
         return count + stored.shape[0] * width  # a scale for each output
     return count * width
+
+
+def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
+    """Whether it is a matrix of the decoder that the native library computes."""
+    if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name:
+        return False
+    if isinstance(blueprint, TextBlueprint):
+        return not any(part in name for part in _ENCODERS)
+    return not _is_of_encoder(blueprint, name) and not name.endswith(_CROSS)
+
+
+def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
+    """Filled up to panels of outputs, in int8 to groups of inputs; 16 bits stay 16 bits."""
+    outputs, inputs = stored.shape
+    panels = -(-outputs // PANEL)
+    quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
+    if quantized or stored.dtype == torch.int8:
+        return panels * -(-inputs // GROUP) * (4 + GROUP) * PANEL
+    scaled = not isinstance(blueprint, TextBlueprint) and name.endswith(_SCALED)  # perhaps by no power of two
+    return panels * PANEL * inputs * (4 if scaled else min(4, stored.dtype.itemsize))
 
 
 def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
@@ -117,6 +183,7 @@ def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bo
         return False
     if not isinstance(blueprint, TextBlueprint):
         return "embed_positions" not in name
-    if "embed" in name and _SCALES in str(blueprint.checkpoint.config.model_type):
+    kind = str(blueprint.checkpoint.config.model_type)
+    if "embed" in name and (kind == "gemma" or (_SCALES in kind and not may_be_native(blueprint))):
         return False
     return blueprint.checkpoint.family is None or not any(part in name for part in _ENCODERS)

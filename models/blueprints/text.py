@@ -37,12 +37,9 @@ from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.fused import FusedLayers
 from ..networks.network import Network
-from .blueprint import Own, Parts, chosen, kept_by, most_positions, name_devices
+from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, name_devices
 from .passed import PassedTrials, trial_key
 from .trial import try_out, try_out_encoder
-
-_NATIVE_ROWS = 256  # of one call of the native library: what is between its operations stays in the caches
-
 
 @frozen(kw_only=True, eq=False)
 class TextBlueprint:
@@ -209,7 +206,7 @@ class TextBlueprint:
         (pages,) = paged.tensors()
         threads = torch.get_num_threads()
         program = decoder.program(positions)
-        return Runner.open(library, program, pages, rows=_NATIVE_ROWS, positions=positions, threads=threads)
+        return Runner.open(library, program, pages, rows=NATIVE_ROWS, positions=positions, threads=threads)
 
     def _fuse(self, network: CausalNetwork) -> FusedLayers:
         language, windows = network.language, self.checkpoint.shape.windows

@@ -15,12 +15,15 @@ from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..linear.choice import ChoiceFile, choose
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import CrossKV, PagedKV
+from ..native.library import Library
+from ..native.program import Runner
 from ..networks.aligner import WhisperAligner
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.features import LogMel
-from ..networks.network import Network, WhisperNetwork, encode_windows
+from ..networks.network import NativeDecoder, Network, WhisperNetwork, encode_windows
 from ..networks.whisper import WhisperModel
-from .blueprint import Own, Parts, chosen, kept_by, most_positions
+from ..networks.whisper_program import unknown
+from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions
 
 
 @frozen(kw_only=True, eq=False)
@@ -59,7 +62,20 @@ class WhisperBlueprint:
             dtype=self.dtype,
             int8=self.config.quantization is not None,
             decodes=self.config.decodes,
+            native=self.not_native() is None,
         )
+
+    def not_native(self) -> str | None:
+        """Why torch computes the decoder; ``None``: the native library does."""
+        if not self.config.decodes:
+            return "it has no decoder"
+        if self.device.type != "cpu":
+            return f"it runs on {self.device}"
+        if self.dtype != torch.float32:
+            return f"it computes in {str(self.dtype).removeprefix('torch.')}; known: float32"
+        if Library.load() is None:
+            return "the package was installed without a compiler"
+        return unknown(self.checkpoint.shape, self.checkpoint.activation)
 
     @property
     def sizes(self) -> KVSizes:
@@ -90,9 +106,25 @@ class WhisperBlueprint:
             cross=cross,
             dtype=self.dtype,
             device=self.device,
+            native=self._open_native(own, model, paged, cross) if self.not_native() is None else None,
         )
         aligner = WhisperAligner(network=network, settings=self.checkpoint.alignment)
         return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross, aligner=aligner)
+
+    def _open_native(self, own: Own, model: WhisperModel, paged: PagedKV, cross: CrossKV) -> NativeDecoder:
+        library, written = Library.load(), model.program()
+        assert library is not None, "a decoder was packed without the library"
+        (pages,), (slots,) = paged.tensors(), cross.tensors()
+        runner = Runner.open(
+            library,
+            written.program,
+            pages,
+            slots,
+            rows=NATIVE_ROWS,
+            positions=self.checkpoint.shape.positions,
+            threads=torch.get_num_threads(),
+        )
+        return NativeDecoder(own("native", runner), written.queries)
 
     def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
         return network

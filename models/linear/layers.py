@@ -1,5 +1,5 @@
-"""Linear layers with weights as they are, packed in float16, or in int8: small holders, without a module of torch
-around them."""
+"""Linear layers with weights as they are, in int8, or in the native library's order: small holders, without a module of
+torch around them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn import functional
 
-from ..memory.resources import Memory
-from .kernels import FLOAT, INT8, WHOLE, products_are_exact
-from .packed import PackedMatrix
+from ..native.panels import Panels
+from .kernels import FLOAT, INT8, WHOLE, multiplies_int8
 
 _FEW = 16  # rows up to which converting the weights takes longer than the product
 
@@ -19,7 +18,7 @@ _FEW = 16  # rows up to which converting the weights takes longer than the produ
 class Shape:
     """What kernels are chosen by."""
 
-    kind: str  # "int8 in float32", "float16 in float32", or the dtype of the weights: "float32"
+    kind: str  # "int8 in float32", "panels", or the dtype of the weights: "float32"
     outputs: int
     inputs: int
 
@@ -130,7 +129,7 @@ class Int8Linear:
     @property
     def candidates(self) -> tuple[str, ...]:
         """The kernels that can compute it; the first is taken where none is chosen."""
-        if self.kernels.int8_inputs and products_are_exact():
+        if self.kernels.int8_inputs and multiplies_int8():
             return ("int8",)
         return ("weight_only", "dequantized") if self.shape.inputs % WHOLE == 0 else ("dequantized",)
 
@@ -149,41 +148,37 @@ class Int8Linear:
 
 
 @frozen(eq=False)
-class PackedLinear:
-    """The same, of weights in float16 that are computed in float32."""
+class PanelLinear:
+    """The same, of weights in the native library's order, which is what computes it where it can: the network's steps.
+    Here the weights are unpacked, float32, and the inputs are never quantized."""
 
-    matrix: PackedMatrix
-    table: Tensor | None  # `PackedMatrix.halved`, where rows of it are asked for
-    bias: Tensor | None  # [outputs]
+    panels: Panels
     shape: Shape = field(init=False)
 
     @shape.default
     def _shape(self) -> Shape:
-        return Shape("float16 in float32", self.matrix.outputs, self.matrix.inputs)
+        return Shape("panels", self.panels.outputs, self.panels.inputs)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs], both float32."""
-        found = self.matrix(inputs.reshape(-1, inputs.shape[-1]))
-        if self.bias is not None:
-            found += self.bias
-        return _flat(inputs, self.shape.outputs, found)
+        outputs, bias = self.panels.outputs, self.panels.bias
+        return functional.linear(inputs, self.panels.part(0, outputs), None if bias is None else bias[:outputs])
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the weight, float32."""
-        assert self.table is not None, "rows are asked of a matrix that is packed only"
-        return functional.embedding(indices, self.table).float().mul_(self.matrix.factor)
+        return self.panels.rows(indices)
 
 
 Timed = FloatLinear | Int8Linear
 """Layers with more than one kernel, see `choice`."""
 
-Linear = Timed | PackedLinear
+Linear = Timed | PanelLinear
 
 
-def memory_of(linear: Linear) -> list[Memory]:
+def memory_of(linear: Linear) -> list[Tensor]:
     """All that a layer holds."""
-    if isinstance(linear, PackedLinear):
-        held: list[Memory | None] = [linear.matrix, linear.table, linear.bias]
+    if isinstance(linear, PanelLinear):
+        held: list[Tensor | None] = [linear.panels.packed, linear.panels.bias]
     elif isinstance(linear, Int8Linear):
         held = [linear.weight, linear.scales, linear.bias]
     else:

@@ -1,14 +1,12 @@
 """`ResourceStack`: one owner for everything an executor holds, closed in reverse order on every path out.
 
 What is held is counted in storages, not in promises: a tensor counts with the whole storage it pins, a storage once
-however many tensors share it, and what was released counts until its storage is really dead. Memory of which no tensor
-tells counts as a storage, too, see `NativeMemory`.
+however many tensors share it, and what was released counts until its storage is really dead.
 """
 
 from __future__ import annotations
 
 import gc
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -20,16 +18,13 @@ from torch import Tensor, UntypedStorage
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...core.frames import clear_frames
-from .native import NativeMemory
-
-Memory = Tensor | NativeMemory
 
 
 class Holder(Protocol):
     """An object that holds tensors: it tells which, and it can forget them."""
 
-    def tensors(self) -> Iterable[Memory]:
-        """All tensors and all native memory held now, those of other objects excluded; none after `release`."""
+    def tensors(self) -> Iterable[Tensor]:
+        """All tensors held now, those of other objects excluded; none after `release`."""
 
     def release(self) -> object:
         """Forgets them all."""
@@ -56,15 +51,12 @@ class ReleaseReport:
         return {owner: count for owner, count in self.after.items() if count}
 
 
-def storages(tensors: Iterable[Memory]) -> dict[int, UntypedStorage | NativeMemory]:
+def storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
     """The storages behind ``tensors``, each once, by identity."""
-    found: dict[int, UntypedStorage | NativeMemory] = {}
+    found: dict[int, UntypedStorage] = {}
     for tensor in tensors:
-        if isinstance(tensor, NativeMemory):
-            found[id(tensor)] = tensor
-        else:
-            storage = tensor.untyped_storage()
-            found[storage._cdata] = storage
+        storage = tensor.untyped_storage()
+        found[storage._cdata] = storage
     return found
 
 
@@ -72,9 +64,9 @@ def storages(tensors: Iterable[Memory]) -> dict[int, UntypedStorage | NativeMemo
 class _Resource:
     owner: str
     release: Callable[[], object]
-    list_tensors: Callable[[], Iterable[Memory]] | None  # None: it holds none
+    list_tensors: Callable[[], Iterable[Tensor]] | None  # None: it holds none
 
-    def storages(self) -> dict[int, UntypedStorage | NativeMemory]:
+    def storages(self) -> dict[int, UntypedStorage]:
         return storages(self.list_tensors() if self.list_tensors is not None else ())
 
 
@@ -88,16 +80,10 @@ class _Released:
     is_alive: Callable[[], bool]
 
     @classmethod
-    def watch(cls, owner: str, storage: UntypedStorage | NativeMemory) -> _Released:
+    def watch(cls, owner: str, storage: UntypedStorage) -> _Released:
         nbytes = storage.nbytes()
-        if isinstance(storage, NativeMemory):
-            return cls(owner=owner, nbytes=nbytes, is_alive=partial(_is_there, weakref.ref(storage)))
         reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         return cls(owner=owner, nbytes=nbytes, is_alive=partial(_is_alive, reference))
-
-
-def _is_there(reference: weakref.ref[NativeMemory]) -> bool:
-    return reference() is not None
 
 
 def _is_alive(reference: StorageWeakRef) -> bool:
@@ -156,12 +142,12 @@ class ResourceStack:
             held[one.owner] = held.get(one.owner, 0) + one.nbytes
         return held
 
-    def unowned(self, root: object) -> list[Memory]:
+    def unowned(self, root: object) -> list[Tensor]:
         """The tensors and the native memory that ``root`` leads to and no owner counts: a call of `own` is missing."""
         owned = self.owners()
         return [tensor for tensor in reachable_tensors(root) if not storages([tensor]).keys() <= owned.keys()]
 
-    def close(self, *, handed_on: Iterable[Memory] = ()) -> ReleaseReport:
+    def close(self, *, handed_on: Iterable[Tensor] = ()) -> ReleaseReport:
         """Runs every release, the last registered first, although earlier ones raise. Idempotent.
 
         Args:
@@ -219,15 +205,15 @@ def _gathered(errors: list[BaseException], note: str) -> Iterator[None]:
         errors.append(error)
 
 
-def reachable_tensors(root: object) -> list[Memory]:
-    """Every tensor and all native memory that ``root`` leads to by references, itself included, each once. Modules,
+def reachable_tensors(root: object) -> list[Tensor]:
+    """Every tensor that ``root`` leads to by references, itself included, each once. Modules,
     classes and the globals of functions are nobody's own: what only they lead to is left out, as is what only C++ knows
     of."""
-    found: list[Memory] = []
+    found: list[Tensor] = []
     seen, pending = {id(root)}, [root]
     while pending:
         current = pending.pop()
-        if isinstance(current, Tensor | NativeMemory):
+        if isinstance(current, Tensor):
             found.append(current)
             continue
         for referent in _referents(current):

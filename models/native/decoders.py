@@ -14,7 +14,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 
-from .library import Ending
+from .library import ACTIVATIONS, Ending
 from .modules import PackedEmbedding, PackedLinear, packed
 from .panels import PANEL, Panels, filled
 from .program import MULTIPLE, Attention, Normed, Program
@@ -23,7 +23,10 @@ _PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLay
 _JOINED = frozenset({"Phi3DecoderLayer"})  # queries, keys and values are one matrix already, gates and values another
 _NORMED = frozenset({"Gemma2DecoderLayer", "Gemma3DecoderLayer"})  # before each sum, too; gains are one less
 _LAYERS = _PLAIN | _JOINED | _NORMED | {"SmolLM3DecoderLayer"}
-_ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
+MODEL_TYPES = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gemma3_text", "smollm3"}
+)
+"""Of the configurations whose models have such layers."""
 _FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # ways to turn that do not depend on a sequence's length
 
 
@@ -69,8 +72,8 @@ class Decoder:
         names = {type(layer).__name__ for layer in own}
         if len(own) != len(self.windows) or len(names) != 1 or names - _LAYERS:
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(_LAYERS))}"
-        if _activation(config) not in _ACTIVATIONS:
-            return f"its activation is {_activation(config)}; known: {', '.join(_ACTIVATIONS)}"
+        if _activation(config) not in ACTIVATIONS:
+            return f"its activation is {_activation(config)}; known: {', '.join(ACTIVATIONS)}"
         if others := _ways_to_turn(config) - _FIXED:
             return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
         if not all(map(_is_known, self.linears)):
@@ -144,7 +147,7 @@ class _Writer:
             program.linear(hidden, split, _inputs_of(attention), Ending.STORE, norm=_norm(layer.input_layernorm))
             program.attend(split, attended, self._attention(index, attention, heads, kv_heads, size))
             self._add(attended, hidden, summand, attention.o_proj, layer.post_attention_layernorm if normed else None)
-            activation = _ACTIVATIONS[_activation(config)]
+            activation = ACTIVATIONS[_activation(config)]
             program.linear(hidden, inner, _gated_of(feed), Ending.GATED, norm=_norm(before), activation=activation)
             self._add(inner, hidden, summand, feed.down_proj, layer.post_feedforward_layernorm if normed else None)
         last, head = program.buffer(config.hidden_size), self.decoder.head

@@ -10,6 +10,9 @@ from typing import Any
 
 from attrs import define, field
 
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
+"""What the library computes of those that configurations name."""
+
 _NAME = "triolet.models.native.step"
 
 

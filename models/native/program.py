@@ -211,13 +211,14 @@ class Rows:
         """
         order: Sequence[int] = range(len(chunks))
         if lengths is not None:
-            order = sorted(order, key=lambda index: chunks[index].cross_slot or 0)
+            order = sorted(order, key=lambda index: _slot(chunks[index]))
         positions, starts, tables = list[int](), list[int](), list[int]()
         told: list[tuple[int, int, int, int]] = []
         for index in order:
-            part = chunks[index]
+            part, slot = chunks[index], 0
             starts.append(len(positions))
-            slot = part.cross_slot or 0
+            if lengths is not None:
+                slot = _slot(part)
             told.append((part.length, len(tables), slot, 0 if lengths is None else lengths(slot)))
             positions += range(part.start, part.start + part.length)
             tables += part.page_table[: -(-(part.start + part.length) // page_size)]
@@ -254,6 +255,11 @@ class Rows:
             yield start, stop, piece, inside
 
 
+def _slot(part: Chunk) -> int:
+    assert part.cross_slot is not None, f"sequence {part.sequence_id} of an encoder-decoder model has no cross slot"
+    return part.cross_slot
+
+
 @define(eq=False)
 class Runner:
     """A program at work, on threads of its own. `release` ends them."""
@@ -288,15 +294,15 @@ class Runner:
             rows: the most of one call; a step of more is several calls.
             positions: the most of a sequence.
         """
-        count = len(program.widths)
-        inner = [torch.empty(rows, program.widths[index]) for index in range(1, count - 1)]
-        operations = program.operations()
-        buffers = (BufferData * count)(*[BufferData(None, width) for width in program.widths])
-        for index, one in enumerate(inner, 1):
-            buffers[index].data = one.data_ptr()
-        turns = (TurnsData * len(program.turns))(
-            *[TurnsData(cos.data_ptr(), sin.data_ptr(), len(cos), cos.shape[1]) for cos, sin in program.turns]
-        )
+        count, inner, operations = len(program.widths), list[Tensor](), program.operations()
+        buffers, turns = (BufferData * count)(), (TurnsData * len(program.turns))()
+        for index, width in enumerate(program.widths):  # no comprehension: a closure, see `core.frames`
+            buffers[index].width = width
+            if 0 < index < count - 1:
+                inner.append(torch.empty(rows, width))
+                buffers[index].data = inner[-1].data_ptr()
+        for index, (cosines, sines) in enumerate(program.turns):
+            turns[index] = TurnsData(cosines.data_ptr(), sines.data_ptr(), *cosines.shape)
         layers, pages, page_size, width = keys_values.shape
         model = ModelData(
             operations=ctypes.addressof(operations),
@@ -402,6 +408,10 @@ class Runner:
         """The buffers, the room, and what the program has of its own."""
         yield from self._tensors
         yield from self._program.tensors()
+
+    def __del__(self) -> None:
+        """Ends the threads of a runner that nobody took over; else `release` has."""
+        self.release()
 
     def release(self) -> None:
         """Ends the threads, and forgets all memory."""

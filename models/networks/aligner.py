@@ -19,7 +19,6 @@ from ...core.plan import AlignedTokens
 from ...core.request import Alignment
 from ..attention.alignment import cross_weights, first_frames, mean_weights
 from ..checkpoints.alignment import AlignmentSettings
-from ..memory.kv import lay_out
 from .network import Feed, WhisperNetwork
 
 _ROWS = 32  # logits computed at once: a whole prompt's would take 90 MB
@@ -43,17 +42,12 @@ class WhisperAligner:
     def align(self, feeds: Sequence[Feed]) -> list[AlignedTokens | None]:
         """Feeds chunks of sequences with an `Alignment`; the answer to each whose chunk ends its prompt."""
         assert self.settings.fault is None, f"words are aligned although {self.settings.fault}"
-        network, chunks = self.network, [feed.part for feed in feeds]
-        network.paged.enter(chunks)
-        layout = lay_out(chunks, network.paged, network.cross, dtype=network.dtype, device=network.device)
-        fed = torch.tensor([token for index in layout.order for token in feeds[index].tokens]).to(network.device)
-        queries: dict[int, Tensor] = {}
-        hidden = network.model.decode(fed, layout, network.paged, network.cross, queries)
-        kept = torch.stack([queries[layer] for layer in self.settings.layers])
-        answers: list[AlignedTokens | None] = [None] * len(feeds)
-        for index, start in zip(layout.order, layout.starts, strict=True):
-            rows = slice(start, start + feeds[index].part.length)
-            answers[index] = self._read(feeds[index], hidden[rows], kept[:, rows])
+        reading = self.network.read(feeds, self.settings.layers)
+        kept = torch.stack(reading.queries)
+        answers: list[AlignedTokens | None] = []
+        for index, feed in enumerate(feeds):
+            rows = slice(reading.starts[index], reading.starts[index] + feed.part.length)
+            answers.append(self._read(feed, reading.hidden[rows], kept[:, rows]))
         return answers
 
     def _read(self, feed: Feed, hidden: Tensor, queries: Tensor) -> AlignedTokens | None:
@@ -78,7 +72,7 @@ class WhisperAligner:
         found: list[float] = []
         for start in range(0, len(tokens), _ROWS):
             asked = torch.tensor(tokens[start : start + _ROWS], device=hidden.device)
-            logits = self.network.model.logits(hidden[start : start + _ROWS])[:, :among]
+            logits = self.network.head(hidden[start : start + _ROWS])[:, :among]
             there = asked < logits.shape[1]
             chosen = logits.gather(1, asked.where(there, 0)[:, None])[:, 0] - logits.logsumexp(-1)
             found += chosen.masked_fill(~there, -torch.inf).tolist()

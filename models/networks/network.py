@@ -5,7 +5,7 @@ A network owns no tensor. It refers to what the executor's resource stack owns: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens, Chunk, EncodeJob, SequenceStart
 from ..memory.kv import CrossKV, PagedKV, lay_out
-from ..memory.resources import Memory
+from ..native.program import Rows, Runner
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
 from ..sampling.structure import Guide
@@ -86,7 +86,7 @@ class Weights(Protocol):
     def to(self, device: torch.device) -> Self:
         """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
 
-    def tensors(self) -> Iterable[Memory]:
+    def tensors(self) -> Iterable[Tensor]:
         """The weights."""
 
     def release(self) -> None:
@@ -135,6 +135,23 @@ class Aligner(Protocol):
         """Feeds chunks of sequences with an `Alignment`; the answer to each whose chunk ends its prompt."""
 
 
+@frozen(eq=False)
+class NativeDecoder:
+    """Whisper's decoder at work in the native library, and which buffers have its queries, by layer."""
+
+    runner: Runner
+    queries: tuple[int, ...]
+
+
+@frozen(kw_only=True, eq=False)
+class Reading:
+    """What a decoder makes of the rows of some chunks."""
+
+    starts: Mapping[int, int]  # the first row of each chunk
+    hidden: Tensor  # [rows, width], for `WhisperNetwork.head`
+    queries: list[Tensor]  # scaled, [rows, width] of each layer that was asked for
+
+
 @frozen(kw_only=True, eq=False)
 class WhisperNetwork:
     """Whisper behind `Network`: items are windows of samples, read through cross-attention."""
@@ -145,6 +162,7 @@ class WhisperNetwork:
     cross: CrossKV
     dtype: torch.dtype
     device: torch.device
+    native: NativeDecoder | None = None  # what computes the decoder; else torch does
 
     @property
     def positions(self) -> int:
@@ -163,16 +181,48 @@ class WhisperNetwork:
         assert record.start.pooling is None, f"sequence {record.start.sequence_id}: Whisper pools nothing"
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
+        if self.native is not None:
+            rows = self._rows(feeds, wanted)
+            return self.native.runner.step(self._embed(feeds, rows), rows)
+        reading = self.read(feeds, ())
+        if not wanted:
+            return reading.hidden.new_empty(0, self.model.shape.vocabulary, dtype=torch.float32)
+        rows_of = [reading.starts[index] + offset for index, offset in wanted]
+        return self.head(reading.hidden[torch.tensor(rows_of, device=self.device)])
+
+    def read(self, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
+        """Feeds chunks, and keeps the queries of the cross-attention of ``layers``."""
+        if self.native is not None:
+            return self._read_natively(self.native, feeds, layers)
         chunks = [feed.part for feed in feeds]
         self.paged.enter(chunks)
         layout = lay_out(chunks, self.paged, self.cross, dtype=self.dtype, device=self.device)
         fed = [token for index in layout.order for token in feeds[index].tokens]
-        hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, self.cross)
-        if not wanted:
-            return hidden.new_empty(0, self.model.shape.vocabulary, dtype=torch.float32)
-        first = dict(zip(layout.order, layout.starts, strict=True))
-        rows = [first[index] + offset for index, offset in wanted]
-        return self.model.logits(hidden[torch.tensor(rows, device=self.device)])
+        kept: dict[int, Tensor] = {}
+        hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, self.cross, kept)
+        starts = dict(zip(layout.order, layout.starts, strict=True))
+        return Reading(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary], float32, of what `read` gives."""
+        return self.model.logits(hidden) if self.native is None else self.native.runner.head(hidden)
+
+    def _read_natively(self, native: NativeDecoder, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
+        every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
+        rows = self._rows(feeds, every)
+        width = self.model.shape.width
+        kept = {native.queries[layer]: torch.empty(len(every), width) for layer in layers}
+        in_order = evolve(rows, wanted=range(len(every)))
+        hidden = native.runner.step(self._embed(feeds, rows), in_order, hidden=True, kept=kept)
+        starts = dict(zip(rows.order, rows.starts, strict=True))
+        return Reading(starts=starts, hidden=hidden, queries=list(kept.values()))
+
+    def _rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
+        return Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
+
+    def _embed(self, feeds: Sequence[Feed], rows: Rows) -> Tensor:
+        fed = [token for index in rows.order for token in feeds[index].tokens]
+        return self.model.embed(torch.tensor(fed), torch.tensor(rows.positions))
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         raise AssertionError(f"{len(feeds)} chunks are to be pooled with {outputs}, but Whisper pools nothing")

@@ -28,10 +28,9 @@ from ..linear.layers import (
     Timed,
     kernels_in,
 )
-from ..linear.packed import Packer
 from ..memory.kv import CrossKV, PagedKV, StepLayout
-from ..memory.resources import Memory
 from .whisper_loader import Loader, Weights
+from .whisper_program import WhisperProgram, write_program
 
 _BLOCK = 1600 << 10  # bytes of a block of hidden states
 
@@ -245,8 +244,8 @@ def _embedding_and_head(loader: Loader, vocabulary: int, width: int, *, tied: bo
     if name in loader.weights:
         head = loader.matrix(name, vocabulary, width)
         if not _is_same(head, tokens):
-            return loader.kept_plain(tokens), loader.kept(head)
-    shared = loader.kept(tokens, with_rows=True)
+            return loader.kept(tokens), loader.kept(head)
+    shared = loader.kept(tokens)
     return shared, shared
 
 
@@ -265,7 +264,7 @@ class WhisperModel:
     kernels: Kernels = field(repr=False)
     _encoder: _Encoder | None = field(repr=False)
     _decoder: _Decoder | None = field(repr=False)
-    _tensors: list[Memory] = field(repr=False)
+    _tensors: list[Tensor] = field(repr=False)
     _linears: list[Timed] = field(repr=False)
 
     @classmethod
@@ -282,31 +281,32 @@ class WhisperModel:
         dtype: torch.dtype,
         int8: bool = False,
         decodes: bool = True,
+        native: bool = False,
     ) -> WhisperModel:
         """Takes every tensor of ``weights`` to ``device`` as ``dtype``, one after the other.
 
         Args:
             int8: quantizes the matrices as they are read; ``dtype`` is what is computed in.
             decodes: false: the encoder alone is read.
+            native: puts the decoder's matrices in the native library's order.
             tied: the head may be the token embedding, where ``weights`` have no ``proj_out.weight``.
 
         Raises:
             CheckpointError: a weight is missing or of another shape.
         """
         kernels = kernels_in(dtype)
-        with Packer.open(torch.get_num_threads()) as packer:
-            loader = Loader(
-                weights=weights,
-                device=device,
-                dtype=dtype,
-                int8=int8,
-                kernels=kernels,
-                packer=packer,
-                taken=[],
-                linears=[],
-            )
-            encoder = _Encoder.load(loader.unpacked(), shape, encoder_inner, activation)
-            decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied) if decodes else None
+        loader = Loader(
+            weights=weights,
+            device=device,
+            dtype=dtype,
+            int8=int8,
+            kernels=kernels,
+            native=native,
+            taken=[],
+            linears=[],
+        )
+        encoder = _Encoder.load(loader.unpacked(), shape, encoder_inner, activation)
+        decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied) if decodes else None
         return cls(
             shape=shape,
             kernels=kernels,
@@ -340,10 +340,20 @@ class WhisperModel:
         queries [rows, width] of each layer's cross-attention into ``kept``, by layer."""
         decoder = self._decoder
         assert decoder is not None, "the model is released, or has no decoder"
-        hidden = decoder.tokens.rows(token_ids) + decoder.positions[layout.positions]
+        hidden = self.embed(token_ids, layout.positions)
         for layer in decoder.layers:
             layer.change(hidden, layout, paged, cross, kept)
         return hidden
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+        """The decoder's inputs [rows, width] of tokens at positions [rows]."""
+        assert self._decoder is not None, "the model is released, or has no decoder"
+        return self._decoder.tokens.rows(token_ids) + self._decoder.positions[positions]
+
+    def program(self) -> WhisperProgram:
+        """The decoder's program for the native library; it was loaded for that."""
+        assert self._decoder is not None, "the model is released, or has no decoder"
+        return write_program(self._decoder, self.shape)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary], float32, of hidden states [rows, width]."""
@@ -356,7 +366,7 @@ class WhisperModel:
 
     def to(self, device: torch.device) -> WhisperModel:
         """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
-        tensors = {id(tensor): _taken(tensor, device) for tensor in self._tensors}
+        tensors = {id(tensor): tensor.to(device) for tensor in self._tensors}
         made: dict[int, Any] = dict(tensors)
         return WhisperModel(
             shape=self.shape,
@@ -367,7 +377,7 @@ class WhisperModel:
             linears=list(map(_rebuilt, self._linears, repeat(made))),
         )
 
-    def tensors(self) -> tuple[Memory, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         """The weights."""
         return tuple(self._tensors)
 
@@ -376,11 +386,6 @@ class WhisperModel:
         self._encoder = self._decoder = None
         self._linears.clear()
         self._tensors.clear()
-
-
-def _taken(memory: Memory, device: torch.device) -> Memory:
-    assert isinstance(memory, Tensor) or device.type == "cpu", f"{memory} is for the CPU alone, not for {device}"
-    return memory.to(device) if isinstance(memory, Tensor) else memory
 
 
 def _rebuilt(part: Any, made: dict[int, Any]) -> Any:

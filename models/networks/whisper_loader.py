@@ -1,4 +1,5 @@
-"""Takes Whisper's tensors from a checkpoint: in the model's dtype, in int8, or packed, to the model's device."""
+"""Takes Whisper's tensors from a checkpoint: in the model's dtype, in int8, or in the native library's order, to the
+model's device."""
 
 from __future__ import annotations
 
@@ -10,9 +11,8 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, PackedLinear, Timed, memory_of
-from ..linear.packed import Packer
-from ..memory.resources import Memory
+from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, PanelLinear, Timed, memory_of
+from ..native.panels import Panels
 
 
 class Weights(Protocol):
@@ -38,14 +38,13 @@ class Loader:
     dtype: torch.dtype
     int8: bool  # whether linear layers, embedding and head are quantized
     kernels: Kernels
-    packer: Packer | None  # None: matrices stay as they are
-    taken: list[Memory]
+    native: bool  # whether matrices are put in the native library's order
+    taken: list[Tensor]
     linears: list[Timed]
 
     def unpacked(self) -> Loader:
-        """For what is multiplied by a window's rows, which are so many that their products gain nothing from a packed
-        matrix."""
-        return evolve(self, packer=None)
+        """For what torch multiplies: by a window's rows."""
+        return evolve(self, native=False)
 
     def take(self, name: str, *shape: int) -> Tensor:
         made = torch.empty(*shape, dtype=self.dtype, device=self.device)
@@ -94,34 +93,23 @@ class Loader:
         weight, scales = empty(outputs, inputs, dtype=torch.int8), empty(outputs, dtype=self.dtype)
         return Int8Linear(weight, scales, added, self.kernels)
 
-    def kept(self, linear: Timed, *, with_rows: bool = False) -> Linear:
-        """A layer whose weights are there, as the model holds it.
-
-        Args:
-            with_rows: rows of it will be asked for.
-        """
-        found = self._packed(linear, with_rows=with_rows)
-        if found is linear:
+    def kept(self, linear: Timed) -> Linear:
+        """A layer whose weights are there, as the model holds it."""
+        if not self.native:
             return self.kept_plain(linear)
-        self.taken.extend(memory_of(found))
-        return found
+        int8 = isinstance(linear, Int8Linear)
+        panels = Panels.of_int8(linear.weight, linear.scales[:, None], linear.bias) if int8 else (
+            Panels.of(linear.weight, linear.bias)
+        )
+        packed = PanelLinear(panels)
+        self.taken.extend(memory_of(packed))
+        return packed
 
     def kept_plain(self, linear: Timed) -> Linear:
         """The layer as it was read."""
         self.taken.extend(memory_of(linear))
         self.linears.append(linear)
         return linear
-
-    def _packed(self, linear: Timed, *, with_rows: bool) -> Linear:
-        """The layer in float16, where that loses nothing."""
-        if self.packer is None or not isinstance(linear, FloatLinear):
-            return linear
-        if self.dtype != torch.float32 or self.device.type != "cpu":
-            return linear
-        matrix = self.packer.pack(linear.weight)
-        if matrix is None:
-            return linear
-        return PackedLinear(matrix, matrix.halved(linear.weight) if with_rows else None, linear.bias)
 
     def fill(self, linear: Timed, rows: slice, name: str, scale: float = 1.0) -> None:
         """Reads the weight ``name`` to some rows of a layer's."""

@@ -35,10 +35,17 @@ from triolet.core.request import LogitRules, Probe, SamplingParams, TimestampRul
 from triolet.models.blueprints.passed import PassedTrials
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import reachable_tensors, storages
+from triolet.models.native.library import Library
 from triolet.testing.families import make_checkpoint
 from triolet.testing.tensors import live_storages
 
 from .media import Checkpoint
+
+@pytest.fixture
+def without_native(monkeypatch):
+    """As where the package was installed without a compiler."""
+    monkeypatch.setattr(Library, "load", classmethod(lambda _: None))
+
 
 LANGUAGES = ("en", "de", "es")
 CHUNK_SECONDS = 2

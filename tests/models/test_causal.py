@@ -284,7 +284,7 @@ def work(base):
     return driver.run(*jobs)
 
 
-def test_bytes_are_those_of_the_checkpoint_and_the_configuration(text_driver, reference):
+def test_bytes_are_those_of_the_checkpoint_and_the_configuration(text_driver, reference, without_native):
     """By owner."""
     driver = text_driver("qwen3", page_size=4)
     told, model = driver.executor.memory().by_owner, reference("qwen3")

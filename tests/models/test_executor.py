@@ -13,8 +13,11 @@ from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.kv import CrossKV
+from triolet.models.native.library import Library
 
 from .conftest import encode_job
+
+NATIVE = set() if Library.load() is None else {"native"}
 
 
 def start_of(sequence, ids, **changes):
@@ -68,7 +71,7 @@ def test_close_returns_every_byte_by_reference_count(driver, job, audio, ids, no
     """With the collector off, every tensor of the executor is dead when `close` returns, and the books say zero."""
     run_a_little(driver, job, audio, ids)
     held = driver.executor.memory()
-    assert set(held.by_owner) == {"features", "weights", "self_kv", "cross_kv", "encoder_outputs", "rule_masks"}
+    assert set(held.by_owner) == {*NATIVE, "features", "weights", "self_kv", "cross_kv", "encoder_outputs", "rule_masks"}
     assert all(count > 0 for count in held.by_owner.values())
     watched = tensors_of(driver.executor)
     driver.executor.close()
@@ -172,9 +175,9 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
     first = executor.step(
         plan_of(0, started=[start_of(1, ids)], cross_writes=[write], chunks=[chunk_of(1, pages=(5,))])
     )
-    model = type(executor._open.main.model)
+    network = type(executor._open.main.network)
     with monkeypatch.context() as patch:
-        patch.setattr(model, "logits", lambda self, hidden: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+        patch.setattr(network, "logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
         with pytest.raises(DeviceOutOfMemory):
             executor.step(plan_of(1, started=[start_of(2, ids)], chunks=[chunk_of(2, pages=(6,))]))
     assert set(executor._records) == {1}

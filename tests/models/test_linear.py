@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from triolet.models.checkpoints.int8 import fill_quantized, quantize
 from triolet.models.linear import layers
 from triolet.models.linear.choice import ROWS, ChoiceFile, choose
-from triolet.models.linear.kernels import FLOAT, INT8, WHOLE, products_are_exact
+from triolet.models.linear.kernels import FLOAT, INT8, WHOLE, multiplies_int8
 from triolet.models.linear.layers import FloatLinear, Int8Linear, Kernels
 from triolet.models.machine.cache import CacheFile
 
@@ -61,7 +61,7 @@ def test_every_kernel_computes_the_product(size, rows, bias, name):
 def test_every_kernel_of_int8_computes_the_product_of_what_is_held(size, rows, bias, name, dtype):
     """Up to what the inputs lose, in int8 themselves or in bfloat16: a part of their largest value for each product."""
     linear = int8_linear(float_linear(*size, bias=bias), dtype)
-    if (name == "weight_only" and size[1] % WHOLE) or (name == "int8" and not products_are_exact()):
+    if (name == "weight_only" and size[1] % WHOLE) or (name == "int8" and not multiplies_int8()):
         reject()
     inputs = inputs_for(linear, rows).to(dtype)
     found = linear.compute(name, inputs).double()
@@ -134,7 +134,7 @@ def test_inputs_are_quantized_in_all_layers_or_in_none(monkeypatch):
     linear = float_linear(64, 32)
     weight, scales = quantize(linear.weight, torch.float32)
     for int8_inputs, exact, expected in ((True, True, {"int8"}), (False, True, NOT_INT8), (True, False, NOT_INT8)):
-        monkeypatch.setattr(layers, "products_are_exact", lambda exact=exact: exact)
+        monkeypatch.setattr(layers, "multiplies_int8", lambda exact=exact: exact)
         quantized = Int8Linear(weight, scales, linear.bias, Kernels(int8_inputs=int8_inputs))
         assert set(quantized.candidates) == expected
         assert {quantized.for_many} <= expected

@@ -29,9 +29,9 @@ def tried(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tried, really = [], text.try_out
 
-    def try_out(network, checkpoint):
+    def try_out(network, checkpoint, native):
         tried.append(checkpoint.folder.name)
-        really(network, checkpoint)
+        really(network, checkpoint, native)
 
     monkeypatch.setattr(text, "try_out", try_out)
     return tried
@@ -112,7 +112,7 @@ def test_a_key_is_of_all_that_matters(monkeypatch):
     assert len(set(keys)) == 9
 
 
-def test_kernels_that_were_chosen_later_are_tried_out(tried, tmp_path, monkeypatch):
+def test_kernels_that_were_chosen_later_are_tried_out(tried, tmp_path, monkeypatch, without_native):
     """The first open may have had no time to choose them all."""
     monkeypatch.setattr("triolet.models.linear.choice._SMALL", 1)
     folder = make_checkpoint("llama", tmp_path / "llama")

@@ -17,6 +17,7 @@ from triolet.models.checkpoints.int8 import quantize
 from triolet.models.linear.layers import Int8Linear
 from triolet.models.linear.modules import QuantizedEmbedding, QuantizedLinear, quantize_modules
 from triolet.models.machine.devices import computes_in_bfloat16
+from triolet.models.native.library import Library
 from triolet.models.networks.fused import FusedLayer, FusedLayers
 from triolet.testing.families import make_checkpoint
 
@@ -69,7 +70,7 @@ def weight_bytes(executor):
 
 
 @pytest.mark.parametrize("family", [*FUSED, "gemma3"])
-def test_a_decoder_in_int8_is_transformers_with_the_rounded_weights(open_driver, folder, family):
+def test_a_decoder_in_int8_is_transformers_with_the_rounded_weights(open_driver, folder, family, without_native):
     """Token for token, for prompts in chunks and side by side."""
     driver = open_driver(folder(family), quantization="int8")
     exactly(driver.executor)
@@ -81,7 +82,7 @@ def test_a_decoder_in_int8_is_transformers_with_the_rounded_weights(open_driver,
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_whisper_in_int8_is_transformers_with_the_rounded_weights(
-    open_driver, checkpoint, reference, features, job, audio, ids, dtype
+    open_driver, checkpoint, reference, features, job, audio, ids, dtype, without_native
 ):
     """The encoder's output, and the log-probabilities of what is written."""
     driver = open_driver(checkpoint, quantization="int8", dtype=dtype)
@@ -117,7 +118,7 @@ def test_an_encoder_in_int8_says_nearly_the_same(open_driver, folder):
     assert again == pytest.approx((hidden / hidden.norm()).tolist(), abs=1e-4)
 
 
-def test_a_classifier_in_int8_says_nearly_the_same(open_driver, tmp_path):
+def test_a_classifier_in_int8_says_nearly_the_same(open_driver, tmp_path, without_native):
     """The head, too, is given floats."""
     config = AutoConfig.from_pretrained(make_checkpoint("llama", tmp_path / "llama"), num_labels=3, pad_token_id=0)
     torch.manual_seed(0)
@@ -132,7 +133,7 @@ def test_a_classifier_in_int8_says_nearly_the_same(open_driver, tmp_path):
     assert found == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_the_head_of_a_model_that_sees_is_quantized_with_its_embedding(open_driver, folder):
+def test_the_head_of_a_model_that_sees_is_quantized_with_its_embedding(open_driver, folder, without_native):
     """Though it lies outside of the part that is a decoder; what encodes stays as it is."""
     module = open_driver(folder("qwen2_vl"), quantization="int8").executor._open.main.model.module
     head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
@@ -161,7 +162,7 @@ def test_a_linear_layer_of_another_kind_is_left_alone():
 
 
 @pytest.mark.parametrize("family", [*FUSED, "gemma3"])
-def test_no_weight_is_held_twice(open_driver, folder, family):
+def test_no_weight_is_held_twice(open_driver, folder, family, without_native):
     """Also where queries, keys and values are one product: the bytes are those of the parameters, each once."""
     model = AutoModelForCausalLM.from_pretrained(folder(family), dtype=torch.float32)
     plain = open_driver(folder(family))
@@ -172,13 +173,49 @@ def test_no_weight_is_held_twice(open_driver, folder, family):
     assert weight_bytes(quantized.executor) == sum(once.values()) - saved
 
 
-def test_whisper_in_int8_holds_a_byte_for_a_weight(open_driver, checkpoint):
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("family", [*FUSED, "gemma3"])
+def test_packed_weights_are_held_once(open_driver, folder, family, quantization):
+    """Matrices filled up to whole panels of outputs, in int8 to whole groups of inputs too; all else as it is."""
+    model = AutoModelForCausalLM.from_pretrained(folder(family), dtype=torch.float32)
+    decoder, config = model.base_model, model.config
+    held = (*model.named_parameters(), *model.named_buffers())
+    others = sum(one.nbytes for name, one in held if one.dim() < 2 and not name.endswith("embed_scale"))
+    attention, hidden, inner = decoder.layers[0].self_attn, config.hidden_size, config.intermediate_size
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    size, layers = attention.head_dim, config.num_hidden_layers
+    stacked = [((heads + 2 * kv_heads) * size, hidden), (hidden, heads * size), (2 * inner, hidden), (hidden, inner)]
+    tables = 1 if model.lm_head.weight is decoder.embed_tokens.weight else 2
+    shapes = [*stacked * layers, *[(config.vocab_size, hidden)] * tables]
+    executor = open_driver(folder(family), quantization=quantization).executor
+    assert weight_bytes(executor) == others + sum(packed_bytes(*shape, int8=bool(quantization)) for shape in shapes)
+
+
+def packed_bytes(outputs, inputs, *, int8):
+    panels = -(-outputs // 32)
+    return panels * -(-inputs // 64) * (128 + 32 * 64) if int8 else panels * 32 * inputs * 4
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+@pytest.mark.parametrize("family", [*FUSED, "gemma3"])
+def test_a_decoder_in_int8_says_nearly_what_it_says_in_float32(open_driver, folder, family):
+    """Natively, where inputs are quantized too: log-probabilities of the same tokens."""
+    logprobs = {}
+    for quantization in (None, "int8"):
+        driver = open_driver(folder(family), quantization=quantization)
+        job = TextJob(prompt=noise(30, 4), max_tokens=1)
+        logprobs[quantization] = TextDriver(driver.executor, driver.description).run(job)[0].logprobs[0]
+    assert logprobs["int8"] == pytest.approx(logprobs[None], abs=0.2)
+
+
+def test_whisper_in_int8_holds_a_byte_for_a_weight(open_driver, checkpoint, without_native):
     plain, quantized = (weight_bytes(open_driver(checkpoint, quantization=one).executor) for one in (None, "int8"))
     assert quantized < 0.45 * plain  # half of the tiny model are convolutions, positions, norms and biases
 
 
 @pytest.mark.parametrize("family", [*FUSED, "gemma3"])
-def test_layers_are_fused_where_that_is_known_to_be_the_same(open_driver, folder, family):
+def test_layers_are_fused_where_that_is_known_to_be_the_same(open_driver, folder, family, without_native):
     network = open_driver(folder(family)).executor._open.main.network
     fused = [one for _, one in network.fused._instead if isinstance(one, FusedLayer)]
     assert len(fused) == (len(network.language.model.layers) if family in FUSED else 0)
@@ -203,7 +240,7 @@ def test_a_quantized_model_sleeps_and_wakes(open_driver, folder, keep):
     assert TextDriver(driver.executor, driver.description).run(job)[0].tokens == before
 
 
-def test_a_draft_model_is_quantized_too(open_driver, folder):
+def test_a_draft_model_is_quantized_too(open_driver, folder, without_native):
     driver = open_driver(
         folder("llama"), quantization="int8", speculation=Speculation(draft=str(folder("llama")), tokens=3)
     )

@@ -1,0 +1,62 @@
+"""Whisper's decoder as a program of the native library (Radford et al. 2022, section 2.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor
+from torch.nn import functional
+
+from ..checkpoints.whisper import Activation, WhisperShape
+from ..native.library import ACTIVATIONS, Ending
+from ..native.program import MULTIPLE, Attention, Normed, Program
+
+
+@frozen(eq=False)
+class WhisperProgram:
+    """The program, and which buffers have the queries of each layer's cross-attention, by layer."""
+
+    program: Program
+    queries: tuple[int, ...]
+
+
+def unknown(shape: WhisperShape, activation: Activation) -> str | None:
+    """Why a decoder is no program; ``None``: it is one."""
+    if activation is not functional.gelu:
+        return "its activation is not gelu"
+    if shape.width % MULTIPLE:
+        return f"its width is {shape.width}; known: multiples of {MULTIPLE}"
+    return None
+
+
+def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
+    """The program of a decoder whose matrices are in panels. Query scales are in the weights."""
+    program, width, heads = Program(), shape.width, shape.decoder_heads
+    inner = decoder.layers[0].feed_forward.widen.panels.outputs
+    hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
+    queries = tuple(map(program.buffer, [width] * len(decoder.layers)))  # no closure, see `core.frames`
+    widened = program.buffer(inner)
+    for layer, query in zip(decoder.layers, queries, strict=True):
+        feed, size = layer.feed_forward, width // heads
+        attention = Attention(layer=layer.index, heads=heads, kv_heads=heads, size=size, scale=1.0, turned=0)
+        program.linear(hidden, split, layer.qkv.panels, Ending.STORE, norm=_norm(layer.norm))
+        program.attend(split, attended, attention)
+        program.linear(attended, hidden, layer.out.panels, Ending.ADD)
+        program.linear(hidden, query, layer.cross_query.panels, Ending.STORE, norm=_norm(layer.cross_norm))
+        program.cross(query, attended, layer=layer.index, heads=heads, size=size)
+        program.linear(attended, hidden, layer.cross_out.panels, Ending.ADD)
+        norm, gelu = _norm(feed.norm), ACTIVATIONS["gelu"]
+        program.linear(hidden, widened, feed.widen.panels, Ending.ACTIVATED, norm=norm, activation=gelu)
+        program.linear(widened, hidden, feed.narrow.panels, Ending.ADD)
+    last = program.buffer(width)
+    program.norm(hidden, last, _norm(decoder.norm), wanted=True)
+    program.linear(last, program.buffer(shape.vocabulary), decoder.head.panels, Ending.STORE, wanted=True)
+    program.has_head = True
+    return WhisperProgram(program, queries)
+
+
+def _norm(norm: Any) -> Normed:
+    """A layer norm with the epsilon that torch has."""
+    gain: Tensor = norm.weight
+    return Normed(gain=gain.clone(), shift=norm.bias.clone(), epsilon=1e-5)
