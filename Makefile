@@ -44,7 +44,7 @@ lint: $(STAMP)
 
 # build/lib goes first, since setuptools takes files from there that the tree has no more
 types: $(STAMP)  ## strict, of the package as it is installed
-	rm -rf build/lib build/types
+	rm -rf build/lib* build/types
 	$(BIN)/python -m pip install --quiet --no-deps --target build/types .
 	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet
 
@@ -53,7 +53,7 @@ types: $(STAMP)  ## strict, of the package as it is installed
 docs: $(STAMP)  ## the site, in site/: open site/index.html
 	@PYTHONWARNINGS="ignore:Editable installation" \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	rm -rf build/lib build/pages build/package site
+	rm -rf build/lib* build/pages build/package site
 	mkdir -p build/pages
 	cp --parents $(PAGES) build/pages
 	$(BIN)/python -m pip install --quiet --no-deps --target build/package .

@@ -46,7 +46,16 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/checkpoints": set(),
     "models/architectures": {"checkpoints"},
     "models/sampling": set(),
-    "models/networks": {"architectures", "attention", "checkpoints", "launch", "linear", "memory", "native", "sampling"},
+    "models/networks": {
+        "architectures",
+        "attention",
+        "checkpoints",
+        "launch",
+        "linear",
+        "memory",
+        "native",
+        "sampling",
+    },
     "models/blueprints": {
         "architectures",
         "attention",

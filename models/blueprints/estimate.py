@@ -16,8 +16,10 @@ from attrs import frozen
 
 from ...core.config import EngineConfig
 from ...core.plan import DeviceMemory
+from ..architectures.text import TextShape
 from ..checkpoints.files import find_weights
 from ..checkpoints.stored import open_weights
+from ..checkpoints.whisper import WhisperShape
 from ..memory.budget import Available, Budget
 from ..native.decoders import MODEL_TYPES
 from ..native.library import Library
@@ -32,7 +34,12 @@ _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in names of weights: parts that are not quantized
 _DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # of encoder-decoders
 _CROSS = ("encoder_attn.k_proj.weight", "encoder_attn.v_proj.weight")  # torch's: all layers' are one product
-_SCALED = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight", "encoder_attn.q_proj.weight")
+_SCALED = (
+    "self_attn.q_proj.weight",
+    "self_attn.k_proj.weight",
+    "self_attn.v_proj.weight",
+    "encoder_attn.q_proj.weight",
+)
 _ROOM = 1 << 18  # bytes for the native library's plans and counters
 _SCALES = "gemma"  # in model types: token embeddings that scale, and are not quantized
 
@@ -104,12 +111,14 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     thread the rows of a product."""
     if not may_be_native(blueprint):
         return 0
-    shape, text = blueprint.checkpoint.shape, isinstance(blueprint, TextBlueprint)
-    first = "layers.0." if text else "decoder.layers.0."
+    shape = blueprint.checkpoint.shape
+    first = "decoder.layers.0." if isinstance(shape, WhisperShape) else "layers.0."
     own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and first in name]
     largest = max(map(max, own), default=0)
-    between = sum(outputs for outputs, _ in own) + (0 if text else shape.decoder_layers * shape.width)
-    turns = 16 * shape.head_dim if text else 0
+    between = sum(outputs for outputs, _ in own)
+    if isinstance(shape, WhisperShape):
+        between += shape.decoder_layers * shape.width  # queries are kept for words
+    turns = 16 * shape.head_dim if isinstance(shape, TextShape) else 0
     threads = blueprint.config.threads or torch.get_num_threads()
     positions = most_positions(blueprint.config, shape.positions)
     return 4 * (NATIVE_ROWS * (between + largest) + 64 * threads * largest) + positions * (turns + largest // 8) + _ROOM

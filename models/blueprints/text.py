@@ -41,6 +41,7 @@ from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions,
 from .passed import PassedTrials, trial_key
 from .trial import try_out, try_out_encoder
 
+
 @frozen(kw_only=True, eq=False)
 class TextBlueprint:
     """Of decoder-only and pooling models."""
@@ -225,7 +226,7 @@ class TextBlueprint:
             importlib.import_module("torch._dynamo")
         if isinstance(network, CausalNetwork):
             decoder = self._native_decoder(network.model.module)
-            native = None if network.native is None else partial(self._open_native, decoder)
+            native = partial(self._open_native, decoder) if isinstance(decoder, Decoder) else None
             prove = partial(try_out, network, self.checkpoint, native)
             if network.compiled is not None:
                 prove()  # which compiles, too

@@ -85,9 +85,9 @@ def dequantized(inputs: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | N
 
 @cache
 def multiplies_int8() -> bool:
-    """Whether this CPU multiplies int8 fast and exactly. Without VNNI oneDNN adds pairs of products up in 16 bits and cuts
-    off what they do not hold, or torch multiplies one by one: on an AMD EPYC without it a window of whisper-base takes
-    17 s instead of 1."""
+    """Whether this CPU multiplies int8 fast and exactly. Without VNNI oneDNN adds pairs of products up in 16 bits and
+    cuts off what they do not hold, or torch multiplies one by one: on an AMD EPYC without it a window of whisper-base
+    takes 17 s instead of 1."""
     largest = torch.full((4, 64), 127, dtype=torch.int8)
     return torch.cpu._is_vnni_supported() and bool((torch._int_mm(largest, largest.T) == 127 * 127 * 64).all())
 

@@ -23,9 +23,7 @@ _PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLay
 _JOINED = frozenset({"Phi3DecoderLayer"})  # queries, keys and values are one matrix already, gates and values another
 _NORMED = frozenset({"Gemma2DecoderLayer", "Gemma3DecoderLayer"})  # before each sum, too; gains are one less
 _LAYERS = _PLAIN | _JOINED | _NORMED | {"SmolLM3DecoderLayer"}
-MODEL_TYPES = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gemma3_text", "smollm3"}
-)
+MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gemma3_text", "smollm3"})
 """Of the configurations whose models have such layers."""
 _FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # ways to turn that do not depend on a sequence's length
 

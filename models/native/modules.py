@@ -1,8 +1,8 @@
 """Modules of torch whose matrices are in the native library's order, in place of a loaded model's own.
 
 They compute by torch what they stand for, from matrices that are unpacked part by part: for a trial, and wherever the
-library does not. So a model's weights are held once. Inputs are not quantized here, as the library does beside weights in
-int8.
+library does not. So a model's weights are held once. Inputs are not quantized here, as the library does beside weights
+in int8.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PART = 4096  # outputs that are unpacked at a time
 
 
 class PackedLinear(nn.Module):
-    """Stands for an `nn.Linear`: ``outputs`` of a matrix in panels from ``first`` on. The others are its neighbours'."""
+    """Stands for an `nn.Linear`: ``outputs`` of a matrix in panels from ``first`` on. The others are neighbours'."""
 
     weight: Tensor
     bias: Tensor | None
@@ -83,4 +83,6 @@ def _bias(modules: Sequence[Any]) -> Tensor | None:
     if all(each.bias is None for each in modules):
         return None
     zeros = [torch.zeros(len(each.weight)) for each in modules]
-    return torch.cat([zero if each.bias is None else each.bias.detach() for zero, each in zip(zeros, modules, strict=True)])
+    return torch.cat(
+        [zero if each.bias is None else each.bias.detach() for zero, each in zip(zeros, modules, strict=True)]
+    )

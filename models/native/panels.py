@@ -3,7 +3,6 @@ value, or in float32."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from ctypes import pointer
 from typing import Any
 
@@ -87,7 +86,7 @@ class Panels:
     @property
     def _values(self) -> Tensor:
         """[panels, groups, 16, 32, 4]."""
-        return self.packed[..., _SCALES:].view(torch.int8).unflatten(-1, (GROUP // 4, PANEL, 4))
+        return self.packed[..., _SCALES:].view(torch.int8).view(*self.packed.shape[:2], GROUP // 4, PANEL, 4)
 
     def rows(self, places: Tensor) -> Tensor:
         """Outputs' weights, float32 [places, inputs], as of an embedding."""

@@ -244,11 +244,12 @@ class Rows:
             stop, own = min(start + most, count), list[tuple[int, int, int, int]]()
             left = stop - start
             while left:
-                length, *rest = chunks.pop()
-                if length > left:
-                    chunks.append((length - left, *rest))
-                own.append((min(length, left), *rest))
-                left -= own[-1][0]
+                length, table, slot, embeddings = chunks.pop()
+                taken = min(length, left)
+                if taken < length:
+                    chunks.append((length - taken, table, slot, embeddings))
+                own.append((taken, table, slot, embeddings))
+                left -= taken
             inside = [index for index, row in enumerate(self.wanted) if start <= row < stop]
             wanted = [self.wanted[index] - start for index in inside]
             piece = Rows(positions=self.positions[start:stop], chunks=own, tables=self.tables, wanted=wanted)
@@ -347,7 +348,8 @@ class Runner:
         program = self._program
         shape = (len(rows.positions), program.widths[0])
         assert inputs.shape == shape, f"inputs of {tuple(inputs.shape)}; the plan is of {shape}"
-        assert inputs.dtype == torch.float32 and inputs.is_contiguous(), "the library reads float32, value by value"
+        assert inputs.dtype == torch.float32, f"the library reads float32, not {inputs.dtype}"
+        assert inputs.is_contiguous(), "the library reads value by value"
         headless = hidden and program.has_head
         found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1])
         own = self._buffers[len(program.widths) - 2].data

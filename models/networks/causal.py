@@ -140,7 +140,7 @@ class CausalNetwork:
         if self.native is not None:
             every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
             hidden = self._native_rows(self.native, feeds, every, outputs, hidden=True)
-            parts = hidden.split([feed.part.length for feed in feeds])
+            parts = torch.split(hidden, [feed.part.length for feed in feeds])
             return list(map(self._pool, feeds, parts))
         layout = self._lay_out([feed.part for feed in feeds])
         hidden = self.hidden(feeds, layout, outputs)
@@ -197,9 +197,7 @@ class CausalNetwork:
         self.paged.enter(chunks)
         return PagedLayout.of(chunks, self.paged.page_size, self.device)
 
-    def _embed(
-        self, feeds: Sequence[Feed], order: Sequence[int], starts: Sequence[int], outputs: Outputs
-    ) -> Tensor:
+    def _embed(self, feeds: Sequence[Feed], order: Sequence[int], starts: Sequence[int], outputs: Outputs) -> Tensor:
         """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them.
 
         Args:

@@ -97,10 +97,10 @@ class Loader:
         """A layer whose weights are there, as the model holds it."""
         if not self.native:
             return self.kept_plain(linear)
-        int8 = isinstance(linear, Int8Linear)
-        panels = Panels.of_int8(linear.weight, linear.scales[:, None], linear.bias) if int8 else (
-            Panels.of(linear.weight, linear.bias)
-        )
+        if isinstance(linear, Int8Linear):
+            panels = Panels.of_int8(linear.weight, linear.scales[:, None], linear.bias)
+        else:
+            panels = Panels.of(linear.weight, linear.bias)
         packed = PanelLinear(panels)
         self.taken.extend(memory_of(packed))
         return packed

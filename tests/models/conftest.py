@@ -41,6 +41,7 @@ from triolet.testing.tensors import live_storages
 
 from .media import Checkpoint
 
+
 @pytest.fixture
 def without_native(monkeypatch):
     """As where the package was installed without a compiler."""

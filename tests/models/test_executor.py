@@ -71,7 +71,15 @@ def test_close_returns_every_byte_by_reference_count(driver, job, audio, ids, no
     """With the collector off, every tensor of the executor is dead when `close` returns, and the books say zero."""
     run_a_little(driver, job, audio, ids)
     held = driver.executor.memory()
-    assert set(held.by_owner) == {*NATIVE, "features", "weights", "self_kv", "cross_kv", "encoder_outputs", "rule_masks"}
+    assert set(held.by_owner) == {
+        *NATIVE,
+        "features",
+        "weights",
+        "self_kv",
+        "cross_kv",
+        "encoder_outputs",
+        "rule_masks",
+    }
     assert all(count > 0 for count in held.by_owner.values())
     watched = tensors_of(driver.executor)
     driver.executor.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ import trio
 from attrs import define
 
 from triolet import Completion, Engine, EngineConfig, PoisonRequest, SamplingParams
-from triolet.models.networks.whisper import WhisperModel
+from triolet.models.networks.network import Feed, WhisperNetwork
 
 REQUESTS, RATE = 200, 0.05
 POISON = 2  # a token that the checkpoint suppresses: nobody draws it
@@ -25,18 +27,18 @@ class Flaky:
     steps: int = 0
     failed: int = 0
 
-    def decode(self, model: WhisperModel, tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+    def logits(self, network: WhisperNetwork, feeds: Sequence[Feed], *rest: Any) -> torch.Tensor:
         self.steps += 1
-        hidden = DECODE(model, tokens, *rest)
-        if POISON in tokens.tolist():
+        found = LOGITS(network, feeds, *rest)
+        if any(POISON in feed.tokens for feed in feeds):
             raise RuntimeError("a poisonous prompt")
         if self.dice.random() < RATE:
             self.failed += 1
             raise RuntimeError("a cosmic ray")
-        return hidden
+        return found
 
 
-DECODE = WhisperModel.decode
+LOGITS = WhisperNetwork.logits
 
 
 @define
@@ -72,10 +74,10 @@ async def test_of_200_mixed_requests_only_the_poisonous_ones_fail(checkpoint, au
     undisturbed = await Mixed(checkpoint, audio).run()
     flaky = Flaky(random.Random(0))
 
-    def decode(*arguments: object) -> torch.Tensor:  # a function, so that it is given the model
-        return flaky.decode(*arguments)
+    def logits(*arguments: Any) -> torch.Tensor:  # a function, so that it is given the network
+        return flaky.logits(*arguments)
 
-    monkeypatch.setattr(WhisperModel, "decode", decode)
+    monkeypatch.setattr(WhisperNetwork, "logits", logits)
     disturbed = await Mixed(checkpoint, audio, frozenset({31, 77, 140})).run()
     assert flaky.failed >= 0.03 * flaky.steps, "the device was not flaky"
     poisoned = {number for number, end in disturbed.items() if end == "poison"}
