@@ -124,6 +124,15 @@ def check_waiting(policy: WaitPolicy) -> Finding:
     return Finding("waiting", "ok", found)
 
 
+def check_native(level: int | None) -> Finding:
+    """Of the native library's instruction set, as x86-64 counts them; ``None``: the package has no library."""
+    if level is None:
+        advice = "install a C++ compiler, then triolet from its source again: pip install --force-reinstall --no-deps ."
+        return Finding("native", "slow", "not there: models on the CPU run by torch's operations", advice)
+    name = {3: "AVX2", 4: "AVX-512"}.get(level, "no instruction set of its own")
+    return Finding("native", "ok", f"there, with {name}: decoders on the CPU run by it")
+
+
 def check_switching(interval: float, while_working: float) -> Finding:
     """How long a Python thread that computes keeps the others waiting, in seconds: now, and while an engine works."""
     found = f"{interval * 1e3:g} ms"

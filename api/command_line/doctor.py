@@ -104,6 +104,7 @@ def _machine(processor: Processor) -> Iterator[Finding]:
     from ...actors.switch_interval import SHORT
     from ...models.machine.devices import computes_in_bfloat16
     from ...models.machine.host import cpu_flags, memory_limit, read_file
+    from ...models.native.library import Library
 
     backends: Any = torch.backends
     libraries = {"MKL": backends.mkl.is_available(), "oneDNN": backends.mkldnn.is_available()}
@@ -118,6 +119,8 @@ def _machine(processor: Processor) -> Iterator[Finding]:
     yield checks.check_threads(processor.cores, processor.threads, os.environ)
     yield checks.check_waiting(processor.policy)
     yield checks.check_switching(sys.getswitchinterval(), SHORT)
+    library = Library.load()
+    yield checks.check_native(None if library is None else library.level)
     yield checks.check_memory(processor.memory, processor.available, memory_limit(read_file))
     capability = torch.backends.cpu.get_cpu_capability()
     yield checks.check_instructions(cpu_flags(read_file), capability, bfloat16=computes_in_bfloat16())

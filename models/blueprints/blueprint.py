@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
 
 import torch
@@ -96,6 +97,19 @@ class Blueprint(Protocol):
 
     def describe(self, name: str) -> ModelDescription:
         """What the engine must know."""
+
+
+def tell_way(architecture: str, why_not: str | None, threads: int) -> None:
+    """Logs how a decoder is computed.
+
+    Args:
+        why_not: why the native library does not compute it; ``None``: it does.
+    """
+    log = logging.getLogger("triolet")
+    if why_not is None:
+        log.info("%s runs by the native library, on %d threads", architecture, threads)
+    else:
+        log.info("%s runs by torch's operations, not by the native library: %s", architecture, why_not)
 
 
 def chosen(budget: Budget | None) -> Budget:

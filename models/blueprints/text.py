@@ -37,7 +37,7 @@ from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.fused import FusedLayers
 from ..networks.network import Network
-from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, name_devices
+from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, name_devices, tell_way
 from .passed import PassedTrials, trial_key
 from .trial import try_out, try_out_encoder
 
@@ -176,11 +176,14 @@ class TextBlueprint:
     def hasten(self, network: Network, own: Own) -> Network:
         if not isinstance(network, CausalNetwork):
             return network
+        decoder = self._native_decoder(network.model.module)
+        why_not = decoder if isinstance(decoder, str) else None
+        tell_way(self.checkpoint.architecture, why_not, torch.get_num_threads())
         if self.config.compile:
             compiled = own("compiled", CompiledLayers.of(network.language, self.checkpoint.shape.layers))
             network = evolve(network, compiled=compiled)
             network.attach()
-        elif isinstance(decoder := self._native_decoder(network.model.module), Decoder):
+        elif isinstance(decoder, Decoder):
             assert isinstance(network.paged, PagedKV), "the library reads pages of one device"
             network = evolve(network, native=own("native", self._open_native(decoder, network.paged)))
         elif self.device.type == "cpu" and network.pipeline is None:

@@ -23,7 +23,7 @@ from ..networks.features import LogMel
 from ..networks.network import NativeDecoder, Network, WhisperNetwork, encode_windows
 from ..networks.whisper import WhisperModel
 from ..networks.whisper_program import unknown
-from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions
+from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, tell_way
 
 
 @frozen(kw_only=True, eq=False)
@@ -99,6 +99,8 @@ class WhisperBlueprint:
             return Parts(network=alone, model=model, log_mel=log_mel, paged=None, cross=None)
         paged = own("self_kv", self._allocate_pages())
         cross = own("cross_kv", self._allocate_slots())
+        why_not = self.not_native()
+        tell_way(self.checkpoint.architecture, why_not, torch.get_num_threads())
         network = WhisperNetwork(
             model=model,
             log_mel=log_mel,
@@ -106,7 +108,7 @@ class WhisperBlueprint:
             cross=cross,
             dtype=self.dtype,
             device=self.device,
-            native=self._open_native(own, model, paged, cross) if self.not_native() is None else None,
+            native=self._open_native(own, model, paged, cross) if why_not is None else None,
         )
         aligner = WhisperAligner(network=network, settings=self.checkpoint.alignment)
         return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross, aligner=aligner)

@@ -25,6 +25,7 @@ from triolet.api.command_line.checks import (
     check_hub,
     check_instructions,
     check_memory,
+    check_native,
     check_packages,
     check_switching,
     check_threads,
@@ -78,6 +79,8 @@ X86 = frozenset({"sse2", "avx2", "avx512f", "fma"})
         (check_waiting(WaitPolicy(setting="OMP_WAIT_POLICY=Active", reason="set")), "slow", "set it to PASSIVE"),
         (check_waiting(WaitPolicy(setting=None, reason="early")), "slow", "set OMP_WAIT_POLICY=PASSIVE: early"),
         (check_switching(0.005, 1e-4), "ok", ""),
+        (check_native(3), "ok", ""),
+        (check_native(None), "slow", "install a C++ compiler"),
         (check_memory(8 * GIB, 4 * GIB, None), "ok", ""),
         (check_memory(8 * GIB, None, 16 * GIB), "ok", ""),
         (check_memory(8 * GIB, GIB // 2, 16 * GIB), "wrong", "end other programs"),
@@ -307,7 +310,7 @@ def test_a_real_run_finds_the_machine_as_it_is_and_torch_set_up_right(tmp_path: 
     assert done.returncode == (0 if told["ok"] else 1)
     assert told["ok"] == all(each["state"] == "ok" for each in told["findings"])
     names = "python packages torch device threads waiting switching memory instructions av soundfile soxr decoding"
-    assert set(findings) == {*names.split(), "cache", "models", "demo"}
+    assert set(findings) == {*names.split(), "native", "cache", "models", "demo"}
     for name in ("packages", "threads", "waiting", "switching", "av", "soundfile", "soxr", "decoding", "cache", "demo"):
         assert findings[name]["state"] == "ok", findings[name]
     assert findings["waiting"]["found"] == "OMP_WAIT_POLICY=PASSIVE, set before torch was loaded"

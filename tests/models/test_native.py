@@ -216,7 +216,7 @@ def test_numbers_in_int8_are_those_of_the_packed_module(name: str, level: int) -
         assert float(apart[-1].median()) < 0.2
 
 
-@settings(max_examples=60)
+@settings(max_examples=max(60, settings().max_examples // 2 - 200))
 @given(
     name=st.sampled_from(list(CONFIGS)),
     seed=st.integers(0, 2**32 - 1),
