@@ -514,7 +514,7 @@ void turn(Engine& e, const Operation& o, int block) {
         const float *cosines = nullptr, *sines = nullptr;
         if (o.turned) {
             const Turns& t = m.turns[o.table];
-            const int64_t at = (int64_t)(e.step.turn_rows ? e.step.turn_rows[row] : position) * t.half;
+            const int64_t at = (int64_t)position * t.half;
             cosines = t.cosines + at;
             sines = t.sines + at;
         }

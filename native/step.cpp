@@ -2,22 +2,14 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <new>
 #include <thread>
 #include <vector>
 
 namespace {
-
-template <class Work>
-void in_threads(int threads, Work work) {
-    std::vector<std::thread> others;
-    for (int t = 1; t < threads; t++) others.emplace_back(work, t);
-    work(0);
-    for (auto& other : others) other.join();
-}
 
 // Where each array lies in a model's room
 struct Room {
@@ -52,7 +44,6 @@ void lay_out(Engine& e, Room& room) {
     e.slots = room.take<Block>(m.most_rows);
     e.come = room.take<int32_t>(BLOCK * heads);
     e.step.positions = room.take<int32_t>(m.most_rows);
-    e.step.turn_rows = room.take<int32_t>(m.most_rows);
     e.step.wanted = room.take<int32_t>(m.most_rows);
     e.step.tables = room.take<int32_t>((size_t)m.most_rows * table);
     e.ready = room.take<uint8_t>(m.most_rows * ready_bytes(e.width));
@@ -127,10 +118,8 @@ Fault admit(Engine& e, const Step& plan) {
         if (plan.wanted[i] < 0 || plan.wanted[i] >= plan.rows) return BAD_WANTED;
     for (int row = 0; row < plan.rows; row++) {
         if (plan.positions[row] < 0 || plan.positions[row] >= m.positions) return BAD_POSITION;
-        for (int t = 0; t < m.turns_count; t++) {
-            const int at = plan.turn_rows ? plan.turn_rows[row] : plan.positions[row];
-            if (at < 0 || at >= m.turns[t].count) return BAD_POSITION;
-        }
+        for (int t = 0; t < m.turns_count; t++)
+            if (plan.positions[row] >= m.turns[t].count) return BAD_POSITION;
     }
     e.block_count = e.slot_count = 0;
     int row = 0;
@@ -158,7 +147,6 @@ Fault admit(Engine& e, const Step& plan) {
     s.part = plan.part;
     memcpy((void*)s.positions, plan.positions, plan.rows * 4);
     memcpy((void*)s.tables, plan.tables, plan.table_size * 4);
-    memcpy((void*)s.turn_rows, plan.turn_rows ? plan.turn_rows : plan.positions, plan.rows * 4);
     if (plan.wanted_count) memcpy((void*)s.wanted, plan.wanted, plan.wanted_count * 4);
     e.split = plan.rows <= BLOCK;
     return FINE;
@@ -187,6 +175,7 @@ int32_t triolet_level() {
 }
 
 void* triolet_open(const Model* model, int32_t level) {
+    if (model->threads < 1 || model->threads > MOST_THREADS) return nullptr;
     Native* native = new (std::nothrow) Native{};
     if (!native) return nullptr;
     native->engine.model = *model;
@@ -201,7 +190,12 @@ void* triolet_open(const Model* model, int32_t level) {
 #else
     native->code = level1::code();
 #endif
-    for (int t = 1; t < model->threads; t++) native->threads.emplace_back([native, t] { native->serve(t); });
+    try {
+        for (int t = 1; t < model->threads; t++) native->threads.emplace_back([native, t] { native->serve(t); });
+    } catch (const std::exception&) {  // the system gives no more threads: those that are there end
+        delete native;
+        return nullptr;
+    }
     return native;
 }
 
@@ -212,24 +206,6 @@ int32_t triolet_step(void* handle, const Step* plan) {
     const Fault fault = admit(native.engine, *plan);
     if (fault == FINE) native.run();
     return fault;
-}
-
-double triolet_read(const void* data, size_t bytes, int32_t threads) {
-    const auto begin = std::chrono::steady_clock::now();
-    std::vector<uint64_t> found(threads * 8);
-    in_threads(threads, [&](int thread) {
-        const size_t part = bytes / threads / 256 * 256;
-        const uint64_t* at = (const uint64_t*)((const uint8_t*)data + part * thread);
-        uint64_t sums[8] = {};
-        for (size_t i = 0; i < part / 8; i += 8) {
-            __builtin_prefetch(at + i + 256);
-            for (int k = 0; k < 8; k++) sums[k] ^= at[i + k];
-        }
-        for (int k = 0; k < 8; k++) found[thread * 8] ^= sums[k];
-    });
-    volatile uint64_t kept = 0;
-    for (uint64_t one : found) kept = kept ^ one;
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
 }  // extern "C"

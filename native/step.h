@@ -66,7 +66,6 @@ struct Step {
     int32_t rows, wanted_count, chunk_count, table_size;
     int32_t part;               // a `Part`; HEAD: of the `wanted_count` rows that are in its buffer, and nothing else counts
     const int32_t* positions;   // [rows]
-    const int32_t* turn_rows;   // [rows] of the tables of turns; none: the positions
     const int32_t* chunks;      // [chunk_count][4]: rows of one sequence, position after position; where its pages begin;
                                 // its slot, and how many embeddings are in it
     const int32_t* tables;      // [table_size] pages
@@ -80,6 +79,5 @@ void* triolet_open(const Model*, int32_t level);
 void triolet_close(void*);
 int32_t triolet_step(void*, const Step*);
 int32_t triolet_level();  // the best one of this processor: 1, 3 or 4, as of x86-64
-double triolet_read(const void* data, size_t bytes, int32_t threads);  // seconds of a plain read
 }
 #pragma GCC visibility pop

@@ -48,7 +48,7 @@ def trial_key(
 
     models = Path(__file__).parents[1]
     sources = hashlib.sha256()
-    for path in sorted(models.rglob("*.py")):
+    for path in sorted((*models.rglob("*.py"), *models.rglob("*.so"))):  # the native library, too
         sources.update(f"{path.relative_to(models)}".encode() + path.read_bytes())
     depends = {
         "checkpoint": (dict(stamps), fingerprint),

@@ -5,10 +5,16 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 from attrs import define, field
+
+from ...core.errors import EngineError
+
+MOST_THREADS = 64
+"""As many as the library has counters for."""
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
 """What the library computes of those that configurations name."""
@@ -110,7 +116,7 @@ class StepData(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "part")),
-        *((name, c_void_p) for name in ("positions", "turn_rows", "chunks", "tables", "wanted")),
+        *((name, c_void_p) for name in ("positions", "chunks", "tables", "wanted")),
     )
 
 
@@ -120,19 +126,10 @@ class Library:
 
     _calls: ctypes.CDLL = field(repr=False)
 
-    @classmethod
-    def load(cls) -> Library | None:
-        """``None``: the package was installed without a compiler."""
-        found = find_spec(_NAME)
-        if found is None or found.origin is None:
-            return None
-        calls = ctypes.CDLL(found.origin)
-        calls.triolet_room.argtypes, calls.triolet_room.restype = [POINTER(ModelData)], c_size_t
-        calls.triolet_open.argtypes, calls.triolet_open.restype = [POINTER(ModelData), c_int32], c_void_p
-        calls.triolet_close.argtypes, calls.triolet_close.restype = [c_void_p], None
-        calls.triolet_step.argtypes, calls.triolet_step.restype = [c_void_p, POINTER(StepData)], c_int32
-        calls.triolet_level.argtypes, calls.triolet_level.restype = [], c_int32
-        return cls(calls)
+    @staticmethod
+    def load() -> Library | None:
+        """The library of this process. ``None``: the package was installed without a compiler."""
+        return _loaded()
 
     @property
     def level(self) -> int:
@@ -150,11 +147,14 @@ class Library:
             level: the instruction set; 0: the best one.
 
         Raises:
-            MemoryError: there is none for the threads.
+            EngineError: there are no threads to be had.
         """
         handle = self._calls.triolet_open(byref(model), level)
         if not handle:
-            raise MemoryError("the native library has no memory for its threads")
+            raise EngineError(
+                f"the native library cannot start {model.threads} threads; allowed: 1 to {MOST_THREADS}, as many as "
+                "the system lets this process have. Use EngineConfig(threads=1)"
+            )
         return handle
 
     def step(self, handle: Any, step: StepData) -> Fault:
@@ -164,3 +164,17 @@ class Library:
     def close(self, handle: Any) -> None:
         """Ends the threads, and returns when they are gone."""
         self._calls.triolet_close(handle)
+
+
+@cache  # of the process, as what `dlopen` gives is; ctypes' own objects for it are in cycles
+def _loaded() -> Library | None:
+    found = find_spec(_NAME)
+    if found is None or found.origin is None:
+        return None
+    calls = ctypes.CDLL(found.origin)
+    calls.triolet_room.argtypes, calls.triolet_room.restype = [POINTER(ModelData)], c_size_t
+    calls.triolet_open.argtypes, calls.triolet_open.restype = [POINTER(ModelData), c_int32], c_void_p
+    calls.triolet_close.argtypes, calls.triolet_close.restype = [c_void_p], None
+    calls.triolet_step.argtypes, calls.triolet_step.restype = [c_void_p, POINTER(StepData)], c_int32
+    calls.triolet_level.argtypes, calls.triolet_level.restype = [], c_int32
+    return Library(calls)

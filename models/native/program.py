@@ -6,9 +6,9 @@ their addresses: whoever takes the tensors away closes the runner first.
 
 from __future__ import annotations
 
-import ctypes
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import addressof, c_char, sizeof
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,19 @@ from torch import Tensor
 
 from ...core.errors import EngineError
 from ...core.plan import Chunk
-from .library import BufferData, Fault, Kind, Library, ModelData, Norm, OperationData, Part, StepData, TurnsData
+from .library import (
+    MOST_THREADS,
+    BufferData,
+    Fault,
+    Kind,
+    Library,
+    ModelData,
+    Norm,
+    OperationData,
+    Part,
+    StepData,
+    TurnsData,
+)
 from .panels import Panels
 
 MULTIPLE = 16  # widths that are normalized are multiples of it
@@ -139,9 +151,9 @@ class Program:
         """Attends from the scaled queries in ``source`` [rows, heads * size] to the slot of each row."""
         self._add(kind=Kind.CROSS, source=source, to=to, layer=layer, heads=heads, kv_heads=heads, size=size)
 
-    def operations(self) -> Any:
-        """As an array of the library's."""
-        return (OperationData * len(self._operations))(*self._operations)
+    def operations(self) -> bytearray:
+        """As the library reads them, one after the other, as long as the program has them."""
+        return bytearray(b"".join(map(bytes, self._operations)))
 
     def tensors(self) -> Iterator[Tensor]:
         """What the operations read that is the program's own: not the matrices."""
@@ -256,6 +268,11 @@ class Rows:
             yield start, stop, piece, inside
 
 
+def _address(memory: bytearray) -> int:
+    """Where ``memory`` lies, as long as it lives and its size stays."""
+    return addressof(c_char.from_buffer(memory))
+
+
 def _slot(part: Chunk) -> int:
     assert part.cross_slot is not None, f"sequence {part.sequence_id} of an encoder-decoder model has no cross slot"
     return part.cross_slot
@@ -268,7 +285,9 @@ class Runner:
     _library: Library = field(repr=False)
     _program: Program = field(repr=False)
     _handle: Any = field(repr=False)
-    _buffers: Any = field(repr=False)  # as the library knows them: those of the rows and the results are each step's
+    _buffers: list[BufferData] = field(
+        repr=False
+    )  # as the library knows them: those of the rows and the results are each step's
     _held: list[Any] = field(repr=False)  # what the library has addresses of
     _tensors: list[Tensor] = field(repr=False)  # the other buffers, and the room
     _rows: int
@@ -295,24 +314,26 @@ class Runner:
             rows: the most of one call; a step of more is several calls.
             positions: the most of a sequence.
         """
+        # no ctypes arrays: their types are in cycles; and no comprehensions: closures, see `core.frames`
         count, inner, operations = len(program.widths), list[Tensor](), program.operations()
-        buffers, turns = (BufferData * count)(), (TurnsData * len(program.turns))()
-        for index, width in enumerate(program.widths):  # no comprehension: a closure, see `core.frames`
-            buffers[index].width = width
+        table, buffers, turns = bytearray(count * sizeof(BufferData)), list[BufferData](), bytearray()
+        for index, width in enumerate(program.widths):
+            buffers.append(BufferData.from_buffer(table, index * sizeof(BufferData)))
+            buffers[-1].width = width
             if 0 < index < count - 1:
                 inner.append(torch.empty(rows, width))
-                buffers[index].data = inner[-1].data_ptr()
-        for index, (cosines, sines) in enumerate(program.turns):
-            turns[index] = TurnsData(cosines.data_ptr(), sines.data_ptr(), *cosines.shape)
+                buffers[-1].data = inner[-1].data_ptr()
+        for cosines, sines in program.turns:
+            turns += bytes(TurnsData(cosines.data_ptr(), sines.data_ptr(), *cosines.shape))
         layers, pages, page_size, width = keys_values.shape
         model = ModelData(
-            operations=ctypes.addressof(operations),
-            buffers=ctypes.addressof(buffers),
-            turns=ctypes.addressof(turns),
-            count=len(operations),
+            operations=_address(operations),
+            buffers=_address(table),
+            turns=_address(turns) if turns else None,
+            count=len(operations) // sizeof(OperationData),
             buffer_count=count,
             turns_count=len(program.turns),
-            threads=threads,
+            threads=min(threads, MOST_THREADS),
             most_rows=rows,
             positions=positions,
             keys_values=keys_values.data_ptr(),
@@ -327,7 +348,7 @@ class Runner:
         room = torch.empty(library.room(model), dtype=torch.uint8)
         model.room = room.data_ptr()
         handle = library.open(model, level)
-        held = [operations, turns, keys_values, cross]
+        held = [operations, table, turns, keys_values, cross]
         return cls(library, program, handle, buffers, held, [*inner, room], rows)
 
     def step(
@@ -392,7 +413,6 @@ class Runner:
             table_size=len(tables),
             part=part,
             positions=positions.buffer_info()[0],
-            turn_rows=None,
             chunks=chunks.buffer_info()[0],
             tables=tables.buffer_info()[0],
             wanted=wanted.buffer_info()[0],
@@ -420,6 +440,7 @@ class Runner:
         if self._handle is not None:
             self._library.close(self._handle)
         self._handle = None
+        self._buffers.clear()
         self._held.clear()
         self._tensors.clear()
         self._program.release()

@@ -15,7 +15,14 @@ from triolet.testing.families import make_checkpoint
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
-PROMPTS = ["the cat saw", "a dog and a cat that the dog saw " * 4, "one two one two one two", "mice " * 30, "x", "on mats"]
+PROMPTS = [
+    "the cat saw",
+    "a dog and a cat that the dog saw " * 4,
+    "one two one two one two",
+    "mice " * 30,
+    "x",
+    "on mats",
+]
 SAMPLING = [
     SamplingParams(max_tokens=24, min_tokens=24, logprobs=2),
     SamplingParams(max_tokens=24, min_tokens=24, temperature=0.9, top_p=0.9, seed=7, logprobs=2),
@@ -51,7 +58,12 @@ async def test_a_text_has_the_same_bits_in_every_engine(family: str, quantizatio
     for changes in (
         {"max_step_tokens": 5, "page_size": 4, "speculation": None},
         {"max_running": 3, "page_size": 8, "threads": 3, "speculation": Speculation(tokens=3)},
-        {"max_positions": 256, "self_kv_bytes": 1 << 20, "max_step_tokens": 64, "speculation": None},  # pages are scarce
+        {
+            "max_positions": 256,
+            "self_kv_bytes": 1 << 20,
+            "max_step_tokens": 64,
+            "speculation": None,
+        },  # pages are scarce
     ):
         assert await answers(folder, together=True, quantization=quantization, **changes) == alone
 
