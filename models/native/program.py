@@ -285,9 +285,7 @@ class Runner:
     _library: Library = field(repr=False)
     _program: Program = field(repr=False)
     _handle: Any = field(repr=False)
-    _buffers: list[BufferData] = field(
-        repr=False
-    )  # as the library knows them: those of the rows and the results are each step's
+    _buffers: list[BufferData] = field(repr=False)  # those of the rows and the results are each step's
     _held: list[Any] = field(repr=False)  # what the library has addresses of
     _tensors: list[Tensor] = field(repr=False)  # the other buffers, and the room
     _rows: int
