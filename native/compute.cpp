@@ -251,15 +251,16 @@ void quantize(const float* x, int width, uint8_t* to) {
     float* scales = (float*)(to + (size_t)groups * GROUP);
     for (int g = 0; g < groups; g++) {
         const int begin = g * GROUP, end = least(width, begin + GROUP);
-        V top = {};
+        V top = {}, broken = {};  // NaN and infinity are to come out as NaN
         for (int i = begin; i < end; i += VL) {
             const V v = load_upto(x + i, end - i), size = v < 0.0f ? -v : v;
             top = size > top ? size : top;
+            broken += v - v;
         }
         float largest = top[0];
         for (int i = 1; i < VL; i++) largest = top[i] > largest ? top[i] : largest;
         const float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;  // of less the inverse may be infinite
-        scales[g] = largest / 127.0f;
+        scales[g] = largest / 127.0f + total(broken);
         typedef int8_t B __attribute__((vector_size(VL), aligned(1), may_alias));
         for (int i = begin; i < end; i += VL) {
             const V rounded = (load_upto(x + i, end - i) * inverse + 12582912.0f) - 12582912.0f;  // to the nearest

@@ -19,6 +19,7 @@ from ..memory.kv import CrossKV, PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.resources import AnyHolder
 from ..memory.slots import VariedCrossKV
+from ..native.library import MOST_THREADS
 from ..networks.features import LogMel
 from ..networks.network import Aligner, Network
 from ..networks.whisper import WhisperModel
@@ -107,7 +108,7 @@ def tell_way(architecture: str, why_not: str | None, threads: int) -> None:
     """
     log = logging.getLogger("triolet")
     if why_not is None:
-        log.info("%s runs by the native library, on %d threads", architecture, threads)
+        log.info("%s runs by the native library, on %d threads", architecture, min(threads, MOST_THREADS))
     else:
         log.info("%s runs by torch's operations, not by the native library: %s", architecture, why_not)
 

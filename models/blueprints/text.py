@@ -39,7 +39,7 @@ from ..networks.fused import FusedLayers
 from ..networks.network import Network
 from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, name_devices, tell_way
 from .passed import PassedTrials, trial_key
-from .trial import try_out, try_out_encoder
+from .trial import LONGEST, try_out, try_out_encoder
 
 
 @frozen(kw_only=True, eq=False)
@@ -206,7 +206,7 @@ class TextBlueprint:
     def _open_native(self, decoder: Decoder, paged: PagedKV) -> Runner:
         library = Library.load()
         assert library is not None, "a decoder was packed without the library"
-        positions = most_positions(self.config, self.checkpoint.shape.positions)
+        positions = max(LONGEST, most_positions(self.config, self.checkpoint.shape.positions))  # a trial is as long
         (pages,) = paged.tensors()
         threads = torch.get_num_threads()
         program = decoder.program(positions)

@@ -27,6 +27,7 @@ from ..networks.encoder import EncoderNetwork
 from ..networks.network import Feed, Record
 
 _LENGTHS = (11, 5)  # of a decoder's two prompts; the first is read in two chunks
+LONGEST = max(_LENGTHS)
 _SIMILAR = (17, 13)  # of an encoder's: they share a batch, and the second is filled up
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest number
 _OF_INT8 = 0.1  # where inputs are quantized, one between two values may be rounded to either

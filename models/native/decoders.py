@@ -70,12 +70,14 @@ class Decoder:
         names = {type(layer).__name__ for layer in own}
         if len(own) != len(self.windows) or len(names) != 1 or names - _LAYERS:
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(_LAYERS))}"
-        if _activation(config) not in ACTIVATIONS:
-            return f"its activation is {_activation(config)}; known: {', '.join(ACTIVATIONS)}"
+        if _activation(base) not in ACTIVATIONS:
+            return f"its activation is {_activation(base)}; known: {', '.join(ACTIVATIONS)}"
         if others := _ways_to_turn(config) - _FIXED:
             return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
         if not all(map(_is_known, self.linears)):
             return "its linear layers are not torch's"
+        if any(len(set(map(_in_int8, group))) > 1 for layer in own for group in _neighbours(layer)):
+            return "its linear layers are in int8 in part"
         if _scale(self.module.get_input_embeddings()) is None:
             return f"its embedding is a {type(self.module.get_input_embeddings()).__name__}; known: torch's"
         widths = config.hidden_size, config.intermediate_size
@@ -92,9 +94,12 @@ class Decoder:
         """
         for layer in self.base.layers:
             attention, feed = layer.self_attn, layer.mlp
-            read = ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
-            gated = ("gate_up_proj",) if hasattr(feed, "gate_up_proj") else ("gate_proj", "up_proj")
-            for parent, names in ((attention, read), (attention, ("o_proj",)), (feed, gated), (feed, ("down_proj",))):
+            for parent, names in (
+                (attention, _read_by(attention)),
+                (attention, ("o_proj",)),
+                (feed, _gates_of(feed)),
+                (feed, ("down_proj",)),
+            ):
                 _pack(parent, names, int8=int8)
         embedding, head = self.module.get_input_embeddings(), self.head
         tied = head is not None and head.weight is embedding.weight
@@ -145,13 +150,14 @@ class _Writer:
             program.linear(hidden, split, _inputs_of(attention), Ending.STORE, norm=_norm(layer.input_layernorm))
             program.attend(split, attended, self._attention(index, attention, heads, kv_heads, size))
             self._add(attended, hidden, summand, attention.o_proj, layer.post_attention_layernorm if normed else None)
-            activation = ACTIVATIONS[_activation(config)]
+            activation = ACTIVATIONS[_activation(base)]
             program.linear(hidden, inner, _gated_of(feed), Ending.GATED, norm=_norm(before), activation=activation)
             self._add(inner, hidden, summand, feed.down_proj, layer.post_feedforward_layernorm if normed else None)
         last, head = program.buffer(config.hidden_size), self.decoder.head
         program.norm(hidden, last, _norm(base.norm), wanted=True)
         if head is not None:
-            cap = getattr(self.decoder.module.config, "final_logit_softcapping", None)
+            caps = type(base.layers[0]).__name__ in _NORMED  # others ignore what a file may say
+            cap = self.decoder.config.final_logit_softcapping if caps else None
             ending = Ending.CAPPED if cap else Ending.STORE
             panels, program.has_head = head.panels(), True
             program.linear(last, program.buffer(panels.outputs), panels, ending, cap=cap or 0.0, wanted=True)
@@ -178,7 +184,7 @@ class _Writer:
             turned=turned,
             table=table,
             window=self.decoder.windows[index] or 0,
-            soft_cap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
+            soft_cap=float(attention.attn_logit_softcapping or 0.0) if _caps_scores(attention) else 0.0,
             epsilon=0.0 if query_norm is None else _epsilon(query_norm),
             query_gain=None if query_norm is None else _gain(query_norm),
             key_gain=None if key_norm is None else _gain(key_norm),
@@ -202,6 +208,24 @@ def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | PackedLinear) or type(module).__name__.endswith("Linear")
 
 
+def _read_by(attention: Any) -> tuple[str, ...]:
+    return ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+
+
+def _gates_of(feed: Any) -> tuple[str, ...]:
+    return ("gate_up_proj",) if hasattr(feed, "gate_up_proj") else ("gate_proj", "up_proj")
+
+
+def _neighbours(layer: Any) -> tuple[list[Any], list[Any]]:
+    """The linear layers that become one matrix."""
+    attention, feed = layer.self_attn, layer.mlp
+    return [getattr(attention, name) for name in _read_by(attention)], [getattr(feed, name) for name in _gates_of(feed)]
+
+
+def _in_int8(linear: Any) -> bool:
+    return hasattr(linear, "scales")
+
+
 def _is_known(linear: Any) -> bool:
     """Whether it is torch's, packed already, or in int8 with a scale for each output."""
     return type(linear) in {nn.Linear, PackedLinear} or (
@@ -223,8 +247,9 @@ def _scale(embedding: Any) -> float | None:
     return float(embedding.scalar_embed_scale) if scaled else None
 
 
-def _activation(config: Any) -> str:
-    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+def _activation(base: Any) -> str:
+    config = base.config
+    return str(config.hidden_activation if type(base.layers[0]).__name__ in _NORMED else config.hidden_act)
 
 
 def _ways_to_turn(config: Any) -> set[str]:
@@ -236,6 +261,10 @@ def _ways_to_turn(config: Any) -> set[str]:
 
 def _size(base: Any) -> int:
     return int(base.layers[0].self_attn.head_dim)
+
+
+def _caps_scores(attention: Any) -> bool:
+    return type(attention).__name__ == "Gemma2Attention"
 
 
 def _inputs_of(attention: Any) -> Panels:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_size_t, c_void_p
 from enum import IntEnum
 from functools import cache
@@ -128,7 +129,8 @@ class Library:
 
     @staticmethod
     def load() -> Library | None:
-        """The library of this process. ``None``: the package was installed without a compiler."""
+        """The library of this process. ``None``: the package was installed without a compiler, or it cannot be
+        loaded."""
         return _loaded()
 
     @property
@@ -171,7 +173,11 @@ def _loaded() -> Library | None:
     found = find_spec(_NAME)
     if found is None or found.origin is None:
         return None
-    calls = ctypes.CDLL(found.origin)
+    try:
+        calls = ctypes.CDLL(found.origin)
+    except OSError as error:  # of another machine, or another C library
+        logging.getLogger("triolet").warning("the native library cannot be loaded: %s; install triolet again", error)
+        return None
     calls.triolet_room.argtypes, calls.triolet_room.restype = [POINTER(ModelData)], c_size_t
     calls.triolet_open.argtypes, calls.triolet_open.restype = [POINTER(ModelData), c_int32], c_void_p
     calls.triolet_close.argtypes, calls.triolet_close.restype = [c_void_p], None

@@ -244,27 +244,28 @@ class Rows:
             starts=starts,
         )
 
-    def pieces(self, most: int) -> Iterator[tuple[int, int, Rows, list[int]]]:
-        """The same in pieces of up to ``most`` rows: the first row and the one after the last, the piece, and which of
-        the wanted are in it."""
+    def pieces(self, most: int, page_size: int) -> Iterator[tuple[int, int, Rows, list[int]]]:
+        """The same in pieces of up to ``most`` rows: the first row and the one after the last, the piece with the pages
+        of its own chunks, and which of the wanted are in it."""
         count = len(self.positions)
         if count <= most:
             yield 0, count, self, list(range(len(self.wanted)))
             return
         chunks, left = list(reversed(self.chunks)), 0
         for start in range(0, count, most):
-            stop, own = min(start + most, count), list[tuple[int, int, int, int]]()
+            stop, own, tables = min(start + most, count), list[tuple[int, int, int, int]](), list[int]()
             left = stop - start
             while left:
                 length, table, slot, embeddings = chunks.pop()
                 taken = min(length, left)
                 if taken < length:
                     chunks.append((length - taken, table, slot, embeddings))
-                own.append((taken, table, slot, embeddings))
                 left -= taken
+                own.append((taken, len(tables), slot, embeddings))
+                tables += self.tables[table : table + self.positions[stop - left - 1] // page_size + 1]
             inside = [index for index, row in enumerate(self.wanted) if start <= row < stop]
             wanted = [self.wanted[index] - start for index in inside]
-            piece = Rows(positions=self.positions[start:stop], chunks=own, tables=self.tables, wanted=wanted)
+            piece = Rows(positions=self.positions[start:stop], chunks=own, tables=tables, wanted=wanted)
             yield start, stop, piece, inside
 
 
@@ -289,6 +290,7 @@ class Runner:
     _held: list[Any] = field(repr=False)  # what the library has addresses of
     _tensors: list[Tensor] = field(repr=False)  # the other buffers, and the room
     _rows: int
+    _page_size: int
 
     @classmethod
     def open(
@@ -347,7 +349,7 @@ class Runner:
         model.room = room.data_ptr()
         handle = library.open(model, level)
         held = [operations, table, turns, keys_values, cross]
-        return cls(library, program, handle, buffers, held, [*inner, room], rows)
+        return cls(library, program, handle, buffers, held, [*inner, room], rows, page_size)
 
     def step(
         self, inputs: Tensor, rows: Rows, *, hidden: bool = False, kept: Mapping[int, Tensor] | None = None
@@ -372,7 +374,7 @@ class Runner:
         headless = hidden and program.has_head
         found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1])
         own = self._buffers[len(program.widths) - 2].data
-        for start, stop, piece, wanted in rows.pieces(self._rows):
+        for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):
             whole = len(wanted) == len(found)
             part = found if whole else torch.empty(len(wanted), found.shape[1])
             self._buffers[0].data = inputs[start:stop].data_ptr()

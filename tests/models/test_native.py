@@ -370,3 +370,48 @@ def test_a_model_that_is_no_program_says_why() -> None:
     config = LlamaConfig(**{**SHAPE, "hidden_size": 60}, **HEADS)
     made = AutoModelForCausalLM.from_config(config)
     assert Decoder(made, made, [None] * 2).unknown() == "its widths are 60 and 96; known: multiples of 16 and 32"
+
+
+def test_pieces_of_a_step_have_their_own_pages() -> None:
+    """Of more sequences than one call has rows, each with many pages."""
+    with fed("llama", most_rows=3) as one:
+        draw = random.Random(1)
+        sequences = [evolve(sequence, cuts=(899, 1)) for sequence in sequences_of([900] * 4, 16, draw)]
+        for sequence in sequences:
+            one.feed([(sequence, 0, 899)])
+        together = one.feed([(sequence, 899, 900) for sequence in sequences])
+        for sequence, found in zip(sequences, together, strict=True):
+            expected = module("llama")(torch.tensor([sequence.tokens])).logits[0, -1:]
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("int8", [False, True])
+def test_numbers_that_are_broken_stay_broken(broken: float, int8: bool) -> None:
+    with fed("llama", int8=int8) as one:
+        rows = Rows(positions=[0], chunks=[(1, 0, 0, 0)], tables=[5], wanted=[0])
+        assert one.runner.step(torch.full((1, 48), broken), rows).isnan().all()
+
+
+def test_neighbours_that_are_in_int8_in_part_are_no_program() -> None:
+    decoder = decoder_of("qwen3")
+    linear: Any = decoder.base.layers[1].self_attn.k_proj
+    linear.weight = torch.nn.Parameter(torch.zeros(linear.weight.shape, dtype=torch.int8), requires_grad=False)
+    linear.scales = torch.ones(len(linear.weight))
+    assert decoder.unknown() == "its linear layers are in int8 in part"
+
+
+def test_caps_that_a_class_ignores_are_ignored() -> None:
+    """Whatever its file says."""
+    torch.manual_seed(5)
+    made = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, **HEADS, final_logit_softcapping=0.01)).eval()
+    packed = copy.deepcopy(made)
+    decoder = Decoder(packed, packed, [None] * 2)
+    decoder.pack()
+    pages = torch.zeros(2, 4, 16, 2 * 2 * 16)
+    with torch.inference_mode():
+        runner = Runner.open(loaded(), decoder.program(64), pages, rows=8, positions=64, threads=1)
+        rows = Rows(positions=[0], chunks=[(1, 0, 0, 0)], tables=[1], wanted=[0])
+        found = runner.step(made.get_input_embeddings()(torch.tensor([3])), rows)
+        runner.release()
+        torch.testing.assert_close(found, made(torch.tensor([[3]])).logits[0], rtol=0.0, atol=1e-5)
