@@ -73,7 +73,8 @@ soak: $(STAMP)  ## new random examples, a million faults, replicas that are kill
 	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
 	$(BIN)/python -m triolet.testing.chaos --runs 10000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
-		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py tests/cluster \
+		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py \
+		tests/models/test_native.py tests/cluster \
 		-m "not thorough" --hypothesis-profile=soak
 	$(BIN)/python -m pytest tests -m thorough
 	for what in equal kill zipf scale; do $(BIN)/python benchmarks/cluster.py $$what || exit 1; done
