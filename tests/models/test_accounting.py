@@ -320,7 +320,7 @@ def test_what_a_step_makes_dies_with_it(books, driver, audio, ids, watch):
     assert [sampled.token_id is not None for sampled in result.sampled] == [True, True]
     assert watched.alive == 1
     count = len(watched.made)
-    assert count > 30
+    assert count > (30 if NATIVE else 50)  # the library's operations make none
     for number in range(1, count):
         executor.reset()
         driver.encode(a=audio(1), b=audio(2))
