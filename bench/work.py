@@ -13,7 +13,7 @@ from ..models.checkpoints.stored import open_weights
 from .machine import Machine
 
 _BYTES = {"float32": 2, "bfloat16": 2, "int8": 1}
-"""That a weight takes at least: what is computed in float32 may be held in float16, see `PackedMatrix`."""
+"""That a weight takes at least: what is computed in float32 may be held in 16 bits, see `Panels`."""
 
 
 @frozen(kw_only=True)
