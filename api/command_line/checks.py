@@ -175,7 +175,9 @@ def check_instructions(flags: Set[str], capability: str, *, bfloat16: bool) -> F
 def check_cache(path: str, fault: str) -> Finding:
     """The folder in which engines remember what they find out. ``fault``: why nothing can be written there."""
     if fault:
-        advice = "kernels are timed at each start: set XDG_CACHE_HOME to a folder that can be written"
+        advice = (
+            "models are compared with transformers at each start: set XDG_CACHE_HOME to a folder that can be written"
+        )
         return Finding("cache", "slow", f"{path}: {fault}", advice)
     return Finding("cache", "ok", path)
 

@@ -13,7 +13,6 @@ from .pages import Page
 from .terminal import gibibytes, stdout, write
 
 if TYPE_CHECKING:
-    from ...models.linear.choice import ChoiceFile
     from ...models.machine.host import Cores
     from ...models.machine.openmp import WaitPolicy
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 def devices() -> int:
     """List what a model can run on. The default is marked with a star.
 
-    Below the CPU: which of its cores are used, how threads wait, and which kernels were chosen by measurement.
+    Below the CPU: which of its cores are used, and how threads wait.
     """
     out = stdout()
     for line in _lines():
@@ -109,7 +108,6 @@ def _card(index: int) -> Device:
 
 def _lines() -> list[str]:
     processor = Processor.find()
-    from ...models.linear.choice import ChoiceFile
 
     *cards, cpu = find_devices(processor)
     return [
@@ -117,17 +115,6 @@ def _lines() -> list[str]:
         f"{'*' if cpu.is_default else ' '} {cpu.name}  {cpu.told}, {processor.threads} threads",
         f"       cores: {processor.cores.count} usable of {processor.cores.reason}",
         f"       waiting threads: {processor.policy.setting or 'spin'}, {processor.policy.reason}",
-        *_kernel_lines(ChoiceFile.of_user(threads=processor.threads)),
-    ]
-
-
-def _kernel_lines(file: ChoiceFile) -> list[str]:
-    lines = file.lines()
-    if not lines:
-        return ["       kernels: none timed yet; they are when a model is opened"]
-    return [
-        f"       kernels, as timed with models opened before ({file.cache.path}):",
-        *(f"         {line}" for line in lines),
     ]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from attrs import frozen
 
-from ..linear.choice import machine_name
 from ..machine.cache import CacheFile
+from ..machine.host import INSTRUCTIONS, cpu_flags, cpu_name, read_file
 
 _KEPT = 200  # the latest
 
@@ -58,6 +58,13 @@ def trial_key(
         "code": (transformers.__version__, sources.hexdigest()),
     }
     return hashlib.sha256(json.dumps(depends, sort_keys=True).encode()).hexdigest()
+
+
+def machine_name() -> str:
+    """This machine with this torch and the number of its threads. A CPU's name alone is not the machine: virtual ones
+    hide instructions."""
+    able = " ".join(sorted(cpu_flags(read_file) & INSTRUCTIONS))
+    return f"{cpu_name(read_file)} ({able}), torch {torch.__version__}, {torch.get_num_threads()} threads"
 
 
 def _device_name(device: torch.device) -> str:

@@ -22,9 +22,8 @@ from ..checkpoints.loading import load_module
 from ..checkpoints.parts import Find
 from ..launch.compiled import CompiledLayers
 from ..launch.graphs import GraphManager, find_recorder
-from ..launch.pipeline import Buffers, Pipeline, Places, Stage, StagedKV, find_layers
-from ..linear.choice import ChoiceFile, choose
-from ..linear.modules import head_of, quantize_modules
+from ..launch.pipeline import Buffers, Pipeline, Places, Stage, StagedKV
+from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
@@ -35,7 +34,6 @@ from ..native.program import Runner
 from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_alone import EncoderAlone
-from ..networks.fused import FusedLayers
 from ..networks.network import Network
 from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, name_devices, tell_way
 from .passed import PassedTrials, trial_key
@@ -186,8 +184,6 @@ class TextBlueprint:
         elif isinstance(decoder, Decoder):
             assert isinstance(network.paged, PagedKV), "the library reads pages of one device"
             network = evolve(network, native=own("native", self._open_native(decoder, network.paged)))
-        elif self.device.type == "cpu" and network.pipeline is None:
-            network = evolve(network, fused=own("fused", self._fuse(network)))
         recorder = find_recorder(self.config.graphs, self.device)
         if recorder is None or not network.generates or not isinstance(network.paged, PagedKV):
             return network  # a graph is of one device
@@ -212,16 +208,6 @@ class TextBlueprint:
         program = decoder.program(positions)
         return Runner.open(library, program, pages, rows=NATIVE_ROWS, positions=positions, threads=threads)
 
-    def _fuse(self, network: CausalNetwork) -> FusedLayers:
-        language, windows = network.language, self.checkpoint.shape.windows
-        try:
-            layers = language.get_submodule(find_layers(language, language, len(windows)))
-        except UnsupportedModel:
-            layers = None  # its linear layers are computed by kernels all the same
-        fused = FusedLayers.of(language, head_of(network.model.module), layers, windows)
-        choose(fused.linears, fused.kernels, file=ChoiceFile.of_user())
-        return fused
-
     def prove(self, network: Network) -> None:
         if isinstance(network, EncoderNetwork):
             self._once(partial(try_out_encoder, network, self.checkpoint, self.dtype))
@@ -234,8 +220,7 @@ class TextBlueprint:
             if network.compiled is not None:
                 prove()  # which compiles, too
             else:
-                kernels = {} if network.fused is None else network.fused.kernels.chosen
-                self._once(prove, sorted(map(str, kernels.items())), network.native is not None)
+                self._once(prove, network.native is not None)
             if network.graphs is not None:
                 network.graphs.prove()
 

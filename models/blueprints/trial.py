@@ -53,8 +53,7 @@ def try_out(
     """
     prompts = _prompts(checkpoint, _LENGTHS)
     compiled, dtype = network.compiled, network.paged.dtype
-    fused = network.fused
-    network = evolve(network, compiled=None, fused=None, graphs=None, native=None)
+    network = evolve(network, compiled=None, graphs=None, native=None)
     with refused(partial(_refusal, checkpoint)), exactly(network.language):
         if not network.language._can_set_attn_implementation():
             raise _refusal(checkpoint, "does not let its attention be replaced")
@@ -66,11 +65,6 @@ def try_out(
         found = _run(evolve(network, paged=paged, witness=witness), prompts, witness)
     for told, ours in zip(expected, found, strict=True):
         _compare(told, ours, checkpoint, dtype, "with the engine's attention than with its own")
-    if fused is not None:
-        with refused(partial(_refusal, checkpoint)), exactly(network.language):
-            found = _run(evolve(network, paged=paged, fused=fused), prompts, witness=None)
-        for told, ours in zip(expected, found, strict=True):
-            _compare(told, ours, checkpoint, dtype, "with fused layers than with its own")
     if open_native is not None:
         with _opened(open_native, paged) as native, refused(partial(_refusal, checkpoint)):
             found, int8 = _run(evolve(network, paged=paged, native=native), prompts, witness=None), native.in_int8

@@ -12,7 +12,6 @@ from ...core.config import EngineConfig
 from ...core.model import ModelDescription
 from ..checkpoints.lengths import lengths_of
 from ..checkpoints.whisper import Checkpoint, WeightFiles
-from ..linear.choice import ChoiceFile, choose
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import CrossKV, PagedKV
 from ..native.library import Library
@@ -90,8 +89,6 @@ class WhisperBlueprint:
         return kept_by(config, sizes)
 
     def take(self, own: Own, model: Any) -> Parts:
-        if self.device.type == "cpu":
-            choose(model.linears(), model.kernels, file=ChoiceFile.of_user())
         log_mel = own("features", LogMel.build(self.checkpoint.features, self.device))
         if not self.config.decodes:
             encode = partial(encode_windows, model, log_mel)

@@ -1,4 +1,4 @@
-"""Linear layers: how their weights are held (`layers`, `packed`), the ways to compute them (`kernels`), and which way
-is fastest on this machine (`choice`).
+"""Linear layers that torch computes: how their weights are held (`layers`), those in int8 as modules (`modules`), and
+those that other libraries quantized (`stored`).
 
-The folder imports `checkpoints`, `machine` and `memory`. Every way reads the one copy of the weights that there is."""
+The folder imports `checkpoints` and `native`. Each layer reads the one copy of its weights that there is."""

@@ -1,66 +1,19 @@
 """Linear layers with weights as they are, in int8, or in the native library's order: small holders, without a module of
-torch around them."""
+torch around them. torch computes them here, in one way for each kind of weights."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
-from attrs import define, field, frozen
+from attrs import frozen
 from torch import Tensor
 from torch.nn import functional
 
 from ..native.panels import Panels
-from .kernels import FLOAT, INT8, WHOLE, multiplies_int8
 
 _FEW = 16  # rows up to which converting the weights takes longer than the product
-
-
-@frozen
-class Shape:
-    """What kernels are chosen by."""
-
-    kind: str  # "int8 in float32", "panels", or the dtype of the weights: "float32"
-    outputs: int
-    inputs: int
-
-    @property
-    def in_int8(self) -> bool:
-        """Whether the weights are."""
-        return self.kind.startswith("int8")
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.outputs}x{self.inputs}"
-
-
-@define(eq=False)
-class Kernels:
-    """The kernels by which a model's layers are computed: for each shape, from how many rows on. A shape that is not
-    among them is computed by the first of its layers' candidates, and many rows by what is for many.
-
-    ``int8_inputs``: inputs are quantized too, of all layers and however many rows there are: one model has one kind of
-    numbers. That costs a decoder of text more than its weights in int8 do (SmolLM2-135M: perplexity 43 instead of 41,
-    where the weights alone change nothing).
-    """
-
-    chosen: dict[Shape, tuple[tuple[int, str], ...]] = field(factory=dict)
-    int8_inputs: bool = False
-    exact: bool = False  # layers in int8 compute what their weights say, however long it takes: in a trial
-
-    def find(self, shape: Shape, rows: int) -> str | None:
-        """The kernel's name for so many rows; ``None``: nothing was chosen."""
-        if self.exact:
-            return "dequantized" if shape.in_int8 else None
-        found = None
-        for least, name in self.chosen.get(shape, ()):
-            if found is not None and rows < least:
-                break
-            found = name
-        return found
-
-
-def kernels_in(dtype: torch.dtype) -> Kernels:
-    """The kernels of a model that computes in ``dtype``. For few rows of bfloat16 there is a kernel that leaves the
-    inputs as they are; for float32 there is none that is fast."""
-    return Kernels(int8_inputs=dtype == torch.float32)
+_WHOLE = 32  # inputs that torch reads at once of weights alone: of another number it reads behind their end
 
 
 @frozen(eq=False)
@@ -69,34 +22,10 @@ class FloatLinear:
 
     weight: Tensor  # [outputs, inputs]
     bias: Tensor | None  # [outputs]
-    kernels: Kernels
-    shape: Shape = field(init=False)
-
-    @shape.default
-    def _shape(self) -> Shape:
-        outputs, inputs = self.weight.shape
-        return Shape(str(self.weight.dtype).removeprefix("torch."), outputs, inputs)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """[..., inputs] of the weight's dtype to [..., outputs]."""
-        name = self.kernels.find(self.shape, inputs.numel() // inputs.shape[-1])
-        if name is None:
-            return functional.linear(inputs, self.weight, self.bias)
-        return _flat(inputs, self.shape.outputs, self.compute(name, inputs.reshape(-1, inputs.shape[-1])))
-
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """The kernels that can compute it; the first is taken where none is chosen."""
-        return tuple(FLOAT)
-
-    @property
-    def for_many(self) -> str:
-        """The kernel for more rows than were timed."""
-        return "stock"
-
-    def compute(self, name: str, inputs: Tensor) -> Tensor:
-        """By one kernel: [rows, inputs] to [rows, outputs]."""
-        return FLOAT[name](inputs, self.weight, self.bias)
+        return functional.linear(inputs, self.weight, self.bias)
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the weight: a head that is the token embedding, too."""
@@ -105,46 +34,54 @@ class FloatLinear:
 
 @frozen(eq=False)
 class Int8Linear:
-    """The same, of weights in int8: each output has a scale of its own."""
+    """The same, of weights in int8: each output has a scale of its own.
+
+    In float32 inputs are quantized too, however many rows there are: one model has one kind of numbers. In 16 bits, or
+    where the CPU does not multiply int8 well, they are not.
+    """
 
     weight: Tensor  # int8 [outputs, inputs]
     scales: Tensor  # [outputs], in the dtype that is computed in
     bias: Tensor | None  # [outputs], likewise
-    kernels: Kernels
-    shape: Shape = field(init=False)
-
-    @shape.default
-    def _shape(self) -> Shape:
-        outputs, inputs = self.weight.shape
-        return Shape(f"int8 in {str(self.scales.dtype).removeprefix('torch.')}", outputs, inputs)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs], both of the dtype of the scales."""
         flat = inputs.reshape(-1, inputs.shape[-1])
-        name = self.kernels.find(self.shape, len(flat))
-        if name is None:
-            name = self.candidates[0] if len(flat) <= _FEW else self.for_many
-        return _flat(inputs, self.shape.outputs, self.compute(name, flat))
+        if self.scales.dtype == torch.float32 and multiplies_int8():
+            found = self._of_quantized(flat)
+        elif len(flat) <= _FEW and flat.shape[1] % _WHOLE == 0:  # the weights are converted in registers
+            found = torch._weight_int8pack_mm(flat, self.weight, self.scales)
+            found = found if self.bias is None else found.add_(self.bias)
+        else:
+            found = self.exactly(flat)
+        return found.view(*inputs.shape[:-1], len(self.weight))
 
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """The kernels that can compute it; the first is taken where none is chosen."""
-        if self.kernels.int8_inputs and multiplies_int8():
-            return ("int8",)
-        return ("weight_only", "dequantized") if self.shape.inputs % WHOLE == 0 else ("dequantized",)
-
-    @property
-    def for_many(self) -> str:
-        """The kernel for more rows than were timed."""
-        return self.candidates[-1]
-
-    def compute(self, name: str, inputs: Tensor) -> Tensor:
-        """By one kernel: [rows, inputs] to [rows, outputs]."""
-        return INT8[name](inputs, self.weight, self.scales, self.bias)
+    def exactly(self, inputs: Tensor) -> Tensor:
+        """What the weights say, with the inputs as they are, however long it takes."""
+        return functional.linear(inputs, self.weight.to(inputs.dtype).mul_(self.scales[:, None]), self.bias)
 
     def rows(self, indices: Tensor) -> Tensor:
         """Rows of the weight, in the dtype that is computed in."""
         return self.weight[indices].to(self.scales.dtype).mul_(self.scales[indices][..., None])
+
+    def _of_quantized(self, inputs: Tensor) -> Tensor:
+        """int8 by int8: each row of ``inputs``, float32, by its largest value, so that a row's result does not depend
+        on its batch."""
+        largest = inputs.abs().amax(-1, keepdim=True)
+        # a row of zeros makes NaN here, which the product with its largest value, 0, turns into 0 again
+        quantized = (inputs * (127.0 / largest)).nan_to_num_(0.0).round_().to(torch.int8)
+        found = torch._int_mm(quantized, self.weight.T) * self.scales
+        found.mul_(largest.div_(127.0))
+        return found if self.bias is None else found.add_(self.bias)
+
+
+@cache
+def multiplies_int8() -> bool:
+    """Whether this CPU multiplies int8 fast and exactly. Without VNNI oneDNN adds pairs of products up in 16 bits and
+    cuts off what they do not hold, or torch multiplies one by one: on an AMD EPYC without it a window of whisper-base
+    takes 17 s instead of 1."""
+    largest = torch.full((4, 64), 127, dtype=torch.int8)
+    return torch.cpu._is_vnni_supported() and bool((torch._int_mm(largest, largest.T) == 127 * 127 * 64).all())
 
 
 @frozen(eq=False)
@@ -153,11 +90,6 @@ class PanelLinear:
     Here the weights are unpacked, float32, and the inputs are never quantized."""
 
     panels: Panels
-    shape: Shape = field(init=False)
-
-    @shape.default
-    def _shape(self) -> Shape:
-        return Shape("panels", self.panels.outputs, self.panels.inputs)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs], both float32."""
@@ -169,10 +101,10 @@ class PanelLinear:
         return self.panels.rows(indices)
 
 
-Timed = FloatLinear | Int8Linear
-"""Layers with more than one kernel, see `choice`."""
+Plain = FloatLinear | Int8Linear
+"""Layers with weights in the order of a checkpoint."""
 
-Linear = Timed | PanelLinear
+Linear = Plain | PanelLinear
 
 
 def memory_of(linear: Linear) -> list[Tensor]:
@@ -184,7 +116,3 @@ def memory_of(linear: Linear) -> list[Tensor]:
     else:
         held = [linear.weight, linear.bias]
     return [one for one in held if one is not None]
-
-
-def _flat(inputs: Tensor, outputs: int, found: Tensor) -> Tensor:
-    return found if inputs.dim() == 2 else found.view(*inputs.shape[:-1], outputs)

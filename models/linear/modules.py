@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checkpoints.int8 import quantize
-from .layers import Int8Linear, Kernels, kernels_in
+from .layers import Int8Linear
 
 _PLAIN = frozenset({nn.Linear, nn.Embedding})  # not what is made of them, which may compute something else
 _ROWS = 1024  # quantized at a time
@@ -24,19 +24,17 @@ class QuantizedLinear(nn.Module):
     scales: Tensor
     bias: Tensor | None
 
-    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
+    exact = False  # it computes what its weights say, however long that takes: in a trial
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", bias)
-        self.kernels = kernels
-
-    def linear(self) -> Int8Linear:
-        """The layer as it is now: its tensors may have been taken elsewhere."""
-        return Int8Linear(self.weight, self.scales, self.bias, self.kernels)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.linear()(inputs)
+        linear = Int8Linear(self.weight, self.scales, self.bias)  # as it is now: tensors may have been taken elsewhere
+        return linear.exactly(inputs) if self.exact else linear(inputs)
 
 
 class QuantizedEmbedding(nn.Module):
@@ -51,20 +49,20 @@ class QuantizedEmbedding(nn.Module):
         self.register_buffer("scales", scales)
 
     def forward(self, indices: Tensor) -> Tensor:
-        return Int8Linear(self.weight, self.scales, None, Kernels()).rows(indices)
+        return Int8Linear(self.weight, self.scales, None).rows(indices)
 
 
 @contextmanager
 def exactly(module: nn.Module) -> Iterator[None]:
     """Within, the quantized layers of a module compute what their weights say: rows give the same numbers however many
     they are."""
-    kernels = [each.kernels for each in module.modules() if isinstance(each, QuantizedLinear)]
-    for one in kernels:
+    quantized = [each for each in module.modules() if isinstance(each, QuantizedLinear)]
+    for one in quantized:
         one.exact = True
     try:
         yield
     finally:
-        for one in kernels:
+        for one in quantized:
             one.exact = False
 
 
@@ -73,8 +71,8 @@ def quantize_modules(module: nn.Module, language: nn.Module) -> None:
     ``module`` that is a decoder, and of the head that writes its tokens. One goes after the other: at no time is more
     than one matrix held twice. A matrix that modules share stays shared; one that a module of another kind shares, as a
     token embedding that scales, stays as it is."""
-    kernels = kernels_for(language)
-    modules, within = list(module.modules()), {id(each) for each in (*language.modules(), head_of(module))}
+    head = getattr(module, "get_output_embeddings", lambda: None)()
+    modules, within = list(module.modules()), {id(each) for each in (*language.modules(), head)}
     others = {id(tensor) for each in modules if type(each) not in _PLAIN for tensor in each._parameters.values()}
     uses = Counter(id(tensor) for each in modules for tensor in each._parameters.values())
     shared: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}  # with the matrix, so that its identity stays its own
@@ -87,24 +85,13 @@ def quantize_modules(module: nn.Module, language: nn.Module) -> None:
             made = quantize_rows(plain.weight.detach()) if known is None else known[1]
             if uses[id(plain.weight)] > 1:
                 shared[id(plain.weight)] = (plain.weight, made)
-            setattr(parent, name, _quantized(plain, *made, kernels))
+            setattr(parent, name, _quantized(plain, *made))
 
 
-def head_of(module: Any) -> nn.Module | None:
-    """The module that makes logits of a model's last hidden states; ``None``: it has none."""
-    found: nn.Module | None = getattr(module, "get_output_embeddings", lambda: None)()
-    return found
-
-
-def kernels_for(module: nn.Module) -> Kernels:
-    """For the linear layers of a module."""
-    return kernels_in(next(module.parameters()).dtype)
-
-
-def _quantized(child: Any, weight: Tensor, scales: Tensor, kernels: Kernels) -> nn.Module:
+def _quantized(child: Any, weight: Tensor, scales: Tensor) -> nn.Module:
     if isinstance(child, nn.Embedding):
         return QuantizedEmbedding(weight, scales)
-    return QuantizedLinear(weight, scales, None if child.bias is None else child.bias.detach(), kernels)
+    return QuantizedLinear(weight, scales, None if child.bias is None else child.bias.detach())
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layers import Kernels, kernels_in
 from .modules import QuantizedLinear
 
 _PLAIN = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -21,13 +20,13 @@ def adopt_quantized(module: nn.Module, dtype: torch.dtype) -> list[str]:
     Returns:
         The names of the layers that are quantized in another way, and stay as they are.
     """
-    kernels, others = kernels_in(dtype), list[str]()
+    others = list[str]()
     places = [(name, parent, own) for name, parent in module.named_modules() for own, _ in parent.named_children()]
     for name, parent, own in places:  # it holds no layer that was replaced
         child = getattr(parent, own)
         if not isinstance(child, nn.Linear | nn.Embedding) or _is_plain(child):
             continue
-        found = _adopted(child, dtype, kernels) if isinstance(child, nn.Linear) else None
+        found = _adopted(child, dtype) if isinstance(child, nn.Linear) else None
         if found is None:
             others.append(f"{name}.{own}".removeprefix("."))
         else:
@@ -43,7 +42,7 @@ def _is_plain(layer: nn.Module) -> bool:
     return type(weight) in {Tensor, nn.Parameter} and weight.dtype in _PLAIN
 
 
-def _adopted(linear: Any, dtype: torch.dtype, kernels: Kernels) -> QuantizedLinear | None:
+def _adopted(linear: Any, dtype: torch.dtype) -> QuantizedLinear | None:
     """The layer in the place of ``linear``; ``None``: it is quantized in another way."""
     weight: Any = getattr(linear, "weight", None)
     if hasattr(weight, "qdata"):  # of torchao
@@ -59,7 +58,7 @@ def _adopted(linear: Any, dtype: torch.dtype, kernels: Kernels) -> QuantizedLine
     if scales is None or tuple(scales.shape) not in {(rows,), (rows, 1)} or (zeros is not None and bool(zeros.any())):
         return None
     bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
-    return QuantizedLinear(values.detach().clone(), scales.detach().flatten().to(dtype, copy=True), bias, kernels)
+    return QuantizedLinear(values.detach().clone(), scales.detach().flatten().to(dtype, copy=True), bias)
 
 
 def _unpacked(linear: Any) -> Tensor | None:

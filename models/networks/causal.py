@@ -26,7 +26,6 @@ from ..launch.pipeline import Pipeline, StagedKV
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
 from ..native.program import Rows, Runner
-from .fused import FusedLayers
 from .network import Feed, Outputs, Record
 from .pooling import PooledHead, Sums, check_pooling
 
@@ -55,7 +54,6 @@ class CausalNetwork:
     witness: Witness | None = None
     pipeline: Pipeline | None = None
     compiled: CompiledLayers | None = None
-    fused: FusedLayers | None = None
     native: Runner | None = None  # which computes steps; the module does in a trial alone
     graphs: GraphManager | None = None  # what records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
@@ -173,8 +171,7 @@ class CausalNetwork:
         """The module can be called within, whatever devices it is on; compiled, where it is."""
         if self.pipeline is not None:
             return self.pipeline.crossing()
-        replaced = self.compiled or self.fused
-        return nullcontext() if replaced is None else replaced.crossing()
+        return nullcontext() if self.compiled is None else self.compiled.crossing()
 
     def _step(self, layout: PagedLayout) -> AnyStep:
         if isinstance(self.paged, PagedKV):

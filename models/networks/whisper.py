@@ -20,14 +20,7 @@ from torch.nn import functional
 
 from ...core.errors import CheckpointError
 from ..checkpoints.whisper import Activation, WhisperShape
-from ..linear.layers import (
-    Int8Linear,
-    Kernels,
-    Linear,
-    Shape,
-    Timed,
-    kernels_in,
-)
+from ..linear.layers import Int8Linear, Linear, Plain
 from ..memory.kv import CrossKV, PagedKV, StepLayout
 from .whisper_loader import Loader, Weights
 from .whisper_program import WhisperProgram, write_program
@@ -249,7 +242,7 @@ def _embedding_and_head(loader: Loader, vocabulary: int, width: int, *, tied: bo
     return shared, shared
 
 
-def _is_same(one: Timed, other: Timed) -> bool:
+def _is_same(one: Plain, other: Plain) -> bool:
     """Whether two layers, neither with a bias, have the same numbers."""
     if isinstance(one, Int8Linear) and isinstance(other, Int8Linear):
         return torch.equal(one.weight, other.weight) and torch.equal(one.scales, other.scales)
@@ -261,11 +254,9 @@ class WhisperModel:
     """A loaded model. Every method is for `torch.inference_mode`; the KV it works on is handed in."""
 
     shape: WhisperShape
-    kernels: Kernels = field(repr=False)
     _encoder: _Encoder | None = field(repr=False)
     _decoder: _Decoder | None = field(repr=False)
     _tensors: list[Tensor] = field(repr=False)
-    _linears: list[Timed] = field(repr=False)
 
     @classmethod
     def load(
@@ -294,26 +285,21 @@ class WhisperModel:
         Raises:
             CheckpointError: a weight is missing or of another shape.
         """
-        kernels = kernels_in(dtype)
         loader = Loader(
             weights=weights,
             device=device,
             dtype=dtype,
             int8=int8,
-            kernels=kernels,
             native=native,
             taken=[],
-            linears=[],
         )
         encoder = _Encoder.load(loader.unpacked(), shape, encoder_inner, activation)
         decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied) if decodes else None
         return cls(
             shape=shape,
-            kernels=kernels,
             encoder=encoder,
             decoder=decoder,
             tensors=loader.taken,
-            linears=loader.linears,
         )
 
     def encode(self, log_mel: Tensor) -> Tensor:
@@ -360,21 +346,15 @@ class WhisperModel:
         assert self._decoder is not None, "the model is released, or has no decoder"
         return self._decoder.head(self._decoder.norm(hidden)).float()
 
-    def linears(self) -> tuple[Timed, ...]:
-        """Those of its linear layers whose kernels are chosen in ``kernels``."""
-        return tuple(self._linears)
-
     def to(self, device: torch.device) -> WhisperModel:
         """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
         tensors = {id(tensor): tensor.to(device) for tensor in self._tensors}
         made: dict[int, Any] = dict(tensors)
         return WhisperModel(
             shape=self.shape,
-            kernels=self.kernels,
             encoder=_rebuilt(self._encoder, made),
             decoder=_rebuilt(self._decoder, made),
             tensors=list(tensors.values()),
-            linears=list(map(_rebuilt, self._linears, repeat(made))),
         )
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -384,7 +364,6 @@ class WhisperModel:
     def release(self) -> None:
         """Forgets every tensor."""
         self._encoder = self._decoder = None
-        self._linears.clear()
         self._tensors.clear()
 
 
@@ -395,7 +374,7 @@ def _rebuilt(part: Any, made: dict[int, Any]) -> Any:
         return made[id(part)]
     if isinstance(part, tuple):
         return tuple(map(_rebuilt, part, repeat(made)))
-    if not has(type(part)) or isinstance(part, Kernels | Shape):
+    if not has(type(part)):
         return part
     names = [each.name for each in fields(type(part)) if each.init]
     rebuilt = map(_rebuilt, map(getattr, repeat(part), names), repeat(made))

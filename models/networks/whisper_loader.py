@@ -11,7 +11,7 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ..linear.layers import FloatLinear, Int8Linear, Kernels, Linear, PanelLinear, Timed, memory_of
+from ..linear.layers import FloatLinear, Int8Linear, Linear, PanelLinear, Plain, memory_of
 from ..native.panels import Panels
 
 
@@ -37,10 +37,8 @@ class Loader:
     device: torch.device
     dtype: torch.dtype
     int8: bool  # whether linear layers, embedding and head are quantized
-    kernels: Kernels
     native: bool  # whether matrices are put in the native library's order
     taken: list[Tensor]
-    linears: list[Timed]
 
     def unpacked(self) -> Loader:
         """For what torch multiplies: by a window's rows."""
@@ -59,7 +57,7 @@ class Loader:
         self.weights.get(f"{name}.bias", linear.bias)
         return self.kept(linear)
 
-    def matrix(self, name: str, outputs: int, inputs: int) -> Timed:
+    def matrix(self, name: str, outputs: int, inputs: int) -> Plain:
         """Without a bias: the head, or the token embedding. It is not kept yet."""
         linear = self.blank(outputs, inputs, bias=False)
         self.fill(linear, slice(None), name)
@@ -84,34 +82,27 @@ class Loader:
                 self.weights.get(f"{name}.{part}_proj.bias", linear.bias[rows], scale=scale)
         return self.kept(linear)
 
-    def blank(self, outputs: int, inputs: int, *, bias: bool) -> Timed:
+    def blank(self, outputs: int, inputs: int, *, bias: bool) -> Plain:
         """Room for a linear layer's weights."""
         empty = partial(torch.empty, device=self.device)
         added = empty(outputs, dtype=self.dtype) if bias else None
         if not self.int8:
-            return FloatLinear(empty(outputs, inputs, dtype=self.dtype), added, self.kernels)
+            return FloatLinear(empty(outputs, inputs, dtype=self.dtype), added)
         weight, scales = empty(outputs, inputs, dtype=torch.int8), empty(outputs, dtype=self.dtype)
-        return Int8Linear(weight, scales, added, self.kernels)
+        return Int8Linear(weight, scales, added)
 
-    def kept(self, linear: Timed) -> Linear:
+    def kept(self, linear: Plain) -> Linear:
         """A layer whose weights are there, as the model holds it."""
-        if not self.native:
-            return self.kept_plain(linear)
+        held = self._packed(linear) if self.native else linear
+        self.taken.extend(memory_of(held))
+        return held
+
+    def _packed(self, linear: Plain) -> PanelLinear:
         if isinstance(linear, Int8Linear):
-            panels = Panels.of_int8(linear.weight, linear.scales[:, None], linear.bias)
-        else:
-            panels = Panels.of(linear.weight, linear.bias)
-        packed = PanelLinear(panels)
-        self.taken.extend(memory_of(packed))
-        return packed
+            return PanelLinear(Panels.of_int8(linear.weight, linear.scales[:, None], linear.bias))
+        return PanelLinear(Panels.of(linear.weight, linear.bias))
 
-    def kept_plain(self, linear: Timed) -> Linear:
-        """The layer as it was read."""
-        self.taken.extend(memory_of(linear))
-        self.linears.append(linear)
-        return linear
-
-    def fill(self, linear: Timed, rows: slice, name: str, scale: float = 1.0) -> None:
+    def fill(self, linear: Plain, rows: slice, name: str, scale: float = 1.0) -> None:
         """Reads the weight ``name`` to some rows of a layer's."""
         if isinstance(linear, Int8Linear):
             self.weights.quantize(name, linear.weight[rows], linear.scales[rows], scale=scale)

@@ -110,18 +110,3 @@ def test_a_key_is_of_all_that_matters(monkeypatch):
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: b"other code")
     keys.append(trial_key(*base))
     assert len(set(keys)) == 9
-
-
-def test_kernels_that_were_chosen_later_are_tried_out(tried, tmp_path, monkeypatch, without_native):
-    """The first open may have had no time to choose them all."""
-    monkeypatch.setattr("triolet.models.linear.choice._SMALL", 1)
-    folder = make_checkpoint("llama", tmp_path / "llama")
-    opened(folder)
-    kernels = json.loads((tmp_path / "cache" / "triolet" / "kernels.json").read_text())
-    (mine,) = kernels.values()
-    for shape in mine:
-        mine[shape] = [[1, "stock"]] if mine[shape] != [[1, "stock"]] else [[1, "blocked"]]
-    (tmp_path / "cache" / "triolet" / "kernels.json").write_text(json.dumps(kernels))
-    before = len(tried)
-    opened(folder)
-    assert len(tried) == before + 1
