@@ -23,7 +23,6 @@ constexpr int VL = 4, WIDE_ROWS = 0, ROWS = 1;
 constexpr int PARTS = PANEL / VL;
 constexpr size_t AHEAD = 1024;  // bytes before the weights that are read, which are fetched
 constexpr int SUM = 128;
-constexpr int BATCH = 48;       // rows that a block of weights is read for
 constexpr float INFINITE = __builtin_inff();
 
 typedef float V __attribute__((vector_size(4 * VL)));
@@ -422,6 +421,7 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
 }
 
 inline bool is_prepared(const Operation& o) { return o.norm != NO_NORM || o.matrix->format == INT8; }
+inline int pieces_of(const Operation& o) { return o.ending == GATED ? o.matrix->panels / 2 : o.matrix->panels; }
 inline int own_rows(const Operation& o) { return o.matrix->format == INT8 ? OWN_INT8 : OWN_ROWS; }
 
 // How far apart the rows are that a product reads, in bytes
@@ -447,17 +447,19 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
     const Matrix& m = *o.matrix;
     uint8_t* own = (uint8_t*)e.own[thread] + (m.format == INT8 ? ((size_t)m.inputs * 4 + 63) / 64 * 64 : 0);
     bool prepared = false;
-    share(e, phase, thread, round, [&](int panel, int count) {
-        const int rows = rows_of(e, o);
+    share(e, phase, thread, round, [&](int piece, int count) {
+        const int all_rows = rows_of(e, o), panels = pieces_of(o);
+        const int panel = piece % panels, from = piece / panels * BAND, rows = least(BAND, all_rows - from);
         const size_t stride = stride_of(e, o);
         const uint8_t* x = (const uint8_t*)e.model.buffers[o.from].data;
         if (is_prepared(o)) {
-            x = rows > own_rows(o) ? e.ready : own;
+            x = all_rows > own_rows(o) ? e.ready : own;
             for (int row = 0; row < rows && x == own && !prepared; row++)
                 prepare_row(e, o, row, e.own[thread], own + row * stride);
             prepared = true;
         }
-        auto each = [&](int p, int row, float* values, float* gated) { finish_panel(e, o, p, row, values, gated); };
+        x += from * stride;
+        auto each = [&](int p, int row, float* values, float* gated) { finish_panel(e, o, p, from + row, values, gated); };
         const int apart = o.ending == GATED ? m.panels / 2 : 0;
         if (m.format == INT8) return multiply8(m, panel, count, apart, x, stride, rows, each);
         const float* floats = (const float*)x;
@@ -762,6 +764,61 @@ void attend_cross(Engine& e, const Operation& o, int thread, int piece) {
     for (int r = 0; r < b.rows; r++) write(e, o, b.row + r, head, parts + r * length);
 }
 
+// The keys and values of a head and PANEL rows, into panels; those of no row are zero.
+void gather(Engine& e, const Operation& o, int piece) {
+    const int rows = e.step.rows, panels = panels_of(rows), head = piece / panels, first = piece % panels * PANEL;
+    const Buffer& from = e.model.buffers[o.from];
+    float* keys = e.keys + ((int64_t)head * panels + piece % panels) * o.size * PANEL;
+    for (int i = 0; i < PANEL; i++) {
+        const float* key = from.data + (int64_t)(first + i) * from.width + (o.heads + head) * o.size;
+        for (int d = 0; d < o.size; d++) keys[d * PANEL + i] = first + i < rows ? key[d] : 0.0f;
+    }
+    for (int at = 0; at < o.size; at += PANEL) {
+        float* values = e.values + (((int64_t)head * panels_of(o.size) + at / PANEL) * rows + first) * PANEL;
+        for (int i = 0; i < least(PANEL, rows - first); i++) {
+            const float* value = from.data + (int64_t)(first + i) * from.width + (2 * o.heads + head) * o.size + at;
+            for (int d = 0; d < PANEL; d++) values[i * PANEL + d] = at + d < o.size ? value[d] : 0.0f;
+        }
+    }
+}
+
+// A head and BATCH rows: their scores of all rows, e^(score - largest) of these, and the values by them
+void attend_all(Engine& e, const Operation& o, int thread, int piece) {
+    const int count = e.step.rows, panels = panels_of(count), batches = (count + BATCH - 1) / BATCH;
+    const int head = piece / batches, first = piece % batches * BATCH, rows = least(BATCH, count - first), width = panels * PANEL;
+    const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
+    const float *keys = e.keys + (int64_t)head * panels * o.size * PANEL, *values = e.values + (int64_t)head * panels_of(o.size) * count * PANEL;
+    float *scores = e.own[thread], inverse[BATCH];
+    const Matrix by_keys{FLOAT32, o.size, count, panels, (const uint8_t*)keys, nullptr};
+    const Matrix by_values{FLOAT32, count, o.size, panels_of(o.size), (const uint8_t*)values, nullptr};
+    const float* queries = from.data + (int64_t)first * from.width + head * o.size;
+    multiply<Float32>(by_keys, 0, panels, 0, queries, from.width, rows, [&](int p, int row, float* found, float*) {
+        for (int i = 0; i < PANEL; i += VL) store(scores + row * width + p * PANEL + i, load(found + i) * o.scale);
+    });
+    for (int r = 0; r < rows; r++) {
+        float* own = scores + r * width;
+        for (int i = count; i < width; i++) own[i] = -INFINITE;
+        V top = all(-INFINITE), sum = {};
+        for (int i = 0; i < width; i += VL) {
+            const V s = load(own + i);
+            top = s > top ? s : top;
+        }
+        float largest = top[0];
+        for (int i = 1; i < VL; i++) largest = top[i] > largest ? top[i] : largest;
+        for (int i = 0; i < width; i += VL) {
+            const V s = load(own + i), weight = s == -INFINITE ? (V){} : exponential(s - largest);
+            store(own + i, weight);
+            sum += weight;
+        }
+        inverse[r] = 1.0f / total(sum);
+    }
+    multiply<Float32>(by_values, 0, by_values.panels, 0, scores, width, rows, [&](int p, int row, float* found, float*) {
+        float* at = to.data + (int64_t)(first + row) * to.width + head * o.size + p * PANEL;
+        const int left = least(PANEL, o.size - p * PANEL);
+        for (int i = 0; i < left; i += VL) store_upto(at + i, load(found + i) * inverse[row], left - i);
+    });
+}
+
 int attention_pieces(const Engine& e, const Operation& o) {
     if (!e.split) return e.block_count * o.kv_heads;
     int count = 0;
@@ -776,15 +833,17 @@ Share share_of(const Engine& e, int index) {
     const int rows = rows_of(e, o);
     const bool head = index / 2 == e.model.count - 1;
     if (head ? e.step.part == HEADLESS : e.step.part == HEAD) return {0, 1};
+    if (index % 2 == 0 && o.kind == ATTEND_ALL) return {o.heads * panels_of(rows), 4};
     if (index % 2 == 0) return {o.kind == LINEAR && is_prepared(o) && rows > own_rows(o) ? rows : 0, BLOCK};
+    if (o.kind == ATTEND_ALL) return {o.heads * ((rows + BATCH - 1) / BATCH), 1};
     if (o.kind == TURN) return {e.block_count, 1};
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
     if (o.kind == CROSS) return {e.slot_count * o.heads, 1};
     if (o.kind != LINEAR) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work
     const size_t bytes = panel_bytes(*o.matrix);
-    const int panels = o.ending == GATED ? o.matrix->panels / 2 : o.matrix->panels;
-    return {rows ? panels : 0, rows > BLOCK ? 1 : most(2, (int)(65536 / bytes) & ~1)};
+    const int bands = (rows + BAND - 1) / BAND;  // one after the other
+    return {bands * pieces_of(o), rows > BLOCK ? 1 : most(2, (int)(65536 / bytes) & ~1)};
 }
 
 void run(Engine& e, int index, int thread, uint32_t round) {
@@ -802,6 +861,8 @@ void run(Engine& e, int index, int thread, uint32_t round) {
                 e.split ? attend_part(e, o, thread, at) : attend_whole(e, o, thread, at);
             } else if (o.kind == CROSS) {
                 attend_cross(e, o, thread, at);
+            } else if (o.kind == ATTEND_ALL) {
+                index % 2 ? attend_all(e, o, thread, at) : gather(e, o, at);
             } else if (o.kind == NORM) {
                 normalize(o, row_of(e, o, at), to.data + (int64_t)at * to.width, from.width);
             } else {  // the norm of what is read is added

@@ -9,6 +9,10 @@ constexpr int SPAN = 512;     // positions that one thread attends to; of few ro
 constexpr int BLOCK = 8;      // rows of a chunk that are attended together
 constexpr int OWN_ROWS = 32;  // up to so many rows each thread normalizes for itself; more, all together before
 constexpr int OWN_INT8 = 8;   // the same where rows are quantized, too
+constexpr int BATCH = 48;     // rows that a block of weights is read for
+constexpr int BAND = 192;     // rows whose inputs stay in the caches while all weights pass
+
+static inline int panels_of(int outputs) { return (outputs + PANEL - 1) / PANEL; }
 
 struct Block { int32_t row, rows, table, length; };  // rows of one sequence; or of one slot, and how long that is
 
@@ -20,6 +24,7 @@ struct Engine {
     Phase* phases;      // two for each operation: the norm of many rows, and the operation
     uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]
+    float *keys, *values;  // of all rows, in panels: [heads][positions / 32][size][32] and [heads][size / 32][positions][32]
     int32_t* come;      // [BLOCK][kv_heads] spans that are done
     int32_t most_spans, width;
     float* own[MOST_THREADS];  // each thread's: [OWN_ROWS][width], or [width] and [OWN_INT8][`quantized_bytes`], or what attention needs

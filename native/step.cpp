@@ -26,13 +26,19 @@ struct Room {
 
 void lay_out(Engine& e, Room& room) {
     const Model& m = e.model;
-    const int table = (m.positions + m.page_size - 1) / m.page_size;
+    const int table = m.pages ? (m.positions + m.page_size - 1) / m.page_size : 0;
     e.most_spans = (m.positions + SPAN - 1) / SPAN;
     e.width = 0;
-    size_t heads = 0, attended = 0, parts = 0;
+    size_t heads = 0, attended = 0, parts = 0, keys = 0, values = 0, scores = 0;
+    const size_t whole = panels_of(m.most_rows);
     for (int i = 0; i < m.count; i++) {
         const Operation& o = m.operations[i];
         if (o.kind == LINEAR && o.matrix->inputs > e.width) e.width = o.matrix->inputs;
+        if (o.kind == ATTEND_ALL) {
+            keys = std::max(keys, (size_t)o.heads * whole * o.size * PANEL);
+            values = std::max(values, (size_t)o.heads * panels_of(o.size) * m.most_rows * PANEL);
+            scores = BATCH * whole * PANEL;
+        }
         if (o.kind != ATTEND && o.kind != CROSS) continue;
         const size_t length = 2 + o.size, group = o.heads / o.kv_heads;
         heads = std::max(heads, (size_t)o.kv_heads);
@@ -49,7 +55,9 @@ void lay_out(Engine& e, Room& room) {
     e.ready = room.take<uint8_t>(m.most_rows * ready_bytes(e.width));
     e.parts = room.take<float>(parts);
     const size_t quantized = e.width + OWN_INT8 * quantized_bytes(e.width) / 4 + 16;
-    const size_t own = std::max({(size_t)OWN_ROWS * e.width, quantized, attended});
+    e.keys = room.take<float>(keys);
+    e.values = room.take<float>(values);
+    const size_t own = std::max({(size_t)OWN_ROWS * e.width, quantized, attended, scores});
     for (int t = 0; t < m.threads; t++) e.own[t] = room.take<float>(own);
 }
 
@@ -110,8 +118,8 @@ Fault admit(Engine& e, const Step& plan) {
     }
     if (plan.rows < 1 || plan.rows > m.most_rows || plan.chunk_count < 1 || plan.chunk_count > plan.rows) return BAD_ROWS;
     if (plan.wanted_count < 0 || plan.wanted_count > plan.rows) return BAD_WANTED;
-    const int64_t most_table = (int64_t)m.most_rows * ((m.positions + m.page_size - 1) / m.page_size);
-    if (plan.table_size < 1 || plan.table_size > most_table) return BAD_TABLE;
+    const int64_t most_table = m.pages ? (int64_t)m.most_rows * ((m.positions + m.page_size - 1) / m.page_size) : 0;
+    if (plan.table_size < (m.pages > 0) || plan.table_size > most_table) return BAD_TABLE;
     for (int i = 0; i < plan.table_size; i++)
         if (plan.tables[i] < 0 || plan.tables[i] >= m.pages) return BAD_PAGE;
     for (int i = 0; i < plan.wanted_count; i++)
@@ -128,7 +136,7 @@ Fault admit(Engine& e, const Step& plan) {
         const int count = chunk[0], table = chunk[1], slot = chunk[2], length = chunk[3];
         if (count < 1 || count > plan.rows - row) return BAD_ROWS;
         const int last = plan.positions[row + count - 1];
-        if (table < 0 || table > plan.table_size || last / m.page_size >= plan.table_size - table) return BAD_TABLE;
+        if (m.pages && (table < 0 || table > plan.table_size || last / m.page_size >= plan.table_size - table)) return BAD_TABLE;
         for (int i = 1; i < count; i++)
             if (plan.positions[row + i] != plan.positions[row] + i) return BAD_POSITION;
         if (m.cross && (slot < 0 || slot >= m.slots || length < 1 || length > m.embeddings)) return BAD_SLOT;
@@ -146,7 +154,7 @@ Fault admit(Engine& e, const Step& plan) {
     s.wanted_count = plan.wanted_count;
     s.part = plan.part;
     memcpy((void*)s.positions, plan.positions, plan.rows * 4);
-    memcpy((void*)s.tables, plan.tables, plan.table_size * 4);
+    if (plan.table_size) memcpy((void*)s.tables, plan.tables, plan.table_size * 4);
     if (plan.wanted_count) memcpy((void*)s.wanted, plan.wanted, plan.wanted_count * 4);
     e.split = plan.rows <= BLOCK;
     return FINE;

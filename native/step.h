@@ -8,7 +8,7 @@
 #include <cstdint>
 
 enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3 };
-enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5 };
+enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6 };
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4 };
@@ -37,7 +37,8 @@ struct Operation {
     int32_t ending, activation;
     float cap;
     // TURN: queries, keys and values [heads + 2 * kv_heads][size] of a row; the keys and values go into its page.
-    // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot
+    // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot. ATTEND_ALL: each row
+    // attends to all rows of the step, whose queries, keys and values are in ``from``
     int32_t layer, heads, kv_heads, size;
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines
@@ -55,7 +56,7 @@ struct Model {
     const Turns* turns;
     int32_t count, buffer_count, turns_count, threads;
     int32_t most_rows, positions;
-    float* keys_values;  // [layers][pages][page_size][2 * kv_width], keys before values
+    float* keys_values;  // [layers][pages][page_size][2 * kv_width], keys before values; or none, of 0 pages
     int32_t layers, pages, page_size, kv_width;
     const float* cross;  // [layers][2][slots][cross_heads][embeddings][size], keys before values; or none
     int32_t slots, cross_heads, embeddings, cross_size;

@@ -23,17 +23,17 @@ from ..checkpoints.whisper import WhisperShape
 from ..memory.budget import Available, Budget
 from ..native.decoders import MODEL_TYPES
 from ..native.library import Library
-from ..native.panels import GROUP, PANEL
+from ..native.panels import BATCH, GROUP, PANEL
 from .blueprint import NATIVE_ROWS, most_positions, name_devices
 from .crossed import CrossedBlueprint
 from .read import AnyBlueprint, Blueprints
 from .text import TextBlueprint
+from .whisper import WhisperBlueprint
 
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in names of weights: parts that are not quantized
 _DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # of encoder-decoders
-_CROSS = ("encoder_attn.k_proj.weight", "encoder_attn.v_proj.weight")  # torch's: all layers' are one product
 _SCALED = (
     "self_attn.q_proj.weight",
     "self_attn.k_proj.weight",
@@ -111,34 +111,44 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     thread the rows of a product."""
     if not may_be_native(blueprint):
         return 0
-    shape = blueprint.checkpoint.shape
-    first = "decoder.layers.0." if isinstance(shape, WhisperShape) else "layers.0."
-    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and first in name]
-    largest = max(map(max, own), default=0)
-    between = sum(outputs for outputs, _ in own)
+    shape, found = blueprint.checkpoint.shape, 0
+    threads = blueprint.config.threads or torch.get_num_threads()
+    if isinstance(shape, WhisperShape):  # the encoder: all rows of a window, their keys and values, and their scores
+        between, largest = _widths(stored, "encoder.layers.0.")
+        rows, own = shape.embeddings, max(64 * largest, BATCH * (shape.embeddings + PANEL))
+        found += 4 * (rows * (between + largest + 2 * shape.width) + threads * own) + _ROOM
+    if not blueprint.config.decodes:
+        return found
+    between, largest = _widths(stored, "decoder.layers.0." if isinstance(shape, WhisperShape) else "layers.0.")
     if isinstance(shape, WhisperShape):
         between += shape.decoder_layers * shape.width  # queries are kept for words
     turns = 16 * shape.head_dim if isinstance(shape, TextShape) else 0
-    threads = blueprint.config.threads or torch.get_num_threads()
     positions = most_positions(blueprint.config, shape.positions)
-    return 4 * (NATIVE_ROWS * (between + largest) + 64 * threads * largest) + positions * (turns + largest // 8) + _ROOM
+    found += 4 * (NATIVE_ROWS * (between + largest) + 64 * threads * largest)
+    return found + positions * (turns + largest // 8) + _ROOM
+
+
+def _widths(stored: Mapping[str, StoredShape], layer: str) -> tuple[int, int]:
+    """Of a layer's matrices: all outputs, and the most outputs or inputs of one."""
+    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and layer in name]
+    return sum(outputs for outputs, _ in own), max(map(max, own), default=0)
 
 
 def may_be_native(blueprint: AnyBlueprint) -> bool:
-    """Whether the native library computes the decoder, as far as it can be told before the weights are read."""
+    """Whether the native library computes the model, as far as it can be told before the weights are read."""
     return (
         not isinstance(blueprint, CrossedBlueprint)
-        and blueprint.config.decodes
         and blueprint.device.type == "cpu"
         and blueprint.dtype == torch.float32
         and not blueprint.config.compile
         and Library.load() is not None
-        and (not isinstance(blueprint, TextBlueprint) or _is_known(blueprint.checkpoint.config))
+        and (isinstance(blueprint, WhisperBlueprint) or _is_known(blueprint))
     )
 
 
-def _is_known(config: Any) -> bool:
-    return config.get_text_config().model_type in MODEL_TYPES
+def _is_known(blueprint: TextBlueprint) -> bool:
+    config: Any = blueprint.checkpoint.config
+    return blueprint.config.decodes and config.get_text_config().model_type in MODEL_TYPES
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
@@ -167,12 +177,10 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
 
 
 def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
-    """Whether it is a matrix of the decoder that the native library computes."""
+    """Whether it is a matrix that the native library computes."""
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name:
         return False
-    if isinstance(blueprint, TextBlueprint):
-        return not any(part in name for part in _ENCODERS)
-    return not _is_of_encoder(blueprint, name) and not name.endswith(_CROSS)
+    return not isinstance(blueprint, TextBlueprint) or not any(part in name for part in _ENCODERS)
 
 
 def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:

@@ -19,7 +19,7 @@ from ..native.program import Runner
 from ..networks.aligner import WhisperAligner
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.features import LogMel
-from ..networks.network import NativeDecoder, Network, WhisperNetwork, encode_windows
+from ..networks.network import NativeWhisper, Network, WhisperNetwork, encode_windows
 from ..networks.whisper import WhisperModel
 from ..networks.whisper_program import unknown
 from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, tell_way
@@ -65,9 +65,7 @@ class WhisperBlueprint:
         )
 
     def not_native(self) -> str | None:
-        """Why torch computes the decoder; ``None``: the native library does."""
-        if not self.config.decodes:
-            return "it has no decoder"
+        """Why torch computes the model; ``None``: the native library does."""
         if self.device.type != "cpu":
             return f"it runs on {self.device}"
         if self.dtype != torch.float32:
@@ -90,14 +88,15 @@ class WhisperBlueprint:
 
     def take(self, own: Own, model: Any) -> Parts:
         log_mel = own("features", LogMel.build(self.checkpoint.features, self.device))
+        why_not = self.not_native()
+        tell_way(self.checkpoint.architecture, why_not, torch.get_num_threads())
         if not self.config.decodes:
-            encode = partial(encode_windows, model, log_mel)
+            runner = own("native", self._open_encoder(model)) if why_not is None else None
+            encode = partial(encode_windows, model, log_mel, runner=runner)
             alone = EncoderAlone(positions=self.checkpoint.shape.positions, encode=encode)
             return Parts(network=alone, model=model, log_mel=log_mel, paged=None, cross=None)
         paged = own("self_kv", self._allocate_pages())
         cross = own("cross_kv", self._allocate_slots())
-        why_not = self.not_native()
-        tell_way(self.checkpoint.architecture, why_not, torch.get_num_threads())
         network = WhisperNetwork(
             model=model,
             log_mel=log_mel,
@@ -110,8 +109,14 @@ class WhisperBlueprint:
         aligner = WhisperAligner(network=network, settings=self.checkpoint.alignment)
         return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross, aligner=aligner)
 
-    def _open_native(self, own: Own, model: WhisperModel, paged: PagedKV, cross: CrossKV) -> NativeDecoder:
-        library, written = Library.load(), model.program()
+    def _open_encoder(self, model: WhisperModel) -> Runner:
+        library, rows, threads = Library.load(), self.checkpoint.shape.embeddings, torch.get_num_threads()
+        assert library is not None, "an encoder was packed without the library"
+        return Runner.open(library, model.encoder_program(), None, rows=rows, positions=rows, threads=threads)
+
+    def _open_native(self, own: Own, model: WhisperModel, paged: PagedKV, cross: CrossKV) -> NativeWhisper:
+        encoder = own("native", self._open_encoder(model))
+        library, written = Library.load(), model.decoder_program()
         assert library is not None, "a decoder was packed without the library"
         (pages,), (slots,) = paged.tensors(), cross.tensors()
         runner = Runner.open(
@@ -123,7 +128,7 @@ class WhisperBlueprint:
             positions=self.checkpoint.shape.positions,
             threads=torch.get_num_threads(),
         )
-        return NativeDecoder(own("native", runner), written.queries)
+        return NativeWhisper(encoder, own("native", runner), written.queries)
 
     def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
         return network

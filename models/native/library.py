@@ -26,7 +26,7 @@ _NAME = "triolet.models.native.step"
 class Kind(IntEnum):
     """What an operation is."""
 
-    NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS = range(6)
+    NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL = range(7)
 
 
 class Norm(IntEnum):

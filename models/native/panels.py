@@ -15,6 +15,7 @@ from .library import MatrixData
 
 PANEL = 32  # outputs that lie side by side
 GROUP = 64  # inputs whose values in int8 have one scale
+BATCH = 48  # rows that are attended together where all rows are
 _FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
 _SCALES = 4 * PANEL  # bytes before a group's values
 _PART = 1024  # outputs that are looked at together

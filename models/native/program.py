@@ -151,6 +151,12 @@ class Program:
         """Attends from the scaled queries in ``source`` [rows, heads * size] to the slot of each row."""
         self._add(kind=Kind.CROSS, source=source, to=to, layer=layer, heads=heads, kv_heads=heads, size=size)
 
+    def attend_all(self, source: int, to: int, *, heads: int, size: int) -> None:
+        """Attends from each row to all rows of the step, by the scaled queries, keys and values in ``source``
+        [rows, 3 * heads * size]."""
+        told = {"heads": heads, "kv_heads": heads, "size": size, "scale": 1.0}
+        self._add(kind=Kind.ATTEND_ALL, source=source, to=to, **told)
+
     def operations(self) -> bytearray:
         """As the library reads them, one after the other, as long as the program has them."""
         return bytearray(b"".join(map(bytes, self._operations)))
@@ -206,6 +212,11 @@ class Rows:
     wanted: Sequence[int]
     order: Sequence[int] = ()
     starts: Sequence[int] = ()
+
+    @classmethod
+    def all_of(cls, count: int) -> Rows:
+        """The rows of one item that reads no pages: each is wanted."""
+        return cls(positions=range(count), chunks=[(count, 0, 0, 0)], tables=(), wanted=range(count))
 
     @classmethod
     def of(
@@ -297,7 +308,7 @@ class Runner:
         cls,
         library: Library,
         program: Program,
-        keys_values: Tensor,
+        keys_values: Tensor | None,
         cross: Tensor | None = None,
         *,
         rows: int,
@@ -308,7 +319,8 @@ class Runner:
         """Takes the memory, and starts the threads.
 
         Args:
-            keys_values: the pages, float32 [layers, pages, page_size, 2 * width], keys before values.
+            keys_values: the pages, float32 [layers, pages, page_size, 2 * width], keys before values; ``None``: the
+                program reads none.
             cross: the slots, float32 [layers, 2, slots, heads, embeddings, size], keys before values; ``None``: the
                 program reads none.
             rows: the most of one call; a step of more is several calls.
@@ -325,7 +337,6 @@ class Runner:
                 buffers[-1].data = inner[-1].data_ptr()
         for cosines, sines in program.turns:
             turns += bytes(TurnsData(cosines.data_ptr(), sines.data_ptr(), *cosines.shape))
-        layers, pages, page_size, width = keys_values.shape
         model = ModelData(
             operations=_address(operations),
             buffers=_address(table),
@@ -336,12 +347,11 @@ class Runner:
             threads=min(threads, MOST_THREADS),
             most_rows=rows,
             positions=positions,
-            keys_values=keys_values.data_ptr(),
-            layers=layers,
-            pages=pages,
-            page_size=page_size,
-            kv_width=width // 2,
         )
+        if keys_values is not None:
+            model.keys_values = keys_values.data_ptr()
+            model.layers, model.pages, model.page_size, width = keys_values.shape
+            model.kv_width = width // 2
         if cross is not None:
             model.cross = cross.data_ptr()
             _, _, model.slots, model.cross_heads, model.embeddings, model.cross_size = cross.shape
@@ -349,7 +359,7 @@ class Runner:
         model.room = room.data_ptr()
         handle = library.open(model, level)
         held = [operations, table, turns, keys_values, cross]
-        return cls(library, program, handle, buffers, held, [*inner, room], rows, page_size)
+        return cls(library, program, handle, buffers, held, [*inner, room], rows, model.page_size)
 
     def step(
         self, inputs: Tensor, rows: Rows, *, hidden: bool = False, kept: Mapping[int, Tensor] | None = None

@@ -136,10 +136,11 @@ class Aligner(Protocol):
 
 
 @frozen(eq=False)
-class NativeDecoder:
-    """Whisper's decoder at work in the native library, and which buffers have its queries, by layer."""
+class NativeWhisper:
+    """Whisper at work in the native library, and which of the decoder's buffers have its queries, by layer."""
 
-    runner: Runner
+    encoder: Runner
+    decoder: Runner
     queries: tuple[int, ...]
 
 
@@ -162,17 +163,20 @@ class WhisperNetwork:
     cross: CrossKV
     dtype: torch.dtype
     device: torch.device
-    native: NativeDecoder | None = None  # what computes the decoder; else torch does
+    native: NativeWhisper | None = None  # what computes; else torch does
 
     @property
     def positions(self) -> int:
         return self.model.shape.positions
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
-        return encode_windows(self.model, self.log_mel, jobs)
+        return encode_windows(self.model, self.log_mel, jobs, None if self.native is None else self.native.encoder)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
-        self.cross.write(slot, self.model.cross_keys_values(output))
+        if self.native is None:
+            self.cross.write(slot, self.model.cross_keys_values(output))
+        else:
+            self.cross.write(slot, self.native.encoder.head(output))
 
     def start(self, record: Record) -> None:
         assert not record.start.placeholders, (
@@ -183,7 +187,7 @@ class WhisperNetwork:
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
         if self.native is not None:
             rows = self._rows(feeds, wanted)
-            return self.native.runner.step(self._embed(feeds, rows), rows)
+            return self.native.decoder.step(self._embed(feeds, rows), rows)
         reading = self.read(feeds, ())
         if not wanted:
             return reading.hidden.new_empty(0, self.model.shape.vocabulary, dtype=torch.float32)
@@ -205,15 +209,15 @@ class WhisperNetwork:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary], float32, of what `read` gives."""
-        return self.model.logits(hidden) if self.native is None else self.native.runner.head(hidden)
+        return self.model.logits(hidden) if self.native is None else self.native.decoder.head(hidden)
 
-    def _read_natively(self, native: NativeDecoder, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
+    def _read_natively(self, native: NativeWhisper, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
         every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
         rows = self._rows(feeds, every)
         width = self.model.shape.width
         kept = {native.queries[layer]: torch.empty(len(every), width) for layer in layers}
         in_order = evolve(rows, wanted=range(len(every)))
-        hidden = native.runner.step(self._embed(feeds, rows), in_order, hidden=True, kept=kept)
+        hidden = native.decoder.step(self._embed(feeds, rows), in_order, hidden=True, kept=kept)
         starts = dict(zip(rows.order, rows.starts, strict=True))
         return Reading(starts=starts, hidden=hidden, queries=list(kept.values()))
 
@@ -228,23 +232,27 @@ class WhisperNetwork:
         raise AssertionError(f"{len(feeds)} chunks are to be pooled with {outputs}, but Whisper pools nothing")
 
 
-def encode_windows(model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob]) -> list[Tensor]:
-    """See `Network.encode`. Windows of one length share a launch."""
+def encode_windows(
+    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], runner: Runner | None = None
+) -> list[Tensor]:
+    """See `Network.encode`. Windows of one length share a launch. ``runner``: see `WhisperModel.encode`."""
     outputs: dict[str, Tensor] = {}
     for embeddings in {job.embeddings for job in jobs}:
         alike = [job for job in jobs if job.embeddings == embeddings]
-        for job, output in zip(alike, _encode(model, log_mel, alike, embeddings), strict=True):
+        for job, output in zip(alike, _encode(model, log_mel, alike, embeddings, runner), strict=True):
             outputs[job.key] = output.clone()
     return [outputs[job.key] for job in jobs]
 
 
-def _encode(model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], embeddings: int) -> Tensor:
+def _encode(
+    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], embeddings: int, runner: Runner | None
+) -> Tensor:
     """Outputs [jobs, embeddings, width]. Fewer embeddings than the model's are of a window that is as much shorter."""
     most = model.shape.embeddings
     assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
     limit = log_mel.settings.window_samples * embeddings // most
     samples = log_mel.pad([_samples(job, limit) for job in jobs])
-    return model.encode(log_mel(samples, log_mel.settings.frames * embeddings // most))
+    return model.encode(log_mel(samples, log_mel.settings.frames * embeddings // most), runner)
 
 
 def _samples(job: EncodeJob, limit: int) -> Tensor:

@@ -22,8 +22,9 @@ from ...core.errors import CheckpointError
 from ..checkpoints.whisper import Activation, WhisperShape
 from ..linear.layers import Int8Linear, Linear, Plain
 from ..memory.kv import CrossKV, PagedKV, StepLayout
+from ..native.program import Program, Rows, Runner
 from .whisper_loader import Loader, Weights
-from .whisper_program import WhisperProgram, write_program
+from .whisper_program import WhisperProgram, write_encoder, write_program
 
 _BLOCK = 1600 << 10  # bytes of a block of hidden states
 
@@ -139,12 +140,17 @@ class _Encoder:
             norm=_norm(loader, "encoder.layer_norm", width),
         )
 
-    def __call__(self, log_mel: Tensor) -> Tensor:
+    def embed(self, log_mel: Tensor) -> Tensor:
+        """What the layers are fed, [n, embeddings, width]."""
         first, second = self.stem
         hidden = functional.gelu(first(log_mel, 1))
         hidden = functional.gelu(second(hidden, 2))
         hidden = hidden.transpose(1, 2).contiguous()
         hidden += self.positions[: hidden.shape[1]]
+        return hidden
+
+    def change(self, hidden: Tensor) -> Tensor:
+        """Encoder outputs of what `embed` gives, which is overwritten."""
         room = hidden.new_empty(hidden.shape[0] * hidden.shape[1], 3 * hidden.shape[2])
         for layer in self.layers:
             layer.change(hidden, room)
@@ -217,7 +223,7 @@ class _Decoder:
         return cls(
             tokens=tokens,
             positions=loader.take("decoder.embed_positions.weight", shape.positions, width),
-            cross_keys_values=loader.unpacked().stacked(cross, width, shape.decoder_heads),
+            cross_keys_values=loader.stacked(cross, width, shape.decoder_heads),
             layers=tuple(map(partial(_DecoderLayer.load, loader, shape, inner, activation), layers)),
             norm=_norm(loader, "decoder.layer_norm", width),
             head=head,
@@ -279,7 +285,7 @@ class WhisperModel:
         Args:
             int8: quantizes the matrices as they are read; ``dtype`` is what is computed in.
             decodes: false: the encoder alone is read.
-            native: puts the decoder's matrices in the native library's order.
+            native: puts the matrices in the native library's order.
             tied: the head may be the token embedding, where ``weights`` have no ``proj_out.weight``.
 
         Raises:
@@ -293,7 +299,7 @@ class WhisperModel:
             native=native,
             taken=[],
         )
-        encoder = _Encoder.load(loader.unpacked(), shape, encoder_inner, activation)
+        encoder = _Encoder.load(loader, shape, encoder_inner, activation)
         decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied) if decodes else None
         return cls(
             shape=shape,
@@ -302,11 +308,19 @@ class WhisperModel:
             tensors=loader.taken,
         )
 
-    def encode(self, log_mel: Tensor) -> Tensor:
-        """Encoder outputs [n, frames / 2, width] of features [n, mels, frames] of any float dtype, of a whole window or
-        of its beginning."""
+    def encode(self, log_mel: Tensor, runner: Runner | None = None) -> Tensor:
+        """Encoder outputs [n, frames / 2, width] of features [n, mels, frames] of any float dtype, of whole windows or
+        of their beginnings.
+
+        Args:
+            runner: of `encoder_program`; ``None``: torch computes.
+        """
         assert self._encoder is not None, "the model is released"
-        return self._encoder(log_mel.to(self._encoder.positions.dtype))
+        hidden = self._encoder.embed(log_mel.to(self._encoder.positions.dtype))
+        if runner is None:
+            return self._encoder.change(hidden)
+        rows = Rows.all_of(hidden.shape[1])
+        return torch.stack([runner.step(window, rows, hidden=True) for window in hidden])
 
     def cross_keys_values(self, encoder_output: Tensor) -> Tensor:
         """Cross-attention keys and values of all layers, [embeddings, layers * 2 * width], as `CrossKV.write` takes
@@ -336,8 +350,15 @@ class WhisperModel:
         assert self._decoder is not None, "the model is released, or has no decoder"
         return self._decoder.tokens.rows(token_ids) + self._decoder.positions[positions]
 
-    def program(self) -> WhisperProgram:
-        """The decoder's program for the native library; it was loaded for that."""
+    def encoder_program(self) -> Program:
+        """The encoder's program for the native library, with the cross-attention's keys and values for its head where
+        there is a decoder; the model was loaded for that."""
+        assert self._encoder is not None, "the model is released"
+        cross: Any = None if self._decoder is None else self._decoder.cross_keys_values
+        return write_encoder(self._encoder, self.shape, None if cross is None else cross.panels)
+
+    def decoder_program(self) -> WhisperProgram:
+        """The decoder's, likewise."""
         assert self._decoder is not None, "the model is released, or has no decoder"
         return write_program(self._decoder, self.shape)
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 
 from ..linear.layers import FloatLinear, Int8Linear, Linear, PanelLinear, Plain, memory_of
@@ -39,10 +39,6 @@ class Loader:
     int8: bool  # whether linear layers, embedding and head are quantized
     native: bool  # whether matrices are put in the native library's order
     taken: list[Tensor]
-
-    def unpacked(self) -> Loader:
-        """For what torch multiplies: by a window's rows."""
-        return evolve(self, native=False)
 
     def take(self, name: str, *shape: int) -> Tensor:
         made = torch.empty(*shape, dtype=self.dtype, device=self.device)

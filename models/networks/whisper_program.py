@@ -1,4 +1,4 @@
-"""Whisper's decoder as a program of the native library (Radford et al. 2022, section 2.2)."""
+"""Whisper's encoder and decoder as programs of the native library (Radford et al. 2022, section 2.2)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from ..checkpoints.whisper import Activation, WhisperShape
 from ..native.library import ACTIVATIONS, Ending
+from ..native.panels import Panels
 from ..native.program import MULTIPLE, Attention, Normed, Program
 
 
@@ -22,12 +23,32 @@ class WhisperProgram:
 
 
 def unknown(shape: WhisperShape, activation: Activation) -> str | None:
-    """Why a decoder is no program; ``None``: it is one."""
+    """Why encoder and decoder are no programs; ``None``: they are."""
     if activation is not functional.gelu:
         return "its activation is not gelu"
     if shape.width % MULTIPLE:
         return f"its width is {shape.width}; known: multiples of {MULTIPLE}"
     return None
+
+
+def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels | None) -> Program:
+    """The program of an encoder behind its convolutions: it ends with the encoder output. ``cross``, the keys
+    and values of all layers' cross-attention, is its head."""
+    program, width, heads = Program(), shape.width, shape.encoder_heads
+    inner = encoder.layers[0].feed_forward.widen.panels.outputs
+    hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
+    widened = program.buffer(inner)
+    for layer in encoder.layers:
+        program.linear(hidden, split, layer.qkv.panels, Ending.STORE, norm=_norm(layer.norm))
+        program.attend_all(split, attended, heads=heads, size=width // heads)
+        program.linear(attended, hidden, layer.out.panels, Ending.ADD)
+        _feed_forward(program, hidden, widened, layer.feed_forward)
+    last = program.buffer(width)
+    program.norm(hidden, last, _norm(encoder.norm), wanted=True)
+    if cross is not None:
+        program.linear(last, program.buffer(cross.outputs), cross, Ending.STORE, wanted=True)
+        program.has_head = True
+    return program
 
 
 def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
@@ -38,7 +59,7 @@ def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
     queries = tuple(map(program.buffer, [width] * len(decoder.layers)))  # no closure, see `core.frames`
     widened = program.buffer(inner)
     for layer, query in zip(decoder.layers, queries, strict=True):
-        feed, size = layer.feed_forward, width // heads
+        size = width // heads
         attention = Attention(layer=layer.index, heads=heads, kv_heads=heads, size=size, scale=1.0, turned=0)
         program.linear(hidden, split, layer.qkv.panels, Ending.STORE, norm=_norm(layer.norm))
         program.attend(split, attended, attention)
@@ -46,14 +67,18 @@ def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
         program.linear(hidden, query, layer.cross_query.panels, Ending.STORE, norm=_norm(layer.cross_norm))
         program.cross(query, attended, layer=layer.index, heads=heads, size=size)
         program.linear(attended, hidden, layer.cross_out.panels, Ending.ADD)
-        norm, gelu = _norm(feed.norm), ACTIVATIONS["gelu"]
-        program.linear(hidden, widened, feed.widen.panels, Ending.ACTIVATED, norm=norm, activation=gelu)
-        program.linear(widened, hidden, feed.narrow.panels, Ending.ADD)
+        _feed_forward(program, hidden, widened, layer.feed_forward)
     last = program.buffer(width)
     program.norm(hidden, last, _norm(decoder.norm), wanted=True)
     program.linear(last, program.buffer(shape.vocabulary), decoder.head.panels, Ending.STORE, wanted=True)
     program.has_head = True
     return WhisperProgram(program, queries)
+
+
+def _feed_forward(program: Program, hidden: int, widened: int, feed: Any) -> None:
+    norm, gelu = _norm(feed.norm), ACTIVATIONS["gelu"]
+    program.linear(hidden, widened, feed.widen.panels, Ending.ACTIVATED, norm=norm, activation=gelu)
+    program.linear(widened, hidden, feed.narrow.panels, Ending.ADD)
 
 
 def _norm(norm: Any) -> Normed:

@@ -19,6 +19,7 @@ from triolet.models import device_calls
 from triolet.models.executor import EncoderOutputs, TorchExecutor
 from triolet.models.memory.kv import CrossKV, PagedKV
 from triolet.models.memory.resources import ResourceStack
+from triolet.models.native.program import Runner
 from triolet.models.networks.whisper import WhisperModel
 
 
@@ -72,7 +73,7 @@ def test_r5_an_error_pins_the_tensors_of_a_failed_batch(driver, audio, monkeypat
     """R5: somebody keeps the error, and with it the frames that it came through on the worker."""
     features: list[weakref.ref[torch.Tensor]] = []
 
-    def crash(self: WhisperModel, batch: torch.Tensor) -> torch.Tensor:
+    def crash(self: WhisperModel, batch: torch.Tensor, runner: Runner | None) -> torch.Tensor:
         features.append(weakref.ref(batch))
         raise RuntimeError("boom")
 
