@@ -130,7 +130,7 @@ def check_native(level: int | None) -> Finding:
         advice = "install a C++ compiler, then triolet from its source again: pip install --force-reinstall --no-deps ."
         return Finding("native", "slow", "not there: models on the CPU run by torch's operations", advice)
     name = {3: "AVX2", 4: "AVX-512"}.get(level, "no instruction set of its own")
-    return Finding("native", "ok", f"there, with {name}: decoders on the CPU run by it")
+    return Finding("native", "ok", f"there, with {name}: models on the CPU run by it")
 
 
 def check_switching(interval: float, while_working: float) -> Finding:

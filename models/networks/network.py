@@ -235,11 +235,14 @@ class WhisperNetwork:
 def encode_windows(
     model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], runner: Runner | None = None
 ) -> list[Tensor]:
-    """See `Network.encode`. Windows of one length share a launch. ``runner``: see `WhisperModel.encode`."""
+    """See `Network.encode`. Windows of one length share a launch, but not by a ``runner`` (see `WhisperModel.encode`):
+    one window has rows enough, and so its bits do not depend on the others."""
+    if runner is not None:
+        return [_encode(model, log_mel, [job], job.embeddings, runner)[0] for job in jobs]
     outputs: dict[str, Tensor] = {}
     for embeddings in {job.embeddings for job in jobs}:
         alike = [job for job in jobs if job.embeddings == embeddings]
-        for job, output in zip(alike, _encode(model, log_mel, alike, embeddings, runner), strict=True):
+        for job, output in zip(alike, _encode(model, log_mel, alike, embeddings, None), strict=True):
             outputs[job.key] = output.clone()
     return [outputs[job.key] for job in jobs]
 

@@ -18,7 +18,7 @@ SMALL = EngineConfig(
 )
 WIDE = EngineConfig(device="cpu", dtype="float32", threads=1, self_kv_bytes=16 << 20)
 ROUNDS, WARM, SOME = 20, 3, 6
-BUDGET = 80 << 20  # holds either: 69 MiB and 16 MiB
+BUDGET = 90 << 20  # holds either: 83 MiB and 16 MiB
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ async def test_a_model_that_cannot_fit_is_refused_by_what_its_files_say(writer: 
     async with Engines(models(writer), memory_budget=40 << 20) as engines:
         with pytest.raises(
             ModelTooLarge,
-            match=r"'speech' is estimated to need .* MiB: weights [78]\.\d MiB, (native \d\.\d MiB, )?self_kv",
+            match=r"'speech' is estimated to need .* MiB: weights [678]\.\d MiB, (native \d+\.\d MiB, )?self_kv",
         ):
             await transcribe(engines)
         assert await write(engines)
