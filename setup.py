@@ -14,7 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 _FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
-_X86 = {"level3": ["-march=x86-64-v3"], "level4": ["-march=x86-64-v4", "-mprefer-vector-width=512"]}
+_X86 = {"level3": ["-march=x86-64-v3"], "level4": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"]}
 
 
 class Build(build_ext):

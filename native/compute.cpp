@@ -235,7 +235,11 @@ inline void multiply(const Matrix& m, int panel, int count, int apart, const flo
 
 // ---------------------------------------------------------------- products in int8
 
+#if defined(__AVX512VNNI__)
+constexpr int ROWS8 = 8;
+#else
 constexpr int ROWS8 = 3;
+#endif
 constexpr size_t GROUP_BYTES = PANEL * (4 + GROUP);
 
 inline size_t panel_bytes(const Matrix& m) {
@@ -269,8 +273,27 @@ void quantize(const float* x, int width, uint8_t* to) {
     }
 }
 
-// sums[r] += one group's products [PANEL] with a row's, exact
-#if defined(__AVX2__)
+// sums[r] += one group's products [PANEL] with a row's, exact. Instructions multiply bytes without a sign by bytes with
+// one: the weights' signs go over to the inputs.
+#if defined(__AVX512VNNI__)
+template <int R>
+inline void group_of(const uint8_t* w, const int8_t* const* x, __m512i (*sums)[PANEL / 16]) {
+    for (int k = 0; k < GROUP; k += 4, w += 4 * PANEL) {
+#pragma GCC unroll 2
+        for (int v = 0; v < PANEL / 16; v++) {
+            const __m512i weights = *(const __m512i*)(w + 64 * v), sizes = _mm512_abs_epi8(weights);
+            const __mmask64 negative = _mm512_movepi8_mask(weights);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                typedef int32_t Quad __attribute__((aligned(4), may_alias));
+                const __m512i inputs = _mm512_set1_epi32(*(const Quad*)(x[r] + k));
+                const __m512i turned = _mm512_mask_sub_epi8(inputs, negative, _mm512_setzero_si512(), inputs);
+                sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], sizes, turned);
+            }
+        }
+    }
+}
+#elif defined(__AVX2__)
 template <int R>
 inline void group_of(const uint8_t* w, const int8_t* const* x, __m256i (*sums)[PANEL / 8]) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -306,7 +329,16 @@ void tile8(const Matrix& m, int panel, const uint8_t* x, size_t stride, float* o
             rows[r] = (const int8_t*)(x + r * stride) + g * GROUP;
             sizes[r] = ((const float*)(x + r * stride + (size_t)groups * GROUP))[g];
         }
-#if defined(__AVX2__)
+#if defined(__AVX512VNNI__)
+        __m512i sums[R][PANEL / 16] = {};
+        group_of<R>(w + 4 * PANEL, rows, sums);
+        for (int r = 0; r < R; r++)
+            for (int v = 0; v < PANEL / 16; v++) {
+                const __m512 scale = _mm512_loadu_ps(scales + 16 * v) * _mm512_set1_ps(sizes[r]);
+                float* at = out + r * PANEL + 16 * v;
+                _mm512_storeu_ps(at, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[r][v]), scale, _mm512_loadu_ps(at)));
+            }
+#elif defined(__AVX2__)
         __m256i sums[R][PANEL / 8] = {};
         group_of<R>(w + 4 * PANEL, rows, sums);
         for (int r = 0; r < R; r++)

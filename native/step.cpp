@@ -175,7 +175,7 @@ size_t triolet_room(const Model* model) {
 int32_t triolet_level() {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("avx512dq"))
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni"))
         return 4;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return 3;
 #endif

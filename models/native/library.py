@@ -135,7 +135,8 @@ class Library:
 
     @property
     def level(self) -> int:
-        """The instruction set of this processor, as x86-64 counts them: 1, 3 (AVX2) or 4 (AVX-512); 1 elsewhere."""
+        """The instruction set of this processor, as x86-64 counts them: 1, 3 (AVX2) or 4 (AVX-512 with
+        VNNI); 1 elsewhere."""
         return int(self._calls.triolet_level())
 
     def room(self, model: ModelData) -> int:
