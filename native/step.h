@@ -18,7 +18,7 @@ enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, B
 // Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
 // zeros. INT8: each GROUP of inputs has a scale for each output, and four inputs of an output lie together: [panels]
 // [groups] of [32] scales, float32, and [GROUP / 4][32][4] values; the last group is filled up with zeros.
-constexpr int GROUP = 64;
+constexpr int GROUP = 32;
 struct Matrix {
     int32_t format, inputs, outputs, panels;
     const uint8_t* weights;

@@ -14,7 +14,7 @@ from torch.nn import functional
 from .library import MatrixData
 
 PANEL = 32  # outputs that lie side by side
-GROUP = 64  # inputs whose values in int8 have one scale
+GROUP = 32  # inputs whose values in int8 have one scale
 BATCH = 48  # rows that are attended together where all rows are
 _FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
 _SCALES = 4 * PANEL  # bytes before a group's values
@@ -26,8 +26,8 @@ class Panels:
     """A matrix [outputs, inputs], filled up with zeros.
 
     Args:
-        packed: [outputs / 32, inputs, 32]. In int8: bytes [outputs / 32, inputs / 64, 128 + 2048], of each group of
-            inputs the float32 scales [32], then the values [16, 32, 4], of which four inputs lie side by side.
+        packed: [outputs / 32, inputs, 32]. In int8: bytes [outputs / 32, inputs / 32, 128 + 1024], of each group of
+            inputs the float32 scales [32], then the values [8, 32, 4], of which four inputs lie side by side.
         bias: float32 [panels * 32], or none.
     """
 
@@ -86,7 +86,7 @@ class Panels:
 
     @property
     def _values(self) -> Tensor:
-        """[panels, groups, 16, 32, 4]."""
+        """[panels, groups, 8, 32, 4]."""
         return self.packed[..., _SCALES:].view(torch.int8).view(*self.packed.shape[:2], GROUP // 4, PANEL, 4)
 
     def rows(self, places: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Panels:
         panels, outputs = places // PANEL, places % PANEL
         if not self.in_int8:
             return self.packed[panels, :, outputs].float()
-        values = self._values[panels, :, :, outputs].flatten(2)  # [places, groups, 64]
+        values = self._values[panels, :, :, outputs].flatten(2)  # [places, groups, 32]
         return (values * self._scales[panels, :, outputs][..., None]).flatten(1)[:, : self.inputs].contiguous()
 
     def part(self, start: int, stop: int) -> Tensor:

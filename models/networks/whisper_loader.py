@@ -82,21 +82,18 @@ class Loader:
         """Room for a linear layer's weights."""
         empty = partial(torch.empty, device=self.device)
         added = empty(outputs, dtype=self.dtype) if bias else None
-        if not self.int8:
+        if self.native or not self.int8:
             return FloatLinear(empty(outputs, inputs, dtype=self.dtype), added)
         weight, scales = empty(outputs, inputs, dtype=torch.int8), empty(outputs, dtype=self.dtype)
         return Int8Linear(weight, scales, added)
 
     def kept(self, linear: Plain) -> Linear:
         """A layer whose weights are there, as the model holds it."""
-        held = self._packed(linear) if self.native else linear
+        held: Linear = linear
+        if self.native:
+            held = PanelLinear(Panels.of(linear.weight, linear.bias, dtype=torch.int8 if self.int8 else None))
         self.taken.extend(memory_of(held))
         return held
-
-    def _packed(self, linear: Plain) -> PanelLinear:
-        if isinstance(linear, Int8Linear):
-            return PanelLinear(Panels.of_int8(linear.weight, linear.scales[:, None], linear.bias))
-        return PanelLinear(Panels.of(linear.weight, linear.bias))
 
     def fill(self, linear: Plain, rows: slice, name: str, scale: float = 1.0) -> None:
         """Reads the weight ``name`` to some rows of a layer's."""

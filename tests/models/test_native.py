@@ -331,8 +331,8 @@ def test_panels_hold_the_matrix_in_int8(outputs: int, inputs: int, seed: int) ->
     packed = Panels.of(weight, dtype=torch.int8)
     held = packed.part(0, outputs)
     assert held.shape == weight.shape
-    for start in range(0, inputs, 64):
-        own, kept = weight[:, start : start + 64], held[:, start : start + 64]
+    for start in range(0, inputs, GROUP):
+        own, kept = weight[:, start : start + GROUP], held[:, start : start + GROUP]
         step = own.abs().amax(1, keepdim=True) / 127
         assert bool(((own - kept).abs() <= step * 0.501).all())
     places = torch.arange(outputs).flip(0)

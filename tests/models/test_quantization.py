@@ -187,7 +187,7 @@ def test_packed_weights_are_held_once(open_driver, folder, family, quantization)
 
 def packed_bytes(outputs, inputs, *, int8):
     panels = -(-outputs // 32)
-    return panels * -(-inputs // 64) * (128 + 32 * 64) if int8 else panels * 32 * inputs * 4
+    return panels * -(-inputs // 32) * (128 + 32 * 32) if int8 else panels * 32 * inputs * 4
 
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
