@@ -62,6 +62,11 @@ PRINTED = {
         "holds: the books and the walk over live tensors differ by ",
         "holds: tensors alive: ",
     ],
+    "divergence.py tiny --tokens 50": [
+        r"\| 50 \| \d+\.\d\d \| \d+\.\d\d \| \d\.\d{4} \| ",
+        CLAIM + "perplexity ",
+        CLAIM + "divergence ",
+    ],
     "fleet.py --replicas 4 --workers 1 --images .": [
         r"\| steady \| by load \| \d+ \| ",
         r"\| high load \| by content \| ",
