@@ -2,8 +2,8 @@
 
     python benchmarks/divergence.py MODEL [TEXT_FILE] [--tokens 2000]
 
-Both are read by the native library, whole. MODEL may be "tiny": a random one, which shows that this runs. Without a text
-it is this project's ARCHITECTURE.md. The claims: a perplexity of at most 1.01 times that in float32, and a
+Both are read by the native library, whole. MODEL may be "tiny": a random one, which shows that this runs. Without a
+text it is this project's ARCHITECTURE.md. The claims: a perplexity of at most 1.01 times that in float32, and a
 Kullback-Leibler divergence of at most 0.005.
 """
 

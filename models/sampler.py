@@ -12,15 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import repeat
+from typing import Any
 
 from attrs import evolve, frozen
 from torch import Tensor
 
 from ..core.errors import EngineError
 from ..core.plan import SampledToken
-from .networks.network import Feed, Network, Outputs, Record
+from .networks.network import Chooser, Feed, Network, Outputs, Record
 from .sampling.beams import Search, find_candidates
-from .sampling.logits import RuleMasks, SamplerInput, apply_rules, sample_tokens
+from .sampling.logits import RuleMasks, SamplerInput, apply_rules, draw_of, is_plain, sample_tokens
 
 
 @frozen(kw_only=True)
@@ -63,23 +64,42 @@ class Sampler:
     def try_sample(self, feeds: Sequence[Feed]) -> list[SampledToken]:
         """As `sample`, but where a sequence has no token to sample, its result is no token: see `is_token`."""
         wanted = _wanted_rows(feeds)
-        logits = self.network.logits(feeds, wanted.rows, self.outputs)
+        inputs = [self._of(feeds[index], behind) for index, own in wanted.samples.items() for behind in range(len(own))]
+        chosen, logits = self._chosen(feeds, wanted.rows, inputs)
         asked = [feeds[index].record for index in wanted.probes]
         answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), asked)
         probes = dict(zip(wanted.probes, answers, strict=True))
-        sampled = self._sampled(logits, wanted.samples, feeds) | self._searched(logits, wanted.searches, feeds)
+        self._choose_others(chosen, logits, inputs)
+        sampled = {index: _accept(feeds[index], chosen[own.start : own.stop]) for index, own in wanted.samples.items()}
+        sampled |= self._searched(logits, wanted.searches, feeds)
         nothing = SampledToken(token_id=None)
         return [evolve(sampled.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
 
-    def _sampled(self, logits: Tensor, rows: dict[int, range], feeds: Sequence[Feed]) -> dict[int, SampledToken]:
-        """The sampled tokens, by chunk. ``rows`` are the first of ``logits``, which are overwritten."""
-        if not rows:
-            return {}
-        inputs: list[SamplerInput] = []
-        for index, own in rows.items():
-            inputs += map(self._of, repeat(feeds[index]), range(len(own)))
-        found = sample_tokens(logits[: len(inputs)], inputs, self.eos_token_ids)
-        return {index: _accept(feeds[index], found[own.start : own.stop]) for index, own in rows.items()}
+    def _chosen(
+        self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], inputs: Sequence[SamplerInput]
+    ) -> tuple[list[SampledToken | None], Tensor]:
+        """Feeds the chunks. The tokens of the ``inputs``, the first of ``rows``, as far as the network chooses them,
+        and the logits of all rows. Whether it does is a matter of the row alone: so are the bits of its
+        log-probability."""
+        draws = [draw_of(one) if is_plain(one, self.eos_token_ids) else None for one in inputs]
+        if isinstance(self.network, Chooser) and any(draw is not None for draw in draws):
+            answer = self.network.choose(feeds, rows, [*draws, *[None] * (len(rows) - len(draws))], self.outputs)
+            if answer is not None:
+                told, logits = answer
+                tokens = [None if one is None else SampledToken(token_id=one[0], logprob=one[1]) for one in told]
+                return tokens[: len(inputs)], logits
+        return [None] * len(inputs), self.network.logits(feeds, rows, self.outputs)
+
+    def _choose_others(self, chosen: list[Any], logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
+        """Fills the gaps of ``chosen``. Their rows of ``logits`` are overwritten."""
+        left = [index for index, one in enumerate(chosen) if one is None]
+        if not left:
+            return
+        own = logits[: len(inputs)] if len(left) == len(inputs) else logits[left]
+        for index, one in zip(
+            left, sample_tokens(own, [inputs[index] for index in left], self.eos_token_ids), strict=True
+        ):
+            chosen[index] = one
 
     def _searched(self, logits: Tensor, rows: dict[int, int], feeds: Sequence[Feed]) -> dict[int, SampledToken]:
         """The results of searches, by chunk. ``rows`` of ``logits`` lie side by side, and are overwritten. As in

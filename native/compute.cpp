@@ -858,9 +858,67 @@ int attention_pieces(const Engine& e, const Operation& o) {
     return count;
 }
 
+// ---------------------------------------------------------------- tokens
+
+// The weights of a row's token
+void look_up(const Engine& e, const Operation& o, int row) {
+    const Matrix& m = *o.matrix;
+    const int panel = e.step.tokens[row] / PANEL, lane = e.step.tokens[row] % PANEL;
+    float* to = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width;
+    const uint8_t* at = m.weights + panel * panel_bytes(m);
+    for (int i = 0; i < m.inputs; i++) {
+        if (m.format == INT8) {
+            const uint8_t* group = at + i / GROUP * GROUP_BYTES;
+            to[i] = (int8_t)group[(4 + i % GROUP / 4 * 4) * PANEL + 4 * lane + i % 4] * ((const float*)group)[lane] * o.scale;
+            continue;
+        }
+        const int size = m.format == FLOAT32 ? 4 : 2, first = lane / VL * VL;  // a vector, of which one is wanted
+        const uint8_t* vector = at + ((int64_t)i * PANEL + first) * size;
+        const V wide = m.format == FLOAT32 ? Float32::widen(vector) : m.format == FLOAT16 ? Float16::widen(vector) : Bfloat16::widen(vector);
+        to[i] = wide[lane - first] * o.scale;
+    }
+}
+
+// The likeliest token or a drawn one, and its log-probability. The first of equal ones is the likeliest.
+void choose(Engine& e, int thread, int row) {
+    const Buffer& b = e.model.buffers[e.model.buffer_count - 1];
+    const float* logits = b.data + (int64_t)row * b.width;
+    const int count = b.width;
+    Draw& d = e.step.draws[row];
+    if (d.top_k < 0) return;
+    V top = all(-INFINITE), broken = {};
+    for (int i = 0; i < count; i += VL) {
+        const int left = count - i;
+        V v = load_upto(logits + i, left);
+        for (int j = left; j < VL; j++) v[j] = -INFINITE;
+        top = v > top ? v : top;
+        broken += v < INFINITE ? (V){} : v - v;  // NaN, or infinity
+    }
+    float largest = top[0];
+    for (int i = 1; i < VL; i++) largest = top[i] > largest ? top[i] : largest;
+    double sum = 0.0;
+    for (int from = 0; from < count; from += SUM) {
+        V part = {};
+        for (int i = from; i < least(count, from + SUM); i += VL) {
+            V v = load_upto(logits + i, count - i);
+            for (int j = count - i; j < VL; j++) v[j] = -INFINITE;
+            part += v == -INFINITE ? (V){} : exponential(v - largest);
+        }
+        sum += total(part);
+    }
+    d.token = 0;
+    while (d.token < count - 1 && logits[d.token] != largest) d.token++;
+    d.logprob = total(broken) + (largest - largest);  // NaN where there is none
+    if (d.logprob != 0.0f) return;
+    double* chances = (double*)e.own[thread];
+    if (d.temperature > 0.0) d.token = draw(logits, count, largest, d, chances, (int32_t*)(chances + count));
+    d.logprob = logits[d.token] - largest - (float)__builtin_log(sum);
+}
+
 // ---------------------------------------------------------------- phases
 
 Share share_of(const Engine& e, int index) {
+    if (index == 2 * e.model.count) return {e.step.draws && e.step.part == WHOLE ? e.step.wanted_count : 0, 1};
     const Operation& o = e.model.operations[index / 2];
     const int rows = rows_of(e, o);
     const bool head = index / 2 == e.model.count - 1;
@@ -871,6 +929,7 @@ Share share_of(const Engine& e, int index) {
     if (o.kind == TURN) return {e.block_count, 1};
     if (o.kind == ATTEND) return {attention_pieces(e, o), 1};
     if (o.kind == CROSS) return {e.slot_count * o.heads, 1};
+    if (o.kind == LOOKUP && !e.step.tokens) return {0, 1};
     if (o.kind != LINEAR) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work
     const size_t bytes = panel_bytes(*o.matrix);
@@ -879,6 +938,10 @@ Share share_of(const Engine& e, int index) {
 }
 
 void run(Engine& e, int index, int thread, uint32_t round) {
+    if (index == 2 * e.model.count)
+        return share(e, e.phases[index], thread, round, [&](int first, int count) {
+            for (int row = first; row < first + count; row++) choose(e, thread, row);
+        });
     const Operation& o = e.model.operations[index / 2];
     Phase& phase = e.phases[index];
     if (o.kind == LINEAR && index % 2) return linear(e, o, phase, thread, round);
@@ -895,6 +958,8 @@ void run(Engine& e, int index, int thread, uint32_t round) {
                 attend_cross(e, o, thread, at);
             } else if (o.kind == ATTEND_ALL) {
                 index % 2 ? attend_all(e, o, thread, at) : gather(e, o, at);
+            } else if (o.kind == LOOKUP) {
+                look_up(e, o, at);
             } else if (o.kind == NORM) {
                 normalize(o, row_of(e, o, at), to.data + (int64_t)at * to.width, from.width);
             } else {  // the norm of what is read is added

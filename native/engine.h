@@ -21,7 +21,8 @@ struct Engine {
     Step step;          // a copy, whose arrays are in the room
     Block *blocks, *slots;  // [most_rows]
     int32_t block_count, slot_count, split;  // split: a piece of attention is one span of positions
-    Phase* phases;      // two for each operation: the norm of many rows, and the operation
+    Phase* phases;      // two for each operation: what comes before it, and the operation; and the draws
+    int32_t* tokens;    // [most_rows]
     uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]
     float *keys, *values;  // of all rows, in panels: [heads][positions / 32][size][32] and [heads][size / 32][positions][32]
@@ -30,6 +31,8 @@ struct Engine {
     float* own[MOST_THREADS];  // each thread's: [OWN_ROWS][width], or [width] and [OWN_INT8][`quantized_bytes`], or what attention needs
 };
 
+int draw(const float* logits, int count, float largest, const Draw&, double* chances, int32_t* ids);
+
 // A row of inputs in int8, [groups][GROUP], and its groups' scales
 static inline int groups_of(int inputs) { return (inputs + GROUP - 1) / GROUP; }
 static inline size_t quantized_bytes(int inputs) { return ((size_t)groups_of(inputs) * (GROUP + 4) + 63) / 64 * 64; }
@@ -37,6 +40,8 @@ static inline size_t ready_bytes(int inputs) {
     const size_t floats = ((size_t)inputs * 4 + 63) / 64 * 64, quantized = quantized_bytes(inputs);
     return floats > quantized ? floats : quantized;
 }
+
+static inline int phase_count(const Model& m) { return 2 * m.count + 1; }
 
 struct Code {
     Share (*share_of)(const Engine&, int phase);

@@ -1,11 +1,13 @@
-// Plans and threads of a step. What is computed is in compute.cpp.
+// Plans and threads of a step, and the drawing of tokens. What else is computed is in compute.cpp.
 #include "engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <new>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -45,19 +47,21 @@ void lay_out(Engine& e, Room& room) {
         attended = std::max(attended, (2 * BLOCK * group + 1) * length);
         parts = std::max(parts, (size_t)BLOCK * o.heads * e.most_spans * length);
     }
-    e.phases = room.take<Phase>(2 * (size_t)m.count);
+    e.phases = room.take<Phase>(phase_count(m));
     e.blocks = room.take<Block>(m.most_rows);
     e.slots = room.take<Block>(m.most_rows);
     e.come = room.take<int32_t>(BLOCK * heads);
     e.step.positions = room.take<int32_t>(m.most_rows);
     e.step.wanted = room.take<int32_t>(m.most_rows);
     e.step.tables = room.take<int32_t>((size_t)m.most_rows * table);
+    e.tokens = room.take<int32_t>(m.most_rows);
     e.ready = room.take<uint8_t>(m.most_rows * ready_bytes(e.width));
     e.parts = room.take<float>(parts);
     const size_t quantized = e.width + OWN_INT8 * quantized_bytes(e.width) / 4 + 16;
     e.keys = room.take<float>(keys);
     e.values = room.take<float>(values);
-    const size_t own = std::max({(size_t)OWN_ROWS * e.width, quantized, attended, scores});
+    const size_t drawn = 3 * (size_t)m.buffers[m.buffer_count - 1].width;  // a chance and an id of each token
+    const size_t own = std::max({(size_t)OWN_ROWS * e.width, quantized, attended, scores, drawn});
     for (int t = 0; t < m.threads; t++) e.own[t] = room.take<float>(own);
 }
 
@@ -69,7 +73,7 @@ struct Native {
     std::vector<std::thread> threads;
 
     void work(int thread, uint32_t now) {
-        for (int p = 0; p < 2 * engine.model.count; p++) {
+        for (int p = 0; p < phase_count(engine.model); p++) {
             if (__atomic_load_n(&engine.phases[p].total, __ATOMIC_RELAXED)) code.run(engine, p, thread, now);
             await(engine.phases[p], now);
         }
@@ -89,7 +93,7 @@ struct Native {
 
     void run() {
         const uint32_t now = round + 1;
-        for (int p = 0; p < 2 * engine.model.count; p++)
+        for (int p = 0; p < phase_count(engine.model); p++)
             prepare(engine.phases[p], code.share_of(engine, p), engine.model.threads, now);
         __atomic_store_n(&round, now, __ATOMIC_SEQ_CST);
         futex(&round, FUTEX_WAKE_PRIVATE, INT_MAX);
@@ -99,7 +103,7 @@ struct Native {
     ~Native() {
         __atomic_store_n(&over, true, __ATOMIC_SEQ_CST);
         const uint32_t now = round + 1;
-        for (int p = 0; p < 2 * engine.model.count; p++) prepare(engine.phases[p], {0, 1}, engine.model.threads, now);
+        for (int p = 0; p < phase_count(engine.model); p++) prepare(engine.phases[p], {0, 1}, engine.model.threads, now);
         __atomic_store_n(&round, now, __ATOMIC_SEQ_CST);
         futex(&round, FUTEX_WAKE_PRIVATE, INT_MAX);
         for (auto& each : threads) each.join();
@@ -114,6 +118,7 @@ Fault admit(Engine& e, const Step& plan) {
         if (plan.wanted_count < 1 || plan.wanted_count > m.most_rows) return BAD_WANTED;
         s.rows = s.wanted_count = plan.wanted_count;
         s.part = HEAD;
+        s.draws = nullptr;
         return FINE;
     }
     if (plan.rows < 1 || plan.rows > m.most_rows || plan.chunk_count < 1 || plan.chunk_count > plan.rows) return BAD_ROWS;
@@ -129,6 +134,9 @@ Fault admit(Engine& e, const Step& plan) {
         for (int t = 0; t < m.turns_count; t++)
             if (plan.positions[row] >= m.turns[t].count) return BAD_POSITION;
     }
+    for (int i = 0; i < m.count; i++)
+        for (int row = 0; m.operations[i].kind == LOOKUP && plan.tokens && row < plan.rows; row++)
+            if (plan.tokens[row] < 0 || plan.tokens[row] >= m.operations[i].matrix->outputs) return BAD_TOKEN;
     e.block_count = e.slot_count = 0;
     int row = 0;
     for (int c = 0; c < plan.chunk_count; c++) {
@@ -155,12 +163,53 @@ Fault admit(Engine& e, const Step& plan) {
     s.part = plan.part;
     memcpy((void*)s.positions, plan.positions, plan.rows * 4);
     if (plan.table_size) memcpy((void*)s.tables, plan.tables, plan.table_size * 4);
+    s.tokens = plan.tokens ? e.tokens : nullptr;
+    if (plan.tokens) memcpy(e.tokens, plan.tokens, plan.rows * 4);
+    s.draws = plan.draws;
     if (plan.wanted_count) memcpy((void*)s.wanted, plan.wanted, plan.wanted_count * 4);
     e.split = plan.rows <= BLOCK;
     return FINE;
 }
 
 }  // namespace
+
+constexpr int STEEP = 1024;  // tokens that usually hold all of top-p
+
+// A token, as `sample` in models/sampling/logits.py draws it: by inverse CDF at the draw's point, in float64. `chances` and `ids` [count] are room.
+int draw(const float* logits, int count, float largest, const Draw& d, double* chances, int32_t* ids) {
+    float least = -INFINITY;
+    if (d.top_k > 0 && d.top_k < count) {
+        float* sorted = (float*)chances;
+        std::copy(logits, logits + count, sorted);
+        std::nth_element(sorted, sorted + d.top_k - 1, sorted + count, [](float a, float b) { return a > b; });
+        least = sorted[d.top_k - 1];
+    }
+    double total = 0.0, top = 0.0;
+    for (int i = 0; i < count; i++) {
+        chances[i] = logits[i] < least ? 0.0 : std::exp(((double)logits[i] - largest) / d.temperature);
+        total += chances[i];
+    }
+    for (int i = 0; i < count; i++) top = std::max(top, chances[i] /= total);
+    std::iota(ids, ids + count, 0);
+    int kept = count;
+    if (d.top_p < 1.0) {  // the likeliest, falling, up to the one that makes their sum reach top-p
+        const auto before = [&](int a, int b) { return chances[a] != chances[b] ? chances[a] > chances[b] : a < b; };
+        int sorted = std::min(STEEP, count);
+        std::partial_sort(ids, ids + sorted, ids + count, before);
+        double sum = 0.0;
+        for (int i = 0; i < sorted; i++) sum += chances[ids[i]];
+        if (sum < d.top_p) std::sort(ids + sorted, ids + count, before);
+        if (sum < d.top_p) sorted = count;
+        sum = 0.0;
+        for (kept = 0; kept < sorted && sum < d.top_p; kept++) sum += chances[ids[kept]];
+    }
+    double sum = 0.0, so_far = 0.0;
+    const auto chance = [&](int i) { return chances[ids[i]] < d.min_p * top ? 0.0 : chances[ids[i]]; };
+    for (int i = 0; i < kept; i++) sum += chance(i);
+    for (int i = 0; i < kept; i++)
+        if ((so_far += chance(i)) > sum * d.point) return ids[i];
+    return ids[kept - 1];
+}
 
 extern "C" {
 
@@ -189,7 +238,7 @@ void* triolet_open(const Model* model, int32_t level) {
     native->engine.model = *model;
     Room room{model->room};
     lay_out(native->engine, room);
-    memset((void*)native->engine.phases, 0, 2 * sizeof(Phase) * model->count);
+    memset((void*)native->engine.phases, 0, sizeof(Phase) * phase_count(*model));
     memset(native->engine.come, 0, (uint8_t*)native->engine.step.positions - (uint8_t*)native->engine.come);
     const int best = triolet_level();
     const int chosen = level && level < best ? level : best;

@@ -8,12 +8,12 @@
 #include <cstdint>
 
 enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3 };
-enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6 };
+enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7 };
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4 };
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
-enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5, BAD_SLOT = 6 };
+enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5, BAD_SLOT = 6, BAD_TOKEN = 7 };
 
 // Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
 // zeros. INT8: each GROUP of inputs has a scale for each output, and four inputs of an output lie together: [panels]
@@ -32,7 +32,8 @@ struct Operation {
     int32_t norm;
     float epsilon;
     const float *gain, *shift;  // [width]
-    // LINEAR. GATED: the first half of the panels are gates, the other what they are multiplied with
+    // LINEAR, LOOKUP. The latter writes the weights of each row's token, as many as there are inputs, by ``scale``.
+    // GATED: the first half of the panels are gates, the other what they are multiplied with
     const Matrix* matrix;
     int32_t ending, activation;
     float cap;
@@ -43,7 +44,7 @@ struct Operation {
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines
     const float *query_gain, *key_gain;    // [size] of norms of each head, or none
-    float scale, soft_cap;                 // of scores; 0: no cap
+    float scale, soft_cap;                 // of scores, or of embeddings; 0: no cap
     int32_t window;                        // positions that a row sees, its own included; 0: all
 };
 
@@ -63,6 +64,15 @@ struct Model {
     uint8_t* room;       // for threads and phases; see `triolet_room`
 };
 
+// How a token is chosen of a row's logits, and which it is
+struct Draw {
+    double temperature, top_p, min_p;  // 0: the likeliest; 1: all; 0: all
+    double point;                      // in [0, 1), of the cumulative chances
+    int32_t top_k;                     // 0: all; -1: nothing is chosen
+    int32_t token;
+    float logprob;  // of it, by the logits as they are; NaN: they are broken
+};
+
 struct Step {
     int32_t rows, wanted_count, chunk_count, table_size;
     int32_t part;               // a `Part`; HEAD: of the `wanted_count` rows that are in its buffer, and nothing else counts
@@ -71,6 +81,8 @@ struct Step {
                                 // its slot, and how many embeddings are in it
     const int32_t* tables;      // [table_size] pages
     const int32_t* wanted;      // [wanted_count] rows
+    const int32_t* tokens;      // [rows] that are looked up, or none: buffer 0 is filled
+    Draw* draws;                // [wanted_count], or none: nothing is chosen of the last buffer
 };
 
 #pragma GCC visibility push(default)

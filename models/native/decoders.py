@@ -143,6 +143,8 @@ class _Writer:
         hidden, split = program.buffer(config.hidden_size), program.buffer((heads + 2 * kv_heads) * size)
         attended, inner = program.buffer(heads * size), program.buffer(config.intermediate_size)
         summand = program.buffer(config.hidden_size)
+        embedding = self.decoder.module.get_input_embeddings()
+        program.look_up(hidden, embedding.panels(), embedding.scale)
         for index, layer in enumerate(base.layers):
             attention, feed = layer.self_attn, layer.mlp
             normed = type(layer).__name__ in _NORMED

@@ -26,7 +26,7 @@ _NAME = "triolet.models.native.step"
 class Kind(IntEnum):
     """What an operation is."""
 
-    NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL = range(7)
+    NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP = range(8)
 
 
 class Norm(IntEnum):
@@ -50,7 +50,7 @@ class Part(IntEnum):
 class Fault(IntEnum):
     """Why a step is refused."""
 
-    FINE, ROWS, POSITION, PAGE, WANTED, TABLE, SLOT = range(7)
+    FINE, ROWS, POSITION, PAGE, WANTED, TABLE, SLOT, TOKEN = range(8)
 
 
 class MatrixData(Structure):
@@ -117,7 +117,7 @@ class StepData(Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "part")),
-        *((name, c_void_p) for name in ("positions", "chunks", "tables", "wanted")),
+        *((name, c_void_p) for name in ("positions", "chunks", "tables", "wanted", "tokens", "draws")),
     )
 
 

@@ -56,9 +56,12 @@ class PackedEmbedding(nn.Module):
         self.register_buffer("weight", panels.packed)
         self.whole, self.inputs, self.scale = panels.outputs, panels.inputs, scale
 
+    def panels(self) -> Panels:
+        """The matrix as it is now."""
+        return Panels(self.whole, self.inputs, self.weight, None)
+
     def forward(self, indices: Tensor) -> Tensor:
-        panels = Panels(self.whole, self.inputs, self.weight, None)
-        rows = panels.rows(indices.reshape(-1)).view(*indices.shape, self.inputs)
+        rows = self.panels().rows(indices.reshape(-1)).view(*indices.shape, self.inputs)
         return rows if self.scale == 1.0 else rows * self.scale
 
 

@@ -10,8 +10,10 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import addressof, c_char, sizeof
 from itertools import chain
+from struct import Struct
 from typing import Any
 
+import numpy as np
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
@@ -93,6 +95,11 @@ class Program:
         kind = Kind.NORM_ADD if add else Kind.NORM
         self._add(kind=kind, source=source, to=to, wanted=int(wanted), **self._normed(norm))
 
+    def look_up(self, to: int, matrix: Panels, scale: float) -> None:
+        """Embeddings of the step's tokens, where it is given some: rows of ``matrix``, times ``scale``."""
+        self._matrices.append(matrix)
+        self._add(kind=Kind.LOOKUP, source=to, to=to, matrix=matrix.data(), scale=scale)
+
     def linear(
         self,
         source: int,
@@ -156,6 +163,11 @@ class Program:
         [rows, 3 * heads * size]."""
         told = {"heads": heads, "kv_heads": heads, "size": size, "scale": 1.0}
         self._add(kind=Kind.ATTEND_ALL, source=source, to=to, **told)
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether it may be fed with tokens."""
+        return bool(self._operations) and self._operations[0].kind == Kind.LOOKUP
 
     def operations(self) -> bytearray:
         """As the library reads them, one after the other, as long as the program has them."""
@@ -280,6 +292,34 @@ class Rows:
             yield start, stop, piece, inside
 
 
+@frozen(kw_only=True)
+class Draw:
+    """How a token is chosen of a row's logits: the likeliest where ``temperature`` is 0, else at ``point``, in [0, 1),
+    of the cumulative chances. The others are as in `SamplingParams`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    point: float
+
+
+_DRAW = Struct("=4d2if4x")
+
+
+def _drawn(draw: Draw | None) -> bytes:
+    """As the library reads it, with a place for its answer."""
+    if draw is None:
+        return _DRAW.pack(0.0, 0.0, 0.0, 0.0, -1, 0, 0.0)
+    return _DRAW.pack(draw.temperature, draw.top_p, draw.min_p, draw.point, draw.top_k, 0, 0.0)
+
+
+def _place(memory: np.ndarray[Any, Any]) -> int:
+    """Where an array lies, as long as it lives."""
+    place: int = memory.__array_interface__["data"][0]
+    return place
+
+
 def _address(memory: bytearray) -> int:
     """Where ``memory`` lies, as long as it lives and its size stays."""
     return addressof(c_char.from_buffer(memory))
@@ -359,7 +399,7 @@ class Runner:
         model.room = room.data_ptr()
         handle = library.open(model, level)
         held = [operations, table, turns, keys_values, cross]
-        return cls(library, program, handle, buffers, held, [*inner, room], rows, model.page_size)
+        return cls(library, program, handle, buffers, held, [*inner, room], rows, max(1, model.page_size))
 
     def step(
         self, inputs: Tensor, rows: Rows, *, hidden: bool = False, kept: Mapping[int, Tensor] | None = None
@@ -399,6 +439,41 @@ class Runner:
                 found[wanted] = part
         return found
 
+    def choose(
+        self, fed: Tensor | Sequence[int], rows: Rows, draws: Sequence[Draw | None]
+    ) -> tuple[list[tuple[int, float] | None], Tensor]:
+        """Runs a step, and chooses a token of each row that is wanted and has a draw. Of tokens alone Python's lock is
+        given back once: numpy makes room without that.
+
+        Args:
+            fed: embeddings as for `step`, or the tokens [rows] of a program that looks them up.
+
+        Returns:
+            Tokens, each with its log-probability, which is NaN where a logit is not finite; and all logits.
+
+        Raises:
+            EngineError: a number is out of its range. Nothing was computed.
+        """
+        program, last = self._program, len(self._program.widths) - 1
+        assert program.has_head, "the program ends with the last hidden states"
+        assert isinstance(fed, Tensor) or program.looks_up, "the program is fed with embeddings"
+        found: list[tuple[int, float] | None] = [None] * len(draws)
+        logits = np.empty((len(draws), program.widths[-1]), np.float32)
+        for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):
+            part = logits if len(wanted) == len(draws) else np.empty((len(wanted), program.widths[-1]), np.float32)
+            inputs = (
+                fed[start:stop].numpy() if isinstance(fed, Tensor) else np.empty((stop - start, program.widths[0]), "f")
+            )
+            self._buffers[0].data, self._buffers[last].data = _place(inputs), _place(part)
+            told = bytearray(b"".join(_drawn(draws[index]) for index in wanted))
+            self._run(piece, Part.WHOLE, () if isinstance(fed, Tensor) else fed[start:stop], told)
+            for index, (place, row) in enumerate(zip(wanted, part, strict=True)):
+                *_, token, logprob = _DRAW.unpack_from(told, index * _DRAW.size)
+                found[place] = None if draws[place] is None else (token, logprob)
+                if part is not logits:
+                    logits[place] = row
+        return found, torch.from_numpy(logits)
+
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary] of last hidden states, float32 [rows, hidden]."""
         program = self._program
@@ -413,8 +488,8 @@ class Runner:
             self._run(Rows(positions=(), chunks=(), tables=(), wanted=range(count)), Part.HEAD)
         return found
 
-    def _run(self, rows: Rows, part: Part) -> None:
-        chunks = array("i", chain.from_iterable(rows.chunks))
+    def _run(self, rows: Rows, part: Part, fed: Sequence[int] = (), draws: bytearray | None = None) -> None:
+        chunks, tokens = array("i", chain.from_iterable(rows.chunks)), array("i", fed)
         positions, tables, wanted = (array("i", told) for told in (rows.positions, rows.tables, rows.wanted))
         told = StepData(
             rows=len(positions),
@@ -426,6 +501,8 @@ class Runner:
             chunks=chunks.buffer_info()[0],
             tables=tables.buffer_info()[0],
             wanted=wanted.buffer_info()[0],
+            tokens=tokens.buffer_info()[0] if fed else None,
+            draws=_address(draws) if draws else None,
         )
         fault = self._library.step(self._handle, told)
         if fault is not Fault.FINE:

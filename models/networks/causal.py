@@ -25,7 +25,7 @@ from ..launch.graphs import GraphManager
 from ..launch.pipeline import Pipeline, StagedKV
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
-from ..native.program import Rows, Runner
+from ..native.program import Draw, Rows, Runner
 from .network import Feed, Outputs, Record
 from .pooling import PooledHead, Sums, check_pooling
 
@@ -133,6 +133,21 @@ class CausalNetwork:
         rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
         inputs = self._embed(feeds, rows.order, rows.starts, outputs)
         return native.step(inputs, rows, hidden=hidden)
+
+    def choose(
+        self,
+        feeds: Sequence[Feed],
+        wanted: Sequence[tuple[int, int]],
+        draws: Sequence[Draw | None],
+        outputs: Outputs,
+    ) -> tuple[list[tuple[int, float] | None], Tensor] | None:
+        """See `Chooser`. Where no items are among the tokens, the library looks these up, too."""
+        if self.native is None:
+            return None
+        rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
+        if any(map(_holds_items, feeds)):
+            return self.native.choose(self._embed(feeds, rows.order, rows.starts, outputs), rows, draws)
+        return self.native.choose([token for feed in feeds for token in feed.tokens], rows, draws)
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         if self.native is not None:
@@ -277,6 +292,12 @@ def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
         token, position = feed.record.tokens[start], start + notes.delta
         rows.append(FixedRow(token=token, start=start, position=position, page_table=part.page_table))
     return rows
+
+
+def _holds_items(feed: Feed) -> bool:
+    """Whether any of its rows are an item's."""
+    start, stop = feed.part.start, feed.part.start + feed.part.length
+    return any(one.touches(start, stop) for one in feed.record.start.placeholders)
 
 
 def _place(embeddings: Tensor, row: int, feed: Feed, outputs: Outputs) -> None:

@@ -6,7 +6,7 @@ A network owns no tensor. It refers to what the executor's resource stack owns: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from attrs import define, evolve, field, frozen
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens, Chunk, EncodeJob, SequenceStart
 from ..memory.kv import CrossKV, PagedKV, lay_out
-from ..native.program import Rows, Runner
+from ..native.program import Draw, Rows, Runner
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
 from ..sampling.structure import Guide
@@ -126,6 +126,25 @@ class Network(Protocol):
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         """Feeds chunks of sequences with a `Pooling`; the vector of each whose chunk ends its prompt."""
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """A network that can choose tokens where it computes. What `Network` says of chunks holds here too."""
+
+    def choose(
+        self,
+        feeds: Sequence[Feed],
+        wanted: Sequence[tuple[int, int]],
+        draws: Sequence[Draw | None],
+        outputs: Outputs,
+    ) -> tuple[list[tuple[int, float] | None], Tensor] | None:
+        """Feeds chunks as `Network.logits` does.
+
+        Returns:
+            For each of the ``wanted`` rows with a draw a token and its log-probability, and the logits of all of them.
+            ``None``: nothing was fed, tokens are to be chosen of logits.
+        """
 
 
 class Aligner(Protocol):

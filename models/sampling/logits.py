@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...core.plan import SampledToken
 from ...core.request import LogitRules, SamplingParams, TimestampRules
+from ..native.program import Draw
 from .structure import Guide
 
 _NEVER = -torch.inf
@@ -93,6 +94,30 @@ def sample_tokens(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids:
         sampled = SampledToken(token_id=token, logprob=logprob, top=top)
         found.append(SampledToken(token_id=(*eos_token_ids, token)[0], error=error) if error else sampled)
     return found
+
+
+def is_plain(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> bool:
+    """Whether its token depends on the logits and the sampling alone: no rule changes them, and nothing else is told of
+    them."""
+    sampling, rules = one.sampling, one.rules
+    changed = sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty
+    ruled = one.never is not None or rules.timestamps is not None or rules.forced or one.guide is not None
+    told = sampling.logprobs or sampling.repetition_penalty != 1.0
+    return not (changed or ruled or told or _banned(one, eos_token_ids))
+
+
+def draw_of(one: SamplerInput) -> Draw:
+    """What `sample` does, for where the logits are."""
+    sampling = one.sampling
+    warm = sampling.temperature > 0.0
+    assert not warm or sampling.seed is not None, "a fresh seed is chosen when a request is built"
+    return Draw(
+        temperature=max(sampling.temperature, sys.float_info.min) if warm else 0.0,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        point=uniform(sampling.seed or 0, len(one.generated)) if warm else 0.0,
+    )
 
 
 def _structure_error(one: SamplerInput, logits: Tensor, logprob: float) -> str:
