@@ -87,6 +87,7 @@ class GpuRunner:
     _stopping: bool = field(default=False, init=False)
     _generation: int = field(default=0, init=False)
     _asleep: bool = field(default=False, init=False)
+    _frees_lock: bool = field(default=False, init=False)  # while the model computes
 
     def __attrs_post_init__(self) -> None:
         self._ended, self._ends = trio.open_memory_channel[Ended | None](math.inf)
@@ -136,6 +137,7 @@ class GpuRunner:
         if ended.error is not None:
             raise ended.error
         assert isinstance(ended.value, ModelDescription), "an executor describes its model when it opens"
+        self._frees_lock = ended.value.native
         return ended.value
 
     def _open_executor(self) -> ModelDescription:
@@ -284,8 +286,9 @@ class GpuRunner:
         self._begun.append(message)
 
     def _submit(self, job: Job, call: Call, *args: object) -> None:
-        """Gives the worker a call. Python switches quickly between threads until it has ended, or is abandoned."""
-        if self.shortens_switches:
+        """Gives the worker a call. Python switches quickly between threads until it has ended, or is abandoned, unless
+        the model frees Python's lock."""
+        if self.shortens_switches and not self._frees_lock:
             self.worker.switch_interval.begin(self)
             call = partial(self._until_ended, call)
         self.worker.submit(job, call, *args)

@@ -140,7 +140,11 @@ class TorchExecutor:
             blueprints = self._take_and_load(blueprints)
             for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
                 blueprint.prove(parts.network)
-            description = evolve(blueprints.describe(str(self.model)), structures=self._grammars)
+            description = evolve(
+                blueprints.describe(str(self.model)),
+                structures=self._grammars,
+                native=all(_is_native(parts.network) for parts in self._opened_now().all_parts),
+            )
         self._blueprints = blueprints
         return description
 
@@ -453,6 +457,11 @@ class TorchExecutor:
     def _opened_now(self) -> _Open:
         assert self._open is not None, "the executor is asleep"
         return self._open
+
+
+def _is_native(network: Network) -> bool:
+    """Whether the native library computes all of it: encoders of families are torch's."""
+    return getattr(network, "native", None) is not None and getattr(network, "family", None) is None
 
 
 def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:

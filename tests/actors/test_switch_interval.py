@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import trio
+from attrs import evolve
 
 from triolet import Engine, EngineConfig
 from triolet.actors.switch_interval import SHORT, SWITCH_INTERVAL, SwitchInterval
@@ -92,6 +93,22 @@ def test_it_can_be_left_alone():
 
     trio.run(main)
     assert set(held.seen) == {5000}
+
+
+def test_a_model_that_frees_the_lock_leaves_it_alone(monkeypatch):
+    """But while it is opened."""
+    opened = SimExecutor.open
+    monkeypatch.setattr(SimExecutor, "open", lambda executor: evolve(opened(executor), native=True))
+    held = Held(Job.STEP)
+    held.let_go.set()
+
+    async def main() -> None:
+        async with held.engine:
+            await ask(held.engine, 1)
+
+    trio.run(main)
+    assert held.seen[0] == OURS
+    assert set(held.seen[1:]) == {5000}
 
 
 def test_a_call_that_is_abandoned_does_not_keep_it():
