@@ -745,16 +745,18 @@ void attend_cross(Engine& e, const Operation& o, int thread, int piece) {
     const Model& m = e.model;
     const Block& b = e.slots[piece / o.heads];
     const int head = piece % o.heads, length = 2 + o.size;
-    const int64_t of_head = (int64_t)m.embeddings * o.size, of_slots = (int64_t)m.slots * o.heads * of_head;
-    const float* first = m.cross + 2 * o.layer * of_slots + ((int64_t)b.table * o.heads + head) * of_head;
+    const int64_t of_head = (int64_t)m.embeddings * m.cross_size, of_slots = (int64_t)m.slots * o.kv_heads * of_head;
+    const float* first = m.cross + 2 * o.layer * of_slots + ((int64_t)b.table * o.kv_heads + head / (o.heads / o.kv_heads)) * of_head;
     const Buffer& queries = m.buffers[o.from];
     float *parts = e.own[thread], *room = parts + BLOCK * length;
     const float* keys[CHUNK];
     for (int start = 0; start < b.length; start += CHUNK) {
         const int count = least(CHUNK, b.length - start);
-        for (int p = 0; p < CHUNK; p++) keys[p] = first + (int64_t)(start + least(p, count - 1)) * o.size;
+        for (int p = 0; p < CHUNK; p++) keys[p] = first + (int64_t)(start + least(p, count - 1)) * m.cross_size;
         for (int r = 0; r < b.rows; r++) {
-            const float* query = queries.data + (int64_t)(b.row + r) * queries.width + head * o.size;
+            float* query = queries.data + (int64_t)(b.row + r) * queries.width + head * o.size;
+            if (!start && o.scale != 1.0f)
+                for (int d = 0; d < o.size; d++) query[d] *= o.scale;  // no other piece reads it
             attend_chunk(o, query, keys, of_slots, 0, count, start ? room : parts + r * length);
             if (start) join(parts + r * length, room, o.size);
         }

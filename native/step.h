@@ -37,7 +37,7 @@ struct Operation {
     int32_t ending, activation;
     float cap;
     // TURN: queries, keys and values [heads + 2 * kv_heads][size] of a row; the keys and values go into its page.
-    // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot
+    // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot; scales the queries
     int32_t layer, heads, kv_heads, size;
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from attrs import frozen
@@ -21,6 +20,7 @@ from ..checkpoints.files import find_weights
 from ..checkpoints.stored import open_weights
 from ..checkpoints.whisper import WhisperShape
 from ..memory.budget import Available, Budget
+from ..native.crossed import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.library import Library
 from ..native.panels import GROUP, PANEL
@@ -28,12 +28,14 @@ from .blueprint import NATIVE_ROWS, most_positions, name_devices
 from .crossed import CrossedBlueprint
 from .read import AnyBlueprint, Blueprints
 from .text import TextBlueprint
+from .whisper import WhisperBlueprint
 
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in names of weights: parts that are not quantized
 _DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # of encoder-decoders
 _CROSS = ("encoder_attn.k_proj.weight", "encoder_attn.v_proj.weight")  # torch's: all layers' are one product
+_SHARED = "shared.weight"  # the token embedding of both parts
 _SCALED = (
     "self_attn.q_proj.weight",
     "self_attn.k_proj.weight",
@@ -112,7 +114,7 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     if not may_be_native(blueprint):
         return 0
     shape = blueprint.checkpoint.shape
-    first = "decoder.layers.0." if isinstance(shape, WhisperShape) else "layers.0."
+    first = "layers.0." if isinstance(shape, TextShape) else "decoder.layers.0."
     own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and first in name]
     largest = max(map(max, own), default=0)
     between = sum(outputs for outputs, _ in own)
@@ -127,18 +129,19 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
 def may_be_native(blueprint: AnyBlueprint) -> bool:
     """Whether the native library computes the decoder, as far as it can be told before the weights are read."""
     return (
-        not isinstance(blueprint, CrossedBlueprint)
-        and blueprint.config.decodes
+        blueprint.config.decodes
         and blueprint.device.type == "cpu"
         and blueprint.dtype == torch.float32
         and not blueprint.config.compile
         and Library.load() is not None
-        and (not isinstance(blueprint, TextBlueprint) or _is_known(blueprint.checkpoint.config))
+        and _is_known(blueprint)
     )
 
 
-def _is_known(config: Any) -> bool:
-    return config.get_text_config().model_type in MODEL_TYPES
+def _is_known(blueprint: AnyBlueprint) -> bool:
+    if isinstance(blueprint, TextBlueprint):
+        return blueprint.checkpoint.config.get_text_config().model_type in MODEL_TYPES
+    return not isinstance(blueprint, CrossedBlueprint) or blueprint.checkpoint.config.model_type in CROSSED_TYPES
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
@@ -172,6 +175,8 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
         return False
     if isinstance(blueprint, TextBlueprint):
         return not any(part in name for part in _ENCODERS)
+    if isinstance(blueprint, CrossedBlueprint) and name.endswith(_SHARED):
+        return bool(blueprint.checkpoint.config.tie_word_embeddings)  # else nobody reads it
     return not _is_of_encoder(blueprint, name) and not name.endswith(_CROSS)
 
 
@@ -182,7 +187,7 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
         return panels * -(-inputs // GROUP) * (4 + GROUP) * PANEL
-    scaled = not isinstance(blueprint, TextBlueprint) and name.endswith(_SCALED)  # perhaps by no power of two
+    scaled = isinstance(blueprint, WhisperBlueprint) and name.endswith(_SCALED)  # perhaps by no power of two
     return panels * PANEL * inputs * (4 if scaled else min(4, stored.dtype.itemsize))
 
 

@@ -23,7 +23,7 @@ from ..networks.features import LogMel
 from ..networks.network import NativeDecoder, Network, WhisperNetwork, encode_windows
 from ..networks.whisper import WhisperModel
 from ..networks.whisper_program import unknown
-from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, tell_way
+from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, not_native, tell_way
 
 
 @frozen(kw_only=True, eq=False)
@@ -69,13 +69,7 @@ class WhisperBlueprint:
         """Why torch computes the decoder; ``None``: the native library does."""
         if not self.config.decodes:
             return "it has no decoder"
-        if self.device.type != "cpu":
-            return f"it runs on {self.device}"
-        if self.dtype != torch.float32:
-            return f"it computes in {str(self.dtype).removeprefix('torch.')}; known: float32"
-        if Library.load() is None:
-            return "the package was installed without a compiler"
-        return unknown(self.checkpoint.shape, self.checkpoint.activation)
+        return not_native(self.device, self.dtype) or unknown(self.checkpoint.shape, self.checkpoint.activation)
 
     @property
     def sizes(self) -> KVSizes:

@@ -92,6 +92,10 @@ class VariedCrossKV:
         keys, values = self._pool[layer, :, run.slot : run.slot + run.slots, :, : run.length]
         return keys, values
 
+    def length(self, slot: int) -> int:
+        """Positions in use of a slot."""
+        return self._lengths[slot]
+
     def lengths(self, first: int, count: int) -> list[int]:
         """Positions in use of ``count`` slots."""
         return self._lengths[first : first + count]

@@ -147,9 +147,12 @@ class Program:
         """Whether any matrix is."""
         return any(one.in_int8 for one in self._matrices)
 
-    def cross(self, source: int, to: int, *, layer: int, heads: int, size: int) -> None:
-        """Attends from the scaled queries in ``source`` [rows, heads * size] to the slot of each row."""
-        self._add(kind=Kind.CROSS, source=source, to=to, layer=layer, heads=heads, kv_heads=heads, size=size)
+    def cross(self, source: int, to: int, attention: Attention) -> None:
+        """Attends from the queries in ``source`` [rows, heads * size], which are scaled in place, to the slot of each
+        row."""
+        one = attention
+        told = {"layer": one.layer, "heads": one.heads, "kv_heads": one.kv_heads, "size": one.size, "scale": one.scale}
+        self._add(kind=Kind.CROSS, source=source, to=to, **told)
 
     def operations(self) -> bytearray:
         """As the library reads them, one after the other, as long as the program has them."""
