@@ -15,10 +15,10 @@ from ..architectures.text import TextCheckpoint
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..launch.pipeline import StagedKV
 from ..memory.budget import Budget, KVSizes
-from ..memory.kv import CrossKV, PagedKV
+from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.resources import AnyHolder
-from ..memory.slots import VariedCrossKV
+from ..memory.slots import CrossKV
 from ..native.library import MOST_THREADS, Library
 from ..networks.features import LogMel
 from ..networks.network import Aligner, Network
@@ -45,7 +45,7 @@ class Parts:
     model: AnyModel
     log_mel: LogMel | None
     paged: PagedKV | StagedKV | None
-    cross: CrossKV | VariedCrossKV | None
+    cross: CrossKV | None
     aligner: Aligner | None = None
 
 

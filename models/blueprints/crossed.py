@@ -20,7 +20,7 @@ from ..checkpoints.loading import load_module
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
-from ..memory.slots import VariedCrossKV
+from ..memory.slots import CrossKV
 from ..native.crossed import CrossedDecoder
 from ..native.library import Library
 from ..native.program import Runner
@@ -120,7 +120,7 @@ class CrossedBlueprint:
             return network
         return evolve(network, native=own("native", self._open_native(decoder, network.paged, network.cross)))
 
-    def _open_native(self, decoder: CrossedDecoder, paged: PagedKV, cross: VariedCrossKV) -> Runner:
+    def _open_native(self, decoder: CrossedDecoder, paged: PagedKV, cross: CrossKV) -> Runner:
         library = Library.load()
         assert library is not None, "a decoder was packed without the library"
         (pages,), (slots,) = paged.tensors(), cross.tensors()
@@ -155,9 +155,9 @@ class CrossedBlueprint:
             device=self.device,
         )
 
-    def _allocate_slots(self) -> VariedCrossKV:
+    def _allocate_slots(self) -> CrossKV:
         shape = self.checkpoint.shape
-        return VariedCrossKV.allocate(
+        return CrossKV.allocate(
             layers=shape.layers,
             slots=chosen(self.budget).slots,
             heads=shape.kv_heads,

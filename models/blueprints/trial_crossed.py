@@ -17,7 +17,7 @@ from ...core.request import LogitRules, SamplingParams
 from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..attention.layers import LayerRequest
 from ..memory.kv import PagedKV
-from ..memory.slots import VariedCrossKV
+from ..memory.slots import CrossKV
 from ..native.program import Runner
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Feed, Record
@@ -31,7 +31,7 @@ _EMBEDDINGS = (9, 7)  # of their encoder outputs: near enough to be attended tog
 def try_out_crossed(
     network: EncoderDecoderNetwork,
     checkpoint: CrossedCheckpoint,
-    open_native: Callable[[PagedKV, VariedCrossKV], Runner] | None = None,
+    open_native: Callable[[PagedKV, CrossKV], Runner] | None = None,
 ) -> None:
     """Compares, and refuses the model or attaches our attention to it.
 

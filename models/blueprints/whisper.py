@@ -14,7 +14,8 @@ from ..checkpoints.lengths import lengths_of
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..linear.choice import ChoiceFile, choose
 from ..memory.budget import Budget, KVSizes
-from ..memory.kv import CrossKV, PagedKV
+from ..memory.kv import PagedKV
+from ..memory.slots import CrossKV
 from ..native.library import Library
 from ..native.program import Runner
 from ..networks.aligner import WhisperAligner
@@ -147,7 +148,7 @@ class WhisperBlueprint:
             slots=chosen(self.budget).slots,
             heads=shape.decoder_heads,
             embeddings=shape.embeddings,
-            width=shape.width,
+            head_dim=shape.width // shape.decoder_heads,
             dtype=self.dtype,
             device=self.device,
         )

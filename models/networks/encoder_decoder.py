@@ -23,7 +23,7 @@ from ..attention.layers import PagedCall, Witness
 from ..attention.paged import PagedLayout, PagedStep
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel, forwards
-from ..memory.slots import CrossStep, VariedCrossKV
+from ..memory.slots import CrossKV, CrossStep
 from ..native.crossed import CrossedDecoder
 from ..native.program import Rows, Runner
 from .network import Feed, Outputs, Record
@@ -39,7 +39,7 @@ class EncoderDecoderNetwork:
     model: TransformerModel
     family: CrossedFamily
     paged: PagedKV
-    cross: VariedCrossKV
+    cross: CrossKV
     positions: int
     hidden: int  # numbers of one embedding of an encoder output
     device: torch.device

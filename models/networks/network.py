@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens, Chunk, EncodeJob, SequenceStart
-from ..memory.kv import CrossKV, PagedKV, lay_out
+from ..memory.kv import PagedKV, lay_out
+from ..memory.slots import CrossKV
 from ..native.program import Rows, Runner
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
@@ -172,7 +173,7 @@ class WhisperNetwork:
         return encode_windows(self.model, self.log_mel, jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
-        self.cross.write(slot, self.model.cross_keys_values(output))
+        self.cross.write_all(slot, self.model.cross_keys_values(output))
 
     def start(self, record: Record) -> None:
         assert not record.start.placeholders, (
@@ -199,7 +200,7 @@ class WhisperNetwork:
         layout = lay_out(chunks, self.paged, self.cross, dtype=self.dtype, device=self.device)
         fed = [token for index in layout.order for token in feeds[index].tokens]
         kept: dict[int, Tensor] = {}
-        hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, self.cross, kept)
+        hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, kept)
         starts = dict(zip(layout.order, layout.starts, strict=True))
         return Reading(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
 

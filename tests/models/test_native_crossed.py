@@ -26,7 +26,7 @@ from triolet.models.architectures.crossed import find_crossed_family
 from triolet.models.blueprints.trial import Nothing
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.module import TransformerModel
-from triolet.models.memory.slots import VariedCrossKV
+from triolet.models.memory.slots import CrossKV
 from triolet.models.native.crossed import CrossedDecoder
 from triolet.models.native.library import Library
 from triolet.models.native.program import Runner
@@ -110,7 +110,7 @@ class Fed:
         sizes = {"layers": shape.layers, "heads": shape.kv_heads, "dtype": torch.float32, "device": place}
         width = shape.kv_heads * shape.head_dim
         paged = PagedKV.allocate(**sizes, pages=PAGES, page_size=page_size, width=width)
-        cross = VariedCrossKV.allocate(**sizes, slots=SLOTS, embeddings=POSITIONS, head_dim=shape.head_dim)
+        cross = CrossKV.allocate(**sizes, slots=SLOTS, embeddings=POSITIONS, head_dim=shape.head_dim)
         for tensor in (*paged.tensors(), *cross.tensors()):
             tensor.fill_(torch.nan)
         options = {"rows": rows, "positions": POSITIONS, "threads": threads, "level": level}
