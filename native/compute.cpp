@@ -401,6 +401,8 @@ inline void share(Engine& e, Phase& phase, int thread, uint32_t round, Work work
 
 // ---------------------------------------------------------------- a linear layer
 
+inline bool is_gated(const Operation& o) { return o.ending == GATED || o.ending == GATED_BY; }
+
 void finish_panel(const Engine& e, const Operation& o, int panel, int row, float* values, float* gated) {
     const Matrix& m = *o.matrix;
     const Buffer& to = e.model.buffers[o.to];
@@ -409,10 +411,10 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
     for (int i = 0; i < PANEL; i += VL) {
         V v = load(values + i);
         if (m.bias) v += load(m.bias + panel * PANEL + i);
-        if (o.ending == GATED) {
+        if (is_gated(o)) {
             V value = load(gated + i);
             if (m.bias) value += load(m.bias + (panel + m.panels / 2) * PANEL + i);
-            v = activated(v, o.activation) * value;
+            v = o.ending == GATED ? activated(v, o.activation) * value : v * activated(value, o.activation);
         }
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
         if (o.ending == CAPPED) v = o.cap * tanh_of(v / o.cap);
@@ -458,7 +460,7 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
             prepared = true;
         }
         auto each = [&](int p, int row, float* values, float* gated) { finish_panel(e, o, p, row, values, gated); };
-        const int apart = o.ending == GATED ? m.panels / 2 : 0;
+        const int apart = is_gated(o) ? m.panels / 2 : 0;
         if (m.format == INT8) return multiply8(m, panel, count, apart, x, stride, rows, each);
         const float* floats = (const float*)x;
         const int64_t width = stride / 4;
@@ -497,11 +499,11 @@ void turn_head(const Operation& o, const float* gain, float* x, const float* cos
             store_upto(x + i, load_upto(x + i, left) * factor * load_upto(gain + i, left), left);
         }
     }
-    const int half = o.turned / 2;
+    const int half = o.turned / 2, apart = o.paired ? 1 : half, step = o.paired ? 2 : 1;
     for (int i = 0; i < half; i++) {
-        const float a = x[i], b = x[half + i];
-        x[i] = a * cosines[i] - b * sines[i];
-        x[half + i] = b * cosines[i] + a * sines[i];
+        const float a = x[step * i], b = x[step * i + apart];
+        x[step * i] = a * cosines[i] - b * sines[i];
+        x[step * i + apart] = b * cosines[i] + a * sines[i];
     }
     if (scale != 1.0f)
         for (int i = 0; i < o.size; i += VL) store_upto(x + i, load_upto(x + i, o.size - i) * scale, o.size - i);
@@ -591,9 +593,9 @@ inline void weigh(const float* weights, const float* const* values, int first, i
 }
 
 // A query and one chunk of its positions, `first` to `count` of it, to part [2 + size]: the largest score, the sum of
-// e^(score - largest), and the values by these.
+// e^(score - largest), and the values by these. `added`: by distance, of this head; the first key is `apart` away.
 void attend_chunk(const Operation& o, const float* query, const float* const* keys, int64_t values_behind, int first,
-                  int count, float* part) {
+                  int count, float* part, const float* added = nullptr, int apart = 0) {
     alignas(64) float scores[CHUNK];
     const float* values[CHUNK];
     for (int p = first; p < count; p++) values[p] = keys[p] + values_behind;
@@ -603,6 +605,7 @@ void attend_chunk(const Operation& o, const float* query, const float* const* ke
         if (p + VL > first) {
             s = scores_of(query, keys + p, o.size);
             if (o.soft_cap > 0.0f) s = o.soft_cap * tanh_of(s / o.soft_cap);
+            for (int i = 0; added && i < VL; i++) s[i] += added[least(most(apart - p - i, 0), o.distance_count - 1)];
             for (int i = 0; i < VL; i++)
                 if (p + i < first || p + i >= count) s[i] = -INFINITE;
         }
@@ -683,7 +686,9 @@ void attend_span(const Engine& e, const Operation& o, const Block& b, int head, 
             for (int g = 0; g < group; g++) {
                 const float* query = queries.data + (int64_t)(b.row + r) * queries.width + (head * group + g) * o.size;
                 float* part = parts + (r * group + g) * length;
-                attend_chunk(o, query, keys, e.model.kv_width, most(0, first - start), count, begins ? part : room);
+                const float* added = o.distances ? o.distances + (int64_t)(head * group + g) * o.distance_count : nullptr;
+                attend_chunk(o, query, keys, e.model.kv_width, most(0, first - start), count, begins ? part : room, added,
+                             position - start);
                 if (!begins) join(part, room, o.size);
             }
         }
@@ -785,7 +790,7 @@ Share share_of(const Engine& e, int index) {
     if (o.kind != LINEAR) return {rows, BLOCK};
     // of few rows some 64 kB of weights; of many, one panel is much work
     const size_t bytes = panel_bytes(*o.matrix);
-    const int panels = o.ending == GATED ? o.matrix->panels / 2 : o.matrix->panels;
+    const int panels = is_gated(o) ? o.matrix->panels / 2 : o.matrix->panels;
     return {rows ? panels : 0, rows > BLOCK ? 1 : most(2, (int)(65536 / bytes) & ~1)};
 }
 

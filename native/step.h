@@ -11,7 +11,7 @@ enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3 };
 enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5 };
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
-enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4 };
+enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4, GATED_BY = 5 };
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
 enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5, BAD_SLOT = 6 };
 
@@ -32,7 +32,7 @@ struct Operation {
     int32_t norm;
     float epsilon;
     const float *gain, *shift;  // [width]
-    // LINEAR. GATED: the first half of the panels are gates, the other what they are multiplied with
+    // LINEAR. GATED: the first half of the panels are gates, the other what they are multiplied with. GATED_BY: reversed
     const Matrix* matrix;
     int32_t ending, activation;
     float cap;
@@ -44,6 +44,9 @@ struct Operation {
     const float *query_gain, *key_gain;    // [size] of norms of each head, or none
     float scale, soft_cap;                 // of scores; 0: no cap
     int32_t window;                        // positions that a row sees, its own included; 0: all
+    int32_t paired;                        // 1: dimensions are turned with their neighbours, not in halves
+    int32_t distance_count;
+    const float* distances;                // [heads][distance_count], added to scores by how far a key is; or none
 };
 
 struct Buffer { float* data; int32_t width; };

@@ -124,13 +124,15 @@ class CrossedBlueprint:
         library = Library.load()
         assert library is not None, "a decoder was packed without the library"
         (pages,), (slots,) = paged.tensors(), cross.tensors()
+        positions = max(LONGEST, most_positions(self.config, self.checkpoint.shape.positions))  # a trial is as long
+        distances = self.checkpoint.family.distances(decoder.module, positions)
         return Runner.open(
             library,
-            decoder.program(),
+            decoder.program(positions, distances),
             pages,
             slots,
             rows=NATIVE_ROWS,
-            positions=max(LONGEST, most_positions(self.config, self.checkpoint.shape.positions)),  # a trial is as long
+            positions=positions,
             threads=torch.get_num_threads(),
         )
 

@@ -34,7 +34,12 @@ ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in names of weights: parts that are not quantized
 _DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # of encoder-decoders
-_CROSS = ("encoder_attn.k_proj.weight", "encoder_attn.v_proj.weight")  # torch's: all layers' are one product
+_CROSS = (  # torch multiplies with these
+    "encoder_attn.k_proj.weight",
+    "encoder_attn.v_proj.weight",
+    "EncDecAttention.k.weight",
+    "EncDecAttention.v.weight",
+)
 _SHARED = "shared.weight"  # the token embedding of both parts
 _SCALED = (
     "self_attn.q_proj.weight",
@@ -114,8 +119,8 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     if not may_be_native(blueprint):
         return 0
     shape = blueprint.checkpoint.shape
-    first = "layers.0." if isinstance(shape, TextShape) else "decoder.layers.0."
-    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and first in name]
+    first = ("layers.0.",) if isinstance(shape, TextShape) else ("decoder.layers.0.", "decoder.block.0.")
+    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and any(part in name for part in first)]
     largest = max(map(max, own), default=0)
     between = sum(outputs for outputs, _ in own)
     if isinstance(shape, WhisperShape):

@@ -7,17 +7,16 @@ positions, norms before each sum too, and soft caps (Gemma Team 2024, "Gemma 2",
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from attrs import define, field, frozen
 from torch import nn
 
 from .library import ACTIVATIONS, Ending
 from .modules import PackedLinear
 from .panels import PANEL, Panels
-from .parts import epsilon_of, gain_of, is_known, norm_of, pack_linears, pack_words, plain, scale_of
+from .parts import epsilon_of, gain_of, is_known, norm_of, pack_linears, pack_words, scale_of, turns_of, unknown_turns
 from .program import MULTIPLE, Attention, Program
 
 _PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
@@ -26,7 +25,6 @@ _NORMED = frozenset({"Gemma2DecoderLayer", "Gemma3DecoderLayer"})  # before each
 _LAYERS = _PLAIN | _JOINED | _NORMED | {"SmolLM3DecoderLayer"}
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gemma3_text", "smollm3"})
 """Of the configurations whose models have such layers."""
-_FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # ways to turn that do not depend on a sequence's length
 
 
 @frozen(eq=False)
@@ -73,8 +71,8 @@ class Decoder:
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(_LAYERS))}"
         if _activation(base) not in ACTIVATIONS:
             return f"its activation is {_activation(base)}; known: {', '.join(ACTIVATIONS)}"
-        if others := _ways_to_turn(config) - _FIXED:
-            return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
+        if others := unknown_turns(config):
+            return others
         if not all(map(is_known, self.linears)):
             return "its linear layers are not torch's"
         if any(len(set(map(_in_int8, group))) > 1 for layer in own for group in _neighbours(layer)):
@@ -181,10 +179,8 @@ class _Writer:
         several = type(rotary).__name__ == "Gemma3RotaryEmbedding"  # one for each kind of layer
         kind = kinds[index] if several and kinds is not None else ""
         if kind not in self.tables:
-            asked = (torch.empty(1), torch.arange(self.positions)[None], *([kind] if several else []))
-            cosines, sines = rotary(*asked)
-            half = cosines.shape[-1] // 2
-            self.program.turns.append((plain(cosines[0, :, :half]), plain(sines[0, :, :half])))
+            self.program.turns.append(turns_of(rotary, self.positions, *([kind] if several else [])))
+            half = self.program.turns[-1][0].shape[1]
             self.tables[kind] = len(self.program.turns) - 1, 2 * half
         return self.tables[kind]
 
@@ -214,13 +210,6 @@ def _in_int8(linear: Any) -> bool:
 def _activation(base: Any) -> str:
     config = base.config
     return str(config.hidden_activation if type(base.layers[0]).__name__ in _NORMED else config.hidden_act)
-
-
-def _ways_to_turn(config: Any) -> set[str]:
-    """Each way that a layer's positions are turned."""
-    told: Mapping[str, Any] = config.rope_parameters or {}
-    each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
-    return {str(one.get("rope_type", "default")) for one in each}
 
 
 def _size(base: Any) -> int:

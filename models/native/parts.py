@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from .modules import PackedEmbedding, PackedLinear, packed
 from .panels import Panels, filled
 from .program import Normed
+
+_FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # ways to turn that do not depend on a sequence's length
 
 
 def is_known(linear: Any) -> bool:
@@ -71,8 +73,27 @@ def _replace(module: nn.Module, old: Any, new: nn.Module) -> None:
 
 def norm_of(module: Any) -> Normed:
     """A norm of layers or of root mean squares."""
-    shift = getattr(module, "bias", None)
-    return Normed(gain=gain_of(module), epsilon=epsilon_of(module), shift=None if shift is None else plain(shift))
+    gain, shift = gain_of(module), getattr(module, "bias", None)
+    if isinstance(module, nn.LayerNorm):
+        shift = torch.zeros_like(gain) if shift is None else plain(shift)
+    return Normed(gain=gain, epsilon=epsilon_of(module), shift=shift)
+
+
+def unknown_turns(config: Any) -> str | None:
+    """Why positions are turned in another way than the library does; ``None``: they are not."""
+    told: Mapping[str, Any] = config.rope_parameters or {}
+    each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
+    others = {str(one.get("rope_type", "default")) for one in each} - _FIXED
+    if not others:
+        return None
+    return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
+
+
+def turns_of(rotary: Any, positions: int, *kind: str) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, half], perhaps of one ``kind`` of layers."""
+    cosines, sines = rotary(torch.empty(1), torch.arange(positions)[None], *kind)
+    half = cosines.shape[-1] // 2
+    return plain(cosines[0, :, :half]), plain(sines[0, :, :half])
 
 
 def epsilon_of(norm: Any) -> float:

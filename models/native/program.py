@@ -51,8 +51,11 @@ class Attention:
 
     Args:
         turned: how many leading dimensions of a head are turned, in halves (Su et al. 2021); 0: none.
+        paired: they are turned with their neighbours instead.
         table: by which of the program's tables.
         window: positions that a row sees, its own included; 0: all.
+        distances: float32 [heads, distances], added to scores by the distance of query and key; the last one is that of
+            all farther.
         soft_cap: scores go through ``soft_cap * tanh(score / soft_cap)``; 0: they do not.
     """
 
@@ -68,6 +71,8 @@ class Attention:
     epsilon: float = 0.0
     query_gain: Tensor | None = None  # float32 [size] of norms of each head
     key_gain: Tensor | None = None
+    paired: bool = False
+    distances: Tensor | None = None
 
 
 @define(eq=False)
@@ -138,6 +143,9 @@ class Program:
             "scale": one.scale,
             "soft_cap": one.soft_cap,
             "window": one.window,
+            "paired": one.paired,
+            "distances": self._kept(one.distances),
+            "distance_count": 0 if one.distances is None else one.distances.shape[1],
         }
         self._add(kind=Kind.TURN, to=source, **told)
         self._add(kind=Kind.ATTEND, to=to, **told)

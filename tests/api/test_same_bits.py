@@ -53,7 +53,7 @@ async def answers(folder: Path, together: bool, **changes: object) -> list[Bits]
 
 @pytest.mark.parametrize(
     ("family", "quantization"),
-    [("llama", None), ("llama", "int8"), ("gemma3", None), ("gemma3", "int8"), ("bart", None)],
+    [("llama", None), ("llama", "int8"), ("gemma3", None), ("gemma3", "int8"), ("bart", None), ("t5", None)],
 )
 async def test_a_text_has_the_same_bits_in_every_engine(family: str, quantization: str | None, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path)

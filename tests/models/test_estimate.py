@@ -34,6 +34,7 @@ CASES = [
     ("bart", {}),
     ("bart", {"dtype": "bfloat16"}),
     ("t5", {"dtype": "bfloat16"}),
+    ("t5", {}),
 ]
 
 

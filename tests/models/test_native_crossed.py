@@ -49,23 +49,59 @@ SHAPE = {
     "max_position_embeddings": POSITIONS,
     "vocab_size": VOCABULARY,
 }
+T5 = {
+    "d_model": 48,
+    "d_kv": 20,
+    "num_heads": 3,
+    "d_ff": 96,
+    "num_layers": 1,
+    "num_decoder_layers": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "n_positions": POSITIONS,
+    "vocab_size": VOCABULARY,
+}
+MOONSHINE = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
+    "encoder_num_hidden_layers": 1,
+    "encoder_num_attention_heads": 4,
+    "decoder_num_hidden_layers": 2,
+    "decoder_num_attention_heads": 4,
+}
 CONFIGS = {
     "bart": transformers.BartConfig(**SHAPE, scale_embedding=True),
     "bart with a head of its own": transformers.BartConfig(**SHAPE, tie_word_embeddings=False),
     "bart, heads of 16": transformers.BartConfig(**{**SHAPE, "decoder_attention_heads": 3}, activation_function="relu"),
     "mbart": transformers.MBartConfig(**SHAPE, scale_embedding=True),
     "pegasus": transformers.PegasusConfig(**{**SHAPE, "d_model": 80}, scale_embedding=True),
+    "t5": transformers.T5Config(**{**T5, "d_ff": 90}),
+    "t5 1.1 in 16 bits": transformers.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "t5, far distances": transformers.T5Config(**{**T5, "relative_attention_max_distance": 400}),
+    "mt5": transformers.MT5Config(**T5),
+    "moonshine": transformers.MoonshineConfig(**MOONSHINE, pad_head_dim_to_multiple_of=8),
+    "moonshine, turned in part": transformers.MoonshineConfig(
+        **MOONSHINE,
+        attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.7},
+    ),
 }
 
 
 @functools.cache
 def module(name: str) -> Any:
     torch.manual_seed(5)
-    config = CONFIGS[name]
-    made = transformers.AutoModelForSeq2SeqLM.from_config(config, attn_implementation="eager").eval()
+    config: Any = CONFIGS[name]
+    family = find_crossed_family(config.model_type)
+    assert family is not None
+    made = getattr(transformers, family.loader)._from_config(config, attn_implementation="eager").eval()
     with torch.inference_mode():
         for parameter in made.parameters():
-            parameter.mul_(4.0).add_(0.02)  # biases and gains are zero and one
+            parameter.mul_(1.0 if "t5" in name else 4.0).add_(0.02)  # biases and gains are zero and one
+            if "16 bits" in name:
+                parameter.copy_(parameter.bfloat16())
         if hasattr(made, "final_logits_bias"):
             made.final_logits_bias.copy_(torch.randn(1, VOCABULARY))
     return made
@@ -87,10 +123,11 @@ class Told:
     pages: tuple[int, ...]
     cuts: tuple[int, ...]
 
-    def expected(self, name: str) -> Tensor:
-        """Logits of all tokens, by transformers."""
-        told = BaseModelOutput(last_hidden_state=output(name, self.output)[None])
-        answer = module(name)(encoder_outputs=told, decoder_input_ids=torch.tensor([self.tokens]), use_cache=False)
+    def expected(self, name: str, module: Any) -> Tensor:
+        """Logits of all tokens, by transformers' ``module``."""
+        told: Any = BaseModelOutput(last_hidden_state=output(name, self.output)[None])
+        told.attention_mask = None
+        answer = module(encoder_outputs=told, decoder_input_ids=torch.tensor([self.tokens]), use_cache=False)
         logits: Tensor = answer.logits[0]
         return logits
 
@@ -114,7 +151,8 @@ class Fed:
         for tensor in (*paged.tensors(), *cross.tensors()):
             tensor.fill_(torch.nan)
         options = {"rows": rows, "positions": POSITIONS, "threads": threads, "level": level}
-        self.runner = Runner.open(loaded(), decoder.program(), *paged.tensors(), *cross.tensors(), **options)
+        program = decoder.program(POSITIONS, family.distances(made, POSITIONS))
+        self.runner = Runner.open(loaded(), program, *paged.tensors(), *cross.tensors(), **options)
         self.network = EncoderDecoderNetwork(
             model=TransformerModel(made),
             family=family,
@@ -196,7 +234,7 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
     with fed(name, draw, level=level) as one:
         sequences = sequences_of([150, 1, 40, 600, 2, 3], 16, draw)
         for sequence, found in zip(sequences, one.all_of(sequences, draw), strict=True):
-            expected = sequence.expected(name)
+            expected = sequence.expected(name, module(name))
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
 
 
@@ -204,9 +242,9 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
 def test_a_packed_module_computes_what_it_did(name: str) -> None:
     packed = copy.deepcopy(module(name))
     CrossedDecoder(packed).pack()
-    tokens = {"input_ids": torch.arange(30)[None], "decoder_input_ids": torch.arange(40)[None]}
+    told = Told(tokens=tuple(range(40)), output=1, pages=(), cuts=())
     with torch.inference_mode():
-        expected, found = module(name)(**tokens).logits, packed(**tokens).logits
+        expected, found = told.expected(name, module(name)), told.expected(name, packed)
         torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5 * float(expected.abs().max()))
 
 
@@ -241,4 +279,5 @@ def test_a_row_has_the_same_bits_in_every_batch_chunk_and_layout(
 def test_a_decoder_that_is_no_program_says_why() -> None:
     config = transformers.BartConfig(**{**SHAPE, "d_model": 40})
     made = transformers.AutoModelForSeq2SeqLM.from_config(config)
-    assert CrossedDecoder(made).unknown() == "its width is 40; known: multiples of 16"
+    expected = "its widths are 40 and 100; known: multiples of 16, and of 32 with gates"
+    assert CrossedDecoder(made).unknown() == expected
