@@ -432,6 +432,8 @@ inline void share(Engine& e, Phase& phase, int thread, uint32_t round, Work work
 
 // ---------------------------------------------------------------- a linear layer
 
+inline bool is_gated(const Operation& o) { return o.ending == GATED || o.ending == GATED_BY; }
+
 void finish_panel(const Engine& e, const Operation& o, int panel, int row, float* values, float* gated) {
     const Matrix& m = *o.matrix;
     const Buffer& to = e.model.buffers[o.to];
@@ -440,10 +442,10 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
     for (int i = 0; i < PANEL; i += VL) {
         V v = load(values + i);
         if (m.bias) v += load(m.bias + panel * PANEL + i);
-        if (o.ending == GATED) {
+        if (is_gated(o)) {
             V value = load(gated + i);
             if (m.bias) value += load(m.bias + (panel + m.panels / 2) * PANEL + i);
-            v = activated(v, o.activation) * value;
+            v = o.ending == GATED ? activated(v, o.activation) * value : v * activated(value, o.activation);
         }
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
         if (o.ending == CAPPED) v = o.cap * tanh_of(v / o.cap);
@@ -453,7 +455,7 @@ void finish_panel(const Engine& e, const Operation& o, int panel, int row, float
 }
 
 inline bool is_prepared(const Operation& o) { return o.norm != NO_NORM || o.matrix->format == INT8; }
-inline int pieces_of(const Operation& o) { return o.ending == GATED ? o.matrix->panels / 2 : o.matrix->panels; }
+inline int pieces_of(const Operation& o) { return is_gated(o) ? o.matrix->panels / 2 : o.matrix->panels; }
 inline int own_rows(const Operation& o) { return o.matrix->format == INT8 ? OWN_INT8 : OWN_ROWS; }
 
 // How far apart the rows are that a product reads, in bytes
@@ -492,7 +494,7 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
         }
         x += from * stride;
         auto each = [&](int p, int row, float* values, float* gated) { finish_panel(e, o, p, from + row, values, gated); };
-        const int apart = o.ending == GATED ? m.panels / 2 : 0;
+        const int apart = is_gated(o) ? m.panels / 2 : 0;
         if (m.format == INT8) return multiply8(m, panel, count, apart, x, stride, rows, each);
         const float* floats = (const float*)x;
         const int64_t width = stride / 4;
@@ -531,11 +533,11 @@ void turn_head(const Operation& o, const float* gain, float* x, const float* cos
             store_upto(x + i, load_upto(x + i, left) * factor * load_upto(gain + i, left), left);
         }
     }
-    const int half = o.turned / 2;
+    const int half = o.turned / 2, apart = o.paired ? 1 : half, step = o.paired ? 2 : 1;
     for (int i = 0; i < half; i++) {
-        const float a = x[i], b = x[half + i];
-        x[i] = a * cosines[i] - b * sines[i];
-        x[half + i] = b * cosines[i] + a * sines[i];
+        const float a = x[step * i], b = x[step * i + apart];
+        x[step * i] = a * cosines[i] - b * sines[i];
+        x[step * i + apart] = b * cosines[i] + a * sines[i];
     }
     if (scale != 1.0f)
         for (int i = 0; i < o.size; i += VL) store_upto(x + i, load_upto(x + i, o.size - i) * scale, o.size - i);
@@ -625,9 +627,9 @@ inline void weigh(const float* weights, const float* const* values, int first, i
 }
 
 // A query and one chunk of its positions, `first` to `count` of it, to part [2 + size]: the largest score, the sum of
-// e^(score - largest), and the values by these.
+// e^(score - largest), and the values by these. `added`: by distance, of this head; the first key is `apart` away.
 void attend_chunk(const Operation& o, const float* query, const float* const* keys, int64_t values_behind, int first,
-                  int count, float* part) {
+                  int count, float* part, const float* added = nullptr, int apart = 0) {
     alignas(64) float scores[CHUNK];
     const float* values[CHUNK];
     for (int p = first; p < count; p++) values[p] = keys[p] + values_behind;
@@ -637,6 +639,7 @@ void attend_chunk(const Operation& o, const float* query, const float* const* ke
         if (p + VL > first) {
             s = scores_of(query, keys + p, o.size);
             if (o.soft_cap > 0.0f) s = o.soft_cap * tanh_of(s / o.soft_cap);
+            for (int i = 0; added && i < VL; i++) s[i] += added[least(most(apart - p - i, 0), o.distance_count - 1)];
             for (int i = 0; i < VL; i++)
                 if (p + i < first || p + i >= count) s[i] = -INFINITE;
         }
@@ -717,7 +720,9 @@ void attend_span(const Engine& e, const Operation& o, const Block& b, int head, 
             for (int g = 0; g < group; g++) {
                 const float* query = queries.data + (int64_t)(b.row + r) * queries.width + (head * group + g) * o.size;
                 float* part = parts + (r * group + g) * length;
-                attend_chunk(o, query, keys, e.model.kv_width, most(0, first - start), count, begins ? part : room);
+                const float* added = o.distances ? o.distances + (int64_t)(head * group + g) * o.distance_count : nullptr;
+                attend_chunk(o, query, keys, e.model.kv_width, most(0, first - start), count, begins ? part : room, added,
+                             position - start);
                 if (!begins) join(part, room, o.size);
             }
         }
@@ -779,16 +784,18 @@ void attend_cross(Engine& e, const Operation& o, int thread, int piece) {
     const Model& m = e.model;
     const Block& b = e.slots[piece / o.heads];
     const int head = piece % o.heads, length = 2 + o.size;
-    const int64_t of_head = (int64_t)m.embeddings * o.size, of_slots = (int64_t)m.slots * o.heads * of_head;
-    const float* first = m.cross + 2 * o.layer * of_slots + ((int64_t)b.table * o.heads + head) * of_head;
+    const int64_t of_head = (int64_t)m.embeddings * m.cross_size, of_slots = (int64_t)m.slots * o.kv_heads * of_head;
+    const float* first = m.cross + 2 * o.layer * of_slots + ((int64_t)b.table * o.kv_heads + head / (o.heads / o.kv_heads)) * of_head;
     const Buffer& queries = m.buffers[o.from];
     float *parts = e.own[thread], *room = parts + BLOCK * length;
     const float* keys[CHUNK];
     for (int start = 0; start < b.length; start += CHUNK) {
         const int count = least(CHUNK, b.length - start);
-        for (int p = 0; p < CHUNK; p++) keys[p] = first + (int64_t)(start + least(p, count - 1)) * o.size;
+        for (int p = 0; p < CHUNK; p++) keys[p] = first + (int64_t)(start + least(p, count - 1)) * m.cross_size;
         for (int r = 0; r < b.rows; r++) {
-            const float* query = queries.data + (int64_t)(b.row + r) * queries.width + head * o.size;
+            float* query = queries.data + (int64_t)(b.row + r) * queries.width + head * o.size;
+            if (!start && o.scale != 1.0f)
+                for (int d = 0; d < o.size; d++) query[d] *= o.scale;  // no other piece reads it
             attend_chunk(o, query, keys, of_slots, 0, count, start ? room : parts + r * length);
             if (start) join(parts + r * length, room, o.size);
         }

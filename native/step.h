@@ -11,7 +11,7 @@ enum Format : int32_t { FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, INT8 = 3 };
 enum Kind : int32_t { NORM = 0, LINEAR = 1, TURN = 2, ATTEND = 3, NORM_ADD = 4, CROSS = 5, ATTEND_ALL = 6, LOOKUP = 7 };
 enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's operations: the head is the last one
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
-enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4 };
+enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4, GATED_BY = 5 };
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
 enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5, BAD_SLOT = 6, BAD_TOKEN = 7 };
 
@@ -33,19 +33,22 @@ struct Operation {
     float epsilon;
     const float *gain, *shift;  // [width]
     // LINEAR, LOOKUP. The latter writes the weights of each row's token, as many as there are inputs, by ``scale``.
-    // GATED: the first half of the panels are gates, the other what they are multiplied with
+    // GATED: the first half of the panels are gates, the other what they are multiplied with. GATED_BY: reversed
     const Matrix* matrix;
     int32_t ending, activation;
     float cap;
     // TURN: queries, keys and values [heads + 2 * kv_heads][size] of a row; the keys and values go into its page.
-    // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot. ATTEND_ALL: each row
-    // attends to all rows of the step, whose queries, keys and values are in ``from``
+    // ATTEND: of queries in ``from``. CROSS: the same over the keys and values of the row's slot; scales the queries.
+    // ATTEND_ALL: each row attends to all rows of the step, whose queries, keys and values are in ``from``
     int32_t layer, heads, kv_heads, size;
     int32_t turned;                        // leading dimensions of a head that are turned, in halves; 0: none
     int32_t table;                         // of cosines and sines
     const float *query_gain, *key_gain;    // [size] of norms of each head, or none
     float scale, soft_cap;                 // of scores, or of embeddings; 0: no cap
     int32_t window;                        // positions that a row sees, its own included; 0: all
+    int32_t paired;                        // 1: dimensions are turned with their neighbours, not in halves
+    int32_t distance_count;
+    const float* distances;                // [heads][distance_count], added to scores by how far a key is; or none
 };
 
 struct Buffer { float* data; int32_t width; };

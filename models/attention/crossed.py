@@ -14,7 +14,7 @@ from attrs import define
 from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
-from ..memory.slots import CrossStep, VariedCrossKV
+from ..memory.slots import CrossKV, CrossStep
 from .layers import HARMLESS, LayerRequest, PagedCall, Witness, attend_paged
 
 CROSSED = "triolet_crossed"
@@ -40,7 +40,7 @@ class CrossCall:
 class WriteCall:
     """The argument of every cross-attention module when a slot is written."""
 
-    cross: VariedCrossKV
+    cross: CrossKV
     slot: int
 
 

@@ -15,11 +15,11 @@ from ..architectures.text import TextCheckpoint
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..launch.pipeline import StagedKV
 from ..memory.budget import Budget, KVSizes
-from ..memory.kv import CrossKV, PagedKV
+from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.resources import AnyHolder
-from ..memory.slots import VariedCrossKV
-from ..native.library import MOST_THREADS
+from ..memory.slots import CrossKV
+from ..native.library import MOST_THREADS, Library
 from ..networks.features import LogMel
 from ..networks.network import Aligner, Network
 from ..networks.whisper import WhisperModel
@@ -45,7 +45,7 @@ class Parts:
     model: AnyModel
     log_mel: LogMel | None
     paged: PagedKV | StagedKV | None
-    cross: CrossKV | VariedCrossKV | None
+    cross: CrossKV | None
     aligner: Aligner | None = None
 
 
@@ -98,6 +98,15 @@ class Blueprint(Protocol):
 
     def describe(self, name: str) -> ModelDescription:
         """What the engine must know."""
+
+
+def not_native(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the native library computes no decoder there, whatever the model; ``None``: it can."""
+    if device.type != "cpu":
+        return f"it runs on {device}"
+    if dtype != torch.float32:
+        return f"it computes in {str(dtype).removeprefix('torch.')}; known: float32"
+    return "the package was installed without a compiler" if Library.load() is None else None
 
 
 def tell_way(architecture: str, why_not: str | None, threads: int) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from ...core.config import EngineConfig
@@ -20,13 +20,16 @@ from ..checkpoints.loading import load_module
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
-from ..memory.slots import VariedCrossKV
+from ..memory.slots import CrossKV
+from ..native.crossed import CrossedDecoder
+from ..native.library import Library
+from ..native.program import Runner
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.encoder_decoder import EncoderDecoderNetwork, encode_alike
 from ..networks.network import Network
-from .blueprint import Own, Parts, chosen, kept_by, most_positions
+from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, not_native, tell_way
 from .passed import PassedTrials, trial_key
-from .trial_crossed import try_out_crossed
+from .trial_crossed import LONGEST, try_out_crossed
 
 
 @frozen(kw_only=True, eq=False)
@@ -48,7 +51,7 @@ class CrossedBlueprint:
         return ModuleFiles(self.checkpoint.folder)
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        return files.read(self._read, partial(self.place, copied=is_mapped(self.checkpoint.folder)))
+        return files.read(self._read, partial(self.place, copied=is_mapped(self.checkpoint.folder)), self._change)
 
     def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
         whole: TransformerModel = model
@@ -61,6 +64,19 @@ class CrossedBlueprint:
         module = load_module(loader, folder, self.dtype)
         _set_apart(module)
         return module
+
+    def _change(self, module: nn.Module) -> None:
+        """Puts the decoder's weights in the order of the native library where that computes it."""
+        decoder = self._native_decoder(module)
+        if isinstance(decoder, CrossedDecoder):
+            decoder.pack()
+
+    def _native_decoder(self, module: nn.Module) -> CrossedDecoder | str:
+        """The decoder that the native library computes, or why it does not."""
+        if not self.config.decodes:
+            return "it has no decoder"
+        decoder = CrossedDecoder(module)
+        return not_native(self.device, self.dtype) or decoder.unknown() or decoder
 
     @property
     def sizes(self) -> KVSizes:
@@ -94,15 +110,40 @@ class CrossedBlueprint:
         network.attach()
         return Parts(network=network, model=model, log_mel=None, paged=paged, cross=cross)
 
-    def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
-        return network
+    def hasten(self, network: Network, own: Own) -> Network:
+        if not isinstance(network, EncoderDecoderNetwork):
+            return network
+        decoder = self._native_decoder(network.model.module)
+        why_not = decoder if isinstance(decoder, str) else None
+        tell_way(self.checkpoint.architecture, why_not, torch.get_num_threads())
+        if isinstance(decoder, str):
+            return network
+        return evolve(network, native=own("native", self._open_native(decoder, network.paged, network.cross)))
+
+    def _open_native(self, decoder: CrossedDecoder, paged: PagedKV, cross: CrossKV) -> Runner:
+        library = Library.load()
+        assert library is not None, "a decoder was packed without the library"
+        (pages,), (slots,) = paged.tensors(), cross.tensors()
+        positions = max(LONGEST, most_positions(self.config, self.checkpoint.shape.positions))  # a trial is as long
+        distances = self.checkpoint.family.distances(decoder.module, positions)
+        return Runner.open(
+            library,
+            decoder.program(positions, distances),
+            pages,
+            slots,
+            rows=NATIVE_ROWS,
+            positions=positions,
+            threads=torch.get_num_threads(),
+        )
 
     def prove(self, network: Network) -> None:
         if isinstance(network, EncoderAlone):
             return  # an encoder has attention of its own
         assert isinstance(network, EncoderDecoderNetwork), "the blueprint made it"
-        key = trial_key(self.checkpoint.stamps, self.fingerprint, [self.device], self.dtype)
-        PassedTrials.of_user().once(key, partial(try_out_crossed, network, self.checkpoint))
+        decoder = self._native_decoder(network.model.module)
+        native = None if isinstance(decoder, str) else partial(self._open_native, decoder)
+        key = trial_key(self.checkpoint.stamps, self.fingerprint, [self.device], self.dtype, native is not None)
+        PassedTrials.of_user().once(key, partial(try_out_crossed, network, self.checkpoint, native))
 
     def _allocate_pages(self) -> PagedKV:
         shape = self.checkpoint.shape
@@ -116,9 +157,9 @@ class CrossedBlueprint:
             device=self.device,
         )
 
-    def _allocate_slots(self) -> VariedCrossKV:
+    def _allocate_slots(self) -> CrossKV:
         shape = self.checkpoint.shape
-        return VariedCrossKV.allocate(
+        return CrossKV.allocate(
             layers=shape.layers,
             slots=chosen(self.budget).slots,
             heads=shape.kv_heads,

@@ -21,6 +21,7 @@ from ..checkpoints.files import find_weights
 from ..checkpoints.stored import open_weights
 from ..checkpoints.whisper import WhisperShape
 from ..memory.budget import Available, Budget
+from ..native.crossed import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.library import Library
 from ..native.panels import BATCH, GROUP, PANEL
@@ -34,6 +35,13 @@ ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in names of weights: parts that are not quantized
 _DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # of encoder-decoders
+_CROSS = (  # torch multiplies with these
+    "encoder_attn.k_proj.weight",
+    "encoder_attn.v_proj.weight",
+    "EncDecAttention.k.weight",
+    "EncDecAttention.v.weight",
+)
+_SHARED = "shared.weight"  # the token embedding of both parts
 _SCALED = (
     "self_attn.q_proj.weight",
     "self_attn.k_proj.weight",
@@ -119,7 +127,8 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
         found += 4 * (rows * (between + largest + 2 * shape.width) + threads * own) + _ROOM
     if not blueprint.config.decodes:
         return found
-    between, largest = _widths(stored, "decoder.layers.0." if isinstance(shape, WhisperShape) else "layers.0.")
+    first = ("layers.0.",) if isinstance(shape, TextShape) else ("decoder.layers.0.", "decoder.block.0.")
+    between, largest = _widths(stored, *first)
     if isinstance(shape, WhisperShape):
         between += shape.decoder_layers * shape.width  # queries are kept for words
     turns = 16 * shape.head_dim if isinstance(shape, TextShape) else 0
@@ -128,17 +137,16 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     return found + positions * (turns + largest // 8) + _ROOM
 
 
-def _widths(stored: Mapping[str, StoredShape], layer: str) -> tuple[int, int]:
+def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
     """Of a layer's matrices: all outputs, and the most outputs or inputs of one."""
-    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and layer in name]
+    own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and any(part in name for part in layers)]
     return sum(outputs for outputs, _ in own), max(map(max, own), default=0)
 
 
 def may_be_native(blueprint: AnyBlueprint) -> bool:
     """Whether the native library computes the model, as far as it can be told before the weights are read."""
     return (
-        not isinstance(blueprint, CrossedBlueprint)
-        and blueprint.device.type == "cpu"
+        blueprint.device.type == "cpu"
         and blueprint.dtype == torch.float32
         and not blueprint.config.compile
         and Library.load() is not None
@@ -146,9 +154,13 @@ def may_be_native(blueprint: AnyBlueprint) -> bool:
     )
 
 
-def _is_known(blueprint: TextBlueprint) -> bool:
+def _is_known(blueprint: TextBlueprint | CrossedBlueprint) -> bool:
     config: Any = blueprint.checkpoint.config
-    return blueprint.config.decodes and config.get_text_config().model_type in MODEL_TYPES
+    if not blueprint.config.decodes:
+        return False
+    if isinstance(blueprint, TextBlueprint):
+        return config.get_text_config().model_type in MODEL_TYPES
+    return config.model_type in CROSSED_TYPES
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
@@ -180,7 +192,13 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     """Whether it is a matrix that the native library computes."""
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name:
         return False
-    return not isinstance(blueprint, TextBlueprint) or not any(part in name for part in _ENCODERS)
+    if isinstance(blueprint, TextBlueprint):
+        return not any(part in name for part in _ENCODERS)
+    if isinstance(blueprint, WhisperBlueprint):
+        return True
+    if name.endswith(_SHARED):
+        return bool(blueprint.checkpoint.config.tie_word_embeddings)  # else nobody reads it
+    return not _is_of_encoder(blueprint, name) and not name.endswith(_CROSS)
 
 
 def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
@@ -190,7 +208,7 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
         return panels * -(-inputs // GROUP) * (4 + GROUP) * PANEL
-    scaled = not isinstance(blueprint, TextBlueprint) and name.endswith(_SCALED)  # perhaps by no power of two
+    scaled = isinstance(blueprint, WhisperBlueprint) and name.endswith(_SCALED)  # perhaps by no power of two
     return panels * PANEL * inputs * (4 if scaled else min(4, stored.dtype.itemsize))
 
 

@@ -35,7 +35,7 @@ from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.network import Network
-from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, name_devices, tell_way
+from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, name_devices, not_native, tell_way
 from .passed import PassedTrials, trial_key
 from .trial import LONGEST, try_out, try_out_encoder
 
@@ -103,14 +103,12 @@ class TextBlueprint:
         config = self.config
         if not (self.checkpoint.causal and config.decodes):
             return "it is an encoder"
-        if self.device.type != "cpu" or self.stages:
+        if self.stages:
             return f"it runs on {name_devices(self)}"
-        if self.dtype != torch.float32:
-            return f"it computes in {str(self.dtype).removeprefix('torch.')}; known: float32"
         if config.compile or find_recorder(config.graphs, self.device) is not None:
             return f"compile={config.compile!r}, graphs={config.graphs!r}"
-        if Library.load() is None:
-            return "the package was installed without a compiler"
+        if why_not := not_native(self.device, self.dtype):
+            return why_not
         decoder = Decoder(module, self._language(module), self.checkpoint.shape.windows)
         return decoder.unknown() or decoder
 

@@ -4,6 +4,7 @@ and side by side, over encoder outputs of two lengths. A model that computes som
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -15,38 +16,59 @@ from ...core.plan import Chunk, SequenceStart
 from ...core.request import LogitRules, SamplingParams
 from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..attention.layers import LayerRequest
+from ..memory.kv import PagedKV
+from ..memory.slots import CrossKV
+from ..native.program import Runner
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Feed, Record
 from .trial import TOLERANCE, Nothing, refused
 
 _LENGTHS = (11, 6)  # of the decoder's two prompts; the first is read in two chunks
+LONGEST = max(_LENGTHS)
 _EMBEDDINGS = (9, 7)  # of their encoder outputs: near enough to be attended together
 
 
-def try_out_crossed(network: EncoderDecoderNetwork, checkpoint: CrossedCheckpoint) -> None:
+def try_out_crossed(
+    network: EncoderDecoderNetwork,
+    checkpoint: CrossedCheckpoint,
+    open_native: Callable[[PagedKV, CrossKV], Runner] | None = None,
+) -> None:
     """Compares, and refuses the model or attaches our attention to it.
+
+    Args:
+        open_native: opens the native library over other pages and slots; ``None``: the module computes.
 
     Raises:
         UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
     """
     prompts = list(map(partial(_prompt, checkpoint), _LENGTHS))
     outputs = list(map(partial(_output, network), _EMBEDDINGS))
-    dtype = network.paged.dtype
+    own, crossed, dtype = _Witness(checkpoint), _Witness(checkpoint), network.paged.dtype
+    trial = evolve(
+        network,
+        paged=network.paged.another(pages=len(prompts), page_size=LONGEST),
+        cross=network.cross.another(slots=len(prompts)),
+        native=None,
+        witness=own,
+        cross_witness=crossed,
+    )
     with refused(partial(_refusal, checkpoint)):
         if not network.decoder._can_set_attn_implementation():
             raise _refusal(checkpoint, "does not let its attention be replaced")
         network.attach("eager")  # transformers' exact one
         expected = list(map(partial(_reference, network), prompts, outputs))
         network.attach()
-        found = _run(network, checkpoint, prompts, outputs)
-    for own, ours in zip(expected, found, strict=True):
-        largest, apart = float(own.abs().max()), float((own - ours).abs().max())
-        if not apart <= TOLERANCE[dtype] * max(largest, 1e-6):
-            raise _refusal(
-                checkpoint,
-                f"computes other numbers with the engine's attention than with its own ({apart:.3g} apart, the largest "
-                f"is {largest:.3g})",
-            )
+        found = _run(trial, prompts, outputs, [own, crossed])
+    _compare(expected, found, checkpoint, dtype, "with the engine's attention than with its own")
+    if open_native is None:
+        return
+    runner = open_native(trial.paged, trial.cross)
+    try:
+        with refused(partial(_refusal, checkpoint)):
+            found = _run(evolve(trial, native=runner), prompts, outputs)
+    finally:
+        runner.release()
+    _compare(expected, found, checkpoint, dtype, "by the native library than by transformers")
 
 
 def _prompt(checkpoint: CrossedCheckpoint, length: int) -> list[int]:
@@ -72,17 +94,9 @@ def _reference(network: EncoderDecoderNetwork, prompt: list[int], output: Tensor
 
 
 def _run(
-    network: EncoderDecoderNetwork, checkpoint: CrossedCheckpoint, prompts: list[list[int]], outputs: list[Tensor]
+    trial: EncoderDecoderNetwork, prompts: list[list[int]], outputs: list[Tensor], witnesses: Sequence[_Witness] = ()
 ) -> list[Tensor]:
-    """The same by our attention: the first prompt's beginning beside the second, then its rest."""
-    own, crossed = _Witness(checkpoint), _Witness(checkpoint)
-    trial = evolve(
-        network,
-        paged=network.paged.another(pages=len(prompts), page_size=max(_LENGTHS)),
-        cross=network.cross.another(slots=len(prompts)),
-        witness=own,
-        cross_witness=crossed,
-    )
+    """The same as the engine computes it: the first prompt's beginning beside the second, then its rest."""
     for slot, output in enumerate(outputs):
         trial.write_cross(slot, output)
     records = list(map(_record, range(len(prompts)), prompts))
@@ -90,11 +104,22 @@ def _run(
         trial.start(record)
     cut = max(1, len(prompts[0]) - 4)
     beginning = _last(trial, [_feed(records[0], 0, cut), _feed(records[1], 0, len(prompts[1]))])
-    for witness in (own, crossed):
+    for witness in witnesses:
         witness.check()
     if cut == len(prompts[0]):
         return beginning
     return [_last(trial, [_feed(records[0], cut, len(prompts[0]) - cut)])[0], beginning[1]]
+
+
+def _compare(
+    expected: list[Tensor], found: list[Tensor], checkpoint: CrossedCheckpoint, dtype: torch.dtype, how: str
+) -> None:
+    for own, ours in zip(expected, found, strict=True):
+        largest, apart = float(own.abs().max()), float((own - ours).abs().max())
+        if not apart <= TOLERANCE[dtype] * max(largest, 1e-6):
+            raise _refusal(
+                checkpoint, f"computes other numbers {how} ({apart:.3g} apart, the largest is {largest:.3g})"
+            )
 
 
 def _last(network: EncoderDecoderNetwork, feeds: list[Feed]) -> list[Tensor]:

@@ -13,7 +13,8 @@ from ...core.model import ModelDescription
 from ..checkpoints.lengths import lengths_of
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..memory.budget import Budget, KVSizes
-from ..memory.kv import CrossKV, PagedKV
+from ..memory.kv import PagedKV
+from ..memory.slots import CrossKV
 from ..native.library import Library
 from ..native.program import Runner
 from ..networks.aligner import WhisperAligner
@@ -22,7 +23,7 @@ from ..networks.features import LogMel
 from ..networks.network import NativeWhisper, Network, WhisperNetwork, encode_windows
 from ..networks.whisper import WhisperModel
 from ..networks.whisper_program import unknown
-from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, tell_way
+from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, not_native, tell_way
 
 
 @frozen(kw_only=True, eq=False)
@@ -66,13 +67,7 @@ class WhisperBlueprint:
 
     def not_native(self) -> str | None:
         """Why torch computes the model; ``None``: the native library does."""
-        if self.device.type != "cpu":
-            return f"it runs on {self.device}"
-        if self.dtype != torch.float32:
-            return f"it computes in {str(self.dtype).removeprefix('torch.')}; known: float32"
-        if Library.load() is None:
-            return "the package was installed without a compiler"
-        return unknown(self.checkpoint.shape, self.checkpoint.activation)
+        return not_native(self.device, self.dtype) or unknown(self.checkpoint.shape, self.checkpoint.activation)
 
     @property
     def sizes(self) -> KVSizes:
@@ -155,7 +150,7 @@ class WhisperBlueprint:
             slots=chosen(self.budget).slots,
             heads=shape.decoder_heads,
             embeddings=shape.embeddings,
-            width=shape.width,
+            head_dim=shape.width // shape.decoder_heads,
             dtype=self.dtype,
             device=self.device,
         )

@@ -1,24 +1,19 @@
-"""The decoder's two memories: paged self-attention KV, and cross-attention KV in slots, each in one tensor.
+"""The decoder's memory of its own tokens: keys and values in pages, all in one tensor; and where a step's rows lie.
 
-A step's rows (one per token fed) are ordered by cross-attention slot, so that the rows that read one slot, and the
-slots next to each other, are views::
-
-    rows    | 0  1 | 2 | 3 | 4 |          slot 4 has two readers, 5 and 6 have one each
-    slots   |  4   | 5 | 6 | 9 |          runs: (4, two rows), (5..6, one row each), (9, one row)
+A step's rows, one for each token fed, are ordered by cross-attention slot, see `slots`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from itertools import groupby
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.plan import Chunk
+from .slots import CrossKV, CrossStep, slot_of
 
 
 @frozen(kw_only=True, eq=False)
@@ -32,17 +27,6 @@ class PageGroup:
     mask: Tensor  # [count, 1, length, pages * page_size], 0 or -inf
 
 
-@frozen(kw_only=True)
-class SlotRun:
-    """Neighbouring slots of one length with the same number of reading rows each, attended together."""
-
-    start: int  # first row
-    slot: int  # first slot
-    slots: int
-    rows: int  # per slot
-    length: int  # positions of each slot
-
-
 @frozen(kw_only=True, eq=False)
 class StepLayout:
     """Where a step's rows lie: computed once, used by every layer."""
@@ -52,7 +36,7 @@ class StepLayout:
     positions: Tensor  # [rows]
     slot_mapping: Tensor  # [rows], page * page_size + offset
     groups: tuple[PageGroup, ...]
-    runs: tuple[SlotRun, ...]
+    crossing: CrossStep
 
 
 @define(eq=False)
@@ -163,82 +147,11 @@ class PagedKV:
         self._pool = torch.empty(0)
 
 
-@define(eq=False)
-class CrossKV:
-    """Cross-attention keys and values, [layers, 2, slots, heads, embeddings, head_dim]: written once per slot, read in
-    place by every sequence on the same audio. What is behind the end of a shorter encoder output is never read."""
-
-    slots: int
-    _pool: Tensor = field(repr=False)
-    _lengths: list[int] = field(repr=False)  # positions in use of each slot
-
-    @classmethod
-    def allocate(
-        cls,
-        *,
-        layers: int,
-        slots: int,
-        heads: int,
-        embeddings: int,
-        width: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> CrossKV:
-        """Takes the memory; on the CPU the system commits it only when it is written."""
-        pool = torch.empty(layers, 2, slots, heads, embeddings, width // heads, dtype=dtype, device=device)
-        return cls(slots, pool, [0] * slots)
-
-    def write(self, slot: int, keys_values: Tensor) -> None:
-        """Stores the projections of one encoder output, [length, layers * 2 * width], in ``slot``."""
-        layers, _, _, heads, _, size = self._pool.shape
-        length = len(keys_values)
-        split = keys_values.view(length, layers, 2, heads, size)
-        self._pool[:, :, slot, :, :length] = split.permute(1, 2, 3, 0, 4)
-        self._lengths[slot] = length
-
-    def length(self, slot: int) -> int:
-        """Positions of the encoder output in ``slot``."""
-        return self._lengths[slot]
-
-    def keys(self, layer: int, slot: int) -> Tensor:
-        """The keys in ``slot``, [heads, length, head_dim]."""
-        return self._pool[layer, 0, slot, :, : self._lengths[slot]]
-
-    def attend(self, layer: int, queries: Tensor, runs: tuple[SlotRun, ...]) -> Tensor:
-        """Attention of scaled ``queries`` [rows, width], ordered by slot, over their slots; [rows, width]."""
-        if len(runs) == 1:
-            return self._attend_run(layer, queries, runs[0])
-        return torch.cat(list(map(partial(self._attend_run, layer, queries), runs)))
-
-    def _attend_run(self, layer: int, queries: Tensor, run: SlotRun) -> Tensor:
-        slots = slice(run.slot, run.slot + run.slots)
-        keys, values = self._pool[layer, :, slots, :, : run.length]  # [slots, heads, length, head_dim]
-        part = queries[run.start : run.start + run.slots * run.rows]
-        split = part.view(run.slots, run.rows, keys.shape[1], -1).transpose(1, 2)
-        return _attend_whole(split, keys, values).transpose(1, 2).reshape(part.shape)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The pool."""
-        return (self._pool,)
-
-    def release(self) -> None:
-        """Forgets the pool."""
-        self._pool = torch.empty(0)
-
-
-def _attend_whole(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention without a mask. For one query row on the CPU, two products are faster than the fused kernel (2.0
-    against 2.8 ms a layer for 16 windows of `tiny` on two cores): the row is far too short for its pages."""
-    if queries.shape[-2] == 1 and queries.device.type == "cpu" and queries.dtype == torch.float32:
-        return torch.matmul(torch.matmul(queries, keys.transpose(-1, -2)).softmax(-1), values)
-    return scaled_dot_product_attention(queries, keys, values, scale=1.0)
-
-
 def lay_out(
     chunks: Sequence[Chunk], paged: PagedKV, cross: CrossKV, *, dtype: torch.dtype, device: torch.device
 ) -> StepLayout:
     """The layout of a step with at least one chunk."""
-    order = sorted(range(len(chunks)), key=lambda index: _slot(chunks[index]))
+    order = sorted(range(len(chunks)), key=lambda index: slot_of(chunks[index]))
     ordered = [chunks[index] for index in order]
     starts, row = [], 0
     for part in ordered:
@@ -257,13 +170,8 @@ def lay_out(
         positions=indices[0],
         slot_mapping=indices[1],
         groups=_page_groups(ordered, starts, paged, dtype, device),
-        runs=tuple(_slot_runs(ordered, cross)),
+        crossing=CrossStep.of(cross, ordered, starts, device),
     )
-
-
-def _slot(part: Chunk) -> int:
-    assert part.cross_slot is not None, f"sequence {part.sequence_id} of an encoder-decoder model has no cross slot"
-    return part.cross_slot
 
 
 def _page_groups(
@@ -308,19 +216,3 @@ def _causal_mask(parts: list[Chunk], page_size: int, dtype: torch.dtype, device:
     queries = starts[:, None] + torch.arange(parts[0].length, device=device)  # [count, length]
     hidden = torch.arange(widest * page_size, device=device) > queries[:, :, None]
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None]
-
-
-def _slot_runs(chunks: list[Chunk], cross: CrossKV) -> list[SlotRun]:
-    """Merges the slots next to each other that have one length and equally many rows. ``chunks`` are ordered by
-    slot."""
-    runs: list[SlotRun] = []
-    start = 0
-    for slot, members in groupby(chunks, key=_slot):
-        rows, length = sum(part.length for part in members), cross.length(slot)
-        last = runs[-1] if runs else None
-        if last is not None and (last.slot + last.slots, last.rows, last.length) == (slot, rows, length):
-            runs[-1] = evolve(last, slots=last.slots + 1)
-        else:
-            runs.append(SlotRun(start=start, slot=slot, slots=1, rows=rows, length=length))
-        start += rows
-    return runs

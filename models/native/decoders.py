@@ -7,17 +7,17 @@ positions, norms before each sum too, and soft caps (Gemma Team 2024, "Gemma 2",
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from attrs import define, evolve, field, frozen
-from torch import Tensor, nn
+from attrs import define, field, frozen
+from torch import nn
 
 from .library import ACTIVATIONS, Ending
-from .modules import PackedEmbedding, PackedLinear, packed
-from .panels import PANEL, Panels, filled
-from .program import MULTIPLE, Attention, Normed, Program
+from .modules import PackedLinear
+from .panels import PANEL, Panels
+from .parts import epsilon_of, gain_of, is_known, norm_of, pack_linears, pack_words, scale_of, turns_of, unknown_turns
+from .program import MULTIPLE, Attention, Program
 
 _PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 _JOINED = frozenset({"Phi3DecoderLayer"})  # queries, keys and values are one matrix already, gates and values another
@@ -25,7 +25,6 @@ _NORMED = frozenset({"Gemma2DecoderLayer", "Gemma3DecoderLayer"})  # before each
 _LAYERS = _PLAIN | _JOINED | _NORMED | {"SmolLM3DecoderLayer"}
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gemma3_text", "smollm3"})
 """Of the configurations whose models have such layers."""
-_FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # ways to turn that do not depend on a sequence's length
 
 
 @frozen(eq=False)
@@ -72,13 +71,13 @@ class Decoder:
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(sorted(_LAYERS))}"
         if _activation(base) not in ACTIVATIONS:
             return f"its activation is {_activation(base)}; known: {', '.join(ACTIVATIONS)}"
-        if others := _ways_to_turn(config) - _FIXED:
-            return f"its positions are turned by {', '.join(sorted(others))}; known: {', '.join(sorted(_FIXED))}"
-        if not all(map(_is_known, self.linears)):
+        if others := unknown_turns(config):
+            return others
+        if not all(map(is_known, self.linears)):
             return "its linear layers are not torch's"
         if any(len(set(map(_in_int8, group))) > 1 for layer in own for group in _neighbours(layer)):
             return "its linear layers are in int8 in part"
-        if _scale(self.module.get_input_embeddings()) is None:
+        if scale_of(self.module.get_input_embeddings()) is None:
             return f"its embedding is a {type(self.module.get_input_embeddings()).__name__}; known: torch's"
         widths = config.hidden_size, config.intermediate_size
         if widths[0] % MULTIPLE or widths[1] % PANEL:
@@ -100,24 +99,8 @@ class Decoder:
                 (feed, _gates_of(feed)),
                 (feed, ("down_proj",)),
             ):
-                _pack(parent, names, int8=int8)
-        embedding, head = self.module.get_input_embeddings(), self.head
-        tied = head is not None and head.weight is embedding.weight
-        table = Panels.of(embedding.weight.detach(), dtype=torch.int8 if int8 else None)
-        self._replace(embedding, PackedEmbedding(table, _scale(embedding) or 1.0))
-        if head is None:
-            return
-        if tied:
-            bias = None if head.bias is None else filled(head.bias.detach(), len(table.packed))
-            self._replace(head, PackedLinear(evolve(table, bias=bias), 0, table.outputs))
-        else:
-            self._replace(head, packed([head], int8=int8)[0])
-
-    def _replace(self, old: Any, new: nn.Module) -> None:
-        for parent in list(self.module.modules()):
-            for name, child in list(parent.named_children()):
-                if child is old:
-                    setattr(parent, name, new)
+                pack_linears(parent, names, int8=int8)
+        pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)
 
     def program(self, positions: int) -> Program:
         """The program of a decoder that is packed; of one without a head it ends with the last hidden states.
@@ -149,14 +132,14 @@ class _Writer:
             attention, feed = layer.self_attn, layer.mlp
             normed = type(layer).__name__ in _NORMED
             before = layer.pre_feedforward_layernorm if normed else layer.post_attention_layernorm
-            program.linear(hidden, split, _inputs_of(attention), Ending.STORE, norm=_norm(layer.input_layernorm))
+            program.linear(hidden, split, _inputs_of(attention), Ending.STORE, norm=norm_of(layer.input_layernorm))
             program.attend(split, attended, self._attention(index, attention, heads, kv_heads, size))
             self._add(attended, hidden, summand, attention.o_proj, layer.post_attention_layernorm if normed else None)
             activation = ACTIVATIONS[_activation(base)]
-            program.linear(hidden, inner, _gated_of(feed), Ending.GATED, norm=_norm(before), activation=activation)
+            program.linear(hidden, inner, _gated_of(feed), Ending.GATED, norm=norm_of(before), activation=activation)
             self._add(inner, hidden, summand, feed.down_proj, layer.post_feedforward_layernorm if normed else None)
         last, head = program.buffer(config.hidden_size), self.decoder.head
-        program.norm(hidden, last, _norm(base.norm), wanted=True)
+        program.norm(hidden, last, norm_of(base.norm), wanted=True)
         if head is not None:
             caps = type(base.layers[0]).__name__ in _NORMED  # others ignore what a file may say
             cap = self.decoder.config.final_logit_softcapping if caps else None
@@ -171,7 +154,7 @@ class _Writer:
             self.program.linear(source, hidden, linear.panels(), Ending.ADD)
             return
         self.program.linear(source, summand, linear.panels(), Ending.STORE)
-        self.program.norm(summand, hidden, _norm(norm), add=True)
+        self.program.norm(summand, hidden, norm_of(norm), add=True)
 
     def _attention(self, index: int, attention: Any, heads: int, kv_heads: int, size: int) -> Attention:
         query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
@@ -187,9 +170,9 @@ class _Writer:
             table=table,
             window=self.decoder.windows[index] or 0,
             soft_cap=float(attention.attn_logit_softcapping or 0.0) if _caps_scores(attention) else 0.0,
-            epsilon=0.0 if query_norm is None else _epsilon(query_norm),
-            query_gain=None if query_norm is None else _gain(query_norm),
-            key_gain=None if key_norm is None else _gain(key_norm),
+            epsilon=0.0 if query_norm is None else epsilon_of(query_norm),
+            query_gain=None if query_norm is None else gain_of(query_norm),
+            key_gain=None if key_norm is None else gain_of(key_norm),
         )
 
     def _table(self, kinds: Sequence[str] | None, index: int) -> tuple[int, int]:
@@ -198,10 +181,8 @@ class _Writer:
         several = type(rotary).__name__ == "Gemma3RotaryEmbedding"  # one for each kind of layer
         kind = kinds[index] if several and kinds is not None else ""
         if kind not in self.tables:
-            asked = (torch.empty(1), torch.arange(self.positions)[None], *([kind] if several else []))
-            cosines, sines = rotary(*asked)
-            half = cosines.shape[-1] // 2
-            self.program.turns.append((_plain(cosines[0, :, :half]), _plain(sines[0, :, :half])))
+            self.program.turns.append(turns_of(rotary, self.positions, *([kind] if several else [])))
+            half = self.program.turns[-1][0].shape[1]
             self.tables[kind] = len(self.program.turns) - 1, 2 * half
         return self.tables[kind]
 
@@ -228,37 +209,9 @@ def _in_int8(linear: Any) -> bool:
     return hasattr(linear, "scales")
 
 
-def _is_known(linear: Any) -> bool:
-    """Whether it is torch's, packed already, or in int8 with a scale for each output."""
-    return type(linear) in {nn.Linear, PackedLinear} or (
-        hasattr(linear, "scales") and linear.weight.dtype == torch.int8 and linear.scales.dim() == 1
-    )
-
-
-def _pack(parent: Any, names: Sequence[str], *, int8: bool) -> None:
-    modules = [getattr(parent, name) for name in names]
-    for name, made in zip(names, packed(modules, int8=int8), strict=True):
-        setattr(parent, name, made)
-
-
-def _scale(embedding: Any) -> float | None:
-    """What an embedding's rows are multiplied with; ``None``: it does something else."""
-    if type(embedding) in {nn.Embedding, PackedEmbedding}:
-        return 1.0
-    scaled = type(embedding).__name__.endswith("TextScaledWordEmbedding")
-    return float(embedding.scalar_embed_scale) if scaled else None
-
-
 def _activation(base: Any) -> str:
     config = base.config
     return str(config.hidden_activation if type(base.layers[0]).__name__ in _NORMED else config.hidden_act)
-
-
-def _ways_to_turn(config: Any) -> set[str]:
-    """Each way that a layer's positions are turned."""
-    told: Mapping[str, Any] = config.rope_parameters or {}
-    each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
-    return {str(one.get("rope_type", "default")) for one in each}
 
 
 def _size(base: Any) -> int:
@@ -279,21 +232,3 @@ def _gated_of(feed: Any) -> Panels:
     """Gates, and what they are multiplied with, as one matrix."""
     panels: Panels = (feed.gate_up_proj if hasattr(feed, "gate_up_proj") else feed.gate_proj).panels()
     return panels
-
-
-def _norm(module: Any) -> Normed:
-    return Normed(gain=_gain(module), epsilon=_epsilon(module))
-
-
-def _epsilon(module: Any) -> float:
-    return float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
-
-
-def _gain(module: Any) -> Tensor:
-    gain = _plain(module.weight)
-    return gain.add_(1.0) if type(module).__name__ in {"Gemma2RMSNorm", "Gemma3RMSNorm"} else gain
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A copy in float32, value by value."""
-    return tensor.detach().to(torch.float32, copy=True).contiguous()

@@ -17,7 +17,7 @@ from ...core.errors import EngineError
 MOST_THREADS = 64
 """As many as the library has counters for."""
 
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "relu": 3}
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "relu": 3}
 """What the library computes of those that configurations name."""
 
 _NAME = "triolet.models.native.step"
@@ -38,7 +38,7 @@ class Norm(IntEnum):
 class Ending(IntEnum):
     """What becomes of a linear layer's outputs."""
 
-    STORE, ADD, GATED, ACTIVATED, CAPPED = range(5)
+    STORE, ADD, GATED, ACTIVATED, CAPPED, GATED_BY = range(6)
 
 
 class Part(IntEnum):
@@ -80,7 +80,8 @@ class OperationData(Structure):
         ("key_gain", c_void_p),
         ("scale", c_float),
         ("soft_cap", c_float),
-        ("window", c_int32),
+        *((name, c_int32) for name in ("window", "paired", "distance_count")),
+        ("distances", c_void_p),
     )
 
 

@@ -22,22 +22,23 @@ _PART = 4096  # outputs that are unpacked at a time
 class PackedLinear(nn.Module):
     """Stands for an `nn.Linear`: ``outputs`` of a matrix in panels from ``first`` on. The others are neighbours'."""
 
-    weight: Tensor
+    packed: Tensor
     bias: Tensor | None
+    weight = None  # T5's layers ask for its dtype, to compute in that
 
     def __init__(self, panels: Panels, first: int, outputs: int) -> None:
         super().__init__()
-        self.register_buffer("weight", panels.packed)
+        self.register_buffer("packed", panels.packed)
         self.register_buffer("bias", panels.bias)
-        self.whole, self.inputs = panels.outputs, panels.inputs
-        self.first, self.outputs = first, outputs
+        self.whole, self.in_features = panels.outputs, panels.inputs
+        self.first, self.out_features = first, outputs
 
     def panels(self) -> Panels:
         """The matrix, the neighbours' outputs included."""
-        return Panels(self.whole, self.inputs, self.weight, self.bias)
+        return Panels(self.whole, self.in_features, self.packed, self.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        panels, end = self.panels(), self.first + self.outputs
+        panels, end = self.panels(), self.first + self.out_features
         parts = []
         for start in range(self.first, end, _PART):
             stop = min(start + _PART, end)

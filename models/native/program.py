@@ -53,8 +53,11 @@ class Attention:
 
     Args:
         turned: how many leading dimensions of a head are turned, in halves (Su et al. 2021); 0: none.
+        paired: they are turned with their neighbours instead.
         table: by which of the program's tables.
         window: positions that a row sees, its own included; 0: all.
+        distances: float32 [heads, distances], added to scores by the distance of query and key; the last one is that of
+            all farther.
         soft_cap: scores go through ``soft_cap * tanh(score / soft_cap)``; 0: they do not.
     """
 
@@ -70,6 +73,8 @@ class Attention:
     epsilon: float = 0.0
     query_gain: Tensor | None = None  # float32 [size] of norms of each head
     key_gain: Tensor | None = None
+    paired: bool = False
+    distances: Tensor | None = None
 
 
 @define(eq=False)
@@ -145,6 +150,9 @@ class Program:
             "scale": one.scale,
             "soft_cap": one.soft_cap,
             "window": one.window,
+            "paired": one.paired,
+            "distances": self._kept(one.distances),
+            "distance_count": 0 if one.distances is None else one.distances.shape[1],
         }
         self._add(kind=Kind.TURN, to=source, **told)
         self._add(kind=Kind.ATTEND, to=to, **told)
@@ -154,9 +162,12 @@ class Program:
         """Whether any matrix is."""
         return any(one.in_int8 for one in self._matrices)
 
-    def cross(self, source: int, to: int, *, layer: int, heads: int, size: int) -> None:
-        """Attends from the scaled queries in ``source`` [rows, heads * size] to the slot of each row."""
-        self._add(kind=Kind.CROSS, source=source, to=to, layer=layer, heads=heads, kv_heads=heads, size=size)
+    def cross(self, source: int, to: int, attention: Attention) -> None:
+        """Attends from the queries in ``source`` [rows, heads * size], which are scaled in place, to the slot of each
+        row."""
+        one = attention
+        told = {"layer": one.layer, "heads": one.heads, "kv_heads": one.kv_heads, "size": one.size, "scale": one.scale}
+        self._add(kind=Kind.CROSS, source=source, to=to, **told)
 
     def attend_all(self, source: int, to: int, *, heads: int, size: int) -> None:
         """Attends from each row to all rows of the step, by the scaled queries, keys and values in ``source``

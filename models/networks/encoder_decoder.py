@@ -23,21 +23,27 @@ from ..attention.layers import PagedCall, Witness
 from ..attention.paged import PagedLayout, PagedStep
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel, forwards
-from ..memory.slots import CrossStep, VariedCrossKV
+from ..memory.slots import CrossKV, CrossStep
+from ..native.crossed import CrossedDecoder
+from ..native.program import Rows, Runner
 from .network import Feed, Outputs, Record
 
 
 @frozen(kw_only=True, eq=False)
 class EncoderDecoderNetwork:
-    """An encoder-decoder at work. The witnesses hear what the decoder's layers ask for, see `trial_crossed.py`."""
+    """An encoder-decoder at work. The witnesses hear what the decoder's layers ask for, see `trial_crossed.py`.
+
+    ``native`` computes steps; ``None``: the module does.
+    """
 
     model: TransformerModel
     family: CrossedFamily
     paged: PagedKV
-    cross: VariedCrossKV
+    cross: CrossKV
     positions: int
     hidden: int  # numbers of one embedding of an encoder output
     device: torch.device
+    native: Runner | None = None
     witness: Witness | None = None
     cross_witness: Witness | None = None
     _crossing: tuple[Any, ...] = field(init=False, repr=False)  # the cross-attention modules, one for each layer
@@ -69,8 +75,14 @@ class EncoderDecoderNetwork:
         return encode_alike(self.family, self.model, jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
-        """Each cross-attention module is called with one row, for the keys and values that it makes of ``output``."""
+        """Each cross-attention module is called with one row, for the keys and values that it makes of ``output``; of a
+        decoder that is packed, its linear layers are."""
         self.cross.begin(slot, len(output))
+        if self.native is not None:
+            decoder = CrossedDecoder(self.model.module)
+            for layer in range(self.cross.layers):
+                self.cross.write(slot, layer, *decoder.keys_values(layer, output))
+            return
         call = WriteCall(cross=self.cross, slot=slot)
         row = output.new_zeros(1, 1, self.hidden)
         for module in self._crossing:
@@ -83,6 +95,11 @@ class EncoderDecoderNetwork:
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
         chunks = [feed.part for feed in feeds]
+        if self.native is not None:
+            told = Rows.of(chunks, wanted, self.paged.page_size, self.cross.length)
+            fed = [token for index in told.order for token in feeds[index].tokens]
+            inputs = CrossedDecoder(self.model.module).embed(torch.tensor(fed), torch.tensor(told.positions))
+            return self.native.step(inputs, told)
         self.paged.enter(chunks)
         layout = PagedLayout.of(chunks, self.paged.page_size, self.device)
         starts = dict(zip(layout.order, layout.starts, strict=True))

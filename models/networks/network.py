@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens, Chunk, EncodeJob, SequenceStart
-from ..memory.kv import CrossKV, PagedKV, lay_out
+from ..memory.kv import PagedKV, lay_out
+from ..memory.slots import CrossKV
 from ..native.program import Draw, Rows, Runner
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
@@ -193,9 +194,9 @@ class WhisperNetwork:
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         if self.native is None:
-            self.cross.write(slot, self.model.cross_keys_values(output))
+            self.cross.write_all(slot, self.model.cross_keys_values(output))
         else:
-            self.cross.write(slot, self.native.encoder.head(output))
+            self.cross.write_all(slot, self.native.encoder.head(output))
 
     def start(self, record: Record) -> None:
         assert not record.start.placeholders, (
@@ -222,7 +223,7 @@ class WhisperNetwork:
         layout = lay_out(chunks, self.paged, self.cross, dtype=self.dtype, device=self.device)
         fed = [token for index in layout.order for token in feeds[index].tokens]
         kept: dict[int, Tensor] = {}
-        hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, self.cross, kept)
+        hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, kept)
         starts = dict(zip(layout.order, layout.starts, strict=True))
         return Reading(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
 

@@ -21,7 +21,7 @@ from torch.nn import functional
 from ...core.errors import CheckpointError
 from ..checkpoints.whisper import Activation, WhisperShape
 from ..linear.layers import Int8Linear, Linear, Plain
-from ..memory.kv import CrossKV, PagedKV, StepLayout
+from ..memory.kv import PagedKV, StepLayout
 from ..native.program import Program, Rows, Runner
 from .whisper_loader import Loader, Weights
 from .whisper_program import WhisperProgram, write_encoder, write_program
@@ -192,9 +192,7 @@ class _DecoderLayer:
             feed_forward=_FeedForward.load(loader, name, width, inner, activation),
         )
 
-    def change(
-        self, hidden: Tensor, layout: StepLayout, paged: PagedKV, cross: CrossKV, kept: dict[int, Tensor] | None
-    ) -> None:
+    def change(self, hidden: Tensor, layout: StepLayout, paged: PagedKV, kept: dict[int, Tensor] | None) -> None:
         """Computes the layer of the step's rows ``hidden`` [rows, width] in place."""
         qkv = self.qkv(self.norm(hidden))
         paged.write(self.index, layout.slot_mapping, qkv[:, self.width :])
@@ -202,7 +200,8 @@ class _DecoderLayer:
         queries = self.cross_query(self.cross_norm(hidden))
         if kept is not None:
             kept[self.index] = queries
-        hidden += self.cross_out(cross.attend(self.index, queries, layout.runs))
+        asked = queries.view(len(queries), paged.heads, -1)
+        hidden += self.cross_out(layout.crossing.attend(self.index, asked, scale=1.0).flatten(1))
         self.feed_forward.add_to(hidden)
 
 
@@ -323,7 +322,7 @@ class WhisperModel:
         return torch.stack([runner.step(window, rows, hidden=True) for window in hidden])
 
     def cross_keys_values(self, encoder_output: Tensor) -> Tensor:
-        """Cross-attention keys and values of all layers, [embeddings, layers * 2 * width], as `CrossKV.write` takes
+        """Cross-attention keys and values of all layers, [embeddings, layers * 2 * width], as `CrossKV.write_all` takes
         them, of one encoder output [embeddings, width]."""
         assert self._decoder is not None, "the model is released, or has no decoder"
         return self._decoder.cross_keys_values(encoder_output)
@@ -333,7 +332,6 @@ class WhisperModel:
         token_ids: Tensor,
         layout: StepLayout,
         paged: PagedKV,
-        cross: CrossKV,
         kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """Feeds ``token_ids`` [rows]; the last hidden states [rows, width], before the final norm. Puts the scaled
@@ -342,7 +340,7 @@ class WhisperModel:
         assert decoder is not None, "the model is released, or has no decoder"
         hidden = self.embed(token_ids, layout.positions)
         for layer in decoder.layers:
-            layer.change(hidden, layout, paged, cross, kept)
+            layer.change(hidden, layout, paged, kept)
         return hidden
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
         program.attend(split, attended, attention)
         program.linear(attended, hidden, layer.out.panels, Ending.ADD)
         program.linear(hidden, query, layer.cross_query.panels, Ending.STORE, norm=_norm(layer.cross_norm))
-        program.cross(query, attended, layer=layer.index, heads=heads, size=size)
+        program.cross(query, attended, attention)
         program.linear(attended, hidden, layer.cross_out.panels, Ending.ADD)
         _feed_forward(program, hidden, widened, layer.feed_forward)
     last = program.buffer(width)

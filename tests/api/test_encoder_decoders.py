@@ -109,8 +109,8 @@ class Reference:
         ends = self.module.generation_config.eos_token_id
         return tuple(found[: found.index(ends)] if ends in found else found)
 
-    async def ask(self, engine: triolet.Engine, ask: Ask) -> triolet.Completion:
-        sampling = triolet.SamplingParams(max_tokens=ask.tokens)
+    async def ask(self, engine: triolet.Engine, ask: Ask, **options: Any) -> triolet.Completion:
+        sampling = triolet.SamplingParams(max_tokens=ask.tokens, **options)
         if not self.hears:
             return await engine.generate(self.item(ask.item), sampling=sampling, priority=ask.priority)
         prompt = {"prompt": ask.begin} if ask.begin else {}
@@ -208,6 +208,13 @@ async def test_draft_tokens_of_the_text_itself_change_no_token(reference: Refere
     async with triolet.Engine(reference.folder, config=config) as engine:
         found = [(await reference.ask(engine, ask)).token_ids for ask in asks]
     assert found == [reference.generate(ask) for ask in asks]
+
+
+async def test_beams_are_those_of_generate(reference: Reference) -> None:
+    asks = reference.asks(5)
+    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
+        found = [(await reference.ask(engine, ask, beam_size=3)).token_ids for ask in asks]
+    assert found == [reference.generate(ask, num_beams=3) for ask in asks]
 
 
 async def test_a_stream_tells_the_tokens_of_generate(reference: Reference) -> None:

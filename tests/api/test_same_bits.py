@@ -27,17 +27,18 @@ SAMPLING = [
     SamplingParams(max_tokens=24, min_tokens=24, logprobs=2),
     SamplingParams(max_tokens=24, min_tokens=24, temperature=0.9, top_p=0.9, seed=7, logprobs=2),
 ]
-Bits = tuple[tuple[int, ...], tuple[float, ...]]
+BEAMS = SamplingParams(max_tokens=16, beam_size=3)
+Bits = tuple[tuple[int, ...], tuple[float, ...], float | None]
 
 
 async def answers(folder: Path, together: bool, **changes: object) -> list[Bits]:
     found: dict[int, Bits] = {}
-    asks = [(prompt, sampling) for prompt in PROMPTS for sampling in SAMPLING]
+    asks = [(prompt, sampling) for prompt in PROMPTS for sampling in (*SAMPLING, BEAMS)]
 
     async def ask(engine: triolet.Engine, number: int) -> None:
         prompt, sampling = asks[number]
         completion = await engine.generate(prompt, sampling=sampling, priority=-number)
-        found[number] = completion.token_ids, tuple(completion.logprobs)
+        found[number] = completion.token_ids, tuple(completion.logprobs), completion.score
 
     config = EngineConfig(device="cpu", dtype="float32", verify=True, **changes)
     async with triolet.Engine(folder, config=config) as engine:
@@ -50,8 +51,10 @@ async def answers(folder: Path, together: bool, **changes: object) -> list[Bits]
     return [found[number] for number in range(len(asks))]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize(
+    ("family", "quantization"),
+    [("llama", None), ("llama", "int8"), ("gemma3", None), ("gemma3", "int8"), ("bart", None), ("t5", None)],
+)
 async def test_a_text_has_the_same_bits_in_every_engine(family: str, quantization: str | None, tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path)
     alone = await answers(folder, together=False, speculation=None, prefix_caching=False, quantization=quantization)

@@ -142,25 +142,42 @@ def test_every_family_with_an_encoder_is_tried() -> None:
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_encoder_alone_lends_what_the_whole_model_does_and_holds_nothing_else(
-    name: str, opens: Opens, folder: Folder
+    name: str, opens: Opens, folder: Folder, request: pytest.FixtureRequest
 ) -> None:
+    if name == "t5":  # the whole model packs its token embeddings, which are the decoder's, too
+        request.getfixturevalue("without_native")
     check_alone(name, folder(name), opens)
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
 @pytest.mark.parametrize("stored_as", ["shared", "decoder.embed_tokens", "encoder.embed_tokens"])
 def test_token_embeddings_that_encoder_and_decoder_share_are_found_under_any_name(
-    name: str, stored_as: str, opens: Opens, folder: Folder, tmp_path: Path
+    name: str, stored_as: str, opens: Opens, folder: Folder, tmp_path: Path, without_native: None
 ) -> None:
     """Which of its names the one tensor has depends on what saved it."""
-    path = copied(folder(name), tmp_path)
+    check_alone(name, shared(name, stored_as, folder, tmp_path), opens)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_token_embeddings_that_are_packed_for_the_decoder_encode_the_same(
+    name: str, opens: Opens, folder: Folder, tmp_path: Path
+) -> None:
+    path = shared(name, "shared", folder, tmp_path)
+    (whole, description), (alone, _) = opens(path, SMALL), opens(path, evolve(SMALL, part="encoder"))
+    for item in items_of(name, path, description):
+        assert lent(alone, job_of(item)) == lent(whole, job_of(item)), "bit for bit"
+
+
+def shared(name: str, stored_as: str, folder: Folder, target: Path) -> Path:
+    """A checkpoint whose encoder and decoder share their token embeddings."""
+    path = copied(folder(name), target)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     weights = load_file(path / "model.safetensors")
     embedding, *_ = [weights.pop(key) for key in list(weights) if key.endswith(EMBEDDINGS)]
     prefix = "model." if name == "bart" else ""
     save_file({**weights, f"{prefix}{stored_as}.weight": embedding}, path / "model.safetensors", {"format": "pt"})
-    check_alone(name, path, opens)
+    return path
 
 
 def copied(path: Path, target: Path) -> Path:

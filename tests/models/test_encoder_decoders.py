@@ -20,6 +20,8 @@ from triolet.core.plan import EncodeJob
 from triolet.core.request import LogitRules, SamplingParams
 from triolet.models.architectures import crossed
 from triolet.models.executor import TorchExecutor
+from triolet.models.native.crossed import CrossedDecoder
+from triolet.models.native.library import Library
 from triolet.models.sampling.logits import SamplerInput, apply_rules, repeats
 from triolet.testing.families import make_checkpoint
 
@@ -267,6 +269,13 @@ def test_the_trial_refuses_a_family_that_tells_the_decoder_something_wrong(folde
     monkeypatch.setattr(type(crossed.find_crossed_family(name)), method, broken)
     with pytest.raises(UnsupportedModel, match="computes other numbers"):
         TorchExecutor(folder(name), SMALL).open()
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+def test_the_trial_refuses_what_the_native_library_computes_otherwise(folder, monkeypatch):
+    monkeypatch.setattr(CrossedDecoder, "embed", lambda self, tokens, positions: self.base.embed_tokens(tokens))
+    with pytest.raises(UnsupportedModel, match="computes other numbers by the native library than by transformers"):
+        TorchExecutor(folder("bart"), SMALL).open()
 
 
 def test_cross_attention_by_another_name_is_refused(folder, monkeypatch):

@@ -31,7 +31,10 @@ CASES = [
     ("qwen2_vl", {"quantization": "int8"}),
     ("qwen2_audio", {}),
     ("moonshine", {}),
+    ("bart", {}),
+    ("bart", {"dtype": "bfloat16"}),
     ("t5", {"dtype": "bfloat16"}),
+    ("t5", {}),
 ]
 
 

@@ -12,7 +12,7 @@ from triolet.core.errors import CheckpointError, DeviceOutOfMemory, EncodeFailed
 from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
-from triolet.models.memory.kv import CrossKV
+from triolet.models.memory.slots import CrossKV
 from triolet.models.native.library import Library
 
 from .conftest import encode_job

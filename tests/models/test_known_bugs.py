@@ -17,8 +17,9 @@ from triolet.core.errors import DeviceOutOfMemory
 from triolet.core.request import LogitRules
 from triolet.models import device_calls
 from triolet.models.executor import EncoderOutputs, TorchExecutor
-from triolet.models.memory.kv import CrossKV, PagedKV
+from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.resources import ResourceStack
+from triolet.models.memory.slots import CrossKV
 from triolet.models.native.program import Runner
 from triolet.models.networks.whisper import WhisperModel
 

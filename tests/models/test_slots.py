@@ -1,4 +1,4 @@
-"""Cross-attention over slots of different lengths: each row reads its own slot, to its end and no further."""
+"""Cross-attention over slots: each row reads its own slot, to its end and no further."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from triolet.core.plan import Chunk
-from triolet.models.memory.slots import CrossStep, VariedCrossKV
+from triolet.models.memory.slots import CrossKV, CrossStep
 
 CPU = torch.device("cpu")
 HEADS, SIZE, MOST = 2, 4, 40
 
 
-def slots(lengths: list[int], *, garbage: bool = True) -> tuple[VariedCrossKV, list[torch.Tensor]]:
+def slots(lengths: list[int], *, garbage: bool = True) -> tuple[CrossKV, list[torch.Tensor]]:
     """Slots of these lengths, and the keys and values written to each, [2, kv_heads, length, head_dim]."""
-    cross = VariedCrossKV.allocate(
+    cross = CrossKV.allocate(
         layers=1, slots=len(lengths), heads=HEADS, embeddings=MOST, head_dim=SIZE, dtype=torch.float32, device=CPU
     )
     if garbage:
@@ -58,16 +58,16 @@ def test_each_row_reads_its_own_slot_whatever_lies_beside_it(heads, lengths, rea
         torch.testing.assert_close(found[start : start + part.length], expected.transpose(0, 1))
 
 
-def test_a_slot_that_is_written_anew_keeps_nothing_of_what_was_there():
-    """Longer, shorter, longer: behind the end all is zero, so a longer neighbour's mask meets no garbage."""
-    cross, _ = slots([5, 38])
-    for length in (38, 4, 20, 40, 39):
-        keys, values = torch.full((2, HEADS, length, SIZE), torch.inf)
+def test_what_lies_behind_a_slots_end_is_zeroed_where_a_longer_neighbour_is_read_beside_it():
+    """Longer, shorter, longer; and nowhere else: memory that nobody reads is not even taken."""
+    cross, _ = slots([5, MOST])
+    pool = cross.tensors()[0][0, :, 0]
+    for length in (38, 4, 33, 40, 35):
         cross.begin(0, length)
-        cross.write(0, 0, keys, values)
-        pool = cross.tensors()[0]
-        assert pool[0, :, 0, :, :length].isinf().all()
-        assert (pool[0, :, 0, :, length:] == 0).all()
+        cross.write(0, 0, *torch.full((2, HEADS, length, SIZE), torch.inf))
+        CrossStep.of(cross, [chunk(0, 0), chunk(1, 1)], [0, 1], CPU)
+        assert pool[:, :, :length].isinf().all()
+        assert (pool[:, :, length:] == 0).all() == (length > 30), "shorter ones are attended alone"
 
 
 def test_similar_neighbours_are_attended_together_and_others_are_not():

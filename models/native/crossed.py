@@ -1,0 +1,278 @@
+"""Decoders of encoder-decoders of transformers as programs of the native library.
+
+Their layers attend to their own tokens, attend to an encoder output, and feed forward, each with a sum and a norm:
+behind the sum in BART (Lewis et al. 2020), before what is summed in mBART (Liu et al. 2020), Pegasus (Zhang et al.
+2020), T5 (Raffel et al. 2020) and Moonshine (Jeffries et al. 2024).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+from torch.nn import functional
+
+from .library import ACTIVATIONS, Ending
+from .panels import PANEL, Panels
+from .parts import is_known, norm_of, pack_linears, pack_words, plain, scale_of, turns_of, unknown_turns
+from .program import MULTIPLE, Attention, Normed, Program
+
+MODEL_TYPES = frozenset({"bart", "mbart", "pegasus", "t5", "mt5", "moonshine"})
+"""Of the configurations whose decoders have layers that are known here."""
+
+
+@frozen(kw_only=True, eq=False)
+class _Layer:
+    """The parts of one layer, whatever they are called.
+
+    Args:
+        own: attention to its own tokens.
+        cross: attention to the encoder output.
+        norms: of both, and of the feed-forward part.
+        matrices: for each that is read, a module and the names of its linear layers that are one: queries, keys and
+            values; what follows attention; queries of ``cross``; what follows it; both of the feed-forward part.
+        keys_values: the linear layers of ``cross`` that read the encoder output.
+        behind: norms stand behind the sums.
+    """
+
+    own: Any
+    cross: Any
+    norms: tuple[Any, Any, Any]
+    matrices: tuple[tuple[Any, tuple[str, ...]], ...]
+    keys_values: tuple[Any, Any]
+    activation: str
+    ending: Ending = Ending.ACTIVATED
+    behind: bool = False
+
+    @classmethod
+    def of(cls, layer: Any) -> _Layer:
+        return _KINDS[type(layer).__name__](layer)
+
+    @property
+    def linears(self) -> list[Any]:
+        return [getattr(parent, name) for parent, names in self.matrices for name in names]
+
+    def panels(self) -> list[Panels]:
+        """Of each matrix, once they are packed."""
+        return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
+
+
+def _of_bart(layer: Any) -> _Layer:
+    own, cross = layer.self_attn, layer.encoder_attn
+    return _Layer(
+        own=own,
+        cross=cross,
+        norms=(layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm),
+        matrices=(
+            (own, ("q_proj", "k_proj", "v_proj")),
+            (own, ("out_proj",)),
+            (cross, ("q_proj",)),
+            (cross, ("out_proj",)),
+            (layer, ("fc1",)),
+            (layer, ("fc2",)),
+        ),
+        keys_values=(cross.k_proj, cross.v_proj),
+        activation=own.config.activation_function,
+        behind=type(layer).__name__ == "BartDecoderLayer",
+    )
+
+
+def _of_t5(layer: Any) -> _Layer:
+    first, second, third = layer.layer
+    own, cross, feed = first.SelfAttention, second.EncDecAttention, third.DenseReluDense
+    gated = hasattr(feed, "wi_0")
+    return _Layer(
+        own=own,
+        cross=cross,
+        norms=(first.layer_norm, second.layer_norm, third.layer_norm),
+        matrices=(
+            (own, ("q", "k", "v")),
+            (own, ("o",)),
+            (cross, ("q",)),
+            (cross, ("o",)),
+            (feed, ("wi_0", "wi_1") if gated else ("wi",)),
+            (feed, ("wo",)),
+        ),
+        keys_values=(cross.k, cross.v),
+        activation=own.config.dense_act_fn,
+        ending=Ending.GATED if gated else Ending.ACTIVATED,
+    )
+
+
+def _of_moonshine(layer: Any) -> _Layer:
+    own, cross = layer.self_attn, layer.encoder_attn
+    return _Layer(
+        own=own,
+        cross=cross,
+        norms=(layer.input_layernorm, layer.post_attention_layernorm, layer.final_layernorm),
+        matrices=(
+            (own, ("q_proj", "k_proj", "v_proj")),
+            (own, ("o_proj",)),
+            (cross, ("q_proj",)),
+            (cross, ("o_proj",)),
+            (layer.mlp, ("fc1",)),
+            (layer.mlp, ("fc2",)),
+        ),
+        keys_values=(cross.k_proj, cross.v_proj),
+        activation=own.config.hidden_act,
+        ending=Ending.GATED_BY,
+    )
+
+
+_KINDS: dict[str, Callable[[Any], _Layer]] = {
+    "BartDecoderLayer": _of_bart,
+    "MBartDecoderLayer": _of_bart,
+    "PegasusDecoderLayer": _of_bart,
+    "T5Block": _of_t5,
+    "MT5Block": _of_t5,
+    "MoonshineDecoderLayer": _of_moonshine,
+}
+
+
+@frozen(eq=False)
+class CrossedDecoder:
+    """The decoder of an encoder-decoder of transformers.
+
+    Args:
+        module: the whole model.
+    """
+
+    module: Any
+
+    @property
+    def base(self) -> Any:
+        """What has the layers."""
+        return self.module.get_decoder()
+
+    @property
+    def head(self) -> Any:
+        """What makes logits of the last hidden states."""
+        return self.module.get_output_embeddings()
+
+    @property
+    def layers(self) -> list[Any]:
+        """Its layers' modules."""
+        base = self.base
+        return list(getattr(base, "layers", getattr(base, "block", ())))
+
+    def unknown(self) -> str | None:
+        """Why it is no program; ``None``: it is one."""
+        base, names = self.base, {type(layer).__name__ for layer in self.layers}
+        if len(names) != 1 or names - _KINDS.keys():
+            return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(_KINDS)}"
+        layers = list(map(_Layer.of, self.layers))
+        if layers[0].activation not in ACTIVATIONS:
+            return f"its activation is {layers[0].activation}; known: {', '.join(ACTIVATIONS)}"
+        if hasattr(base, "rotary_emb") and (others := unknown_turns(base.config)):
+            return others
+        if not all(map(is_known, [linear for layer in layers for linear in layer.linears] + [self.head])):
+            return "its linear layers are not torch's"
+        if scale_of(base.embed_tokens) is None:
+            return f"its embedding is a {type(base.embed_tokens).__name__}; known: torch's"
+        hidden, inner = base.config.hidden_size, layers[0].linears[-1].in_features
+        if hidden % MULTIPLE or (layers[0].ending is not Ending.ACTIVATED and inner % PANEL):
+            return f"its widths are {hidden} and {inner}; known: multiples of {MULTIPLE}, and of {PANEL} with gates"
+        return None
+
+    def pack(self) -> None:
+        """Puts packed matrices in the places of its linear layers and its embedding, one after the other: at no time
+        is more than one matrix held twice. Those that write slots stay."""
+        for layer in map(_Layer.of, self.layers):
+            for parent, names in layer.matrices:
+                pack_linears(parent, names)
+        bias = getattr(self.module, "final_logits_bias", None)
+        if bias is None or not bias.any():
+            pack_words(self.module, self.base.embed_tokens, self.head)
+            return
+        self.module.final_logits_bias = torch.zeros(1, 1)  # the head adds it
+        pack_words(self.module, self.base.embed_tokens, self.head, bias=bias[0])
+
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """The decoder's inputs [rows, hidden] of tokens at positions [rows], as it makes them itself."""
+        base = self.base
+        hidden: Tensor = base.embed_tokens(tokens)
+        if not hasattr(base, "embed_positions"):  # attention knows them
+            return hidden
+        hidden = hidden * getattr(base, "embed_scale", 1.0)
+        hidden += base.embed_positions(None, position_ids=positions).view_as(hidden)
+        norm = getattr(base, "layernorm_embedding", None)
+        return hidden if norm is None else norm(hidden)
+
+    def keys_values(self, layer: int, output: Tensor) -> tuple[Tensor, Tensor]:
+        """What a layer makes of an encoder output [length, hidden]: keys and values [kv_heads, length, size], filled up
+        as its module does."""
+        parts = _Layer.of(self.layers[layer])
+        of_keys, of_values = parts.keys_values
+        shape, filled = (len(output), -1, _size(parts.cross)), (0, getattr(parts.cross, "head_dim_padding", 0))
+        keys, values = of_keys(output).view(shape).transpose(0, 1), of_values(output).view(shape).transpose(0, 1)
+        return functional.pad(keys, filled), functional.pad(values, filled)
+
+    def program(self, positions: int, distances: Tensor | None = None) -> Program:
+        """The program of a decoder that is packed.
+
+        Args:
+            positions: the most of a sequence.
+            distances: what is added to scores by distance, [distances, heads]; the last row is that of all farther.
+        """
+        program, base, layers = Program(), self.base, list(map(_Layer.of, self.layers))
+        turned, added = self._turn(program, positions), None if distances is None else plain(distances.T)
+        inputs, _, queries, _, _, narrow = layers[0].panels()
+        hidden, split = program.buffer(base.config.hidden_size), program.buffer(inputs.outputs)
+        asked, attended = program.buffer(queries.outputs), program.buffer(queries.outputs)
+        inner, last = program.buffer(narrow.inputs), program.buffer(base.config.hidden_size)
+        for index, layer in enumerate(layers):
+            inputs, out, queries, cross_out, widen, narrow = layer.panels()
+            own = _attention(index, layer.own, *layer.linears[:2], turned=turned, paired=True, distances=added)
+            cross = _attention(index, layer.cross, layer.linears[4], layer.keys_values[0], turned=0)
+            norms = list(map(norm_of, layer.norms))
+            before = [None] * len(norms) if layer.behind else norms
+            program.linear(hidden, split, inputs, Ending.STORE, norm=before[0])
+            program.attend(split, attended, own)
+            program.linear(attended, hidden, out, Ending.ADD)
+            if layer.behind:
+                program.norm(hidden, hidden, norms[0])
+            program.linear(hidden, asked, queries, Ending.STORE, norm=before[1])
+            program.cross(asked, attended, cross)
+            program.linear(attended, hidden, cross_out, Ending.ADD)
+            if layer.behind:
+                program.norm(hidden, hidden, norms[1])
+            activation = ACTIVATIONS[layer.activation]
+            program.linear(hidden, inner, widen, layer.ending, norm=before[2], activation=activation)
+            program.linear(inner, hidden, narrow, Ending.ADD)
+            if layer.behind and index < len(layers) - 1:
+                program.norm(hidden, hidden, norms[2])
+        head = self.head.panels()
+        program.norm(hidden, last, self._last_norm(layers[-1]), wanted=True)
+        program.linear(last, program.buffer(head.outputs), head, Ending.STORE, wanted=True)
+        program.has_head = True
+        return program
+
+    def _turn(self, program: Program, positions: int) -> int:
+        """Gives the program the turns of positions; how many dimensions of a head are turned. 0: none."""
+        rotary = getattr(self.base, "rotary_emb", None)
+        if rotary is None:
+            return 0
+        program.turns.append(turns_of(rotary, positions))
+        return 2 * program.turns[0][0].shape[1]
+
+    def _last_norm(self, layer: _Layer) -> Normed:
+        """Of the last hidden states, with what they are multiplied with before the head."""
+        base, config = self.base, self.module.config
+        own = [getattr(base, name) for name in ("layer_norm", "final_layer_norm", "norm") if hasattr(base, name)]
+        norm = norm_of(layer.norms[2] if layer.behind else own[0])
+        scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0  # of T5
+        return evolve(norm, gain=norm.gain * scale)
+
+
+def _attention(index: int, attention: Any, queries: Any, keys: Any, **changes: Any) -> Attention:
+    size, scale = _size(attention), float(attention.scaling)
+    heads, kv_heads = queries.out_features // size, keys.out_features // size
+    return Attention(layer=index, heads=heads, kv_heads=kv_heads, size=size, scale=scale, **changes)
+
+
+def _size(attention: Any) -> int:
+    """Numbers of a head, without what it is filled up with."""
+    return int(getattr(attention, "key_value_proj_dim", None) or attention.head_dim)

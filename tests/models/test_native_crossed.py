@@ -1,0 +1,283 @@
+"""Encoder-decoders by the native library: a step's numbers are transformers', and the same bits whatever runs beside a
+row, however its sequence was cut into chunks, wherever its pages and its slot lie, and however many threads compute."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from attrs import evolve, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutput
+
+from triolet.core.plan import Chunk, SequenceStart
+from triolet.core.request import LogitRules, SamplingParams
+from triolet.models.architectures.crossed import find_crossed_family
+from triolet.models.blueprints.trial import Nothing
+from triolet.models.memory.kv import PagedKV
+from triolet.models.memory.module import TransformerModel
+from triolet.models.memory.slots import CrossKV
+from triolet.models.native.crossed import CrossedDecoder
+from triolet.models.native.library import Library
+from triolet.models.native.program import Runner
+from triolet.models.networks.encoder_decoder import EncoderDecoderNetwork
+from triolet.models.networks.network import Feed, Record
+
+from .test_native import cut, loaded
+
+pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+
+PAGES, SLOTS, POSITIONS, VOCABULARY = 200, 5, 700, 83
+SHAPE = {
+    "d_model": 48,
+    "encoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 20,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 100,
+    "max_position_embeddings": POSITIONS,
+    "vocab_size": VOCABULARY,
+}
+T5 = {
+    "d_model": 48,
+    "d_kv": 20,
+    "num_heads": 3,
+    "d_ff": 96,
+    "num_layers": 1,
+    "num_decoder_layers": 2,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "n_positions": POSITIONS,
+    "vocab_size": VOCABULARY,
+}
+MOONSHINE = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
+    "encoder_num_hidden_layers": 1,
+    "encoder_num_attention_heads": 4,
+    "decoder_num_hidden_layers": 2,
+    "decoder_num_attention_heads": 4,
+}
+CONFIGS = {
+    "bart": transformers.BartConfig(**SHAPE, scale_embedding=True),
+    "bart with a head of its own": transformers.BartConfig(**SHAPE, tie_word_embeddings=False),
+    "bart, heads of 16": transformers.BartConfig(**{**SHAPE, "decoder_attention_heads": 3}, activation_function="relu"),
+    "mbart": transformers.MBartConfig(**SHAPE, scale_embedding=True),
+    "pegasus": transformers.PegasusConfig(**{**SHAPE, "d_model": 80}, scale_embedding=True),
+    "t5": transformers.T5Config(**{**T5, "d_ff": 90}),
+    "t5 1.1 in 16 bits": transformers.T5Config(**T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+    "t5, far distances": transformers.T5Config(**{**T5, "relative_attention_max_distance": 400}),
+    "mt5": transformers.MT5Config(**T5),
+    "moonshine": transformers.MoonshineConfig(**MOONSHINE, pad_head_dim_to_multiple_of=8),
+    "moonshine, turned in part": transformers.MoonshineConfig(
+        **MOONSHINE,
+        attention_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.7},
+    ),
+}
+
+
+@functools.cache
+def module(name: str) -> Any:
+    torch.manual_seed(5)
+    config: Any = CONFIGS[name]
+    family = find_crossed_family(config.model_type)
+    assert family is not None
+    made = getattr(transformers, family.loader)._from_config(config, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        for parameter in made.parameters():
+            parameter.mul_(1.0 if "t5" in name else 4.0).add_(0.02)  # biases and gains are zero and one
+            if "16 bits" in name:
+                parameter.copy_(parameter.bfloat16())
+        if hasattr(made, "final_logits_bias"):
+            made.final_logits_bias.copy_(torch.randn(1, VOCABULARY))
+    return made
+
+
+@functools.cache
+def output(name: str, number: int) -> Tensor:
+    """An encoder output, of another length for each number."""
+    length = (1, 40, 129, 300, POSITIONS)[number]
+    return torch.randn(length, module(name).config.hidden_size, generator=torch.Generator().manual_seed(number))
+
+
+@frozen
+class Told:
+    """Tokens, which encoder output they are about, the pages that they lie in, and the lengths of the chunks."""
+
+    tokens: tuple[int, ...]
+    output: int
+    pages: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+    def expected(self, name: str, module: Any) -> Tensor:
+        """Logits of all tokens, by transformers' ``module``."""
+        told: Any = BaseModelOutput(last_hidden_state=output(name, self.output)[None])
+        told.attention_mask = None
+        answer = module(encoder_outputs=told, decoder_input_ids=torch.tensor([self.tokens]), use_cache=False)
+        logits: Tensor = answer.logits[0]
+        return logits
+
+
+class Fed:
+    """A model that was opened, and what it answered."""
+
+    def __init__(
+        self, name: str, draw: random.Random, *, page_size: int = 16, threads: int = 2, level: int = 0, rows: int = 80
+    ) -> None:
+        made = copy.deepcopy(module(name))
+        decoder, family = CrossedDecoder(made), find_crossed_family(made.config.model_type)
+        assert family is not None
+        assert decoder.unknown() is None
+        decoder.pack()
+        shape, place = family.shape(Path(), made.config), torch.device("cpu")
+        sizes = {"layers": shape.layers, "heads": shape.kv_heads, "dtype": torch.float32, "device": place}
+        width = shape.kv_heads * shape.head_dim
+        paged = PagedKV.allocate(**sizes, pages=PAGES, page_size=page_size, width=width)
+        cross = CrossKV.allocate(**sizes, slots=SLOTS, embeddings=POSITIONS, head_dim=shape.head_dim)
+        for tensor in (*paged.tensors(), *cross.tensors()):
+            tensor.fill_(torch.nan)
+        options = {"rows": rows, "positions": POSITIONS, "threads": threads, "level": level}
+        program = decoder.program(POSITIONS, family.distances(made, POSITIONS))
+        self.runner = Runner.open(loaded(), program, *paged.tensors(), *cross.tensors(), **options)
+        self.network = EncoderDecoderNetwork(
+            model=TransformerModel(made),
+            family=family,
+            paged=paged,
+            cross=cross,
+            positions=POSITIONS,
+            hidden=shape.hidden,
+            device=place,
+            native=self.runner,
+        )
+        self.slots = draw.sample(range(SLOTS), SLOTS)  # of each encoder output
+        for number, slot in enumerate(self.slots):
+            self.network.write_cross(slot, output(name, number))
+
+    def feed(self, parts: Sequence[tuple[Told, int, int]]) -> list[Tensor]:
+        """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence."""
+        feeds = [self._feed(number, *part) for number, part in enumerate(parts)]
+        wanted = [(index, row) for index, feed in enumerate(feeds) for row in range(feed.part.length)]
+        logits = self.network.logits(feeds, wanted, Nothing())
+        return list(logits.split([stop - start for _, start, stop in parts]))
+
+    def _feed(self, number: int, one: Told, start: int, stop: int) -> Feed:
+        part = Chunk(
+            sequence_id=number,
+            start=start,
+            length=stop - start,
+            page_table=one.pages,
+            cross_slot=self.slots[one.output],
+            samples=False,
+        )
+        told = SequenceStart(
+            sequence_id=number,
+            token_ids=one.tokens,
+            prompt_length=len(one.tokens),
+            sampling=SamplingParams(),
+            rules=LogitRules(),
+            probe=None,
+        )
+        return Feed(part=part, record=Record(told, list(one.tokens)))
+
+    def all_of(self, sequences: Sequence[Told], draw: random.Random) -> list[Tensor]:
+        """Feeds all of them, some of their next chunks in each step, in any order. Logits of each sequence."""
+        found: list[list[Tensor]] = [[] for _ in sequences]
+        at = [0] * len(sequences)
+        left = [list(one.cuts) for one in sequences]
+        while waiting := [index for index, cuts in enumerate(left) if cuts]:
+            chosen = draw.sample(waiting, draw.randint(1, len(waiting)))
+            parts = [(sequences[index], at[index], at[index] + left[index].pop(0)) for index in chosen]
+            for index, (_, _, stop), logits in zip(chosen, parts, self.feed(parts), strict=True):
+                found[index].append(logits)
+                at[index] = stop
+        return [torch.cat(parts) for parts in found]
+
+
+@contextmanager
+def fed(name: str, draw: random.Random, **options: int) -> Iterator[Fed]:
+    with torch.inference_mode():
+        one = Fed(name, draw, **options)
+        try:
+            yield one
+        finally:
+            one.runner.release()
+
+
+def sequences_of(lengths: Sequence[int], page_size: int, draw: random.Random) -> list[Told]:
+    pages = draw.sample(range(PAGES), PAGES)
+    made = []
+    for length in lengths:
+        own = [pages.pop() for _ in range(-(-length // page_size))]
+        tokens = tuple(draw.randrange(VOCABULARY) for _ in range(length))
+        made.append(Told(tokens, draw.randrange(SLOTS), tuple(own), cut(length, draw)))
+    return made
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("level", [1, 3, 4])
+def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
+    draw = random.Random(3)
+    with fed(name, draw, level=level) as one:
+        sequences = sequences_of([150, 1, 40, 600, 2, 3], 16, draw)
+        for sequence, found in zip(sequences, one.all_of(sequences, draw), strict=True):
+            expected = sequence.expected(name, module(name))
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_packed_module_computes_what_it_did(name: str) -> None:
+    packed = copy.deepcopy(module(name))
+    CrossedDecoder(packed).pack()
+    told = Told(tokens=tuple(range(40)), output=1, pages=(), cuts=())
+    with torch.inference_mode():
+        expected, found = told.expected(name, module(name)), told.expected(name, packed)
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5 * float(expected.abs().max()))
+
+
+@settings(max_examples=max(40, settings().max_examples // 2 - 200))
+@given(
+    name=st.sampled_from(list(CONFIGS)),
+    seed=st.integers(0, 2**32 - 1),
+    lengths=st.lists(st.sampled_from([1, 2, 7, 16, 33, 129, 140, 300]), min_size=1, max_size=5),
+    page_sizes=st.tuples(st.sampled_from([16, 32]), st.sampled_from([9, 16, 64])),
+    threads=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    rows=st.sampled_from([1, 7, 33, 80]),
+)
+def test_a_row_has_the_same_bits_in_every_batch_chunk_and_layout(
+    name: str,
+    seed: int,
+    lengths: list[int],
+    page_sizes: tuple[int, int],
+    threads: tuple[int, int],
+    rows: int,
+) -> None:
+    draw = random.Random(seed)
+    sequences = sequences_of(lengths, page_sizes[0], draw)
+    with fed(name, draw, page_size=page_sizes[0], threads=threads[0]) as together:
+        expected = together.all_of(sequences, draw)
+    with fed(name, draw, page_size=page_sizes[1], threads=threads[1], rows=rows) as alone:
+        for sequence, bits in zip(sequences, expected, strict=True):
+            pages = draw.sample(range(PAGES), -(-len(sequence.tokens) // page_sizes[1]))
+            other = evolve(sequence, pages=tuple(pages), cuts=cut(len(sequence.tokens), draw))
+            assert torch.equal(alone.all_of([other], draw)[0], bits)
+
+
+def test_a_decoder_that_is_no_program_says_why() -> None:
+    config = transformers.BartConfig(**{**SHAPE, "d_model": 40})
+    made = transformers.AutoModelForSeq2SeqLM.from_config(config)
+    expected = "its widths are 40 and 100; known: multiples of 16, and of 32 with gates"
+    assert CrossedDecoder(made).unknown() == expected
