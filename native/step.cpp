@@ -1,5 +1,5 @@
 // Plans and threads of a step. What is computed is in compute.cpp.
-#include "engine.h"
+#include "sound.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -8,6 +8,9 @@
 #include <new>
 #include <thread>
 #include <vector>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace {
 
@@ -20,6 +23,16 @@ struct Room {
         used = (used + 63) / 64 * 64;
         T* at = (T*)(start + used);
         used += count * sizeof(T);
+#if defined(__SANITIZE_ADDRESS__)  // finds who reads or writes behind an array, though all are one memory
+        if (start) __asan_poison_memory_region(start + used, 64);
+        used += 64;
+#endif
+        return at;
+    }
+    template <class T>
+    T* take_zeroed(size_t count) {
+        T* at = take<T>(count);
+        if (start) memset((void*)at, 0, count * sizeof(T));
         return at;
     }
 };
@@ -39,10 +52,10 @@ void lay_out(Engine& e, Room& room) {
         attended = std::max(attended, (2 * BLOCK * group + 1) * length);
         parts = std::max(parts, (size_t)BLOCK * o.heads * e.most_spans * length);
     }
-    e.phases = room.take<Phase>(2 * (size_t)m.count);
+    e.phases = room.take_zeroed<Phase>(2 * (size_t)m.count);
     e.blocks = room.take<Block>(m.most_rows);
     e.slots = room.take<Block>(m.most_rows);
-    e.come = room.take<int32_t>(BLOCK * heads);
+    e.come = room.take_zeroed<int32_t>(BLOCK * heads);
     e.step.positions = room.take<int32_t>(m.most_rows);
     e.step.wanted = room.take<int32_t>(m.most_rows);
     e.step.tables = room.take<int32_t>((size_t)m.most_rows * table);
@@ -102,7 +115,10 @@ struct Native {
 Fault admit(Engine& e, const Step& plan) {
     const Model& m = e.model;
     Step& s = e.step;
+    if (plan.part < WHOLE || plan.part > HEAD) return BAD_PART;
     if (plan.part == HEAD) {
+        const Operation& head = m.operations[m.count - 1];
+        if (head.kind != LINEAR || head.wanted != 2) return BAD_PART;  // another one reads what this plan does not say
         if (plan.wanted_count < 1 || plan.wanted_count > m.most_rows) return BAD_WANTED;
         s.rows = s.wanted_count = plan.wanted_count;
         s.part = HEAD;
@@ -157,6 +173,7 @@ Fault admit(Engine& e, const Step& plan) {
 extern "C" {
 
 size_t triolet_room(const Model* model) {
+    if (!is_sound(*model)) return 0;
     Engine engine{};
     engine.model = *model;
     Room room{nullptr};
@@ -175,14 +192,12 @@ int32_t triolet_level() {
 }
 
 void* triolet_open(const Model* model, int32_t level) {
-    if (model->threads < 1 || model->threads > MOST_THREADS) return nullptr;
+    if (!is_sound(*model) || !model->room || (uintptr_t)model->room % 64) return nullptr;
     Native* native = new (std::nothrow) Native{};
     if (!native) return nullptr;
     native->engine.model = *model;
     Room room{model->room};
     lay_out(native->engine, room);
-    memset((void*)native->engine.phases, 0, 2 * sizeof(Phase) * model->count);
-    memset(native->engine.come, 0, (uint8_t*)native->engine.step.positions - (uint8_t*)native->engine.come);
     const int best = triolet_level();
     const int chosen = level && level < best ? level : best;
 #if defined(__x86_64__)

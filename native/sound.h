@@ -1,0 +1,43 @@
+// Whether a model is one: each operation stays within the buffers, pages and tables that the model names. How much memory
+// there is behind an address only the caller knows.
+#pragma once
+#include <initializer_list>
+#include "engine.h"
+
+static inline bool within(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
+
+static inline bool is_sound(const Matrix* m, int ending) {
+    return m && m->weights && (uintptr_t)m->weights % 64 == 0 && within(m->format, FLOAT32, INT8) && m->inputs > 0 &&
+           m->panels > 0 && (ending != GATED || m->panels % 2 == 0);
+}
+
+static inline bool is_sound(const Operation& o, const Model& m) {
+    if (!within(o.from, 0, m.buffer_count - 1) || !within(o.to, 0, m.buffer_count - 1)) return false;
+    const int64_t from = m.buffers[o.from].width, to = m.buffers[o.to].width;
+    const int64_t heads = (int64_t)o.heads * o.size, kv = (int64_t)o.kv_heads * o.size;
+    const auto normed = [&](int64_t width) { return o.gain && width % 16 == 0; };
+    if (o.kind == NORM || o.kind == NORM_ADD) return normed(from) && from <= to;
+    if (o.kind == LINEAR)
+        return is_sound(o.matrix, o.ending) && o.matrix->inputs <= from && (o.norm == NO_NORM || normed(o.matrix->inputs));
+    if (o.heads < 1 || o.kv_heads < 1 || o.size < 1 || o.heads % o.kv_heads || !within(o.layer, 0, m.layers - 1)) return false;
+    if (o.kind == CROSS)
+        return m.cross && o.heads == m.cross_heads && o.kv_heads == o.heads && o.size == m.cross_size && heads <= from && heads <= to;
+    if (!m.keys_values || kv > m.kv_width || heads > from) return false;
+    if (o.kind == ATTEND) return heads <= to && o.window >= 0;
+    if (o.kind != TURN || 2 * kv > from - heads || !within(o.turned, 0, o.size)) return false;
+    return o.turned == 0 || (within(o.table, 0, m.turns_count - 1) && o.turned / 2 <= m.turns[o.table].half);
+}
+
+static inline bool is_sound(const Model& m) {
+    constexpr int MOST = 1 << 24;  // so that no product of two overflows
+    for (int number : {m.count, m.most_rows, m.positions, m.page_size})
+        if (!within(number, 1, MOST)) return false;
+    for (int number : {m.buffer_count, m.turns_count, m.layers, m.pages, m.kv_width, m.slots, m.embeddings})
+        if (!within(number, 0, MOST)) return false;
+    if (!within(m.threads, 1, MOST_THREADS)) return false;
+    for (int i = 0; i < m.buffer_count; i++)
+        if (!within(m.buffers[i].width, 0, MOST)) return false;
+    for (int i = 0; i < m.count; i++)
+        if (!is_sound(m.operations[i], m)) return false;
+    return true;
+}
