@@ -1,14 +1,14 @@
-// Whether a model is one: each operation stays within the buffers, pages and tables that the model names. How much memory
-// there is behind an address only the caller knows.
+// Whether a model is one: each operation stays within the buffers, pages and tables that the model names. How much
+// memory there is behind an address only the caller knows.
 #pragma once
 #include <initializer_list>
 #include "engine.h"
 
 static inline bool within(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
 
-static inline bool is_sound(const Matrix* m, int ending) {
+static inline bool is_sound(const Matrix* m) {
     return m && m->weights && (uintptr_t)m->weights % 64 == 0 && within(m->format, FLOAT32, INT8) && m->inputs > 0 &&
-           m->panels > 0 && (ending != GATED || m->panels % 2 == 0);
+           m->panels > 0;
 }
 
 static inline bool is_sound(const Operation& o, const Model& m) {
@@ -18,11 +18,13 @@ static inline bool is_sound(const Operation& o, const Model& m) {
     const auto normed = [&](int64_t width) { return o.gain && width % 16 == 0; };
     if (o.kind == NORM || o.kind == NORM_ADD) return normed(from) && from <= to;
     if (o.kind == LINEAR)
-        return is_sound(o.matrix, o.ending) && o.matrix->inputs <= from && (o.norm == NO_NORM || normed(o.matrix->inputs));
-    if (o.heads < 1 || o.kv_heads < 1 || o.size < 1 || o.heads % o.kv_heads || !within(o.layer, 0, m.layers - 1)) return false;
+        return is_sound(o.matrix) && o.matrix->inputs <= from &&
+               (o.norm == NO_NORM || normed(o.matrix->inputs));
+    if (o.heads < 1 || o.kv_heads < 1 || o.size < 1 || o.heads % o.kv_heads || heads > from) return false;
+    if (!within(o.layer, 0, m.layers - 1)) return false;
     if (o.kind == CROSS)
-        return m.cross && o.heads == m.cross_heads && o.kv_heads == o.heads && o.size == m.cross_size && heads <= from && heads <= to;
-    if (!m.keys_values || kv > m.kv_width || heads > from) return false;
+        return m.cross && o.heads == m.cross_heads && o.kv_heads == o.heads && o.size == m.cross_size && heads <= to;
+    if (!m.keys_values || kv > m.kv_width) return false;
     if (o.kind == ATTEND) return heads <= to && o.window >= 0;
     if (o.kind != TURN || 2 * kv > from - heads || !within(o.turned, 0, o.size)) return false;
     return o.turned == 0 || (within(o.table, 0, m.turns_count - 1) && o.turned / 2 <= m.turns[o.table].half);

@@ -80,7 +80,7 @@ struct Made {
     Operation& linear(int from, int to, int ending, bool normed) {
         const int inputs = widths[from], panels = (widths[to] + PANEL - 1) / PANEL * (ending == GATED ? 2 : 1);
         const int format = draw.upto(FLOAT32, most_format), groups = (inputs + GROUP - 1) / GROUP;
-        const size_t bytes = format == INT8 ? (size_t)groups * PANEL * (4 + GROUP) : (size_t)inputs * PANEL * (format ? 2 : 4);
+        const size_t bytes = (size_t)PANEL * (format == INT8 ? groups * (4 + GROUP) : inputs * (format ? 2 : 4));
         uint8_t* packed = arena.take<uint8_t>(panels * bytes);
         if (format == INT8) memset(packed, 0, panels * bytes);
         std::vector<float> plain((size_t)panels * PANEL * inputs);
@@ -131,7 +131,7 @@ struct Made {
             const double angle = i / half * pow(1e4, -(double)(i % half) / half);
             ((float*)turns.cosines)[i] = (float)cos(angle), ((float*)turns.sines)[i] = (float)sin(angle);
         }
-        if (draw.one_in(3)) cross = arena.values((size_t)LAYERS * 2 * SLOTS * narrow * embeddings, draw, 1.0f);
+        if (draw.one_in(2)) cross = arena.values((size_t)LAYERS * 2 * SLOTS * narrow * embeddings, draw, 1.0f);
         const bool gained = draw.one_in(2), capped = draw.one_in(3), behind = draw.one_in(3);
         for (int layer = 0; layer < LAYERS; layer++) {
             linear(hidden, wide, STORE, true);

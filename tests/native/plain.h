@@ -90,8 +90,9 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
                 Row head(begin, begin + o.size);
                 if (gain) head = normed(o, head, gain, NO_NORM);
                 for (int i = 0; i < o.turned / 2; i++) {
+                    const int place = position * made.turns.half + i;
                     const double a = head[i], b = head[o.turned / 2 + i];
-                    const double c = made.turns.cosines[position * made.turns.half + i], s = made.turns.sines[position * made.turns.half + i];
+                    const double c = made.turns.cosines[place], s = made.turns.sines[place];
                     head[i] = a * c - b * s, head[o.turned / 2 + i] = b * c + a * s;
                 }
                 for (int i = 0; i < o.size; i++) begin[i] = head[i] * (h < o.heads ? o.scale : 1);
@@ -105,8 +106,8 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
                 attend(o, &x[h * o.size], first, position + 1, key, value, &to[h * o.size]);
             }
             for (int h = 0; o.kind == CROSS && h < o.heads; h++) {
-                const size_t all = (size_t)SLOTS * o.heads * made.embeddings * o.size;
-                const float* keys = made.cross + 2 * o.layer * all + (size_t)(one.slot * o.heads + h) * made.embeddings * o.size;
+                const size_t each = (size_t)made.embeddings * o.size, all = SLOTS * o.heads * each;
+                const float* keys = made.cross + 2 * o.layer * all + (one.slot * o.heads + h) * each;
                 auto key = [&](int p, int d) { return keys[p * o.size + d]; };
                 auto value = [&](int p, int d) { return keys[all + p * o.size + d]; };
                 attend(o, &x[h * o.size], 0, one.embeddings, key, value, &to[h * o.size]);

@@ -1,6 +1,6 @@
-// The promises of the native library, on models and steps that are drawn from a seed: a row's bits are the same alone and
-// in any batch, chunk, page and number of threads; its numbers are those of plain code; a plan or a model that is none is
-// refused. `check.py` builds this under sanitizers, which find what touches other memory, and for arm64.
+// The promises of the native library, on models and steps that are drawn from a seed: a row's bits are the same alone
+// and in any batch, chunk, page and number of threads; its numbers are those of plain code; a plan or a model that is
+// none is refused. `check.py` builds this under sanitizers, which find what touches other memory, and for arm64.
 //
 //     properties SEED ROUNDS PLANS    PLANS: how many broken plans and models of each round
 #include "plain.h"
@@ -37,8 +37,9 @@ struct Opened {
     Opened(const Made& made, int most_rows, int page_size, int pages) : made(made), operations(made.operations) {
         for (int width : made.widths) buffers.push_back({arena.take<float>((size_t)most_rows * width), width});
         kept = (size_t)LAYERS * pages * page_size * 2 * made.kv_heads * made.size;
-        model = {operations.data(), buffers.data(), &made.turns, (int)operations.size(), (int)buffers.size(), 1, 1, most_rows,
-                 POSITIONS, arena.take<float>(kept), LAYERS, pages, page_size, made.kv_heads * made.size, made.cross,
+        const int count = (int)operations.size();
+        model = {operations.data(), buffers.data(), &made.turns, count, (int)buffers.size(), 1, 1, most_rows,
+                 POSITIONS + 9, arena.take<float>(kept), LAYERS, pages, page_size, made.kv_heads * made.size, made.cross,
                  SLOTS, made.heads, made.embeddings, made.size, nullptr};
     }
     bool open(int threads, int level) {
@@ -82,7 +83,8 @@ Bits all_of(const Made& made, const std::vector<Sequence>& all, int threads, int
             const int rows = draw.one_in(3) ? 1 : draw.upto(1, room);
             plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), all[i].slot, all[i].embeddings});
             plan.tables.insert(plan.tables.end(), pages[i].begin(), pages[i].begin() + (at[i] + rows - 1) / page_size + 1);
-            inputs.insert(inputs.end(), all[i].inputs.begin() + at[i] * width, all[i].inputs.begin() + (at[i] + rows) * width);
+            const auto first = all[i].inputs.begin() + at[i] * width;
+            inputs.insert(inputs.end(), first, first + rows * width);
             for (int end = at[i] + rows; at[i] < end; at[i]++) {
                 places.push_back(&found[i][(size_t)at[i] * vocabulary]);
                 plan.positions.push_back(at[i]);
@@ -139,20 +141,23 @@ void same_bits(uint32_t seed) {
 // ---------------------------------------------------------------- plans and models that are none
 
 int32_t other(Random& draw, int32_t value) {
-    return draw.of({(int32_t)(value + 1u), (int32_t)(value - 1u), -1, 0, INT32_MIN, INT32_MAX, draw.upto(-3, 99), (int32_t)draw.bits()});
+    const int32_t near = (int32_t)(value + (draw.one_in(2) ? 1u : -1u)), far = (int32_t)draw.bits();
+    return draw.of({near, near, -1, 0, INT32_MIN, INT32_MAX, draw.upto(-3, 99), far});
 }
 
 // The arrays of a plan are as long as the longest ones that are allowed: then each count is refused, or is right.
 Plan longest(Random& draw, const Model& m, Step& step) {
     Plan plan;
-    const int chunks = draw.upto(1, std::min(3, m.most_rows));
+    const int chunks = draw.upto(1, std::min(8, m.most_rows));
     for (int c = 0; c < chunks; c++) {
         const int rows = draw.upto(1, m.most_rows / chunks), first = draw.of({0, 5, POSITIONS - rows});
-        plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), draw.upto(0, SLOTS - 1), draw.upto(1, m.embeddings)});
+        const int slot = draw.upto(0, SLOTS - 1), length = draw.upto(1, m.embeddings);
+        plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), slot, length});
         for (int i = 0; i < rows; i++) plan.positions.push_back(first + i);
         for (int i = 0; i <= (first + rows - 1) / m.page_size; i++) plan.tables.push_back(draw.upto(0, m.pages - 1));
     }
-    for (int i = draw.upto(0, (int)plan.positions.size()); i--;) plan.wanted.push_back(draw.upto(0, (int)plan.positions.size() - 1));
+    const int rows = (int)plan.positions.size();
+    for (int i = draw.upto(0, rows); i--;) plan.wanted.push_back(draw.upto(0, rows - 1));
     step = plan.step(draw.of({WHOLE, HEADLESS, HEAD}));
     plan.positions.resize(m.most_rows);
     plan.wanted.resize(m.most_rows);
@@ -166,7 +171,7 @@ Plan longest(Random& draw, const Model& m, Step& step) {
 int broken_plans(uint32_t seed, int count) {
     const Made made(seed, 0);
     Random draw{std::mt19937(seed + 2)};
-    Opened opened(made, draw.of({1, 5, 40}), draw.of({3, 7, 16}), 20);
+    Opened opened(made, draw.of({1, 8, 40}), draw.of({3, 7, 16}), 20);
     check(opened.open(draw.upto(1, 3), 0), "a model opens", seed);
     const Model& m = opened.model;
     std::vector<float> before(m.keys_values, m.keys_values + opened.kept);
@@ -180,7 +185,8 @@ int broken_plans(uint32_t seed, int count) {
         const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count};
         for (int changes = draw.upto(0, 3); changes--;) {
             const int which = draw.upto(0, 3);
-            int32_t& number = draw.one_in(3) || !used[which] ? *counts[draw.upto(0, 4)] : (*arrays[which])[draw.upto(0, used[which] - 1)];
+            const bool counted = draw.one_in(3) || !used[which];
+            int32_t& number = counted ? *counts[draw.upto(0, 4)] : (*arrays[which])[draw.upto(0, used[which] - 1)];
             number = other(draw, number);
         }
         const bool fine = triolet_step(opened.handle, &step) == FINE;
@@ -198,7 +204,11 @@ int broken_models(uint32_t seed, int count) {
     for (int i = 0; i < count; i++) {
         Opened opened(made, 5, 7, 20);
         Model& m = opened.model;
-        Operation& o = opened.operations[draw.upto(0, m.count - 1)];
+        const int kind = draw.upto(NORM, CROSS), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
+        Operation* found = &opened.operations[place];
+        for (Operation& one : opened.operations)
+            if (one.kind == kind && draw.one_in(2)) found = &one;
+        Operation& o = *found;
         Buffer& buffer = opened.buffers[draw.upto(0, m.buffer_count - 1)];
         Turns turns = made.turns;
         Matrix matrix = o.matrix ? *o.matrix : made.matrices.front();
@@ -234,6 +244,6 @@ int main(int, char** arguments) {
         plans += broken_plans(seed + round, count);
         models += broken_models(seed + round, count);
     }
-    printf("%d models, %ld steps, the same bits; of %d broken plans %d were refused, of as many models %d; best level %d\n",
+    printf("%d models, %ld steps, the same bits; of %d broken plans %d were refused, of as many models %d; level %d\n",
            rounds, steps, rounds * count, plans, models, (int)triolet_level());
 }
