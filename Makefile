@@ -12,7 +12,7 @@ SOURCES = setup.py core models actors api cluster server bench testing src demo 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md demo/training/*.py)
 
-.PHONY: demo test stubborn lint types docs dist soak proofs bench load memory clients clean
+.PHONY: demo test stubborn lint types docs dist sanitize soak proofs bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
@@ -69,7 +69,11 @@ dist: $(STAMP)  ## wheel and sdist, in dist/: checked, and each tried in an envi
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/python -m pytest .ci/test_dist.py
 
-soak: $(STAMP)  ## new random examples, a million faults, replicas that are killed; what fails prints how to run it again
+sanitize: $(STAMP)  ## the native library under sanitizers, as shipped, and for arm64 in qemu: what it promises, broken plans
+	$(BIN)/python tests/native/check.py $(SEED)
+
+# the sanitizers first, so that what they need is missed at once
+soak: $(STAMP) sanitize  ## new random examples, a million faults, replicas that are killed; what fails prints how to run it again
 	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
 	$(BIN)/python -m triolet.testing.chaos --runs 10000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \

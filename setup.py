@@ -13,8 +13,13 @@ from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
-_FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
-_X86 = {"level3": ["-march=x86-64-v3"], "level4": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"]}
+FLAGS = ["-O3", "-g0", "-std=c++17", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi"]
+X86 = {"level3": ["-march=x86-64-v3"], "level4": ["-march=x86-64-v4", "-mavx512vnni", "-mprefer-vector-width=512"]}
+
+
+def levels(machine: str) -> dict[str, list[str]]:
+    """The instruction sets that are compiled for ``machine``, with the flags of each."""
+    return {"level1": [], **(X86 if machine in {"x86_64", "AMD64"} else {})}
 
 
 class Build(build_ext):
@@ -24,16 +29,15 @@ class Build(build_ext):
         return f"{fullname.replace('.', '/')}.so"
 
     def build_extension(self, ext: Any) -> None:
-        levels = {"level1": list[str](), **(_X86 if platform.machine() in {"x86_64", "AMD64"} else {})}
         plain, computing = ext.sources
         compiler: Any = self.compiler
-        objects = compiler.compile([plain], output_dir=self.build_temp, extra_postargs=_FLAGS)
-        for level, flags in levels.items():
+        objects = compiler.compile([plain], output_dir=self.build_temp, extra_postargs=FLAGS)
+        for level, flags in levels(platform.machine()).items():
             objects += compiler.compile(
                 [computing],
                 output_dir=f"{self.build_temp}/{level}",
                 macros=[("LEVEL", level)],
-                extra_postargs=[*_FLAGS, *flags],
+                extra_postargs=[*FLAGS, *flags],
             )
         compiler.link_shared_object(objects, self.get_ext_fullpath(ext.name), libraries=["pthread"], target_lang="c++")
 
@@ -45,14 +49,15 @@ class Wheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(
-    ext_modules=[
-        Extension(
-            "triolet.models.native.step",
-            ["native/step.cpp", "native/compute.cpp"],
-            depends=["native/step.h", "native/engine.h", "native/team.h"],
-            optional=True,
-        )
-    ],
-    cmdclass={"bdist_wheel": Wheel, "build_ext": Build},
-)
+if __name__ == "__main__":
+    setup(
+        ext_modules=[
+            Extension(
+                "triolet.models.native.step",
+                ["native/step.cpp", "native/compute.cpp"],
+                depends=["native/step.h", "native/engine.h", "native/sound.h", "native/team.h"],
+                optional=True,
+            )
+        ],
+        cmdclass={"bdist_wheel": Wheel, "build_ext": Build},
+    )

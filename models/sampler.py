@@ -10,18 +10,19 @@ section 2.3), whose acceptance test is replaced by random numbers that proposer 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from itertools import repeat
-from typing import Any
 
 from attrs import evolve, frozen
 from torch import Tensor
 
 from ..core.errors import EngineError
 from ..core.plan import SampledToken
+from .native.runner import Draw
 from .networks.network import Chooser, Feed, Network, Outputs, Record
 from .sampling.beams import Search, find_candidates
-from .sampling.logits import RuleMasks, SamplerInput, apply_rules, draw_of, is_plain, sample_tokens
+from .sampling.logits import RuleMasks, SamplerInput, apply_rules, is_plain, sample_tokens, uniform
 
 
 @frozen(kw_only=True)
@@ -69,8 +70,8 @@ class Sampler:
         asked = [feeds[index].record for index in wanted.probes]
         answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), asked)
         probes = dict(zip(wanted.probes, answers, strict=True))
-        self._choose_others(chosen, logits, inputs)
-        sampled = {index: _accept(feeds[index], chosen[own.start : own.stop]) for index, own in wanted.samples.items()}
+        tokens = self._choose_others(chosen, logits, inputs)
+        sampled = {index: _accept(feeds[index], tokens[own.start : own.stop]) for index, own in wanted.samples.items()}
         sampled |= self._searched(logits, wanted.searches, feeds)
         nothing = SampledToken(token_id=None)
         return [evolve(sampled.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
@@ -90,16 +91,16 @@ class Sampler:
                 return tokens[: len(inputs)], logits
         return [None] * len(inputs), self.network.logits(feeds, rows, self.outputs)
 
-    def _choose_others(self, chosen: list[Any], logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
-        """Fills the gaps of ``chosen``. Their rows of ``logits`` are overwritten."""
+    def _choose_others(
+        self, chosen: Sequence[SampledToken | None], logits: Tensor, inputs: Sequence[SamplerInput]
+    ) -> list[SampledToken]:
+        """``chosen`` without gaps. Their rows of ``logits`` are overwritten."""
         left = [index for index, one in enumerate(chosen) if one is None]
         if not left:
-            return
+            return [one for one in chosen if one is not None]
         own = logits[: len(inputs)] if len(left) == len(inputs) else logits[left]
-        for index, one in zip(
-            left, sample_tokens(own, [inputs[index] for index in left], self.eos_token_ids), strict=True
-        ):
-            chosen[index] = one
+        found = iter(sample_tokens(own, [inputs[index] for index in left], self.eos_token_ids))
+        return [next(found) if one is None else one for one in chosen]
 
     def _searched(self, logits: Tensor, rows: dict[int, int], feeds: Sequence[Feed]) -> dict[int, SampledToken]:
         """The results of searches, by chunk. ``rows`` of ``logits`` lie side by side, and are overwritten. As in
@@ -127,6 +128,20 @@ class Sampler:
             guide=record.guide,
             before=record.start.token_ids[: record.start.prompt_length] if record.start.rules.no_repeat_ngram else (),
         )
+
+
+def draw_of(one: SamplerInput) -> Draw:
+    """What `sample` does, for where the logits are."""
+    sampling = one.sampling
+    warm = sampling.temperature > 0.0
+    assert not warm or sampling.seed is not None, "a fresh seed is chosen when a request is built"
+    return Draw(
+        temperature=max(sampling.temperature, sys.float_info.min) if warm else 0.0,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        point=uniform(sampling.seed or 0, len(one.generated)) if warm else 0.0,
+    )
 
 
 def is_token(sampled: SampledToken) -> bool:

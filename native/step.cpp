@@ -1,5 +1,5 @@
 // Plans and threads of a step, and the drawing of tokens. What else is computed is in compute.cpp.
-#include "engine.h"
+#include "sound.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +10,9 @@
 #include <numeric>
 #include <thread>
 #include <vector>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace {
 
@@ -22,6 +25,16 @@ struct Room {
         used = (used + 63) / 64 * 64;
         T* at = (T*)(start + used);
         used += count * sizeof(T);
+#if defined(__SANITIZE_ADDRESS__)  // finds who reads or writes behind an array, though all are one memory
+        if (start) __asan_poison_memory_region(start + used, 64);
+        used += 64;
+#endif
+        return at;
+    }
+    template <class T>
+    T* take_zeroed(size_t count) {
+        T* at = take<T>(count);
+        if (start) memset((void*)at, 0, count * sizeof(T));
         return at;
     }
 };
@@ -47,10 +60,10 @@ void lay_out(Engine& e, Room& room) {
         attended = std::max(attended, (2 * BLOCK * group + 1) * length);
         parts = std::max(parts, (size_t)BLOCK * o.heads * e.most_spans * length);
     }
-    e.phases = room.take<Phase>(phase_count(m));
+    e.phases = room.take_zeroed<Phase>(phase_count(m));
     e.blocks = room.take<Block>(m.most_rows);
     e.slots = room.take<Block>(m.most_rows);
-    e.come = room.take<int32_t>(BLOCK * heads);
+    e.come = room.take_zeroed<int32_t>(BLOCK * heads);
     e.step.positions = room.take<int32_t>(m.most_rows);
     e.step.wanted = room.take<int32_t>(m.most_rows);
     e.step.tables = room.take<int32_t>((size_t)m.most_rows * table);
@@ -114,7 +127,10 @@ struct Native {
 Fault admit(Engine& e, const Step& plan) {
     const Model& m = e.model;
     Step& s = e.step;
+    if (plan.part < WHOLE || plan.part > HEAD) return BAD_PART;
     if (plan.part == HEAD) {
+        const Operation& head = m.operations[m.count - 1];
+        if (head.kind != LINEAR || head.wanted != 2) return BAD_PART;  // another one reads what this plan does not say
         if (plan.wanted_count < 1 || plan.wanted_count > m.most_rows) return BAD_WANTED;
         s.rows = s.wanted_count = plan.wanted_count;
         s.part = HEAD;
@@ -214,6 +230,7 @@ int draw(const float* logits, int count, float largest, const Draw& d, double* c
 extern "C" {
 
 size_t triolet_room(const Model* model) {
+    if (!is_sound(*model)) return 0;
     Engine engine{};
     engine.model = *model;
     Room room{nullptr};
@@ -232,14 +249,12 @@ int32_t triolet_level() {
 }
 
 void* triolet_open(const Model* model, int32_t level) {
-    if (model->threads < 1 || model->threads > MOST_THREADS) return nullptr;
+    if (!is_sound(*model) || !model->room || (uintptr_t)model->room % 64) return nullptr;
     Native* native = new (std::nothrow) Native{};
     if (!native) return nullptr;
     native->engine.model = *model;
     Room room{model->room};
     lay_out(native->engine, room);
-    memset((void*)native->engine.phases, 0, sizeof(Phase) * phase_count(*model));
-    memset(native->engine.come, 0, (uint8_t*)native->engine.step.positions - (uint8_t*)native->engine.come);
     const int best = triolet_level();
     const int chosen = level && level < best ? level : best;
 #if defined(__x86_64__)

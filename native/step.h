@@ -13,7 +13,9 @@ enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's oper
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4, GATED_BY = 5 };
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
-enum Fault : int32_t { FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5, BAD_SLOT = 6, BAD_TOKEN = 7 };
+enum Fault : int32_t {
+    FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5, BAD_SLOT = 6, BAD_PART = 7, BAD_TOKEN = 8
+};
 
 // Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
 // zeros. INT8: each GROUP of inputs has a scale for each output, and four inputs of an output lie together: [panels]
@@ -90,8 +92,8 @@ struct Step {
 
 #pragma GCC visibility push(default)
 extern "C" {
-size_t triolet_room(const Model*);
-void* triolet_open(const Model*, int32_t level);
+size_t triolet_room(const Model*);  // bytes, by 64; 0: an operation would leave what the model names
+void* triolet_open(const Model*, int32_t level);  // null: the same, or there are no threads
 void triolet_close(void*);
 int32_t triolet_step(void*, const Step*);
 int32_t triolet_level();  // the best one of this processor: 1, 3 or 4, as of x86-64, 4 with products of bytes (VNNI)

@@ -23,7 +23,7 @@ from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.slots import CrossKV
 from ..native.crossed import CrossedDecoder
 from ..native.library import Library
-from ..native.program import Runner
+from ..native.runner import Runner
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.encoder_decoder import EncoderDecoderNetwork, encode_alike
 from ..networks.network import Network

@@ -30,7 +30,7 @@ from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..native.decoders import Decoder
 from ..native.library import Library
-from ..native.program import Runner
+from ..native.runner import Runner
 from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_alone import EncoderAlone

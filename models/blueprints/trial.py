@@ -21,7 +21,7 @@ from ..attention.layers import LayerRequest
 from ..launch.pipeline import StagedKV
 from ..linear.modules import exactly
 from ..memory.kv import PagedKV
-from ..native.program import Runner
+from ..native.runner import Runner
 from ..networks.causal import CausalNetwork
 from ..networks.encoder import EncoderNetwork
 from ..networks.network import Feed, Record

@@ -18,7 +18,7 @@ from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..attention.layers import LayerRequest
 from ..memory.kv import PagedKV
 from ..memory.slots import CrossKV
-from ..native.program import Runner
+from ..native.runner import Runner
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Feed, Record
 from .trial import TOLERANCE, Nothing, refused

@@ -16,7 +16,7 @@ from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.slots import CrossKV
 from ..native.library import Library
-from ..native.program import Runner
+from ..native.runner import Runner
 from ..networks.aligner import WhisperAligner
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.features import LogMel

@@ -50,7 +50,7 @@ class Part(IntEnum):
 class Fault(IntEnum):
     """Why a step is refused."""
 
-    FINE, ROWS, POSITION, PAGE, WANTED, TABLE, SLOT, TOKEN = range(8)
+    FINE, ROWS, POSITION, PAGE, WANTED, TABLE, SLOT, PART, TOKEN = range(9)
 
 
 class MatrixData(Structure):
@@ -142,7 +142,9 @@ class Library:
 
     def room(self, model: ModelData) -> int:
         """Bytes that ``model`` needs beside its buffers."""
-        return int(self._calls.triolet_room(byref(model)))
+        size = int(self._calls.triolet_room(byref(model)))
+        assert size, "an operation would leave the buffers, pages or tables that the model names"
+        return size
 
     def open(self, model: ModelData, level: int) -> Any:
         """Starts the threads of ``model``, whose memory stays where it is until `close`.

@@ -25,7 +25,7 @@ from ..launch.graphs import GraphManager
 from ..launch.pipeline import Pipeline, StagedKV
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
-from ..native.program import Draw, Rows, Runner
+from ..native.runner import Draw, Rows, Runner
 from .network import Feed, Outputs, Record
 from .pooling import PooledHead, Sums, check_pooling
 

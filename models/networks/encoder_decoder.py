@@ -25,7 +25,7 @@ from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel, forwards
 from ..memory.slots import CrossKV, CrossStep
 from ..native.crossed import CrossedDecoder
-from ..native.program import Rows, Runner
+from ..native.runner import Rows, Runner
 from .network import Feed, Outputs, Record
 
 

@@ -16,7 +16,7 @@ from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens, Chunk, EncodeJob, SequenceStart
 from ..memory.kv import PagedKV, lay_out
 from ..memory.slots import CrossKV
-from ..native.program import Draw, Rows, Runner
+from ..native.runner import Draw, Rows, Runner
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
 from ..sampling.structure import Guide

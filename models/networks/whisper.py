@@ -22,7 +22,8 @@ from ...core.errors import CheckpointError
 from ..checkpoints.whisper import Activation, WhisperShape
 from ..linear.layers import Int8Linear, Linear, Plain
 from ..memory.kv import PagedKV, StepLayout
-from ..native.program import Program, Rows, Runner
+from ..native.program import Program
+from ..native.runner import Rows, Runner
 from .whisper_loader import Loader, Weights
 from .whisper_program import WhisperProgram, write_encoder, write_program
 

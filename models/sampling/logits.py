@@ -19,7 +19,6 @@ from torch import Tensor
 
 from ...core.plan import SampledToken
 from ...core.request import LogitRules, SamplingParams, TimestampRules
-from ..native.program import Draw
 from .structure import Guide
 
 _NEVER = -torch.inf
@@ -104,20 +103,6 @@ def is_plain(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> bool:
     ruled = one.never is not None or rules.timestamps is not None or rules.forced or one.guide is not None
     told = sampling.logprobs or sampling.repetition_penalty != 1.0
     return not (changed or ruled or told or _banned(one, eos_token_ids))
-
-
-def draw_of(one: SamplerInput) -> Draw:
-    """What `sample` does, for where the logits are."""
-    sampling = one.sampling
-    warm = sampling.temperature > 0.0
-    assert not warm or sampling.seed is not None, "a fresh seed is chosen when a request is built"
-    return Draw(
-        temperature=max(sampling.temperature, sys.float_info.min) if warm else 0.0,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        point=uniform(sampling.seed or 0, len(one.generated)) if warm else 0.0,
-    )
 
 
 def _structure_error(one: SamplerInput, logits: Tensor, logprob: float) -> str:

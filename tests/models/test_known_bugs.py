@@ -20,7 +20,7 @@ from triolet.models.executor import EncoderOutputs, TorchExecutor
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.resources import ResourceStack
 from triolet.models.memory.slots import CrossKV
-from triolet.models.native.program import Runner
+from triolet.models.native.runner import Runner
 from triolet.models.networks.whisper import WhisperModel
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,10 +31,10 @@ from transformers import (
 
 from triolet.core.errors import EngineError
 from triolet.models.native.decoders import Decoder
-from triolet.models.native.library import Library
+from triolet.models.native.library import Fault, Library, Part, StepData
 from triolet.models.native.modules import PackedLinear
 from triolet.models.native.panels import GROUP, Panels, in_groups, narrowest
-from triolet.models.native.program import Rows, Runner
+from triolet.models.native.runner import Rows, Runner
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -222,7 +223,7 @@ def test_numbers_in_int8_are_those_of_the_packed_module(name: str, level: int) -
     seed=st.integers(0, 2**32 - 1),
     lengths=st.lists(st.sampled_from([1, 2, 7, 16, 33, 129, 140, 513, 1_100]), min_size=1, max_size=4),
     page_sizes=st.tuples(st.sampled_from([16, 32]), st.sampled_from([9, 16, 64])),
-    threads=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    threads=st.tuples(st.sampled_from([1, 2, 5]), st.sampled_from([1, 3, 16])),
     most_rows=st.sampled_from([1, 7, 33, MOST_ROWS]),
     int8=st.booleans(),
 )
@@ -284,6 +285,47 @@ def test_a_plan_that_is_none_is_refused(rows: Rows) -> None:
         with pytest.raises(EngineError, match="the native library refuses a step"):
             one.runner.step(inputs, rows)
         torch.testing.assert_close(one.pages, before, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+COUNTS = ("rows", "wanted_count", "chunk_count", "table_size", "part")
+
+
+@settings(max_examples=200)
+@given(rows=plans(), others=st.dictionaries(st.sampled_from(COUNTS), NUMBERS, min_size=1, max_size=2))
+def test_counts_that_are_none_are_refused(rows: Rows, others: dict[str, int]) -> None:
+    """Before anything is touched. The arrays are as long as the longest ones that are allowed."""
+    with fed("llama") as one:
+        before = one.pages.clone()
+        runner, told, arrays = one.runner, StepData(), []
+        flat = [number for chunk in rows.chunks for number in chunk]
+        for name, numbers, most in (
+            ("positions", rows.positions, MOST_ROWS),
+            ("chunks", flat, 4 * MOST_ROWS),
+            ("tables", rows.tables, MOST_ROWS * -(-POSITIONS // 16)),
+            ("wanted", rows.wanted, MOST_ROWS),
+        ):
+            arrays.append(array("i", [*numbers, *[0] * (most - len(numbers))]))
+            setattr(told, name, arrays[-1].buffer_info()[0])
+        counts = (len(rows.positions), len(rows.wanted), len(rows.chunks), len(rows.tables), Part.WHOLE)
+        for name, number in {**dict(zip(COUNTS, counts, strict=True)), **others}.items():
+            setattr(told, name, number)
+        ends = torch.zeros(MOST_ROWS, SHAPE["hidden_size"]), torch.zeros(MOST_ROWS, VOCABULARY)
+        runner._buffers[0].data, runner._buffers[-1].data = (end.data_ptr() for end in ends)
+        fault = loaded().step(runner._handle, told)
+        if told.part != Part.HEAD:
+            within = 1 <= told.chunk_count <= told.rows <= MOST_ROWS and 0 <= told.wanted_count <= told.rows
+            assert fault is not Fault.FINE or (within and told.part in set(Part) and told.table_size >= 1)
+        if fault is not Fault.FINE or told.part == Part.HEAD:
+            torch.testing.assert_close(one.pages, before, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_a_program_that_would_leave_its_buffers_does_not_open() -> None:
+    decoder = decoder_of("llama")
+    decoder.pack()
+    program = decoder.program(POSITIONS)
+    program.widths[1] -= 1
+    with pytest.raises(AssertionError, match="an operation would leave the buffers"):
+        Runner.open(loaded(), program, torch.empty(2, 4, 16, 64), rows=8, positions=64, threads=1)
 
 
 def is_plan(rows: Rows, page_size: int = 16) -> bool:

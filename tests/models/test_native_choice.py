@@ -15,8 +15,10 @@ from triolet.core.errors import EngineError
 from triolet.core.request import LogitRules, SamplingParams
 from triolet.models.native.library import Ending, Library
 from triolet.models.native.panels import Panels
-from triolet.models.native.program import Normed, Program, Rows, Runner
-from triolet.models.sampling.logits import SamplerInput, choose, draw_of, is_plain
+from triolet.models.native.program import Normed, Program
+from triolet.models.native.runner import Rows, Runner
+from triolet.models.sampler import draw_of
+from triolet.models.sampling.logits import SamplerInput, choose, is_plain
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 

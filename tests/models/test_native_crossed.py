@@ -29,7 +29,7 @@ from triolet.models.memory.module import TransformerModel
 from triolet.models.memory.slots import CrossKV
 from triolet.models.native.crossed import CrossedDecoder
 from triolet.models.native.library import Library
-from triolet.models.native.program import Runner
+from triolet.models.native.runner import Runner
 from triolet.models.networks.encoder_decoder import EncoderDecoderNetwork
 from triolet.models.networks.network import Feed, Record
 

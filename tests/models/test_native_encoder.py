@@ -13,7 +13,8 @@ from torch import Tensor
 
 from triolet.models.native.library import ACTIVATIONS, Ending, Library
 from triolet.models.native.panels import Panels
-from triolet.models.native.program import Normed, Program, Rows, Runner
+from triolet.models.native.program import Normed, Program
+from triolet.models.native.runner import Rows, Runner
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 

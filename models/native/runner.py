@@ -1,0 +1,349 @@
+"""`Runner` runs a program for each step; `Rows` are what a step is fed, and a `Draw` says how a token is chosen."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from ctypes import addressof, c_char, sizeof
+from itertools import chain
+from struct import Struct
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from ...core.errors import EngineError
+from ...core.plan import Chunk
+from .library import MOST_THREADS, BufferData, Fault, Library, ModelData, OperationData, Part, StepData, TurnsData
+from .program import Program
+
+
+@frozen(kw_only=True, eq=False)
+class Rows:
+    """What a step is fed, as flat numbers.
+
+    Args:
+        positions: of each row; a chunk's follow each other.
+        chunks: for each, how many rows it has, where in ``tables`` its pages begin, its slot, and how many embeddings
+            are in it.
+        tables: the pages of one chunk after the other.
+        wanted: the rows whose results are wanted.
+        order: which of a step's chunks they are.
+        starts: the first row of each.
+    """
+
+    positions: Sequence[int]
+    chunks: Sequence[tuple[int, int, int, int]]
+    tables: Sequence[int]
+    wanted: Sequence[int]
+    order: Sequence[int] = ()
+    starts: Sequence[int] = ()
+
+    @classmethod
+    def all_of(cls, count: int) -> Rows:
+        """The rows of one item that reads no pages: each is wanted."""
+        return cls(positions=range(count), chunks=[(count, 0, 0, 0)], tables=(), wanted=range(count))
+
+    @classmethod
+    def of(
+        cls,
+        chunks: Sequence[Chunk],
+        wanted: Sequence[tuple[int, int]],
+        page_size: int,
+        lengths: Callable[[int], int] | None = None,
+    ) -> Rows:
+        """The rows of a step's chunks, one chunk after the other.
+
+        Args:
+            wanted: as (index of the chunk, offset in it).
+            lengths: how many embeddings are in a slot. Chunks of one slot are neighbours then.
+        """
+        order: Sequence[int] = range(len(chunks))
+        if lengths is not None:
+            order = sorted(order, key=lambda index: _slot(chunks[index]))
+        positions, starts, tables = list[int](), list[int](), list[int]()
+        told: list[tuple[int, int, int, int]] = []
+        for index in order:
+            part, slot = chunks[index], 0
+            starts.append(len(positions))
+            if lengths is not None:
+                slot = _slot(part)
+            told.append((part.length, len(tables), slot, 0 if lengths is None else lengths(slot)))
+            positions += range(part.start, part.start + part.length)
+            tables += part.page_table[: -(-(part.start + part.length) // page_size)]
+        first = starts if lengths is None else dict(zip(order, starts, strict=True))
+        return cls(
+            positions=positions,
+            chunks=told,
+            tables=tables,
+            wanted=[first[index] + offset for index, offset in wanted],
+            order=order,
+            starts=starts,
+        )
+
+    def pieces(self, most: int, page_size: int) -> Iterator[tuple[int, int, Rows, list[int]]]:
+        """The same in pieces of up to ``most`` rows: the first row and the one after the last, the piece with the pages
+        of its own chunks, and which of the wanted are in it."""
+        count = len(self.positions)
+        if count <= most:
+            yield 0, count, self, list(range(len(self.wanted)))
+            return
+        chunks, left = list(reversed(self.chunks)), 0
+        for start in range(0, count, most):
+            stop, own, tables = min(start + most, count), list[tuple[int, int, int, int]](), list[int]()
+            left = stop - start
+            while left:
+                length, table, slot, embeddings = chunks.pop()
+                taken = min(length, left)
+                if taken < length:
+                    chunks.append((length - taken, table, slot, embeddings))
+                left -= taken
+                own.append((taken, len(tables), slot, embeddings))
+                tables += self.tables[table : table + self.positions[stop - left - 1] // page_size + 1]
+            inside = [index for index, row in enumerate(self.wanted) if start <= row < stop]
+            wanted = [self.wanted[index] - start for index in inside]
+            piece = Rows(positions=self.positions[start:stop], chunks=own, tables=tables, wanted=wanted)
+            yield start, stop, piece, inside
+
+
+@frozen(kw_only=True)
+class Draw:
+    """How a token is chosen of a row's logits: the likeliest where ``temperature`` is 0, else at ``point``, in [0, 1),
+    of the cumulative chances. The others are as in `SamplingParams`."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    point: float
+
+
+_DRAW = Struct("=4d2if4x")
+
+
+def _bytes_of(draw: Draw | None) -> bytes:
+    """As the library reads it, with a place for its answer."""
+    if draw is None:
+        return _DRAW.pack(0.0, 0.0, 0.0, 0.0, -1, 0, 0.0)
+    return _DRAW.pack(draw.temperature, draw.top_p, draw.min_p, draw.point, draw.top_k, 0, 0.0)
+
+
+def _place(memory: np.ndarray[Any, Any]) -> int:
+    """Where an array lies, as long as it lives."""
+    place: int = memory.__array_interface__["data"][0]
+    return place
+
+
+def _address(memory: bytearray) -> int:
+    """Where ``memory`` lies, as long as it lives and its size stays."""
+    return addressof(c_char.from_buffer(memory))
+
+
+def _slot(part: Chunk) -> int:
+    assert part.cross_slot is not None, f"sequence {part.sequence_id} of an encoder-decoder model has no cross slot"
+    return part.cross_slot
+
+
+@define(eq=False)
+class Runner:
+    """A program at work, on threads of its own. `release` ends them."""
+
+    _library: Library = field(repr=False)
+    _program: Program = field(repr=False)
+    _handle: Any = field(repr=False)
+    _buffers: list[BufferData] = field(repr=False)  # those of the rows and the results are each step's
+    _held: list[Any] = field(repr=False)  # what the library has addresses of
+    _tensors: list[Tensor] = field(repr=False)  # the other buffers, and the room
+    _rows: int
+    _page_size: int
+
+    @classmethod
+    def open(
+        cls,
+        library: Library,
+        program: Program,
+        keys_values: Tensor | None,
+        cross: Tensor | None = None,
+        *,
+        rows: int,
+        positions: int,
+        threads: int,
+        level: int = 0,
+    ) -> Runner:
+        """Takes the memory, and starts the threads.
+
+        Args:
+            keys_values: the pages, float32 [layers, pages, page_size, 2 * width], keys before values; ``None``: the
+                program reads none.
+            cross: the slots, float32 [layers, 2, slots, heads, embeddings, size], keys before values; ``None``: the
+                program reads none.
+            rows: the most of one call; a step of more is several calls.
+            positions: the most of a sequence.
+        """
+        # no ctypes arrays: their types are in cycles; and no comprehensions: closures, see `core.frames`
+        count, inner, operations = len(program.widths), list[Tensor](), program.operations()
+        table, buffers, turns = bytearray(count * sizeof(BufferData)), list[BufferData](), bytearray()
+        for index, width in enumerate(program.widths):
+            buffers.append(BufferData.from_buffer(table, index * sizeof(BufferData)))
+            buffers[-1].width = width
+            if 0 < index < count - 1:
+                inner.append(torch.empty(rows, width))
+                buffers[-1].data = inner[-1].data_ptr()
+        for cosines, sines in program.turns:
+            turns += bytes(TurnsData(cosines.data_ptr(), sines.data_ptr(), *cosines.shape))
+        model = ModelData(
+            operations=_address(operations),
+            buffers=_address(table),
+            turns=_address(turns) if turns else None,
+            count=len(operations) // sizeof(OperationData),
+            buffer_count=count,
+            turns_count=len(program.turns),
+            threads=min(threads, MOST_THREADS),
+            most_rows=rows,
+            positions=positions,
+        )
+        if keys_values is not None:
+            model.keys_values = keys_values.data_ptr()
+            model.layers, model.pages, model.page_size, width = keys_values.shape
+            model.kv_width = width // 2
+        if cross is not None:
+            model.cross = cross.data_ptr()
+            _, _, model.slots, model.cross_heads, model.embeddings, model.cross_size = cross.shape
+        room = torch.empty(library.room(model), dtype=torch.uint8)
+        model.room = room.data_ptr()
+        handle = library.open(model, level)
+        held = [operations, table, turns, keys_values, cross]
+        return cls(library, program, handle, buffers, held, [*inner, room], rows, max(1, model.page_size))
+
+    def step(
+        self, inputs: Tensor, rows: Rows, *, hidden: bool = False, kept: Mapping[int, Tensor] | None = None
+    ) -> Tensor:
+        """Runs a step of ``inputs``, float32 [rows, hidden], which are overwritten.
+
+        Args:
+            hidden: the last hidden states are wanted, though there is a head.
+            kept: is filled with what is in buffers when the step is over, [rows, width] each.
+
+        Returns:
+            What is wanted, float32: logits [wanted, vocabulary], or last hidden states [wanted, hidden].
+
+        Raises:
+            EngineError: a number is out of its range. Nothing was computed.
+        """
+        program = self._program
+        shape = (len(rows.positions), program.widths[0])
+        assert inputs.shape == shape, f"inputs of {tuple(inputs.shape)}; the plan is of {shape}"
+        assert inputs.dtype == torch.float32, f"the library reads float32, not {inputs.dtype}"
+        assert inputs.is_contiguous(), "the library reads value by value"
+        headless = hidden and program.has_head
+        found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1])
+        own = self._buffers[len(program.widths) - 2].data
+        for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):
+            whole = len(wanted) == len(found)
+            part = found if whole else torch.empty(len(wanted), found.shape[1])
+            self._buffers[0].data = inputs[start:stop].data_ptr()
+            self._buffers[len(program.widths) - (2 if headless else 1)].data = part.data_ptr()
+            try:
+                self._run(piece, Part.HEADLESS if headless else Part.WHOLE)
+            finally:
+                self._buffers[len(program.widths) - 2].data = own
+            for index, target in (kept or {}).items():
+                target[start:stop] = self._tensors[index - 1][: stop - start]
+            if not whole:
+                found[wanted] = part
+        return found
+
+    def choose(
+        self, fed: Tensor | Sequence[int], rows: Rows, draws: Sequence[Draw | None]
+    ) -> tuple[list[tuple[int, float] | None], Tensor]:
+        """Runs a step, and chooses a token of each row that is wanted and has a draw. Of tokens alone Python's lock is
+        given back once: numpy makes room without that.
+
+        Args:
+            fed: embeddings as for `step`, or the tokens [rows] of a program that looks them up.
+
+        Returns:
+            Tokens, each with its log-probability, which is NaN where a logit is not finite; and all logits.
+
+        Raises:
+            EngineError: a number is out of its range. Nothing was computed.
+        """
+        program, last = self._program, len(self._program.widths) - 1
+        assert program.has_head, "the program ends with the last hidden states"
+        assert isinstance(fed, Tensor) or program.looks_up, "the program is fed with embeddings"
+        found: list[tuple[int, float] | None] = [None] * len(draws)
+        logits = np.empty((len(draws), program.widths[-1]), np.float32)
+        for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):
+            part = logits if len(wanted) == len(draws) else np.empty((len(wanted), program.widths[-1]), np.float32)
+            inputs = (
+                fed[start:stop].numpy() if isinstance(fed, Tensor) else np.empty((stop - start, program.widths[0]), "f")
+            )
+            self._buffers[0].data, self._buffers[last].data = _place(inputs), _place(part)
+            told = bytearray(b"".join(_bytes_of(draws[index]) for index in wanted))
+            self._run(piece, Part.WHOLE, () if isinstance(fed, Tensor) else fed[start:stop], told)
+            for index, (place, row) in enumerate(zip(wanted, part, strict=True)):
+                *_, token, logprob = _DRAW.unpack_from(told, index * _DRAW.size)
+                found[place] = None if draws[place] is None else (token, logprob)
+                if part is not logits:
+                    logits[place] = row
+        return found, torch.from_numpy(logits)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary] of last hidden states, float32 [rows, hidden]."""
+        program = self._program
+        assert program.has_head, "the program ends with the last hidden states"
+        assert hidden.shape[1] == program.widths[-2], f"hidden states of {hidden.shape[1]}, not {program.widths[-2]}"
+        found = torch.empty(len(hidden), program.widths[-1])
+        own = self._tensors[len(program.widths) - 3]
+        for start in range(0, len(hidden), self._rows):
+            count = min(self._rows, len(hidden) - start)
+            own[:count] = hidden[start : start + count]
+            self._buffers[len(program.widths) - 1].data = found[start:].data_ptr()
+            self._run(Rows(positions=(), chunks=(), tables=(), wanted=range(count)), Part.HEAD)
+        return found
+
+    def _run(self, rows: Rows, part: Part, fed: Sequence[int] = (), draws: bytearray | None = None) -> None:
+        chunks, tokens = array("i", chain.from_iterable(rows.chunks)), array("i", fed)
+        positions, tables, wanted = (array("i", told) for told in (rows.positions, rows.tables, rows.wanted))
+        told = StepData(
+            rows=len(positions),
+            wanted_count=len(wanted),
+            chunk_count=len(rows.chunks),
+            table_size=len(tables),
+            part=part,
+            positions=positions.buffer_info()[0],
+            chunks=chunks.buffer_info()[0],
+            tables=tables.buffer_info()[0],
+            wanted=wanted.buffer_info()[0],
+            tokens=tokens.buffer_info()[0] if fed else None,
+            draws=_address(draws) if draws else None,
+        )
+        fault = self._library.step(self._handle, told)
+        if fault is not Fault.FINE:
+            raise EngineError(f"the native library refuses a step of {len(positions)} rows: {fault.name.lower()}")
+
+    @property
+    def in_int8(self) -> bool:
+        """Whether inputs of products are quantized."""
+        return self._program.in_int8
+
+    def tensors(self) -> Iterator[Tensor]:
+        """The buffers, the room, and what the program has of its own."""
+        yield from self._tensors
+        yield from self._program.tensors()
+
+    def __del__(self) -> None:
+        """Ends the threads of a runner that nobody took over; else `release` has."""
+        self.release()
+
+    def release(self) -> None:
+        """Ends the threads, and forgets all memory."""
+        if self._handle is not None:
+            self._library.close(self._handle)
+        self._handle = None
+        self._buffers.clear()
+        self._held.clear()
+        self._tensors.clear()
+        self._program.release()

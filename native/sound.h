@@ -1,0 +1,46 @@
+// Whether a model is one: each operation stays within the buffers, pages and tables that the model names. How much
+// memory there is behind an address only the caller knows.
+#pragma once
+#include <initializer_list>
+#include "engine.h"
+
+static inline bool within(int64_t value, int64_t low, int64_t high) { return value >= low && value <= high; }
+
+static inline bool is_sound(const Matrix* m) {
+    return m && m->weights && (uintptr_t)m->weights % 64 == 0 && within(m->format, FLOAT32, INT8) && m->inputs > 0 &&
+           m->panels > 0;
+}
+
+static inline bool is_sound(const Operation& o, const Model& m) {
+    if (!within(o.from, 0, m.buffer_count - 1) || !within(o.to, 0, m.buffer_count - 1)) return false;
+    const int64_t from = m.buffers[o.from].width, to = m.buffers[o.to].width;
+    const int64_t heads = (int64_t)o.heads * o.size, kv = (int64_t)o.kv_heads * o.size;
+    const auto normed = [&](int64_t width) { return o.gain && width % 16 == 0; };
+    if (o.kind == NORM || o.kind == NORM_ADD) return normed(from) && from <= to;
+    if (o.kind == LINEAR)
+        return is_sound(o.matrix) && o.matrix->inputs <= from &&
+               (o.norm == NO_NORM || normed(o.matrix->inputs));
+    if (o.kind == LOOKUP) return is_sound(o.matrix) && o.matrix->inputs <= to;
+    if (o.heads < 1 || o.kv_heads < 1 || o.size < 1 || o.heads % o.kv_heads || heads > from) return false;
+    if (o.kind == ATTEND_ALL) return o.kv_heads == o.heads && 3 * heads <= from && heads <= to;
+    if (!within(o.layer, 0, m.layers - 1) || (o.distances && o.distance_count < 1)) return false;
+    if (o.kind == CROSS) return m.cross && o.kv_heads == m.cross_heads && o.size <= m.cross_size && heads <= to;
+    if (!m.keys_values || kv > m.kv_width) return false;
+    if (o.kind == ATTEND) return heads <= to && o.window >= 0;
+    if (o.kind != TURN || 2 * kv > from - heads || !within(o.turned, 0, o.size)) return false;
+    return o.turned == 0 || (within(o.table, 0, m.turns_count - 1) && o.turned / 2 <= m.turns[o.table].half);
+}
+
+static inline bool is_sound(const Model& m) {
+    constexpr int MOST = 1 << 24;  // so that no product of two overflows
+    for (int number : {m.count, m.buffer_count, m.most_rows, m.positions, m.pages ? m.page_size : 1})
+        if (!within(number, 1, MOST)) return false;
+    for (int number : {m.turns_count, m.layers, m.pages, m.kv_width, m.slots, m.embeddings})
+        if (!within(number, 0, MOST)) return false;
+    if (!within(m.threads, 1, MOST_THREADS)) return false;
+    for (int i = 0; i < m.buffer_count; i++)
+        if (!within(m.buffers[i].width, 0, MOST)) return false;
+    for (int i = 0; i < m.count; i++)
+        if (!is_sound(m.operations[i], m)) return false;
+    return true;
+}

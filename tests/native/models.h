@@ -1,0 +1,165 @@
+// Models for `properties.cpp`, of every kind of operation, drawn from a seed.
+#pragma once
+#include "../../native/step.h"
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+constexpr int PANEL = 32, POSITIONS = 700, LAYERS = 2, SLOTS = 3;
+
+struct Random {
+    std::mt19937 bits;
+    int upto(int low, int high) { return low + (int)(bits() % (uint32_t)(high - low + 1)); }
+    bool one_in(int count) { return upto(1, count) == 1; }
+    float value() { return (float)bits() / 2147483648.0f - 1.0f; }
+    template <class T> T of(std::initializer_list<T> all) { return all.begin()[upto(0, (int)all.size() - 1)]; }
+};
+
+// Arrays of exactly so many values, so that a sanitizer sees who reads on; what nobody wrote is NaN.
+struct Arena {
+    std::vector<std::unique_ptr<void, decltype(&free)>> held;
+    template <class T> T* take(size_t count) {
+        void* at = nullptr;
+        if (posix_memalign(&at, 64, count * sizeof(T))) abort();
+        memset(at, 0xff, count * sizeof(T));
+        held.emplace_back(at, free);
+        return (T*)at;
+    }
+    float* values(size_t count, Random& draw, float scale, float around = 0.0f) {
+        float* made = take<float>(count);
+        for (size_t i = 0; i < count; i++) made[i] = around + scale * draw.value();
+        return made;
+    }
+};
+
+// Rounds to what half precision holds, whose bits it gives
+inline uint16_t half(float& value) {
+    int exponent;
+    const int mantissa = (int)lrintf(fabsf(frexpf(value, &exponent)) * 2048), sign = std::signbit(value) ? 0x8000 : 0;
+    const bool subnormal = exponent < -13 || value == 0.0f;
+    const int bits = subnormal ? (int)lrintf(fabsf(value) * 0x1p24f) : ((exponent + 14) << 10) + mantissa - 1024;
+    value = copysignf(subnormal ? bits * 0x1p-24f : ldexpf((float)mantissa, exponent - 11), value);
+    return (uint16_t)(sign | bits);
+}
+
+struct Made {
+    Random draw;
+    int extra;  // values behind each gain: a broken operation may read as many as the widest buffer has
+    Arena arena;
+    std::vector<Operation> operations;
+    std::vector<int> widths;
+    std::deque<Matrix> matrices;
+    std::map<const Matrix*, std::vector<float>> weights;  // [32 * panels][inputs]
+    Turns turns;
+    int heads, kv_heads, size, embeddings, most_format;
+    const float* cross = nullptr;
+
+    int buffer(int width) { return widths.push_back(width), (int)widths.size() - 1; }
+
+    float* gain(int width) { return arena.values(width + extra, draw, 0.5f, 1.0f); }
+
+    Operation& add(Kind kind, int from, int to) {
+        Operation o{};
+        o.kind = kind, o.from = from, o.to = to, o.epsilon = 1e-5f, o.scale = 1.0f;
+        return operations.push_back(o), operations.back();
+    }
+
+    void norm(Operation& o) {
+        o.norm = draw.of({RMS, LAYER_NORM});
+        o.gain = gain(widths[o.from]);
+        if (o.norm == LAYER_NORM) o.shift = gain(widths[o.from]);
+    }
+
+    Operation& linear(int from, int to, int ending, bool normed) {
+        const int inputs = widths[from], panels = (widths[to] + PANEL - 1) / PANEL * (ending == GATED ? 2 : 1);
+        const int format = draw.upto(FLOAT32, most_format), groups = (inputs + GROUP - 1) / GROUP;
+        const size_t bytes = (size_t)PANEL * (format == INT8 ? groups * (4 + GROUP) : inputs * (format ? 2 : 4));
+        uint8_t* packed = arena.take<uint8_t>(panels * bytes);
+        if (format == INT8) memset(packed, 0, panels * bytes);
+        std::vector<float> plain((size_t)panels * PANEL * inputs);
+        for (int out = 0; out < panels * PANEL; out++)
+            for (int in = 0; in < inputs; in++) {
+                float w = draw.value() * 1.7f / sqrtf((float)inputs);
+                uint8_t* at = packed + out / PANEL * bytes;
+                const size_t place = (size_t)in * PANEL + out % PANEL;
+                if (format == INT8) {
+                    at += (size_t)(in / GROUP) * PANEL * (4 + GROUP);
+                    float& scale = ((float*)at)[out % PANEL];
+                    if (in % GROUP == 0) scale = (1.0f + 0.3f * draw.value()) / 127 / sqrtf((float)inputs);
+                    const int value = draw.upto(-127, 127), k = in % GROUP;
+                    ((int8_t*)at)[4 * PANEL + k / 4 * 4 * PANEL + out % PANEL * 4 + k % 4] = (int8_t)value;
+                    w = scale * value;
+                } else if (format == FLOAT16) {
+                    ((uint16_t*)at)[place] = half(w);
+                } else if (format == BFLOAT16) {
+                    uint32_t bits;
+                    memcpy(&bits, &w, 4);
+                    ((uint16_t*)at)[place] = bits >> 16;
+                    bits &= 0xffff0000;
+                    memcpy(&w, &bits, 4);
+                } else {
+                    ((float*)at)[place] = w;
+                }
+                plain[(size_t)out * inputs + in] = w;
+            }
+        const float* bias = draw.one_in(2) ? arena.values(PANEL * panels, draw, 0.3f) : nullptr;
+        matrices.push_back({format, inputs, widths[to], panels, packed, bias});
+        weights[&matrices.back()] = plain;
+        Operation& o = add(LINEAR, from, to);
+        if (normed) norm(o);
+        o.matrix = &matrices.back(), o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU}), o.cap = 5.0f;
+        return o;
+    }
+
+    Made(uint32_t seed, int extra) : draw{std::mt19937(seed)}, extra(extra) {
+        most_format = draw.of({BFLOAT16, INT8});
+        kv_heads = draw.upto(1, 3), heads = kv_heads * draw.upto(1, 3), embeddings = draw.of({1, 7, 150});
+        size = draw.of({2, 3, 7, 12, 16, 20, 33, 40, 64});
+        const int half = draw.upto(0, size / 2), narrow = heads * size, hidden = buffer(16 * draw.upto(1, 9));
+        const int wide = buffer((heads + 2 * kv_heads) * size), attended = buffer(narrow), queries = buffer(narrow);
+        const int inner = buffer(draw.upto(1, 150)), added = buffer(widths[hidden]), last = buffer(widths[hidden]);
+        const int logits = buffer(draw.upto(1, 130));
+        turns = {arena.take<float>(POSITIONS * half + 1), arena.take<float>(POSITIONS * half + 1), POSITIONS, half};
+        for (int i = 0; i < POSITIONS * half; i++) {
+            const double angle = i / half * pow(1e4, -(double)(i % half) / half);
+            ((float*)turns.cosines)[i] = (float)cos(angle), ((float*)turns.sines)[i] = (float)sin(angle);
+        }
+        if (draw.one_in(2)) cross = arena.values((size_t)LAYERS * 2 * SLOTS * narrow * embeddings, draw, 1.0f);
+        const bool gained = draw.one_in(2), capped = draw.one_in(3), behind = draw.one_in(3);
+        for (int layer = 0; layer < LAYERS; layer++) {
+            linear(hidden, wide, STORE, true);
+            Operation& turn = add(TURN, wide, wide);
+            turn.layer = layer, turn.heads = heads, turn.kv_heads = kv_heads, turn.size = size, turn.turned = 2 * half;
+            turn.scale = 1.0f / sqrtf((float)size), turn.soft_cap = capped ? 2.0f : 0.0f;
+            turn.window = draw.one_in(2) ? draw.of({1, 5, 140, 600}) : 0;
+            if (gained) turn.query_gain = gain(size), turn.key_gain = gain(size);
+            Operation attend = turn;
+            attend.kind = ATTEND, attend.to = attended;
+            operations.push_back(attend);
+            linear(attended, hidden, ADD, false);
+            if (cross) {
+                linear(hidden, queries, STORE, true);
+                Operation& o = add(CROSS, queries, attended);
+                o.layer = layer, o.heads = o.kv_heads = heads, o.size = size;
+                linear(attended, hidden, ADD, false);
+            }
+            linear(hidden, inner, draw.of({GATED, ACTIVATED}), true);
+            linear(inner, behind ? added : hidden, behind ? STORE : ADD, false);
+            if (behind) norm(add(NORM_ADD, added, hidden));
+        }
+        Operation& final = add(NORM, hidden, last);
+        norm(final);
+        final.wanted = 1;
+        linear(last, logits, capped ? CAPPED : STORE, false).wanted = 2;
+    }
+
+};
+
+struct Sequence { std::vector<float> inputs; int length, slot, embeddings; };

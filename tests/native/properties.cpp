@@ -1,0 +1,249 @@
+// The promises of the native library, on models and steps that are drawn from a seed: a row's bits are the same alone
+// and in any batch, chunk, page and number of threads; its numbers are those of plain code; a plan or a model that is
+// none is refused. `check.py` builds this under sanitizers, which find what touches other memory, and for arm64.
+//
+//     properties SEED ROUNDS PLANS    PLANS: how many broken plans and models of each round
+#include "plain.h"
+
+#include <cstdio>
+
+namespace {
+
+using Bits = std::vector<std::vector<float>>;  // of each sequence: logits of all its positions
+
+void check(bool right, const char* promise, uint32_t seed) {
+    if (right) return;
+    printf("broken: %s. The same again: properties %u 1 ...\n", promise, seed);
+    exit(1);
+}
+
+struct Plan {
+    std::vector<int32_t> positions, chunks, tables, wanted;
+    Step step(int part = WHOLE) const {
+        return {(int)positions.size(), (int)wanted.size(), (int)chunks.size() / 4, (int)tables.size(), part,
+                positions.data(), chunks.data(), tables.data(), wanted.data()};
+    }
+};
+
+struct Opened {
+    const Made& made;
+    Arena arena;
+    std::vector<Buffer> buffers;
+    std::vector<Operation> operations;
+    Model model{};
+    size_t room = 0, kept;
+    void* handle = nullptr;
+
+    Opened(const Made& made, int most_rows, int page_size, int pages) : made(made), operations(made.operations) {
+        for (int width : made.widths) buffers.push_back({arena.take<float>((size_t)most_rows * width), width});
+        kept = (size_t)LAYERS * pages * page_size * 2 * made.kv_heads * made.size;
+        const int count = (int)operations.size();
+        model = {operations.data(), buffers.data(), &made.turns, count, (int)buffers.size(), 1, 1, most_rows,
+                 POSITIONS + 9, arena.take<float>(kept), LAYERS, pages, page_size, made.kv_heads * made.size, made.cross,
+                 SLOTS, made.heads, made.embeddings, made.size, nullptr};
+    }
+    bool open(int threads, int level) {
+        model.threads = threads;
+        if (!(room = triolet_room(&model))) return false;
+        model.room = arena.take<uint8_t>(room);
+        return (handle = triolet_open(&model, level));
+    }
+    ~Opened() { if (handle) triolet_close(handle); }
+};
+
+long steps = 0;
+
+// Feeds all sequences, some of their next rows in each step, in chunks and pages of the draw's.
+Bits all_of(const Made& made, const std::vector<Sequence>& all, int threads, int level, Random& draw, uint32_t seed) {
+    const int page_size = draw.of({1, 9, 16, 64}), most_rows = draw.of({1, 7, 40, 100});
+    std::vector<std::vector<int>> pages;
+    std::vector<int> at(all.size()), free_pages;
+    int needed = 0;
+    for (const Sequence& one : all) needed += (one.length + page_size - 1) / page_size;
+    for (int page = 0; page < needed + 3; page++) free_pages.push_back(page);
+    std::shuffle(free_pages.begin(), free_pages.end(), draw.bits);
+    for (const Sequence& one : all) {
+        pages.emplace_back(free_pages.end() - (one.length + page_size - 1) / page_size, free_pages.end());
+        free_pages.resize(free_pages.size() - pages.back().size());
+    }
+    Opened opened(made, most_rows, page_size, needed + 3);
+    check(opened.open(threads, level), "a model opens", seed);
+    const int width = made.widths[0], vocabulary = made.widths.back(), count = (int)made.widths.size();
+    Bits found(all.size());
+    for (size_t i = 0; i < all.size(); i++) found[i].resize((size_t)all[i].length * vocabulary);
+    for (bool left = true; left; steps++) {
+        Plan plan;
+        std::vector<float> inputs;
+        std::vector<float*> places;
+        left = false;
+        for (size_t i = 0; i < all.size(); i++) {
+            left = left || at[i] < all[i].length;
+            const int room = std::min(all[i].length - at[i], most_rows - (int)plan.positions.size());
+            if (room <= 0 || draw.one_in(3)) continue;
+            const int rows = draw.one_in(3) ? 1 : draw.upto(1, room);
+            plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), all[i].slot, all[i].embeddings});
+            plan.tables.insert(plan.tables.end(), pages[i].begin(), pages[i].begin() + (at[i] + rows - 1) / page_size + 1);
+            const auto first = all[i].inputs.begin() + at[i] * width;
+            inputs.insert(inputs.end(), first, first + rows * width);
+            for (int end = at[i] + rows; at[i] < end; at[i]++) {
+                places.push_back(&found[i][(size_t)at[i] * vocabulary]);
+                plan.positions.push_back(at[i]);
+                plan.wanted.push_back((int)plan.wanted.size());
+            }
+        }
+        if (plan.positions.empty()) continue;
+        std::shuffle(plan.wanted.begin(), plan.wanted.end(), draw.bits);
+        Arena own;
+        std::vector<Buffer>& buffers = opened.buffers;
+        memcpy(buffers[0].data = own.take<float>(inputs.size()), inputs.data(), inputs.size() * 4);
+        buffers[count - 1].data = own.take<float>(plan.wanted.size() * vocabulary);
+        const bool apart = draw.one_in(4);
+        const Step step = plan.step(apart ? HEADLESS : WHOLE), head = Plan{{}, {}, {}, plan.wanted}.step(HEAD);
+        check(triolet_step(opened.handle, &step) == FINE, "a plan is computed", seed);
+        if (apart) check(triolet_step(opened.handle, &head) == FINE, "a head is computed", seed);
+        for (size_t i = 0; i < plan.wanted.size(); i++)
+            memcpy(places[plan.wanted[i]], buffers[count - 1].data + i * vocabulary, vocabulary * 4);
+    }
+    for (const auto& logits : found)
+        for (float v : logits) check(std::isfinite(v), "what is computed is of what was written", seed);
+    return found;
+}
+
+bool same(const Bits& a, const Bits& b) {
+    for (size_t i = 0; i < a.size(); i++)
+        if (memcmp(a[i].data(), b[i].data(), a[i].size() * 4)) return false;
+    return true;
+}
+
+void same_bits(uint32_t seed) {
+    const Made made(seed, 0);
+    Random draw{std::mt19937(seed + 1)};
+    std::vector<Sequence> all;
+    for (int i = draw.upto(1, 4); i--;) {
+        const int length = draw.of({1, 2, 9, 33, 130, i ? 20 : POSITIONS});
+        Sequence one{{}, length, draw.upto(0, SLOTS - 1), draw.upto(1, made.embeddings)};
+        for (int j = 0; j < length * made.widths[0]; j++) one.inputs.push_back(draw.value());
+        all.push_back(one);
+    }
+    for (int level : {1, 3, 4}) {
+        if (level > triolet_level()) break;
+        const Bits expected = all_of(made, all, 1, level, draw, seed);
+        check(same(expected, all_of(made, all, 16, level, draw, seed)), "16 threads compute the bits of one", seed);
+        for (size_t i = 0; i < all.size(); i++) {
+            const Bits alone = all_of(made, {all[i]}, draw.upto(1, 4), level, draw, seed);
+            check(same(alone, {expected[i]}), "a row has the same bits alone", seed);
+            const double far = off(made, all[i], expected[i]);
+            check(far < (made.most_format == INT8 ? 0.05 : 1e-4), "numbers are those of plain code", seed);
+        }
+    }
+}
+
+// ---------------------------------------------------------------- plans and models that are none
+
+int32_t other(Random& draw, int32_t value) {
+    const int32_t near = (int32_t)(value + (draw.one_in(2) ? 1u : -1u)), far = (int32_t)draw.bits();
+    return draw.of({near, near, -1, 0, INT32_MIN, INT32_MAX, draw.upto(-3, 99), far});
+}
+
+// The arrays of a plan are as long as the longest ones that are allowed: then each count is refused, or is right.
+Plan longest(Random& draw, const Model& m, Step& step) {
+    Plan plan;
+    const int chunks = draw.upto(1, std::min(8, m.most_rows));
+    for (int c = 0; c < chunks; c++) {
+        const int rows = draw.upto(1, m.most_rows / chunks), first = draw.of({0, 5, POSITIONS - rows});
+        const int slot = draw.upto(0, SLOTS - 1), length = draw.upto(1, m.embeddings);
+        plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), slot, length});
+        for (int i = 0; i < rows; i++) plan.positions.push_back(first + i);
+        for (int i = 0; i <= (first + rows - 1) / m.page_size; i++) plan.tables.push_back(draw.upto(0, m.pages - 1));
+    }
+    const int rows = (int)plan.positions.size();
+    for (int i = draw.upto(0, rows); i--;) plan.wanted.push_back(draw.upto(0, rows - 1));
+    step = plan.step(draw.of({WHOLE, HEADLESS, HEAD}));
+    plan.positions.resize(m.most_rows);
+    plan.wanted.resize(m.most_rows);
+    plan.chunks.resize(4 * m.most_rows);
+    plan.tables.resize((size_t)m.most_rows * ((m.positions + m.page_size - 1) / m.page_size));
+    step.positions = plan.positions.data(), step.chunks = plan.chunks.data();
+    step.tables = plan.tables.data(), step.wanted = plan.wanted.data();
+    return plan;
+}
+
+int broken_plans(uint32_t seed, int count) {
+    const Made made(seed, 0);
+    Random draw{std::mt19937(seed + 2)};
+    Opened opened(made, draw.of({1, 8, 40}), draw.of({3, 7, 16}), 20);
+    check(opened.open(draw.upto(1, 3), 0), "a model opens", seed);
+    const Model& m = opened.model;
+    std::vector<float> before(m.keys_values, m.keys_values + opened.kept);
+    int refused = 0;
+    for (int i = 0; i < count; i++) {
+        Step step;
+        Plan plan = longest(draw, m, step);
+        const Step whole = step;
+        std::vector<int32_t>* arrays[] = {&plan.positions, &plan.chunks, &plan.tables, &plan.wanted};
+        int32_t* counts[] = {&step.rows, &step.wanted_count, &step.chunk_count, &step.table_size, &step.part};
+        const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count};
+        for (int changes = draw.upto(0, 3); changes--;) {
+            const int which = draw.upto(0, 3);
+            const bool counted = draw.one_in(3) || !used[which];
+            int32_t& number = counted ? *counts[draw.upto(0, 4)] : (*arrays[which])[draw.upto(0, used[which] - 1)];
+            number = other(draw, number);
+        }
+        const bool fine = triolet_step(opened.handle, &step) == FINE;
+        if (fine) before.assign(m.keys_values, m.keys_values + opened.kept);
+        check(!memcmp(before.data(), m.keys_values, opened.kept * 4), "a plan that is refused changes nothing", seed);
+        refused += !fine;
+    }
+    return refused;
+}
+
+int broken_models(uint32_t seed, int count) {
+    const Made made(seed, 1024);
+    Random draw{std::mt19937(seed + 3)};
+    int refused = 0;
+    for (int i = 0; i < count; i++) {
+        Opened opened(made, 5, 7, 20);
+        Model& m = opened.model;
+        const int kind = draw.upto(NORM, CROSS), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
+        Operation* found = &opened.operations[place];
+        for (Operation& one : opened.operations)
+            if (one.kind == kind && draw.one_in(2)) found = &one;
+        Operation& o = *found;
+        Buffer& buffer = opened.buffers[draw.upto(0, m.buffer_count - 1)];
+        Turns turns = made.turns;
+        Matrix matrix = o.matrix ? *o.matrix : made.matrices.front();
+        m.turns = &turns;
+        if (o.matrix) o.matrix = &matrix;
+        Step step;
+        const Plan plan = longest(draw, m, step);  // of the model before
+        int32_t* numbers[] = {&o.kind, &o.from, &o.to, &o.wanted, &o.norm, &o.ending, &o.activation, &o.layer, &o.heads,
+                              &o.kv_heads, &o.size, &o.turned, &o.table, &o.window, &m.threads};
+        int32_t* extents[] = {&m.count, &m.buffer_count, &m.turns_count, &m.most_rows, &m.positions, &m.layers, &m.pages,
+                              &m.page_size, &m.kv_width, &m.slots, &m.cross_heads, &m.embeddings, &m.cross_size,
+                              &buffer.width, &turns.half, &matrix.inputs, &matrix.panels};
+        for (int changes = draw.upto(0, 2); changes--;) {  // extents of what is there only become smaller
+            int32_t &number = *numbers[draw.upto(0, 14)], &extent = *extents[draw.upto(0, 16)];
+            if (draw.one_in(2)) number = other(draw, number);
+            else extent = draw.of({0, -1, INT32_MIN, draw.upto(0, std::max(0, extent))});
+        }
+        if (m.threads > 8 && m.threads <= 64) m.threads = 8;
+        if (opened.open(m.threads, 0)) triolet_step(opened.handle, &step);
+        else refused++;
+    }
+    return refused;
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+    const uint32_t seed = (uint32_t)atoll(arguments[1]);
+    const int rounds = atoi(arguments[2]), count = atoi(arguments[3]);
+    int plans = 0, models = 0;
+    for (uint32_t round = 0; round < (uint32_t)rounds; round++) {
+        same_bits(seed + round);
+        plans += broken_plans(seed + round, count);
+        models += broken_models(seed + round, count);
+    }
+    printf("%d models, %ld steps, the same bits; of %d broken plans %d were refused, of as many models %d; level %d\n",
+           rounds, steps, rounds * count, plans, models, (int)triolet_level());
+}
