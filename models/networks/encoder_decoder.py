@@ -25,7 +25,7 @@ from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel, forwards
 from ..memory.slots import CrossKV, CrossStep
 from ..native.crossed import CrossedDecoder
-from ..native.runner import Rows, Runner
+from ..native.runner import Draw, Rows, Runner
 from .network import Feed, Outputs, Record
 
 
@@ -96,10 +96,7 @@ class EncoderDecoderNetwork:
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
         chunks = [feed.part for feed in feeds]
         if self.native is not None:
-            told = Rows.of(chunks, wanted, self.paged.page_size, self.cross.length)
-            fed = [token for index in told.order for token in feeds[index].tokens]
-            inputs = CrossedDecoder(self.model.module).embed(torch.tensor(fed), torch.tensor(told.positions))
-            return self.native.step(inputs, told)
+            return self.native.step(*self._fed(feeds, wanted))
         self.paged.enter(chunks)
         layout = PagedLayout.of(chunks, self.paged.page_size, self.device)
         starts = dict(zip(layout.order, layout.starts, strict=True))
@@ -119,6 +116,22 @@ class EncoderDecoderNetwork:
             call.step = cross_call.step = None
         logits: Tensor = answer.logits[0].float().contiguous()
         return logits
+
+    def choose(
+        self,
+        feeds: Sequence[Feed],
+        wanted: Sequence[tuple[int, int]],
+        draws: Sequence[Draw | None],
+        outputs: Outputs,  # noqa: ARG002
+    ) -> tuple[list[tuple[int, float] | None], Tensor] | None:
+        """See `Chooser`."""
+        return None if self.native is None else self.native.choose(*self._fed(feeds, wanted), draws)
+
+    def _fed(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Rows]:
+        """What the library is fed: embeddings [rows, hidden], and the rows."""
+        rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
+        tokens = torch.tensor([token for index in rows.order for token in feeds[index].tokens])
+        return CrossedDecoder(self.model.module).embed(tokens, torch.tensor(rows.positions)), rows
 
     def _instead(
         self, positions: Tensor, distances: Tensor | None, rows: Tensor, call: PagedCall, cross_call: CrossCall
