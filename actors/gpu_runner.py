@@ -88,6 +88,7 @@ class GpuRunner:
     _generation: int = field(default=0, init=False)
     _asleep: bool = field(default=False, init=False)
     _frees_lock: bool = field(default=False, init=False)  # while the model computes
+    _asking: set[int] = field(factory=set, init=False)  # sequences for more than plain tokens
 
     def __attrs_post_init__(self) -> None:
         self._ended, self._ends = trio.open_memory_channel[Ended | None](math.inf)
@@ -208,6 +209,7 @@ class GpuRunner:
             self._generation += 1
             self.emit(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
             await trio.sleep(pause)
+        self._asking.clear()
         ended = await self._run(Job.RESET, partial(self._call, Job.RESET))
         if ended.error is not None and error is None:  # no restart was tried yet
             self._failure = ended.error
@@ -268,6 +270,8 @@ class GpuRunner:
             case m.Step() | m.Encode() | m.Free() | m.TakeOut() | m.PutIn() if message.generation != self._generation:
                 return  # its sender will learn of the restart, and sends again what it still needs
             case m.Step(plan):
+                self._asking.difference_update(plan.ended)
+                self._asking.update(start.sequence_id for start in plan.started if not start.is_plain)
                 self._submit(Job.STEP, self._step, plan)
             case m.Encode(jobs):
                 self._submit(Job.ENCODE, partial(self._call, Job.ENCODE), jobs)
@@ -287,8 +291,8 @@ class GpuRunner:
 
     def _submit(self, job: Job, call: Call, *args: object) -> None:
         """Gives the worker a call. Python switches quickly between threads until it has ended, or is abandoned, unless
-        the model frees Python's lock."""
-        if self.shortens_switches and not self._frees_lock:
+        the model frees Python's lock, and nobody asks for what is computed outside of it."""
+        if self.shortens_switches and (self._asking or not self._frees_lock):
             self.worker.switch_interval.begin(self)
             call = partial(self._until_ended, call)
         self.worker.submit(job, call, *args)

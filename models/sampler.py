@@ -22,7 +22,7 @@ from ..core.plan import SampledToken
 from .native.runner import Draw
 from .networks.network import Chooser, Feed, Network, Outputs, Record
 from .sampling.beams import Search, find_candidates
-from .sampling.logits import RuleMasks, SamplerInput, apply_rules, is_plain, sample_tokens, uniform
+from .sampling.logits import RuleMasks, SamplerInput, apply_rules, chosen_plainly, sample_tokens, uniform
 
 
 @frozen(kw_only=True)
@@ -82,7 +82,7 @@ class Sampler:
         """Feeds the chunks. The tokens of the ``inputs``, the first of ``rows``, as far as the network chooses them,
         and the logits of all rows. Whether it does is a matter of the row alone: so are the bits of its
         log-probability."""
-        draws = [draw_of(one) if is_plain(one, self.eos_token_ids) else None for one in inputs]
+        draws = [draw_of(one) if chosen_plainly(one, self.eos_token_ids) else None for one in inputs]
         if isinstance(self.network, Chooser) and any(draw is not None for draw in draws):
             answer = self.network.choose(feeds, rows, [*draws, *[None] * (len(rows) - len(draws))], self.outputs)
             if answer is not None:

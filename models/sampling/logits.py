@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ...core.plan import SampledToken
-from ...core.request import LogitRules, SamplingParams, TimestampRules
+from ...core.request import LogitRules, SamplingParams, TimestampRules, is_plain
 from .structure import Guide
 
 _NEVER = -torch.inf
@@ -95,14 +95,9 @@ def sample_tokens(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids:
     return found
 
 
-def is_plain(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> bool:
-    """Whether its token depends on the logits and the sampling alone: no rule changes them, and nothing else is told of
-    them."""
-    sampling, rules = one.sampling, one.rules
-    changed = sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty
-    ruled = one.never is not None or rules.timestamps is not None or rules.forced or one.guide is not None
-    told = sampling.logprobs or sampling.repetition_penalty != 1.0
-    return not (changed or ruled or told or _banned(one, eos_token_ids))
+def chosen_plainly(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> bool:
+    """Whether its token depends on the logits and the sampling alone, now."""
+    return one.guide is None and is_plain(one.sampling, one.rules) and not _banned(one, eos_token_ids)
 
 
 def _structure_error(one: SamplerInput, logits: Tensor, logprob: float) -> str:

@@ -17,7 +17,7 @@ from triolet.actors.worker import Job, ThreadWorker
 from triolet.core.errors import EngineTeardownError
 from triolet.testing.sim import SimExecutor, SimInterpreter
 
-from .shared import ask
+from .shared import ask, audio, prompt
 
 pytestmark = pytest.mark.real_time
 
@@ -96,7 +96,7 @@ def test_it_can_be_left_alone():
 
 
 def test_a_model_that_frees_the_lock_leaves_it_alone(monkeypatch):
-    """But while it is opened."""
+    """But while it is opened, and while somebody asks for what torch computes of the logits."""
     opened = SimExecutor.open
     monkeypatch.setattr(SimExecutor, "open", lambda executor: evolve(opened(executor), native=True))
     held = Held(Job.STEP)
@@ -109,6 +109,18 @@ def test_a_model_that_frees_the_lock_leaves_it_alone(monkeypatch):
     trio.run(main)
     assert held.seen[0] == OURS
     assert set(held.seen[1:]) == {5000}
+    asked = Held(Job.STEP)
+    asked.let_go.set()
+
+    async def ask_for_more() -> None:
+        async with asked.engine:
+            await asked.engine.generate(prompt_token_ids=prompt(1), audio=audio(1), max_tokens=3, logprobs=1)
+            before = len(asked.seen)
+            await ask(asked.engine, 2)
+            assert set(asked.seen[before + 1 :]) == {5000}  # its first step tells that the other has ended
+
+    trio.run(ask_for_more)
+    assert OURS in asked.seen[1:]
 
 
 def test_a_call_that_is_abandoned_does_not_keep_it():

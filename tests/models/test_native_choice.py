@@ -18,7 +18,7 @@ from triolet.models.native.panels import Panels
 from triolet.models.native.program import Normed, Program
 from triolet.models.native.runner import Rows, Runner
 from triolet.models.sampler import draw_of
-from triolet.models.sampling.logits import SamplerInput, choose, is_plain
+from triolet.models.sampling.logits import SamplerInput, choose, chosen_plainly
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -118,6 +118,10 @@ def test_a_token_that_is_none_is_refused() -> None:
         ({"repetition_penalty": 1.5}, {}),
         ({"logprobs": 2}, {}),
         ({"min_tokens": 2}, {}),
+        ({"beam_size": 2}, {}),
+        ({}, {"suppress": (3,)}),
+        ({}, {"allowed": (3, 4)}),
+        ({}, {"no_repeat_ngram": 3}),
         ({}, {"begin_suppress": (5,)}),
         ({}, {"forced": ((1, 4),)}),
     ],
@@ -126,7 +130,7 @@ def test_what_asks_for_more_is_chosen_of_logits(sampling: dict[str, object], rul
     def plain(length: int, **changes: object) -> bool:
         settings = SamplingParams(**changes.get("sampling", {}))  # type: ignore[arg-type]
         ruled = LogitRules(**changes.get("rules", {}))  # type: ignore[arg-type]
-        return is_plain(SamplerInput(generated=[0] * length, sampling=settings, rules=ruled, never=None), (9,))
+        return chosen_plainly(SamplerInput(generated=[0] * length, sampling=settings, rules=ruled, never=None), (9,))
 
     assert plain(0)
     assert not plain(0, sampling=sampling, rules=rules)
