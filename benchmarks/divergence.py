@@ -1,4 +1,4 @@
-"""What int8 costs a decoder: perplexity, and how far its distributions are from those in float32.
+"""The price of int8 to a decoder: perplexity, and how far its distributions are from those in float32.
 
     python benchmarks/divergence.py MODEL [TEXT_FILE] [--tokens 2000]
 
@@ -52,7 +52,7 @@ def distributions(model: str, text: str, tokens: int, quantization: str | None) 
 
 
 def perplexity(ids: list[int], found: Tensor) -> float:
-    """Of the tokens behind the first."""
+    """Perplexity of the tokens behind the first."""
     return math.exp(-float(found[:-1].gather(1, torch.tensor(ids[1:])[:, None]).mean()))
 
 

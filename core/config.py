@@ -249,7 +249,7 @@ class EngineConfig:
             if value:
                 raise InvalidRequest(
                     f"quantization={self.quantization!r} with {name}={value!r}; allowed: one of the two. Quantized "
-                    "models run on the CPU, by kernels of their own"
+                    "models run on the CPU alone"
                 )
 
     def _check_devices(self) -> None:

@@ -314,8 +314,8 @@ class LogitRules:
 
 
 def is_plain(sampling: SamplingParams, rules: LogitRules) -> bool:
-    """Whether tokens are chosen of the logits as they are: nothing changes these, and nothing else is told of them. What
-    holds at the beginning alone, ``min_tokens`` and ``begin_suppress``, does not count."""
+    """Whether tokens are chosen of the logits as they are: nothing changes these, and nothing else is told of them.
+    ``min_tokens`` and ``begin_suppress``, which hold at the beginning alone, do not count."""
     changed = sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty
     ruled = rules.suppress or rules.allowed is not None or rules.timestamps or rules.no_repeat_ngram or rules.forced
     other = sampling.structure or sampling.logprobs or sampling.repetition_penalty != 1.0 or sampling.beam_size > 1

@@ -82,14 +82,13 @@ class Sampler:
         """Feeds the chunks. The tokens of the ``inputs``, the first of ``rows``, as far as the network chooses them,
         and the logits of all rows. Whether it does is a matter of the row alone: so are the bits of its
         log-probability."""
+        network = self.network
+        if not (inputs and isinstance(network, Chooser) and network.chooses):
+            return [None] * len(inputs), network.logits(feeds, rows, self.outputs)
         draws = [draw_of(one) if chosen_plainly(one, self.eos_token_ids) else None for one in inputs]
-        if isinstance(self.network, Chooser) and any(draw is not None for draw in draws):
-            answer = self.network.choose(feeds, rows, [*draws, *[None] * (len(rows) - len(draws))], self.outputs)
-            if answer is not None:
-                told, logits = answer
-                tokens = [None if one is None else SampledToken(token_id=one[0], logprob=one[1]) for one in told]
-                return tokens[: len(inputs)], logits
-        return [None] * len(inputs), self.network.logits(feeds, rows, self.outputs)
+        told, logits = network.choose(feeds, rows, [*draws, *[None] * (len(rows) - len(draws))], self.outputs)
+        tokens = [None if one is None else SampledToken(token_id=one[0], logprob=one[1]) for one in told]
+        return tokens[: len(inputs)], logits
 
     def _choose_others(
         self, chosen: Sequence[SampledToken | None], logits: Tensor, inputs: Sequence[SamplerInput]
@@ -131,7 +130,7 @@ class Sampler:
 
 
 def draw_of(one: SamplerInput) -> Draw:
-    """What `sample` does, for where the logits are."""
+    """The same choice as `sample` makes, for where the logits are."""
     sampling = one.sampling
     warm = sampling.temperature > 0.0
     assert not warm or sampling.seed is not None, "a fresh seed is chosen when a request is built"

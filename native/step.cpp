@@ -73,7 +73,8 @@ void lay_out(Engine& e, Room& room) {
     const size_t quantized = e.width + OWN_INT8 * quantized_bytes(e.width) / 4 + 16;
     e.keys = room.take<float>(keys);
     e.values = room.take<float>(values);
-    const size_t drawn = 3 * (size_t)m.buffers[m.buffer_count - 1].width;  // a chance and an id of each token
+    // a chance and an id of each token
+    const size_t drawn = m.chooses ? 3 * (size_t)m.buffers[m.buffer_count - 1].width : 0;
     const size_t own = std::max({(size_t)OWN_ROWS * e.width, quantized, attended, scores, drawn});
     for (int t = 0; t < m.threads; t++) e.own[t] = room.take<float>(own);
 }
@@ -127,7 +128,7 @@ struct Native {
 Fault admit(Engine& e, const Step& plan) {
     const Model& m = e.model;
     Step& s = e.step;
-    if (plan.part < WHOLE || plan.part > HEAD) return BAD_PART;
+    if (plan.part < WHOLE || plan.part > HEAD || (plan.draws && !m.chooses)) return BAD_PART;
     if (plan.part == HEAD) {
         const Operation& head = m.operations[m.count - 1];
         if (head.kind != LINEAR || head.wanted != 2) return BAD_PART;  // another one reads what this plan does not say

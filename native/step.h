@@ -61,6 +61,7 @@ struct Model {
     const Buffer* buffers;  // [rows][width] each; they may be others in the next step
     const Turns* turns;
     int32_t count, buffer_count, turns_count, threads;
+    int32_t chooses;        // 1: steps may have draws
     int32_t most_rows, positions;
     float* keys_values;  // [layers][pages][page_size][2 * kv_width], keys before values; or none, of 0 pages
     int32_t layers, pages, page_size, kv_width;

@@ -101,7 +101,7 @@ class Blueprint(Protocol):
 
 
 def not_native(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the native library computes no decoder there, whatever the model; ``None``: it can."""
+    """Why the native library computes no model there, whatever the model; ``None``: it can."""
     if device.type != "cpu":
         return f"it runs on {device}"
     if dtype != torch.float32:
@@ -110,7 +110,7 @@ def not_native(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def tell_way(architecture: str, why_not: str | None, threads: int) -> None:
-    """Logs how a decoder is computed.
+    """Logs how a model is computed.
 
     Args:
         why_not: why the native library does not compute it; ``None``: it does.

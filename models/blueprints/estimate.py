@@ -133,12 +133,13 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
         between += shape.decoder_layers * shape.width  # queries are kept for words
     turns = 16 * shape.head_dim if isinstance(shape, TextShape) else 0
     positions = most_positions(blueprint.config, shape.positions)
-    found += 4 * (NATIVE_ROWS * (between + largest) + 64 * threads * largest)
+    own = 64 * largest if isinstance(shape, WhisperShape) else max(64 * largest, 3 * shape.vocabulary)  # to draw tokens
+    found += 4 * (NATIVE_ROWS * (between + largest) + threads * own)
     return found + positions * (turns + largest // 8) + _ROOM
 
 
 def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
-    """Of a layer's matrices: all outputs, and the most outputs or inputs of one."""
+    """All outputs of a layer's matrices, and the most outputs or inputs of one."""
     own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and any(part in name for part in layers)]
     return sum(outputs for outputs, _ in own), max(map(max, own), default=0)
 

@@ -57,7 +57,7 @@ class Int8Linear:
         return found.view(*inputs.shape[:-1], len(self.weight))
 
     def exactly(self, inputs: Tensor) -> Tensor:
-        """What the weights say, with the inputs as they are, however long it takes."""
+        """The product of the weights as they are held and the inputs as they are, however long it takes."""
         return functional.linear(inputs, self.weight.to(inputs.dtype).mul_(self.scales[:, None]), self.bias)
 
     def rows(self, indices: Tensor) -> Tensor:

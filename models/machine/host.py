@@ -21,7 +21,7 @@ INSTRUCTIONS = frozenset(
     {"avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8"}
     | {"asimddp", "i8mm", "bf16", "sve"}  # of ARM
 )
-"""Those that kernels differ by."""
+"""Those by which products differ."""
 
 _UNLIMITED = 1 << 60  # bytes; version 1 writes a number near 2 ** 63 where there is no limit
 

@@ -21,7 +21,7 @@ from .parts import is_known, norm_of, pack_linears, pack_words, plain, scale_of,
 from .program import MULTIPLE, Attention, Normed, Program
 
 MODEL_TYPES = frozenset({"bart", "mbart", "pegasus", "t5", "mt5", "moonshine"})
-"""Of the configurations whose decoders have layers that are known here."""
+"""Configurations whose decoders have layers that are known here."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -56,7 +56,7 @@ class _Layer:
         return [getattr(parent, name) for parent, names in self.matrices for name in names]
 
     def panels(self) -> list[Panels]:
-        """Of each matrix, once they are packed."""
+        """Panels of each matrix, once they are packed."""
         return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
 
 
@@ -144,12 +144,12 @@ class CrossedDecoder:
 
     @property
     def base(self) -> Any:
-        """What has the layers."""
+        """The module that has the layers."""
         return self.module.get_decoder()
 
     @property
     def head(self) -> Any:
-        """What makes logits of the last hidden states."""
+        """The module that makes logits of the last hidden states."""
         return self.module.get_output_embeddings()
 
     @property
@@ -202,7 +202,7 @@ class CrossedDecoder:
         return hidden if norm is None else norm(hidden)
 
     def keys_values(self, layer: int, output: Tensor) -> tuple[Tensor, Tensor]:
-        """What a layer makes of an encoder output [length, hidden]: keys and values [kv_heads, length, size], filled up
+        """A layer's share of an encoder output [length, hidden]: keys and values [kv_heads, length, size], filled up
         as its module does."""
         parts = _Layer.of(self.layers[layer])
         of_keys, of_values = parts.keys_values
@@ -247,7 +247,7 @@ class CrossedDecoder:
         head = self.head.panels()
         program.norm(hidden, last, self._last_norm(layers[-1]), wanted=True)
         program.linear(last, program.buffer(head.outputs), head, Ending.STORE, wanted=True)
-        program.has_head = True
+        program.has_head = program.chooses = True
         return program
 
     def _turn(self, program: Program, positions: int) -> int:
@@ -259,7 +259,7 @@ class CrossedDecoder:
         return 2 * program.turns[0][0].shape[1]
 
     def _last_norm(self, layer: _Layer) -> Normed:
-        """Of the last hidden states, with what they are multiplied with before the head."""
+        """The norm of the last hidden states, with what they are multiplied with before the head."""
         base, config = self.base, self.module.config
         own = [getattr(base, name) for name in ("layer_norm", "final_layer_norm", "norm") if hasattr(base, name)]
         norm = norm_of(layer.norms[2] if layer.behind else own[0])

@@ -24,7 +24,7 @@ _JOINED = frozenset({"Phi3DecoderLayer"})  # queries, keys and values are one ma
 _NORMED = frozenset({"Gemma2DecoderLayer", "Gemma3DecoderLayer"})  # before each sum, too; gains are one less
 _LAYERS = _PLAIN | _JOINED | _NORMED | {"SmolLM3DecoderLayer"}
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gemma3_text", "smollm3"})
-"""Of the configurations whose models have such layers."""
+"""Configurations whose models have such layers."""
 
 
 @frozen(eq=False)
@@ -43,17 +43,17 @@ class Decoder:
 
     @property
     def base(self) -> Any:
-        """What has the layers."""
+        """The module that has the layers."""
         return self.language.base_model
 
     @property
     def config(self) -> Any:
-        """Of the decoder."""
+        """The decoder's configuration."""
         return self.base.config
 
     @property
     def head(self) -> Any:
-        """What makes logits of the last hidden states; ``None``: the model has none."""
+        """The module that makes logits of the last hidden states; ``None``: the model has none."""
         return getattr(self.module, "get_output_embeddings", lambda: None)()
 
     @property
@@ -144,7 +144,7 @@ class _Writer:
             caps = type(base.layers[0]).__name__ in _NORMED  # others ignore what a file may say
             cap = self.decoder.config.final_logit_softcapping if caps else None
             ending = Ending.CAPPED if cap else Ending.STORE
-            panels, program.has_head = head.panels(), True
+            panels, program.has_head, program.chooses = head.panels(), True, True
             program.linear(last, program.buffer(panels.outputs), panels, ending, cap=cap or 0.0, wanted=True)
         return program
 

@@ -18,25 +18,25 @@ MOST_THREADS = 64
 """As many as the library has counters for."""
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "relu": 3}
-"""What the library computes of those that configurations name."""
+"""Activations that the library computes, by their names in configurations."""
 
 _NAME = "triolet.models.native.step"
 
 
 class Kind(IntEnum):
-    """What an operation is."""
+    """The kind of an operation."""
 
     NORM, LINEAR, TURN, ATTEND, NORM_ADD, CROSS, ATTEND_ALL, LOOKUP = range(8)
 
 
 class Norm(IntEnum):
-    """What is done with each row that an operation reads."""
+    """The norm of each row that an operation reads."""
 
     NONE, ROOT_MEAN_SQUARE, LAYER = range(3)
 
 
 class Ending(IntEnum):
-    """What becomes of a linear layer's outputs."""
+    """The way of a linear layer's outputs to their buffer."""
 
     STORE, ADD, GATED, ACTIVATED, CAPPED, GATED_BY = range(6)
 
@@ -104,7 +104,10 @@ class ModelData(Structure):
         ("operations", c_void_p),
         ("buffers", c_void_p),
         ("turns", c_void_p),
-        *((name, c_int32) for name in ("count", "buffer_count", "turns_count", "threads", "most_rows", "positions")),
+        *(
+            (name, c_int32)
+            for name in ("count", "buffer_count", "turns_count", "threads", "chooses", "most_rows", "positions")
+        ),
         ("keys_values", c_void_p),
         *((name, c_int32) for name in ("layers", "pages", "page_size", "kv_width")),
         ("cross", c_void_p),

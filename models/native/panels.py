@@ -136,7 +136,7 @@ def in_groups(part: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def narrowest(weight: Tensor) -> torch.dtype:
-    """Of the dtypes that hold every value of ``weight``, one of the fewest bytes."""
+    """A dtype of the fewest bytes that holds every value of ``weight``."""
     if weight.dtype in {torch.float16, torch.bfloat16}:
         return weight.dtype
     for dtype in (torch.bfloat16, torch.float16):

@@ -1,4 +1,4 @@
-"""What programs are made of: the linear layers, embeddings and norms of transformers' modules, packed and read."""
+"""Parts of programs: the linear layers, embeddings and norms of transformers' modules, packed and read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_known(linear: Any) -> bool:
 
 
 def scale_of(embedding: Any) -> float | None:
-    """What an embedding's rows are multiplied with; ``None``: it does something else."""
+    """The factor of an embedding's rows; ``None``: it does something else."""
     if type(embedding) in {nn.Embedding, PackedEmbedding}:
         return 1.0
     name = type(embedding).__name__
@@ -97,12 +97,12 @@ def turns_of(rotary: Any, positions: int, *kind: str) -> tuple[Tensor, Tensor]:
 
 
 def epsilon_of(norm: Any) -> float:
-    """What is added to a norm's squares."""
+    """The number that is added to a norm's squares."""
     return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
 
 def gain_of(norm: Any) -> Tensor:
-    """What a norm multiplies with."""
+    """The numbers that a norm multiplies with."""
     gain = plain(norm.weight)
     return gain.add_(1.0) if type(norm).__name__ in {"Gemma2RMSNorm", "Gemma3RMSNorm"} else gain
 

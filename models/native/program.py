@@ -13,11 +13,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from .library import (
-    Kind,
-    Norm,
-    OperationData,
-)
+from .library import Kind, Norm, OperationData
 from .panels import Panels
 
 MULTIPLE = 16  # widths that are normalized are multiples of it
@@ -34,7 +30,7 @@ class Normed:
 
 @frozen(kw_only=True, eq=False)
 class Attention:
-    """How a layer attends.
+    """The attention of a layer.
 
     Args:
         turned: how many leading dimensions of a head are turned, in halves (Su et al. 2021); 0: none.
@@ -69,6 +65,7 @@ class Program:
 
     widths: list[int] = field(factory=list, init=False)
     turns: list[tuple[Tensor, Tensor]] = field(factory=list, init=False)  # cosines and sines [positions, half]
+    chooses: bool = field(default=False, init=False)  # tokens are chosen of its logits
     has_head: bool = field(default=False, init=False)  # without one the last buffer has the last hidden states
     _operations: list[OperationData] = field(factory=list, init=False, repr=False)
     _tensors: list[Tensor] = field(factory=list, init=False, repr=False)
@@ -165,12 +162,17 @@ class Program:
         """Whether it may be fed with tokens."""
         return bool(self._operations) and self._operations[0].kind == Kind.LOOKUP
 
+    @property
+    def attends_to_all(self) -> bool:
+        """Whether rows read all rows of their step, which is not to be cut."""
+        return any(one.kind == Kind.ATTEND_ALL for one in self._operations)
+
     def operations(self) -> bytearray:
         """As the library reads them, one after the other, as long as the program has them."""
         return bytearray(b"".join(map(bytes, self._operations)))
 
     def tensors(self) -> Iterator[Tensor]:
-        """What the operations read that is the program's own: not the matrices."""
+        """The program's own tensors that operations read: not the matrices."""
         yield from self._tensors
         for pair in self.turns:
             yield from pair

@@ -22,7 +22,7 @@ from .program import Program
 
 @frozen(kw_only=True, eq=False)
 class Rows:
-    """What a step is fed, as flat numbers.
+    """The rows of a step, as flat numbers.
 
     Args:
         positions: of each row; a chunk's follow each other.
@@ -110,8 +110,8 @@ class Rows:
 
 @frozen(kw_only=True)
 class Draw:
-    """How a token is chosen of a row's logits: the likeliest where ``temperature`` is 0, else at ``point``, in [0, 1),
-    of the cumulative chances. The others are as in `SamplingParams`."""
+    """The choice of a token from a row's logits: the likeliest where ``temperature`` is 0, else at ``point`` of the
+    cumulative chances, in [0, 1). The others are as in `SamplingParams`."""
 
     temperature: float
     top_k: int
@@ -201,6 +201,7 @@ class Runner:
             buffer_count=count,
             turns_count=len(program.turns),
             threads=min(threads, MOST_THREADS),
+            chooses=program.chooses,
             most_rows=rows,
             positions=positions,
         )
@@ -233,10 +234,7 @@ class Runner:
             EngineError: a number is out of its range. Nothing was computed.
         """
         program = self._program
-        shape = (len(rows.positions), program.widths[0])
-        assert inputs.shape == shape, f"inputs of {tuple(inputs.shape)}; the plan is of {shape}"
-        assert inputs.dtype == torch.float32, f"the library reads float32, not {inputs.dtype}"
-        assert inputs.is_contiguous(), "the library reads value by value"
+        self._check(inputs, rows)
         headless = hidden and program.has_head
         found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1])
         own = self._buffers[len(program.widths) - 2].data
@@ -255,6 +253,14 @@ class Runner:
                 found[wanted] = part
         return found
 
+    def _check(self, inputs: Tensor, rows: Rows) -> None:
+        shape = (len(rows.positions), self._program.widths[0])
+        assert inputs.shape == shape, f"inputs of {tuple(inputs.shape)}; the plan is of {shape}"
+        assert inputs.dtype == torch.float32, f"the library reads float32, not {inputs.dtype}"
+        assert inputs.is_contiguous(), "the library reads value by value"
+        cut = len(rows.positions) > self._rows
+        assert not (cut and self._program.attends_to_all), f"{shape[0]} rows of one item; the most are {self._rows}"
+
     def choose(
         self, fed: Tensor | Sequence[int], rows: Rows, draws: Sequence[Draw | None]
     ) -> tuple[list[tuple[int, float] | None], Tensor]:
@@ -271,8 +277,10 @@ class Runner:
             EngineError: a number is out of its range. Nothing was computed.
         """
         program, last = self._program, len(self._program.widths) - 1
-        assert program.has_head, "the program ends with the last hidden states"
+        assert program.chooses, "the program chooses no tokens"
         assert isinstance(fed, Tensor) or program.looks_up, "the program is fed with embeddings"
+        if isinstance(fed, Tensor):
+            self._check(fed, rows)
         found: list[tuple[int, float] | None] = [None] * len(draws)
         logits = np.empty((len(draws), program.widths[-1]), np.float32)
         for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):

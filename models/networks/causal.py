@@ -134,16 +134,20 @@ class CausalNetwork:
         inputs = self._embed(feeds, rows.order, rows.starts, outputs)
         return native.step(inputs, rows, hidden=hidden)
 
+    @property
+    def chooses(self) -> bool:
+        """See `Chooser`."""
+        return self.native is not None
+
     def choose(
         self,
         feeds: Sequence[Feed],
         wanted: Sequence[tuple[int, int]],
         draws: Sequence[Draw | None],
         outputs: Outputs,
-    ) -> tuple[list[tuple[int, float] | None], Tensor] | None:
+    ) -> tuple[list[tuple[int, float] | None], Tensor]:
         """See `Chooser`. Where no items are among the tokens, the library looks these up, too."""
-        if self.native is None:
-            return None
+        assert self.native is not None, "tokens are chosen by the library alone"
         rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
         if any(map(_holds_items, feeds)):
             return self.native.choose(self._embed(feeds, rows.order, rows.starts, outputs), rows, draws)

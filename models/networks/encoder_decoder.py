@@ -117,18 +117,24 @@ class EncoderDecoderNetwork:
         logits: Tensor = answer.logits[0].float().contiguous()
         return logits
 
+    @property
+    def chooses(self) -> bool:
+        """See `Chooser`."""
+        return self.native is not None
+
     def choose(
         self,
         feeds: Sequence[Feed],
         wanted: Sequence[tuple[int, int]],
         draws: Sequence[Draw | None],
         outputs: Outputs,  # noqa: ARG002
-    ) -> tuple[list[tuple[int, float] | None], Tensor] | None:
+    ) -> tuple[list[tuple[int, float] | None], Tensor]:
         """See `Chooser`."""
-        return None if self.native is None else self.native.choose(*self._fed(feeds, wanted), draws)
+        assert self.native is not None, "tokens are chosen by the library alone"
+        return self.native.choose(*self._fed(feeds, wanted), draws)
 
     def _fed(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Rows]:
-        """What the library is fed: embeddings [rows, hidden], and the rows."""
+        """The library's input: embeddings [rows, hidden], and the rows."""
         rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
         tokens = torch.tensor([token for index in rows.order for token in feeds[index].tokens])
         return CrossedDecoder(self.model.module).embed(tokens, torch.tensor(rows.positions)), rows

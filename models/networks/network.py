@@ -131,7 +131,11 @@ class Network(Protocol):
 
 @runtime_checkable
 class Chooser(Protocol):
-    """A network that can choose tokens where it computes. What `Network` says of chunks holds here too."""
+    """A network that may choose tokens where it computes. What `Network` says of chunks holds here too."""
+
+    @property
+    def chooses(self) -> bool:
+        """Whether it does."""
 
     def choose(
         self,
@@ -139,12 +143,11 @@ class Chooser(Protocol):
         wanted: Sequence[tuple[int, int]],
         draws: Sequence[Draw | None],
         outputs: Outputs,
-    ) -> tuple[list[tuple[int, float] | None], Tensor] | None:
+    ) -> tuple[list[tuple[int, float] | None], Tensor]:
         """Feeds chunks as `Network.logits` does.
 
         Returns:
             For each of the ``wanted`` rows with a draw a token and its log-probability, and the logits of all of them.
-            ``None``: nothing was fed, tokens are to be chosen of logits.
         """
 
 

@@ -142,7 +142,7 @@ class _Encoder:
         )
 
     def embed(self, log_mel: Tensor) -> Tensor:
-        """What the layers are fed, [n, embeddings, width]."""
+        """The first layer's input, [n, embeddings, width]."""
         first, second = self.stem
         hidden = functional.gelu(first(log_mel, 1))
         hidden = functional.gelu(second(hidden, 2))

@@ -26,6 +26,8 @@ PROMPTS = [
 SAMPLING = [
     SamplingParams(max_tokens=24, min_tokens=24, logprobs=2),
     SamplingParams(max_tokens=24, min_tokens=24, temperature=0.9, top_p=0.9, seed=7, logprobs=2),
+    SamplingParams(max_tokens=24, ignore_eos=True),  # chosen where the logits are
+    SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.9, top_p=0.9, seed=7),
 ]
 BEAMS = SamplingParams(max_tokens=16, beam_size=3)
 Bits = tuple[tuple[int, ...], tuple[float, ...], float | None]

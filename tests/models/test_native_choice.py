@@ -41,7 +41,7 @@ def running(embedding: Panels, bias: torch.Tensor, *, threads: int = 2, level: i
     program.norm(hidden, last, Normed(gain=torch.ones(HIDDEN), epsilon=1e-5), wanted=True)
     head = Panels.of(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(2)) * 0.3, bias)
     program.linear(last, program.buffer(VOCABULARY), head, Ending.STORE, wanted=True)
-    program.has_head = True
+    program.has_head = program.chooses = True
     runner = Runner.open(library, program, None, rows=MOST_ROWS, positions=99, threads=threads, level=level)
     try:
         yield runner
@@ -69,7 +69,7 @@ SAMPLINGS = st.builds(
 def test_tokens_are_those_of_the_sampler(
     asked: list[tuple[int, SamplingParams, int, bool]], dtype: torch.dtype | None, equal: bool, level: int
 ) -> None:
-    """Of many rows or of one, and where tokens are equally likely; of rows without a draw the logits are told."""
+    """Many rows or one, also where tokens are equally likely; of rows without a draw the logits are told."""
     embedding, rows = table(dtype), Rows.all_of(len(asked))
     tokens = [token for token, *_ in asked]
     inputs = [

@@ -25,7 +25,7 @@ PACKAGES = {"g++": "g++", "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu", "qem
 
 @frozen
 class Build:
-    """How the library is built and run, and with how much: ``rounds`` of models, ``plans`` broken ones for each."""
+    """A build of the library, and how much is run on it: ``rounds`` of models, ``plans`` broken ones for each."""
 
     name: str
     machine: str
