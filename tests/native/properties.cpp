@@ -46,7 +46,8 @@ struct Opened {
         const int count = (int)operations.size();
         model = {operations.data(), buffers.data(), &made.turns, count, (int)buffers.size(), made.paged, 1, most_rows,
                  POSITIONS + 9, made.paged ? arena.take<float>(kept) : nullptr, LAYERS, pages, page_size,
-                 made.kv_heads * made.size, made.cross, SLOTS, made.cross_heads, made.embeddings, made.cross_size, nullptr};
+                 made.kv_heads * made.size, made.cross, SLOTS, made.cross_heads, made.embeddings, made.cross_size,
+                 nullptr};
     }
     bool open(int threads, int level) {
         model.threads = threads;
@@ -59,8 +60,8 @@ struct Opened {
 
 long steps = 0;
 
-// Feeds all sequences, some of their next rows in each step, in chunks and pages of the draw's. Where rows attend to all
-// others, a step is one sequence.
+// Feeds all sequences, some of their next rows in each step, in chunks and pages of the draw's. Where rows attend to
+// all others, a step is one sequence.
 Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level, Random& draw, uint32_t seed) {
     const int page_size = draw.of({1, 9, 16, 64}), most_rows = made.joined ? POSITIONS : draw.of({1, 7, 40, 100, 300});
     std::vector<std::vector<int>> pages;
