@@ -25,7 +25,7 @@ static inline bool is_sound(const Operation& o, const Model& m) {
     if (o.kind == ATTEND_ALL) return o.kv_heads == o.heads && 3 * heads <= from && heads <= to;
     if (!within(o.layer, 0, m.layers - 1) || (o.distances && o.distance_count < 1)) return false;
     if (o.kind == CROSS) return m.cross && o.kv_heads == m.cross_heads && o.size <= m.cross_size && heads <= to;
-    if (!m.keys_values || kv > m.kv_width) return false;
+    if (!m.keys_values || !m.pages || kv > m.kv_width) return false;
     if (o.kind == ATTEND) return heads <= to && o.window >= 0;
     if (o.kind != TURN || 2 * kv > from - heads || !within(o.turned, 0, o.size)) return false;
     return o.turned == 0 || (within(o.table, 0, m.turns_count - 1) && o.turned / 2 <= m.turns[o.table].half);

@@ -217,8 +217,8 @@ int draw(const float* logits, int count, float largest, const Draw& d, double* c
         for (int i = 0; i < sorted; i++) sum += chances[ids[i]];
         if (sum < d.top_p) std::sort(ids + sorted, ids + count, before);
         if (sum < d.top_p) sorted = count;
-        sum = 0.0;
-        for (kept = 0; kept < sorted && sum < d.top_p; kept++) sum += chances[ids[kept]];
+        sum = chances[ids[0]];  // one is kept, whatever top-p is
+        for (kept = 1; kept < sorted && sum < d.top_p; kept++) sum += chances[ids[kept]];
     }
     double sum = 0.0, so_far = 0.0;
     const auto chance = [&](int i) { return chances[ids[i]] < d.min_p * top ? 0.0 : chances[ids[i]]; };

@@ -58,8 +58,11 @@ struct Made {
     std::deque<Matrix> matrices;
     std::map<const Matrix*, std::vector<float>> weights;  // [32 * panels][inputs]
     Turns turns;
-    int heads, kv_heads, size, embeddings, most_format;
+    int heads, kv_heads, size, embeddings, most_format, cross_heads, cross_size;
+    bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all others
     const float* cross = nullptr;
+    const Matrix* words = nullptr;  // that tokens are looked up in, or none
+    float words_scale;
 
     int buffer(int width) { return widths.push_back(width), (int)widths.size() - 1; }
 
@@ -77,8 +80,8 @@ struct Made {
         if (o.norm == LAYER_NORM) o.shift = gain(widths[o.from]);
     }
 
-    Operation& linear(int from, int to, int ending, bool normed) {
-        const int inputs = widths[from], panels = (widths[to] + PANEL - 1) / PANEL * (ending == GATED ? 2 : 1);
+    const Matrix* matrix(int inputs, int outputs, bool gated) {
+        const int panels = (outputs + PANEL - 1) / PANEL * (gated ? 2 : 1);
         const int format = draw.upto(FLOAT32, most_format), groups = (inputs + GROUP - 1) / GROUP;
         const size_t bytes = (size_t)PANEL * (format == INT8 ? groups * (4 + GROUP) : inputs * (format ? 2 : 4));
         uint8_t* packed = arena.take<uint8_t>(panels * bytes);
@@ -110,47 +113,72 @@ struct Made {
                 plain[(size_t)out * inputs + in] = w;
             }
         const float* bias = draw.one_in(2) ? arena.values(PANEL * panels, draw, 0.3f) : nullptr;
-        matrices.push_back({format, inputs, widths[to], panels, packed, bias});
+        matrices.push_back({format, inputs, outputs, panels, packed, bias});
         weights[&matrices.back()] = plain;
+        return &matrices.back();
+    }
+
+    Operation& linear(int from, int to, int ending, bool normed) {
         Operation& o = add(LINEAR, from, to);
         if (normed) norm(o);
-        o.matrix = &matrices.back(), o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU}), o.cap = 5.0f;
+        o.matrix = matrix(widths[from], widths[to], ending == GATED || ending == GATED_BY);
+        o.ending = ending, o.activation = draw.of({SILU, GELU, GELU_TANH, RELU}), o.cap = 5.0f;
         return o;
+    }
+
+    const float* slots() {
+        const size_t rows = (size_t)LAYERS * 2 * SLOTS * cross_heads * embeddings;
+        float* made = arena.take<float>(rows * cross_size);  // behind each head nobody wrote
+        for (size_t i = 0; i < rows * size; i++) made[i / size * cross_size + i % size] = draw.value();
+        return made;
     }
 
     Made(uint32_t seed, int extra) : draw{std::mt19937(seed)}, extra(extra) {
         most_format = draw.of({BFLOAT16, INT8});
-        kv_heads = draw.upto(1, 3), heads = kv_heads * draw.upto(1, 3), embeddings = draw.of({1, 7, 150});
+        paged = !draw.one_in(3), joined = !paged && !draw.one_in(3);
+        kv_heads = draw.upto(1, 3), heads = kv_heads * (paged ? draw.upto(1, 3) : 1), embeddings = draw.of({1, 7, 150});
         size = draw.of({2, 3, 7, 12, 16, 20, 33, 40, 64});
         const int half = draw.upto(0, size / 2), narrow = heads * size, hidden = buffer(16 * draw.upto(1, 9));
         const int wide = buffer((heads + 2 * kv_heads) * size), attended = buffer(narrow), queries = buffer(narrow);
         const int inner = buffer(draw.upto(1, 150)), added = buffer(widths[hidden]), last = buffer(widths[hidden]);
-        const int logits = buffer(draw.upto(1, 130));
+        const int logits = buffer(draw.one_in(8) ? 1500 : draw.upto(1, 130));
         turns = {arena.take<float>(POSITIONS * half + 1), arena.take<float>(POSITIONS * half + 1), POSITIONS, half};
         for (int i = 0; i < POSITIONS * half; i++) {
             const double angle = i / half * pow(1e4, -(double)(i % half) / half);
             ((float*)turns.cosines)[i] = (float)cos(angle), ((float*)turns.sines)[i] = (float)sin(angle);
         }
-        if (draw.one_in(2)) cross = arena.values((size_t)LAYERS * 2 * SLOTS * narrow * embeddings, draw, 1.0f);
-        const bool gained = draw.one_in(2), capped = draw.one_in(3), behind = draw.one_in(3);
+        cross_heads = draw.of({heads, kv_heads}), cross_size = size + draw.of({0, 3, 16});
+        if (paged && draw.one_in(2)) cross = slots();
+        if (draw.one_in(2)) {
+            Operation& o = add(LOOKUP, hidden, hidden);
+            o.matrix = words = matrix(widths[hidden], draw.upto(1, 100), false);
+            o.scale = words_scale = draw.of({1.0f, 5.6f});
+        }
+        const bool gained = draw.one_in(2), capped = draw.one_in(3), behind = draw.one_in(3), paired = draw.one_in(2);
+        const int distances = draw.one_in(3) ? draw.of({1, 30, 600}) : 0;
         for (int layer = 0; layer < LAYERS; layer++) {
-            linear(hidden, wide, STORE, true);
-            Operation& turn = add(TURN, wide, wide);
+            if (joined || paged) linear(hidden, wide, STORE, true);
+            Operation turn{};
+            turn.kind = TURN, turn.from = turn.to = wide, turn.epsilon = 1e-5f;
             turn.layer = layer, turn.heads = heads, turn.kv_heads = kv_heads, turn.size = size, turn.turned = 2 * half;
             turn.scale = 1.0f / sqrtf((float)size), turn.soft_cap = capped ? 2.0f : 0.0f;
             turn.window = draw.one_in(2) ? draw.of({1, 5, 140, 600}) : 0;
             if (gained) turn.query_gain = gain(size), turn.key_gain = gain(size);
+            turn.paired = paired, turn.distance_count = distances;
+            if (distances) turn.distances = arena.values((size_t)(heads + extra) * distances, draw, 1.0f);
             Operation attend = turn;
-            attend.kind = ATTEND, attend.to = attended;
-            operations.push_back(attend);
-            linear(attended, hidden, ADD, false);
+            attend.kind = joined ? ATTEND_ALL : ATTEND, attend.to = attended;
+            if (joined) attend.soft_cap = 0.0f;
+            if (paged) operations.push_back(turn);
+            if (joined || paged) operations.push_back(attend), linear(attended, hidden, ADD, false);
             if (cross) {
                 linear(hidden, queries, STORE, true);
                 Operation& o = add(CROSS, queries, attended);
-                o.layer = layer, o.heads = o.kv_heads = heads, o.size = size;
+                o.layer = layer, o.heads = heads, o.kv_heads = cross_heads, o.size = size;
+                o.scale = draw.of({1.0f, 0.3f});
                 linear(attended, hidden, ADD, false);
             }
-            linear(hidden, inner, draw.of({GATED, ACTIVATED}), true);
+            linear(hidden, inner, draw.of({GATED, GATED_BY, ACTIVATED}), true);
             linear(inner, behind ? added : hidden, behind ? STORE : ADD, false);
             if (behind) norm(add(NORM_ADD, added, hidden));
         }
@@ -162,4 +190,9 @@ struct Made {
 
 };
 
-struct Sequence { std::vector<float> inputs; int length, slot, embeddings; };
+struct Sequence {
+    std::vector<float> inputs;
+    int length, slot, embeddings;
+    std::vector<int32_t> tokens;  // whose embeddings the inputs are, or none
+    std::vector<Draw> draws;      // of each position, with the token that was first chosen
+};

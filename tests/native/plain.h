@@ -3,6 +3,7 @@
 #include "models.h"
 
 #include <algorithm>
+#include <numeric>
 
 using Row = std::vector<double>;
 
@@ -44,6 +45,7 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
     for (int out = 0; out < made.widths[o.to]; out++) {
         double v = output(out);
         if (o.ending == GATED) v = activated(v, o.activation) * output(m.panels / 2 * PANEL + out);
+        if (o.ending == GATED_BY) v *= activated(output(m.panels / 2 * PANEL + out), o.activation);
         if (o.ending == ACTIVATED) v = activated(v, o.activation);
         if (o.ending == CAPPED) v = o.cap * tanh(v / o.cap);
         y.push_back(o.ending == ADD ? v + before[out] : v);
@@ -51,15 +53,16 @@ inline Row product(const Made& made, const Operation& o, Row x, const Row& befor
     return y;
 }
 
-// `key(p, d)` of `count` positions, `value(p, d)` behind
-template <class Key, class Value>
-void attend(const Operation& o, const double* query, int first, int count, Key key, Value value, double* out) {
+// `key(p, d)` of the positions from `first` to `count`, `value(p, d)`, `added(p)` to the scores
+template <class Key, class Value, class Added>
+void attend(const Operation& o, const double* query, int first, int count, Key key, Value value, Added added,
+            double* out) {
     Row scores;
     double largest = -INFINITY, sum = 0;
     for (int p = first; p < count; p++) {
         double s = 0;
         for (int d = 0; d < o.size; d++) s += query[d] * key(p, d);
-        scores.push_back(o.soft_cap > 0 ? o.soft_cap * tanh(s / o.soft_cap) : s);
+        scores.push_back((o.soft_cap > 0 ? o.soft_cap * tanh(s / o.soft_cap) : s) + added(p));
         largest = std::max(largest, scores.back());
     }
     for (double& s : scores) sum += s = exp(s - largest);
@@ -69,54 +72,100 @@ void attend(const Operation& o, const double* query, int first, int count, Key k
     }
 }
 
+// Whether a draw may have chosen its token of these logits, with that log-probability: by a sort of all
+inline bool is_chosen(const Draw& d, const float* logits, int count) {
+    std::vector<int> ids(count);
+    std::iota(ids.begin(), ids.end(), 0);
+    std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return logits[a] > logits[b]; });
+    const double least = d.top_k > 0 && d.top_k < count ? logits[ids[d.top_k - 1]] : -INFINITY;
+    double largest = logits[ids[0]], all = 0, total = 0, sum = 0, mass = 0, before = 0;
+    Row chances;
+    for (int i = 0; i < count; i++) {
+        all += exp(logits[i] - largest);
+        chances.push_back(logits[i] < least ? 0 : exp((logits[i] - largest) / d.temperature));
+        total += chances[i];
+    }
+    if (d.token < 0 || d.token >= count) return false;
+    if (!(fabs(logits[d.token] - largest - log(all) - d.logprob) < 1e-4)) return false;
+    if (d.temperature == 0) return d.token == ids[0];
+    int kept = 0;
+    for (double& chance : chances) chance /= total;
+    while (kept < count && (d.top_p >= 1 || sum < d.top_p)) sum += chances[ids[kept++]];
+    ids.resize(kept);
+    if (d.top_p >= 1) std::sort(ids.begin(), ids.end());
+    for (double& chance : chances) chance = chance < d.min_p / total ? 0 : chance;
+    for (int id : ids) mass += chances[id];
+    for (int id : ids) {
+        const double after = before + chances[id];
+        if (id == d.token) return before <= mass * d.point + 1e-9 && after >= mass * d.point - 1e-9;
+        before = after;
+    }
+    return false;
+}
+
 // Largest difference of a sequence's logits, as a part of the largest of the row's
 inline double off(const Made& made, const Sequence& one, const std::vector<float>& found) {
     std::vector<Row> kept[LAYERS];  // keys and values of each position
+    std::vector<std::vector<Row>> rows(one.length);
     double worst = 0;
     for (int position = 0; position < one.length; position++) {
-        std::vector<Row> at(made.widths.size());
-        for (size_t b = 0; b < at.size(); b++) at[b].resize(made.widths[b]);
-        at[0].assign(one.inputs.begin() + position * at[0].size(), one.inputs.begin() + (position + 1) * at[0].size());
-        for (const Operation& o : made.operations) {
-            Row &x = at[o.from], &to = at[o.to];
-            const int group = o.kv_heads ? o.heads / o.kv_heads : 0, behind = o.kv_heads * o.size;
-            if (o.kind == NORM) to = normed(o, x, o.gain, o.norm);
-            if (o.kind == LINEAR) to = product(made, o, x, to);
-            if (o.kind == NORM_ADD)
-                for (size_t i = 0; i < x.size(); i++) to[i] += normed(o, x, o.gain, o.norm)[i];
-            for (int h = 0; o.kind == TURN && h < o.heads + o.kv_heads; h++) {
-                const auto begin = x.begin() + h * o.size;
-                const float* gain = h < o.heads ? o.query_gain : o.key_gain;
-                Row head(begin, begin + o.size);
-                if (gain) head = normed(o, head, gain, NO_NORM);
-                for (int i = 0; i < o.turned / 2; i++) {
-                    const int place = position * made.turns.half + i;
-                    const double a = head[i], b = head[o.turned / 2 + i];
-                    const double c = made.turns.cosines[place], s = made.turns.sines[place];
-                    head[i] = a * c - b * s, head[o.turned / 2 + i] = b * c + a * s;
-                }
-                for (int i = 0; i < o.size; i++) begin[i] = head[i] * (h < o.heads ? o.scale : 1);
+        for (int width : made.widths) rows[position].emplace_back(width);
+        Row& inputs = rows[position][0];
+        std::copy_n(one.inputs.begin() + position * inputs.size(), inputs.size(), inputs.begin());  // looked up, too
+    }
+    for (size_t i = 0; i < made.operations.size() * one.length; i++) {  // each operation over all rows
+        const Operation& o = made.operations[i / one.length];
+        const int position = i % one.length;
+        Row &x = rows[position][o.from], &to = rows[position][o.to];
+        const int group = o.kv_heads ? o.heads / o.kv_heads : 0, behind = o.kv_heads * o.size;
+        if (o.kind == NORM) to = normed(o, x, o.gain, o.norm);
+        if (o.kind == LINEAR) to = product(made, o, x, to);
+        if (o.kind == NORM_ADD)
+            for (size_t i = 0; i < x.size(); i++) to[i] += normed(o, x, o.gain, o.norm)[i];
+        for (int h = 0; o.kind == TURN && h < o.heads + o.kv_heads; h++) {
+            const auto begin = x.begin() + h * o.size;
+            const float* gain = h < o.heads ? o.query_gain : o.key_gain;
+            Row head(begin, begin + o.size);
+            if (gain) head = normed(o, head, gain, NO_NORM);
+            for (int i = 0; i < o.turned / 2; i++) {
+                const int place = position * made.turns.half + i, first = o.paired ? 2 * i : i;
+                const int second = o.paired ? first + 1 : first + o.turned / 2;
+                const double a = head[first], b = head[second];
+                const double c = made.turns.cosines[place], s = made.turns.sines[place];
+                head[first] = a * c - b * s, head[second] = b * c + a * s;
             }
-            if (o.kind == TURN) kept[o.layer].emplace_back(x.begin() + o.heads * o.size, x.end());
-            const std::vector<Row>& own = kept[o.layer];
-            for (int h = 0; o.kind == ATTEND && h < o.heads; h++) {
-                auto key = [&](int p, int d) { return own[p][h / group * o.size + d]; };
-                auto value = [&](int p, int d) { return own[p][behind + h / group * o.size + d]; };
-                const int first = o.window ? std::max(0, position + 1 - o.window) : 0;
-                attend(o, &x[h * o.size], first, position + 1, key, value, &to[h * o.size]);
-            }
-            for (int h = 0; o.kind == CROSS && h < o.heads; h++) {
-                const size_t each = (size_t)made.embeddings * o.size, all = SLOTS * o.heads * each;
-                const float* keys = made.cross + 2 * o.layer * all + (one.slot * o.heads + h) * each;
-                auto key = [&](int p, int d) { return keys[p * o.size + d]; };
-                auto value = [&](int p, int d) { return keys[all + p * o.size + d]; };
-                attend(o, &x[h * o.size], 0, one.embeddings, key, value, &to[h * o.size]);
-            }
+            for (int i = 0; i < o.size; i++) begin[i] = head[i] * (h < o.heads ? o.scale : 1);
         }
+        if (o.kind == TURN) kept[o.layer].emplace_back(x.begin() + o.heads * o.size, x.end());
+        const std::vector<Row>& own = kept[o.layer];
+        for (int h = 0; o.kind == ATTEND && h < o.heads; h++) {
+            auto key = [&](int p, int d) { return own[p][h / group * o.size + d]; };
+            auto value = [&](int p, int d) { return own[p][behind + h / group * o.size + d]; };
+            const float* distances = o.distances ? o.distances + h * o.distance_count : nullptr;
+            auto added = [&](int p) { return distances ? distances[std::min(position - p, o.distance_count - 1)] : 0; };
+            const int first = o.window ? std::max(0, position + 1 - o.window) : 0;
+            attend(o, &x[h * o.size], first, position + 1, key, value, added, &to[h * o.size]);
+        }
+        auto nothing = [](int) { return 0; };
+        for (int h = 0; o.kind == ATTEND_ALL && h < o.heads; h++) {
+            auto key = [&](int p, int d) { return o.scale * rows[p][o.from][behind + h * o.size + d]; };
+            auto value = [&](int p, int d) { return rows[p][o.from][2 * behind + h * o.size + d]; };
+            attend(o, &x[h * o.size], 0, one.length, key, value, nothing, &to[h * o.size]);
+        }
+        for (int h = 0; o.kind == CROSS && h < o.heads; h++) {
+            const size_t each = (size_t)made.embeddings * made.cross_size, all = SLOTS * o.kv_heads * each;
+            const float* keys = made.cross + 2 * o.layer * all + (one.slot * o.kv_heads + h / group) * each;
+            auto key = [&](int p, int d) { return o.scale * keys[p * made.cross_size + d]; };
+            auto value = [&](int p, int d) { return keys[all + p * made.cross_size + d]; };
+            attend(o, &x[h * o.size], 0, one.embeddings, key, value, nothing, &to[h * o.size]);
+        }
+    }
+    for (int position = 0; position < one.length; position++) {
+        const Row& logits = rows[position].back();
         double largest = 1e-3, difference = 0;
-        for (size_t i = 0; i < at.back().size(); i++) {
-            largest = std::max(largest, fabs(at.back()[i]));
-            difference = std::max(difference, fabs(at.back()[i] - found[position * at.back().size() + i]));
+        for (size_t i = 0; i < logits.size(); i++) {
+            largest = std::max(largest, fabs(logits[i]));
+            difference = std::max(difference, fabs(logits[i] - found[position * logits.size() + i]));
         }
         worst = std::max(worst, difference / largest);  // NaN is never larger: `found` has none, see `all_of`
     }

@@ -1,6 +1,7 @@
 // The promises of the native library, on models and steps that are drawn from a seed: a row's bits are the same alone
-// and in any batch, chunk, page and number of threads; its numbers are those of plain code; a plan or a model that is
-// none is refused. `check.py` builds this under sanitizers, which find what touches other memory, and for arm64.
+// and in any batch, chunk, page and number of threads, and so is its token; its numbers are those of plain code; a plan
+// or a model that is none is refused. `check.py` builds this under sanitizers, which find what touches other memory,
+// and for arm64.
 //
 //     properties SEED ROUNDS PLANS    PLANS: how many broken plans and models of each round
 #include "plain.h"
@@ -8,6 +9,8 @@
 #include <cstdio>
 
 namespace {
+
+constexpr int32_t NOTHING = -7;  // before a token is chosen
 
 using Bits = std::vector<std::vector<float>>;  // of each sequence: logits of all its positions
 
@@ -18,10 +21,12 @@ void check(bool right, const char* promise, uint32_t seed) {
 }
 
 struct Plan {
-    std::vector<int32_t> positions, chunks, tables, wanted;
-    Step step(int part = WHOLE) const {
+    std::vector<int32_t> positions, chunks, tables, wanted, tokens;
+    std::vector<Draw> draws;
+    Step step(int part = WHOLE) {
         return {(int)positions.size(), (int)wanted.size(), (int)chunks.size() / 4, (int)tables.size(), part,
-                positions.data(), chunks.data(), tables.data(), wanted.data()};
+                positions.data(), chunks.data(), tables.data(), wanted.data(), tokens.empty() ? nullptr : tokens.data(),
+                draws.empty() ? nullptr : draws.data()};
     }
 };
 
@@ -36,11 +41,13 @@ struct Opened {
 
     Opened(const Made& made, int most_rows, int page_size, int pages) : made(made), operations(made.operations) {
         for (int width : made.widths) buffers.push_back({arena.take<float>((size_t)most_rows * width), width});
+        if (!made.paged) pages = page_size = 0;
         kept = (size_t)LAYERS * pages * page_size * 2 * made.kv_heads * made.size;
         const int count = (int)operations.size();
-        model = {operations.data(), buffers.data(), &made.turns, count, (int)buffers.size(), 1, 1, most_rows,
-                 POSITIONS + 9, arena.take<float>(kept), LAYERS, pages, page_size, made.kv_heads * made.size, made.cross,
-                 SLOTS, made.heads, made.embeddings, made.size, nullptr};
+        model = {operations.data(), buffers.data(), &made.turns, count, (int)buffers.size(), made.paged, 1, 1, most_rows,
+                 POSITIONS + 9, made.paged ? arena.take<float>(kept) : nullptr, LAYERS, pages, page_size,
+                 made.kv_heads * made.size, made.cross, SLOTS, made.cross_heads, made.embeddings, made.cross_size,
+                 nullptr};
     }
     bool open(int threads, int level) {
         model.threads = threads;
@@ -53,9 +60,10 @@ struct Opened {
 
 long steps = 0;
 
-// Feeds all sequences, some of their next rows in each step, in chunks and pages of the draw's.
-Bits all_of(const Made& made, const std::vector<Sequence>& all, int threads, int level, Random& draw, uint32_t seed) {
-    const int page_size = draw.of({1, 9, 16, 64}), most_rows = draw.of({1, 7, 40, 100});
+// Feeds all sequences, some of their next rows in each step, in chunks and pages of the draw's. Where rows attend to
+// all others, a step is one sequence.
+Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level, Random& draw, uint32_t seed) {
+    const int page_size = draw.of({1, 9, 16, 64}), most_rows = made.joined ? POSITIONS : draw.of({1, 7, 40, 100, 300});
     std::vector<std::vector<int>> pages;
     std::vector<int> at(all.size()), free_pages;
     int needed = 0;
@@ -75,18 +83,23 @@ Bits all_of(const Made& made, const std::vector<Sequence>& all, int threads, int
         Plan plan;
         std::vector<float> inputs;
         std::vector<float*> places;
+        std::vector<Draw*> chosen;
+        const bool looked_up = made.words && draw.one_in(2), drawn = !draw.one_in(4);
         left = false;
         for (size_t i = 0; i < all.size(); i++) {
             left = left || at[i] < all[i].length;
             const int room = std::min(all[i].length - at[i], most_rows - (int)plan.positions.size());
-            if (room <= 0 || draw.one_in(3)) continue;
-            const int rows = draw.one_in(3) ? 1 : draw.upto(1, room);
+            if (room <= 0 || draw.one_in(3) || (made.joined && !plan.positions.empty())) continue;
+            const int rows = made.joined ? room : draw.one_in(3) ? 1 : draw.upto(1, room);
             plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), all[i].slot, all[i].embeddings});
-            plan.tables.insert(plan.tables.end(), pages[i].begin(), pages[i].begin() + (at[i] + rows - 1) / page_size + 1);
+            const auto page = pages[i].begin();
+            if (made.paged) plan.tables.insert(plan.tables.end(), page, page + (at[i] + rows - 1) / page_size + 1);
             const auto first = all[i].inputs.begin() + at[i] * width;
             inputs.insert(inputs.end(), first, first + rows * width);
             for (int end = at[i] + rows; at[i] < end; at[i]++) {
                 places.push_back(&found[i][(size_t)at[i] * vocabulary]);
+                chosen.push_back(&all[i].draws[at[i]]);
+                if (looked_up) plan.tokens.push_back(all[i].tokens[at[i]]);
                 plan.positions.push_back(at[i]);
                 plan.wanted.push_back((int)plan.wanted.size());
             }
@@ -95,7 +108,12 @@ Bits all_of(const Made& made, const std::vector<Sequence>& all, int threads, int
         std::shuffle(plan.wanted.begin(), plan.wanted.end(), draw.bits);
         Arena own;
         std::vector<Buffer>& buffers = opened.buffers;
-        memcpy(buffers[0].data = own.take<float>(inputs.size()), inputs.data(), inputs.size() * 4);
+        buffers[0].data = own.take<float>(inputs.size());
+        if (!looked_up) memcpy(buffers[0].data, inputs.data(), inputs.size() * 4);
+        for (size_t i = 0; drawn && i < plan.wanted.size(); i++) {
+            plan.draws.push_back(*chosen[plan.wanted[i]]);
+            plan.draws[i].token = NOTHING;
+        }
         buffers[count - 1].data = own.take<float>(plan.wanted.size() * vocabulary);
         const bool apart = draw.one_in(4);
         const Step step = plan.step(apart ? HEADLESS : WHOLE), head = Plan{{}, {}, {}, plan.wanted}.step(HEAD);
@@ -103,6 +121,17 @@ Bits all_of(const Made& made, const std::vector<Sequence>& all, int threads, int
         if (apart) check(triolet_step(opened.handle, &head) == FINE, "a head is computed", seed);
         for (size_t i = 0; i < plan.wanted.size(); i++)
             memcpy(places[plan.wanted[i]], buffers[count - 1].data + i * vocabulary, vocabulary * 4);
+        for (size_t i = 0; i < plan.draws.size(); i++) {
+            const Draw& now = plan.draws[i];
+            Draw& before = *chosen[plan.wanted[i]];
+            if (apart || now.top_k < 0) {
+                check(now.token == NOTHING, "nothing is chosen where nothing is to be", seed);
+                continue;
+            }
+            check(is_chosen(now, places[plan.wanted[i]], vocabulary), "plain code may choose the same token", seed);
+            if (before.token == NOTHING) before = now;
+            check(now.token == before.token && now.logprob == before.logprob, "a row's token is the same", seed);
+        }
     }
     for (const auto& logits : found)
         for (float v : logits) check(std::isfinite(v), "what is computed is of what was written", seed);
@@ -121,16 +150,25 @@ void same_bits(uint32_t seed) {
     std::vector<Sequence> all;
     for (int i = draw.upto(1, 4); i--;) {
         const int length = draw.of({1, 2, 9, 33, 130, i ? 20 : POSITIONS});
-        Sequence one{{}, length, draw.upto(0, SLOTS - 1), draw.upto(1, made.embeddings)};
-        for (int j = 0; j < length * made.widths[0]; j++) one.inputs.push_back(draw.value());
+        Sequence one{{}, length, draw.upto(0, SLOTS - 1), draw.upto(1, made.embeddings), {}, {}};
+        for (int j = 0; j < length; j++) {
+            one.tokens.push_back(made.words ? draw.upto(0, made.words->outputs - 1) : 0);
+            const float* word = made.words ? &made.weights.at(made.words)[one.tokens[j] * made.widths[0]] : nullptr;
+            for (int k = 0; k < made.widths[0]; k++)
+                one.inputs.push_back(word ? word[k] * made.words_scale : draw.value());
+            one.draws.push_back({draw.of({0.0, 0.3, 1.0, 5.0}), draw.of({1.0, 0.5, 0.999}), draw.of({0.0, 0.1}),
+                                 draw.bits() / 4294967296.0, draw.of({0, 0, -1, 1, 5, 999}), NOTHING, 0.0f});
+        }
         all.push_back(one);
     }
     for (int level : {1, 3, 4}) {
         if (level > triolet_level()) break;
-        const Bits expected = all_of(made, all, 1, level, draw, seed);
-        check(same(expected, all_of(made, all, 16, level, draw, seed)), "16 threads compute the bits of one", seed);
+        std::vector<Sequence> again = all;
+        const Bits expected = all_of(made, again, 1, level, draw, seed);
+        check(same(expected, all_of(made, again, 16, level, draw, seed)), "16 threads compute the bits of one", seed);
         for (size_t i = 0; i < all.size(); i++) {
-            const Bits alone = all_of(made, {all[i]}, draw.upto(1, 4), level, draw, seed);
+            std::vector<Sequence> one{again[i]};
+            const Bits alone = all_of(made, one, draw.upto(1, 4), level, draw, seed);
             check(same(alone, {expected[i]}), "a row has the same bits alone", seed);
             const double far = off(made, all[i], expected[i]);
             check(far < (made.most_format == INT8 ? 0.05 : 1e-4), "numbers are those of plain code", seed);
@@ -140,13 +178,15 @@ void same_bits(uint32_t seed) {
 
 // ---------------------------------------------------------------- plans and models that are none
 
+constexpr auto ODD = {0.0, 0.5, 1.0, 1.0, 1e-300, -1.0, 2.0, (double)NAN, (double)INFINITY};  // of draws
+
 int32_t other(Random& draw, int32_t value) {
     const int32_t near = (int32_t)(value + (draw.one_in(2) ? 1u : -1u)), far = (int32_t)draw.bits();
     return draw.of({near, near, -1, 0, INT32_MIN, INT32_MAX, draw.upto(-3, 99), far});
 }
 
 // The arrays of a plan are as long as the longest ones that are allowed: then each count is refused, or is right.
-Plan longest(Random& draw, const Model& m, Step& step) {
+Plan longest(Random& draw, const Made& made, const Model& m, Step& step) {
     Plan plan;
     const int chunks = draw.upto(1, std::min(8, m.most_rows));
     for (int c = 0; c < chunks; c++) {
@@ -154,44 +194,60 @@ Plan longest(Random& draw, const Model& m, Step& step) {
         const int slot = draw.upto(0, SLOTS - 1), length = draw.upto(1, m.embeddings);
         plan.chunks.insert(plan.chunks.end(), {rows, (int)plan.tables.size(), slot, length});
         for (int i = 0; i < rows; i++) plan.positions.push_back(first + i);
-        for (int i = 0; i <= (first + rows - 1) / m.page_size; i++) plan.tables.push_back(draw.upto(0, m.pages - 1));
+        for (int i = 0; m.pages && i <= (first + rows - 1) / m.page_size; i++)
+            plan.tables.push_back(draw.upto(0, m.pages - 1));
     }
     const int rows = (int)plan.positions.size();
     for (int i = draw.upto(0, rows); i--;) plan.wanted.push_back(draw.upto(0, rows - 1));
-    step = plan.step(draw.of({WHOLE, HEADLESS, HEAD}));
+    const int words = made.words ? made.words->outputs : 1;
+    for (int i = 0; i < m.most_rows; i++) {
+        plan.tokens.push_back(draw.upto(0, words - 1));
+        const int top_k = draw.of({0, -1, draw.upto(-9, 999)});
+        plan.draws.push_back({draw.of(ODD), draw.of(ODD), draw.of(ODD), draw.of(ODD), top_k, NOTHING, 0.0f});
+    }
+    step = plan.step(draw.of({WHOLE, WHOLE, HEADLESS, HEAD}));
     plan.positions.resize(m.most_rows);
     plan.wanted.resize(m.most_rows);
     plan.chunks.resize(4 * m.most_rows);
-    plan.tables.resize((size_t)m.most_rows * ((m.positions + m.page_size - 1) / m.page_size));
+    if (m.pages) plan.tables.resize((size_t)m.most_rows * ((m.positions + m.page_size - 1) / m.page_size));
     step.positions = plan.positions.data(), step.chunks = plan.chunks.data();
     step.tables = plan.tables.data(), step.wanted = plan.wanted.data();
+    if (draw.one_in(2)) step.tokens = nullptr;
+    if (draw.one_in(3)) step.draws = nullptr;
     return plan;
 }
 
 int broken_plans(uint32_t seed, int count) {
     const Made made(seed, 0);
     Random draw{std::mt19937(seed + 2)};
-    Opened opened(made, draw.of({1, 8, 40}), draw.of({3, 7, 16}), 20);
+    Opened opened(made, draw.of({1, 8, 40, 200}), draw.of({3, 7, 16}), 20);
     check(opened.open(draw.upto(1, 3), 0), "a model opens", seed);
     const Model& m = opened.model;
+    for (size_t i = 0; i < opened.kept; i++) m.keys_values[i] = draw.value();
     std::vector<float> before(m.keys_values, m.keys_values + opened.kept);
     int refused = 0;
     for (int i = 0; i < count; i++) {
         Step step;
-        Plan plan = longest(draw, m, step);
+        Plan plan = longest(draw, made, m, step);
+        for (int j = 0; j < m.most_rows * made.widths[0]; j++) opened.buffers[0].data[j] = draw.value();
         const Step whole = step;
-        std::vector<int32_t>* arrays[] = {&plan.positions, &plan.chunks, &plan.tables, &plan.wanted};
+        std::vector<int32_t>* arrays[] = {&plan.positions, &plan.chunks, &plan.tables, &plan.wanted, &plan.tokens};
         int32_t* counts[] = {&step.rows, &step.wanted_count, &step.chunk_count, &step.table_size, &step.part};
-        const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count};
+        const int used[] = {whole.rows, 4 * whole.chunk_count, whole.table_size, whole.wanted_count, whole.rows};
         for (int changes = draw.upto(0, 3); changes--;) {
-            const int which = draw.upto(0, 3);
+            const int which = draw.upto(0, 4);
             const bool counted = draw.one_in(3) || !used[which];
             int32_t& number = counted ? *counts[draw.upto(0, 4)] : (*arrays[which])[draw.upto(0, used[which] - 1)];
             number = other(draw, number);
         }
         const bool fine = triolet_step(opened.handle, &step) == FINE;
         if (fine) before.assign(m.keys_values, m.keys_values + opened.kept);
-        check(!memcmp(before.data(), m.keys_values, opened.kept * 4), "a plan that is refused changes nothing", seed);
+        const bool kept = !opened.kept || !memcmp(before.data(), m.keys_values, opened.kept * 4);
+        check(kept, "a plan that is refused changes nothing", seed);
+        for (const Draw& one : plan.draws) {
+            const bool known = fine && one.token >= 0 && one.token < made.widths.back();
+            check(known || one.token == NOTHING, "a token is one of the vocabulary", seed);
+        }
         refused += !fine;
     }
     return refused;
@@ -202,9 +258,9 @@ int broken_models(uint32_t seed, int count) {
     Random draw{std::mt19937(seed + 3)};
     int refused = 0;
     for (int i = 0; i < count; i++) {
-        Opened opened(made, 5, 7, 20);
+        Opened opened(made, draw.of({1, 5, 50}), 7, 20);
         Model& m = opened.model;
-        const int kind = draw.upto(NORM, CROSS), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
+        const int kind = draw.upto(NORM, LOOKUP), place = draw.upto(0, m.count - 1);  // rare kinds as often as others
         Operation* found = &opened.operations[place];
         for (Operation& one : opened.operations)
             if (one.kind == kind && draw.one_in(2)) found = &one;
@@ -215,17 +271,23 @@ int broken_models(uint32_t seed, int count) {
         m.turns = &turns;
         if (o.matrix) o.matrix = &matrix;
         Step step;
-        const Plan plan = longest(draw, m, step);  // of the model before
+        Plan plan = longest(draw, made, m, step);  // of the model before
+        if (draw.one_in(3)) plan.tokens[0] = draw.upto(0, 9999);
         int32_t* numbers[] = {&o.kind, &o.from, &o.to, &o.wanted, &o.norm, &o.ending, &o.activation, &o.layer, &o.heads,
-                              &o.kv_heads, &o.size, &o.turned, &o.table, &o.window, &m.threads};
+                              &o.kv_heads, &o.size, &o.turned, &o.table, &o.window, &o.paired, &m.threads,
+                              &matrix.outputs};
         int32_t* extents[] = {&m.count, &m.buffer_count, &m.turns_count, &m.most_rows, &m.positions, &m.layers, &m.pages,
                               &m.page_size, &m.kv_width, &m.slots, &m.cross_heads, &m.embeddings, &m.cross_size,
-                              &buffer.width, &turns.half, &matrix.inputs, &matrix.panels};
+                              &buffer.width, &turns.half, &matrix.inputs, &matrix.panels, &o.distance_count};
+        const void** pointers[] = {(const void**)&o.gain, (const void**)&o.matrix, (const void**)&matrix.weights,
+                                   (const void**)&m.keys_values, (const void**)&m.cross};
         for (int changes = draw.upto(0, 2); changes--;) {  // extents of what is there only become smaller
-            int32_t &number = *numbers[draw.upto(0, 14)], &extent = *extents[draw.upto(0, 16)];
-            if (draw.one_in(2)) number = other(draw, number);
+            int32_t &number = *numbers[draw.upto(0, 16)], &extent = *extents[draw.upto(0, 17)];
+            if (draw.one_in(9)) *pointers[draw.upto(0, 4)] = nullptr;
+            else if (draw.one_in(2)) number = other(draw, number);
             else extent = draw.of({0, -1, INT32_MIN, draw.upto(0, std::max(0, extent))});
         }
+        if (m.pages < 1) step.table_size = 0;
         if (m.threads > 8 && m.threads <= 64) m.threads = 8;
         if (opened.open(m.threads, 0)) triolet_step(opened.handle, &step);
         else refused++;
