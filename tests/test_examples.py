@@ -178,7 +178,7 @@ def test_search_ranks_the_nearest_texts(run, checkpoint):
 
 def test_two_models_take_turns_where_only_one_fits_and_answer_every_file(run, checkpoint):
     samples = [sample.path for sample in demo.samples()[:3]]
-    for mebibytes, speech in ((105, "absent"), (200, "ready")):
+    for mebibytes, speech in ((100, "absent"), (200, "ready")):
         lines, errors = run("two_models.py", checkpoint("qwen3"), mebibytes, *samples)
         assert sorted(line.partition(":")[0] for line in lines) == sorted(path.name for path in samples)
         assert errors == [f"speech: {speech}, loaded 1 times", "chat: ready, loaded 1 times"]
