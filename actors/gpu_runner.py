@@ -207,9 +207,9 @@ class GpuRunner:
             if pause is None:
                 raise error
             self._generation += 1
+            self._asking.clear()
             self.emit(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
             await trio.sleep(pause)
-        self._asking.clear()
         ended = await self._run(Job.RESET, partial(self._call, Job.RESET))
         if ended.error is not None and error is None:  # no restart was tried yet
             self._failure = ended.error
@@ -242,6 +242,7 @@ class GpuRunner:
         async for message in self.steps:
             if isinstance(message, m.Sleep):
                 self._generation += 1  # older messages are dropped: they do not know of the sleep
+                self._asking.clear()  # sequences start anew, as others
             self._begin(message)
 
     async def _encode_lane(self) -> None:
@@ -270,9 +271,7 @@ class GpuRunner:
             case m.Step() | m.Encode() | m.Free() | m.TakeOut() | m.PutIn() if message.generation != self._generation:
                 return  # its sender will learn of the restart, and sends again what it still needs
             case m.Step(plan):
-                self._asking.difference_update(plan.ended)
-                self._asking.update(start.sequence_id for start in plan.started if not start.is_plain)
-                self._submit(Job.STEP, self._step, plan)
+                self._submit(Job.STEP, self._step, plan, plain=self._feeds_plain(plan))
             case m.Encode(jobs):
                 self._submit(Job.ENCODE, partial(self._call, Job.ENCODE), jobs)
             case m.Free(keys):
@@ -289,10 +288,16 @@ class GpuRunner:
                 assert_never(message)
         self._begun.append(message)
 
-    def _submit(self, job: Job, call: Call, *args: object) -> None:
+    def _feeds_plain(self, plan: StepPlan) -> bool:
+        """Notes the sequences that come and go; false if the step feeds one that asks for more than plain tokens."""
+        self._asking.difference_update(plan.ended)
+        self._asking.update(start.sequence_id for start in plan.started if not start.is_plain)
+        return self._asking.isdisjoint([part.sequence_id for part in plan.chunks])
+
+    def _submit(self, job: Job, call: Call, *args: object, plain: bool = True) -> None:
         """Gives the worker a call. Python switches quickly between threads until it has ended, or is abandoned, unless
-        the model frees Python's lock, and nobody asks for what is computed outside of it."""
-        if self.shortens_switches and (self._asking or not self._frees_lock):
+        the model frees Python's lock, and nothing is computed outside of it: ``plain``."""
+        if self.shortens_switches and not (self._frees_lock and plain):
             self.worker.switch_interval.begin(self)
             call = partial(self._until_ended, call)
         self.worker.submit(job, call, *args)

@@ -129,7 +129,8 @@ class EngineConfig:
         switch_interval: how long a Python thread that computes may keep other threads waiting, a setting of the whole
             process (`sys.setswitchinterval`). ``"short"``: 0.1 ms while the device works for an engine, then
             the program's own again, so that the engine goes on beside such a thread; the thread then computes more
-            slowly. A model that the native library computes leaves it alone. ``"kept"``: so does every other.
+            slowly. Steps that the native library computes alone leave it as it is. ``"kept"``:
+            so does everything.
         max_running: most sequences decoded together.
         max_pending: most requests accepted and not yet ended; beyond it ``submit`` waits, or raises `Overloaded`.
         max_step_tokens: token budget of one step.

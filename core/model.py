@@ -201,4 +201,4 @@ class ModelDescription:
     """Why an `Alignment` is not possible; ``None``: it is."""
     labels: tuple[str, ...] = ()  # of a classification head, in the order of its scores
     generation: GenerationRules | None = None  # of encoder-decoders but Whisper
-    native: bool = False  # the native library computes all of it, and Python's lock is free meanwhile
+    native: bool = False  # the native library computes all of its layers, and Python's lock is free meanwhile

@@ -37,7 +37,8 @@ from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs, check_lent, from_host, to_host
 from .memory.kv import PagedKV
 from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
-from .networks.network import Feed, Network, Record
+from .networks.causal import CausalNetwork
+from .networks.network import Feed, Network, Record, WhisperNetwork
 from .readers import read_prompts
 from .sampler import Sampler
 from .sampling.beams import Search
@@ -460,8 +461,10 @@ class TorchExecutor:
 
 
 def _is_native(network: Network) -> bool:
-    """Whether the native library computes all of it: encoders of families are torch's."""
-    return getattr(network, "native", None) is not None and getattr(network, "family", None) is None
+    """Whether the native library computes all layers: encoders of families are torch's."""
+    if isinstance(network, CausalNetwork):
+        return network.native is not None and network.family is None
+    return isinstance(network, WhisperNetwork) and network.native is not None
 
 
 def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:

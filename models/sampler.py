@@ -83,10 +83,11 @@ class Sampler:
         and the logits of all rows. Whether it does is a matter of the row alone: so are the bits of its
         log-probability."""
         network = self.network
-        if not (inputs and isinstance(network, Chooser) and network.chooses):
-            return [None] * len(inputs), network.logits(feeds, rows, self.outputs)
+        if not (inputs and isinstance(network, Chooser) and network.native is not None):
+            return [None] * len(inputs), self.network.logits(feeds, rows, self.outputs)
         draws = [draw_of(one) if chosen_plainly(one, self.eos_token_ids) else None for one in inputs]
-        told, logits = network.choose(feeds, rows, [*draws, *[None] * (len(rows) - len(draws))], self.outputs)
+        fed, told_rows = network.fed(feeds, rows, self.outputs)
+        told, logits = network.native.choose(fed, told_rows, [*draws, *[None] * (len(rows) - len(draws))])
         tokens = [None if one is None else SampledToken(token_id=one[0], logprob=one[1]) for one in told]
         return tokens[: len(inputs)], logits
 

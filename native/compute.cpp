@@ -1,10 +1,11 @@
-// What a step computes, compiled once for each instruction set (LEVEL). Functions here are static and use builtins alone:
+// What a step computes, compiled once for each instruction set (LEVEL). Functions here are static and use builtins
+// alone:
 // one that the linker shares between the copies might be the one of another instruction set.
 //
-// Order of sums: a product is one sum over each SUM inputs, and over these, first to last; a score is one vector of sums over a head, joined
-// as a tree; attention is a sum over the positions of each CHUNK; the chunks of a SPAN are joined first to last, and so are the spans.
-// Tiles, threads, blocks of rows and pages change none of it. Products and sums are fused where `fuse` is, and nowhere
-// else (-ffp-contract=off).
+// Order of sums: a product is one sum over each SUM inputs, and over these, first to last; a score is one vector of
+// sums over a head, joined as a tree; attention is a sum over the positions of each CHUNK; the chunks of a SPAN are
+// joined first to last, and so are the spans. Tiles, threads, blocks of rows and pages change none of it. Products and
+// sums are fused where `fuse` is, and nowhere else (-ffp-contract=off).
 #include "engine.h"
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -207,7 +208,8 @@ void many(const Matrix& m, int panel, const float* x, int64_t stride, int rows, 
     }
 }
 
-// Panels of `m` for all rows. `each(panel, row, values, gated)`: what becomes of PANEL outputs of a row, and of those of
+// Panels of `m` for all rows. `each(panel, row, values, gated)`: what becomes of PANEL outputs of a row, and of those
+// of
 // the panel `apart` from it, where there is one.
 template <class W, class Each>
 inline void multiply(const Matrix& m, int panel, int count, int apart, const float* x, int64_t stride, int rows, Each each) {
@@ -413,7 +415,8 @@ inline int rows_of(const Engine& e, const Operation& o) { return o.wanted ? e.st
 
 // ---------------------------------------------------------------- the threads' parts
 
-// Calls `work(first, count)` for pieces, those of one's own part first, then of those of the others. The step is read in
+// Calls `work(first, count)` for pieces, those of one's own part first, then of those of the others. The step is read
+// in
 // `work` alone: a thread that comes late gets no piece.
 template <class Work>
 inline void share(Engine& e, Phase& phase, int thread, uint32_t round, Work work) {

@@ -25,10 +25,10 @@ struct Engine {
     int32_t* tokens;    // [most_rows]
     uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]
-    float *keys, *values;  // of all rows, in panels: [heads][positions / 32][size][32] and [heads][size / 32][positions][32]
+    float *keys, *values;  // of all rows, in panels: [heads][rows / 32][size][32] and [heads][size / 32][rows][32]
     int32_t* come;      // [BLOCK][kv_heads] spans that are done
     int32_t most_spans, width;
-    float* own[MOST_THREADS];  // each thread's: [OWN_ROWS][width], or [width] and [OWN_INT8][`quantized_bytes`], or what attention needs
+    float* own[MOST_THREADS];  // each thread's: rows that it normalizes or quantizes, or what attention or a draw needs
 };
 
 int draw(const float* logits, int count, float largest, const Draw&, double* chances, int32_t* ids);

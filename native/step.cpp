@@ -192,7 +192,8 @@ Fault admit(Engine& e, const Step& plan) {
 
 constexpr int STEEP = 1024;  // tokens that usually hold all of top-p
 
-// A token, as `sample` in models/sampling/logits.py draws it: by inverse CDF at the draw's point, in float64. `chances` and `ids` [count] are room.
+// A token, as `sample` in models/sampling/logits.py draws it: by inverse CDF at the draw's point, in float64. `chances`
+// and `ids` [count] are room.
 int draw(const float* logits, int count, float largest, const Draw& d, double* chances, int32_t* ids) {
     float least = -INFINITY;
     if (d.top_k > 0 && d.top_k < count) {

@@ -1,6 +1,7 @@
 // The C interface of a step. Python calls it by ctypes, and holds no lock meanwhile.
 //
-// A model is a list of operations over numbered buffers; a step runs them all over its rows, one row for each token fed.
+// A model is a list of operations over numbered buffers; a step runs them all over its rows, one row for each token
+// fed.
 // All memory but that of the threads is the caller's: weights, buffers, pages, plans. What a row computes depends on
 // its own token, position and pages alone: not on the other rows, nor on how rows are cut into chunks, steps and pages.
 #pragma once

@@ -25,7 +25,7 @@ from ..launch.graphs import GraphManager
 from ..launch.pipeline import Pipeline, StagedKV
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
-from ..native.runner import Draw, Rows, Runner
+from ..native.runner import Rows, Runner
 from .network import Feed, Outputs, Record
 from .pooling import PooledHead, Sums, check_pooling
 
@@ -134,24 +134,14 @@ class CausalNetwork:
         inputs = self._embed(feeds, rows.order, rows.starts, outputs)
         return native.step(inputs, rows, hidden=hidden)
 
-    @property
-    def chooses(self) -> bool:
-        """See `Chooser`."""
-        return self.native is not None
-
-    def choose(
-        self,
-        feeds: Sequence[Feed],
-        wanted: Sequence[tuple[int, int]],
-        draws: Sequence[Draw | None],
-        outputs: Outputs,
-    ) -> tuple[list[tuple[int, float] | None], Tensor]:
+    def fed(
+        self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs
+    ) -> tuple[Tensor | Sequence[int], Rows]:
         """See `Chooser`. Where no items are among the tokens, the library looks these up, too."""
-        assert self.native is not None, "tokens are chosen by the library alone"
         rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
         if any(map(_holds_items, feeds)):
-            return self.native.choose(self._embed(feeds, rows.order, rows.starts, outputs), rows, draws)
-        return self.native.choose([token for feed in feeds for token in feed.tokens], rows, draws)
+            return self._embed(feeds, rows.order, rows.starts, outputs), rows
+        return [token for feed in feeds for token in feed.tokens], rows
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         if self.native is not None:

@@ -25,7 +25,7 @@ from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel, forwards
 from ..memory.slots import CrossKV, CrossStep
 from ..native.crossed import CrossedDecoder
-from ..native.runner import Draw, Rows, Runner
+from ..native.runner import Rows, Runner
 from .network import Feed, Outputs, Record
 
 
@@ -93,10 +93,10 @@ class EncoderDecoderNetwork:
         assert not start.placeholders, f"sequence {start.sequence_id}: an encoder-decoder places no items in a prompt"
         assert start.pooling is None, f"sequence {start.sequence_id}: an encoder-decoder pools nothing"
 
-    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         chunks = [feed.part for feed in feeds]
         if self.native is not None:
-            return self.native.step(*self._fed(feeds, wanted))
+            return self.native.step(*self.fed(feeds, wanted, outputs))
         self.paged.enter(chunks)
         layout = PagedLayout.of(chunks, self.paged.page_size, self.device)
         starts = dict(zip(layout.order, layout.starts, strict=True))
@@ -117,24 +117,13 @@ class EncoderDecoderNetwork:
         logits: Tensor = answer.logits[0].float().contiguous()
         return logits
 
-    @property
-    def chooses(self) -> bool:
-        """See `Chooser`."""
-        return self.native is not None
-
-    def choose(
+    def fed(
         self,
         feeds: Sequence[Feed],
         wanted: Sequence[tuple[int, int]],
-        draws: Sequence[Draw | None],
         outputs: Outputs,  # noqa: ARG002
-    ) -> tuple[list[tuple[int, float] | None], Tensor]:
+    ) -> tuple[Tensor, Rows]:
         """See `Chooser`."""
-        assert self.native is not None, "tokens are chosen by the library alone"
-        return self.native.choose(*self._fed(feeds, wanted), draws)
-
-    def _fed(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> tuple[Tensor, Rows]:
-        """The library's input: embeddings [rows, hidden], and the rows."""
         rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
         tokens = torch.tensor([token for index in rows.order for token in feeds[index].tokens])
         return CrossedDecoder(self.model.module).embed(tokens, torch.tensor(rows.positions)), rows

@@ -16,7 +16,7 @@ from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens, Chunk, EncodeJob, SequenceStart
 from ..memory.kv import PagedKV, lay_out
 from ..memory.slots import CrossKV
-from ..native.runner import Draw, Rows, Runner
+from ..native.runner import Rows, Runner
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
 from ..sampling.structure import Guide
@@ -131,24 +131,16 @@ class Network(Protocol):
 
 @runtime_checkable
 class Chooser(Protocol):
-    """A network that may choose tokens where it computes. What `Network` says of chunks holds here too."""
+    """A network whose tokens the native library may choose. What `Network` says of chunks holds here too."""
 
     @property
-    def chooses(self) -> bool:
-        """Whether it does."""
+    def native(self) -> Runner | None:
+        """The library at work; ``None``: torch computes."""
 
-    def choose(
-        self,
-        feeds: Sequence[Feed],
-        wanted: Sequence[tuple[int, int]],
-        draws: Sequence[Draw | None],
-        outputs: Outputs,
-    ) -> tuple[list[tuple[int, float] | None], Tensor]:
-        """Feeds chunks as `Network.logits` does.
-
-        Returns:
-            For each of the ``wanted`` rows with a draw a token and its log-probability, and the logits of all of them.
-        """
+    def fed(
+        self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs
+    ) -> tuple[Tensor | Sequence[int], Rows]:
+        """Embeddings [rows, hidden] or tokens [rows] of a step, and its rows, for `Runner.choose`."""
 
 
 class Aligner(Protocol):

@@ -313,14 +313,14 @@ class WhisperModel:
         of their beginnings.
 
         Args:
-            runner: of `encoder_program`; ``None``: torch computes.
+            runner: of `encoder_program`, for one window at a time; ``None``: torch computes.
         """
         assert self._encoder is not None, "the model is released"
         hidden = self._encoder.embed(log_mel.to(self._encoder.positions.dtype))
         if runner is None:
             return self._encoder.change(hidden)
-        rows = Rows.all_of(hidden.shape[1])
-        return torch.stack([runner.step(window, rows, hidden=True) for window in hidden])
+        assert len(hidden) == 1, f"{len(hidden)} windows at a time; allowed: 1"
+        return runner.step(hidden[0], Rows.all_of(hidden.shape[1]), hidden=True)[None]
 
     def cross_keys_values(self, encoder_output: Tensor) -> Tensor:
         """Cross-attention keys and values of all layers, [embeddings, layers * 2 * width], as `CrossKV.write_all` takes

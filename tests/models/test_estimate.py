@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from triolet import CheckpointError, EngineConfig, Speculation, demo
 from triolet.models.blueprints.estimate import ODDS, estimate
@@ -59,6 +60,15 @@ def held(model: Path, config: EngineConfig) -> dict[str, int]:
         return executor.memory().by_owner
     finally:
         executor.close()
+
+
+def test_room_for_draws_of_many_threads_is_thought_of(tmp_path):
+    """Each thread has a chance and an id of every token, which a large vocabulary makes more than all else."""
+    config = AutoConfig.from_pretrained(make_checkpoint("llama", tmp_path), vocab_size=120_000)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    settings = EngineConfig(device="cpu", threads=16, max_positions=64)
+    thought, found = estimate(tmp_path, settings).by_owner["native"], held(tmp_path, settings).get("native", 0)
+    assert found <= thought <= found + (4 << 20)
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES)

@@ -36,8 +36,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         name="the switch interval is short only while steps run",
         function="actors.gpu_runner:GpuRunner._submit",
-        fragment="if self.shortens_switches and (",
-        mistake="if self.shortens_switches and job is Job.STEP and (",
+        fragment="if self.shortens_switches and",
+        mistake="if self.shortens_switches and job is Job.STEP and",
         killer=simulation("plain"),
         reason="while calls are in flight",
     ),
