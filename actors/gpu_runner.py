@@ -88,7 +88,7 @@ class GpuRunner:
     _generation: int = field(default=0, init=False)
     _asleep: bool = field(default=False, init=False)
     _frees_lock: bool = field(default=False, init=False)  # while the model computes
-    _asking: set[int] = field(factory=set, init=False)  # sequences for more than plain tokens
+    _reading: set[int] = field(factory=set, init=False)  # sequences that sample no tokens
 
     def __attrs_post_init__(self) -> None:
         self._ended, self._ends = trio.open_memory_channel[Ended | None](math.inf)
@@ -207,7 +207,7 @@ class GpuRunner:
             if pause is None:
                 raise error
             self._generation += 1
-            self._asking.clear()
+            self._reading.clear()
             self.emit(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
             await trio.sleep(pause)
         ended = await self._run(Job.RESET, partial(self._call, Job.RESET))
@@ -242,7 +242,7 @@ class GpuRunner:
         async for message in self.steps:
             if isinstance(message, m.Sleep):
                 self._generation += 1  # older messages are dropped: they do not know of the sleep
-                self._asking.clear()  # sequences start anew, as others
+                self._reading.clear()  # sequences start anew, as others
             self._begin(message)
 
     async def _encode_lane(self) -> None:
@@ -271,7 +271,7 @@ class GpuRunner:
             case m.Step() | m.Encode() | m.Free() | m.TakeOut() | m.PutIn() if message.generation != self._generation:
                 return  # its sender will learn of the restart, and sends again what it still needs
             case m.Step(plan):
-                self._submit(Job.STEP, self._step, plan, plain=self._feeds_plain(plan))
+                self._submit(Job.STEP, self._step, plan, frees_lock=self._samples_alone(plan))
             case m.Encode(jobs):
                 self._submit(Job.ENCODE, partial(self._call, Job.ENCODE), jobs)
             case m.Free(keys):
@@ -288,16 +288,17 @@ class GpuRunner:
                 assert_never(message)
         self._begun.append(message)
 
-    def _feeds_plain(self, plan: StepPlan) -> bool:
-        """Notes the sequences that come and go; false if the step feeds one that asks for more than plain tokens."""
-        self._asking.difference_update(plan.ended)
-        self._asking.update(start.sequence_id for start in plan.started if not start.is_plain)
-        return self._asking.isdisjoint([part.sequence_id for part in plan.chunks])
+    def _samples_alone(self, plan: StepPlan) -> bool:
+        """Notes the sequences that come and go; false if the step feeds one that samples no tokens: it is read by
+        operations of torch's."""
+        self._reading.difference_update(plan.ended)
+        self._reading.update(start.sequence_id for start in plan.started if start.reads_only)
+        return self._reading.isdisjoint([part.sequence_id for part in plan.chunks])
 
-    def _submit(self, job: Job, call: Call, *args: object, plain: bool = True) -> None:
+    def _submit(self, job: Job, call: Call, *args: object, frees_lock: bool = True) -> None:
         """Gives the worker a call. Python switches quickly between threads until it has ended, or is abandoned, unless
-        the model frees Python's lock, and nothing is computed outside of it: ``plain``."""
-        if self.shortens_switches and not (self._frees_lock and plain):
+        the call and the model free Python's lock while they compute."""
+        if self.shortens_switches and not (self._frees_lock and frees_lock):
             self.worker.switch_interval.begin(self)
             call = partial(self._until_ended, call)
         self.worker.submit(job, call, *args)

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from .request import Alignment, LogitRules, Placeholder, Pooling, Probe, SamplingParams, is_plain
+from .request import Alignment, LogitRules, Placeholder, Pooling, Probe, SamplingParams
 
 
 @frozen(kw_only=True)
@@ -33,11 +33,6 @@ class SequenceStart:
     def reads_only(self) -> bool:
         """True if no token is sampled: something is asked of the prompt."""
         return self.pooling is not None or self.alignment is not None
-
-    @property
-    def is_plain(self) -> bool:
-        """True if its tokens can be chosen where the logits are, and nothing else is asked."""
-        return not self.reads_only and self.probe is None and is_plain(self.sampling, self.rules)
 
 
 @frozen(kw_only=True)

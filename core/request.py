@@ -313,15 +313,6 @@ class LogitRules:
     forced: tuple[tuple[int, int], ...] = ()  # (index, token): the generated token of that index is this one
 
 
-def is_plain(sampling: SamplingParams, rules: LogitRules) -> bool:
-    """Whether tokens are chosen of the logits as they are: nothing changes these, and nothing else is told of them.
-    ``min_tokens`` and ``begin_suppress``, which hold at the beginning alone, do not count."""
-    changed = sampling.logit_bias or sampling.presence_penalty or sampling.frequency_penalty
-    ruled = rules.suppress or rules.allowed is not None or rules.timestamps or rules.no_repeat_ngram or rules.forced
-    other = sampling.structure or sampling.logprobs or sampling.repetition_penalty != 1.0 or sampling.beam_size > 1
-    return not (changed or ruled or other)
-
-
 @frozen(kw_only=True)
 class Probe:
     """Asks for the log-probabilities of ``token_ids`` in the raw distribution after prompt position ``position``."""

@@ -200,7 +200,13 @@ class TorchExecutor:
         main = evolve(main, network=blueprint.hasten(main.network, own))  # last, so that graphs are released first
         if draft is not None and smaller is not None:
             smaller = evolve(smaller, network=draft.hasten(smaller.network, own_drafts))
-        sampler = Sampler(network=main.network, outputs=outputs, masks=masks, eos_token_ids=checkpoint.eos_token_ids)
+        sampler = Sampler(
+            network=main.network,
+            paged=main.paged,
+            outputs=outputs,
+            masks=masks,
+            eos_token_ids=checkpoint.eos_token_ids,
+        )
         self._open = _Open(
             main=main,
             draft=smaller,
@@ -223,7 +229,7 @@ class TorchExecutor:
             return None
         if draft is None:
             return LookupProposer(match=speculation.match)
-        return DraftModelProposer(sampler=evolve(sampler, network=draft.network, outputs=outputs))
+        return DraftModelProposer(sampler=evolve(sampler, network=draft.network, paged=draft.paged, outputs=outputs))
 
     def _set_threads(self) -> None:
         """The thread count is the process's: it is only touched when asked for or to be another, and restored."""
@@ -404,11 +410,9 @@ class TorchExecutor:
         every, owned, copies = spread_all(feeds)
         if not every:
             return [SampledToken(token_id=None)] * len(feeds)
-        if copies:
-            _paged(now.main).copy(copies)
         if now.proposer is not None:
             every = list(map(Feed.with_proposed, every, now.proposer.propose(every)))
-        sampled = now.sampler.sample(every)
+        sampled = now.sampler.sample(every, copies)
         for feed, one in zip(every, sampled, strict=True):
             tokens = [part.token_id for part in (one, *one.accepted)]
             feed.record.tokens += [token for token in tokens if token is not None]

@@ -10,30 +10,30 @@ section 2.3), whose acceptance test is replaced by random numbers that proposer 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
-from itertools import repeat
 
 from attrs import evolve, frozen
-from torch import Tensor
 
+from ..core.beam_pages import Copy
 from ..core.errors import EngineError
 from ..core.plan import SampledToken
-from .native.runner import Draw
+from .launch.pipeline import StagedKV
+from .memory.kv import PagedKV
 from .networks.network import Chooser, Feed, Network, Outputs, Record
-from .sampling.beams import Search, find_candidates
-from .sampling.logits import RuleMasks, SamplerInput, apply_rules, chosen_plainly, sample_tokens, uniform
+from .sampling.answers import Answers, Asked, answer, answers_of, draws_of
+from .sampling.beams import Search
+from .sampling.logits import RuleMasks, SamplerInput
 
 
 @frozen(kw_only=True)
 class _Wanted:
     """The rows whose logits a step needs, as (index of the chunk, offset in it). ``samples`` of them come first: for
-    each chunk (by index) where its rows lie, one for each token that may be sampled. Then come ``searches``: the row of
-    each beam. ``probes``: where a chunk's probe lies."""
+    each chunk (by index) where its rows lie, one for each token that may be sampled. Then come ``searches``: the chunk
+    of each beam. ``probes``: where a chunk's probe lies."""
 
     rows: list[tuple[int, int]]
     samples: dict[int, range]
-    searches: dict[int, int]
+    searches: list[int]
     probes: dict[int, int]
 
 
@@ -42,18 +42,22 @@ class Sampler:
     """Samples tokens from a network's logits."""
 
     network: Network
+    paged: PagedKV | StagedKV | None  # its pages
     outputs: Outputs
     masks: RuleMasks
     eos_token_ids: tuple[int, ...]
 
-    def sample(self, feeds: Sequence[Feed]) -> list[SampledToken]:
+    def sample(self, feeds: Sequence[Feed], copies: Sequence[Copy] = ()) -> list[SampledToken]:
         """Feeds the chunks; those of a search are one for each beam, side by side. Returns the result of each; the
         beams of a search have one together. No record changes, but searches go on.
+
+        Args:
+            copies: pages that are copied before the chunks are fed.
 
         Raises:
             EngineError: a sequence has no token to sample.
         """
-        sampled = self.try_sample(feeds)
+        sampled = self.try_sample(feeds, copies)
         for feed, one in zip(feeds, sampled, strict=True):
             if not all(map(is_token, (one, *one.accepted))):
                 raise EngineError(
@@ -62,59 +66,43 @@ class Sampler:
                 )
         return sampled
 
-    def try_sample(self, feeds: Sequence[Feed]) -> list[SampledToken]:
+    def try_sample(self, feeds: Sequence[Feed], copies: Sequence[Copy] = ()) -> list[SampledToken]:
         """As `sample`, but where a sequence has no token to sample, its result is no token: see `is_token`."""
         wanted = _wanted_rows(feeds)
-        inputs = [self._of(feeds[index], behind) for index, own in wanted.samples.items() for behind in range(len(own))]
-        chosen, logits = self._chosen(feeds, wanted.rows, inputs)
-        asked = [feeds[index].record for index in wanted.probes]
-        answers = map(_probe, map(logits.__getitem__, wanted.probes.values()), asked)
-        probes = dict(zip(wanted.probes, answers, strict=True))
-        tokens = self._choose_others(chosen, logits, inputs)
-        sampled = {index: _accept(feeds[index], tokens[own.start : own.stop]) for index, own in wanted.samples.items()}
-        sampled |= self._searched(logits, wanted.searches, feeds)
+        beams = [feeds[index] for index in wanted.searches]
+        owners = list(dict.fromkeys(feed.record.search for feed in beams if feed.record.search is not None))
+        asked = Asked(
+            tokens=[
+                self._of(feeds[index], behind) for index, own in wanted.samples.items() for behind in range(len(own))
+            ],
+            beams=[self._of(feed, 0) for feed in beams],
+            searches=owners,
+            probes=[(row, _asked_tokens(feeds[index].record)) for index, row in wanted.probes.items()],
+        )
+        answers = self._answer(feeds, wanted.rows, asked, copies)
+        sampled = {
+            index: _accept(feeds[index], answers.tokens[own.start : own.stop]) for index, own in wanted.samples.items()
+        }
+        found = dict(zip(owners, map(Search.advance, owners, answers.candidates), strict=True))
+        sampled |= {index: found[owner] for index in wanted.searches if (owner := feeds[index].record.search)}
+        probes = dict(zip(wanted.probes, answers.probes, strict=True))
         nothing = SampledToken(token_id=None)
         return [evolve(sampled.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
 
-    def _chosen(
-        self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], inputs: Sequence[SamplerInput]
-    ) -> tuple[list[SampledToken | None], Tensor]:
-        """Feeds the chunks. The tokens of the ``inputs``, the first of ``rows``, as far as the network chooses them,
-        and the logits of all rows. Whether it does is a matter of the row alone: so are the bits of its
-        log-probability."""
-        network = self.network
-        if not (inputs and isinstance(network, Chooser) and network.native is not None):
-            return [None] * len(inputs), self.network.logits(feeds, rows, self.outputs)
-        draws = [draw_of(one) if chosen_plainly(one, self.eos_token_ids) else None for one in inputs]
-        fed, told_rows = network.fed(feeds, rows, self.outputs)
-        told, logits = network.native.choose(fed, told_rows, [*draws, *[None] * (len(rows) - len(draws))])
-        tokens = [None if one is None else SampledToken(token_id=one[0], logprob=one[1]) for one in told]
-        return tokens[: len(inputs)], logits
-
-    def _choose_others(
-        self, chosen: Sequence[SampledToken | None], logits: Tensor, inputs: Sequence[SamplerInput]
-    ) -> list[SampledToken]:
-        """``chosen`` without gaps. Their rows of ``logits`` are overwritten."""
-        left = [index for index, one in enumerate(chosen) if one is None]
-        if not left:
-            return [one for one in chosen if one is not None]
-        own = logits[: len(inputs)] if len(left) == len(inputs) else logits[left]
-        found = iter(sample_tokens(own, [inputs[index] for index in left], self.eos_token_ids))
-        return [next(found) if one is None else one for one in chosen]
-
-    def _searched(self, logits: Tensor, rows: dict[int, int], feeds: Sequence[Feed]) -> dict[int, SampledToken]:
-        """The results of searches, by chunk. ``rows`` of ``logits`` lie side by side, and are overwritten. As in
-        transformers the rules come after the softmax, and what they rule out is not shared out among the others."""
-        if not rows:
-            return {}
-        first = min(rows.values())
-        own = logits[first : first + len(rows)]
-        own.copy_(own.log_softmax(-1))
-        apply_rules(own, list(map(self._of, map(feeds.__getitem__, rows), repeat(0))), self.eos_token_ids)
-        beams = {index: feeds[index].record.search for index in rows}
-        searches = list(dict.fromkeys(search for search in beams.values() if search is not None))
-        found = dict(zip(searches, map(Search.advance, searches, find_candidates(own, searches)), strict=True))
-        return {index: found[search] for index, search in beams.items() if search is not None}
+    def _answer(
+        self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], asked: Asked, copies: Sequence[Copy]
+    ) -> Answers:
+        """Feeds the chunks. The native library copies, computes and chooses in one call."""
+        if isinstance(self.network, Chooser) and self.network.native is not None:
+            fed, told_rows = self.network.fed(feeds, rows, self.outputs)
+            draws = draws_of(asked, self.masks, self.eos_token_ids)
+            drawn, _ = self.network.native.choose(fed, told_rows, draws, copies)
+            return answers_of(drawn, asked, self.eos_token_ids)
+        if copies:
+            assert self.paged is not None, "a search reads pages"
+            self.paged.copy(copies)
+        logits = self.network.logits(feeds, rows, self.outputs)
+        return answer(logits, asked.with_masks(self.masks), self.eos_token_ids)
 
     def _of(self, feed: Feed, behind: int) -> SamplerInput:
         """The input for the token that follows the first ``behind`` draft tokens of ``feed``."""
@@ -123,25 +111,10 @@ class Sampler:
             generated=[*record.generated, *feed.proposed[:behind]] if behind else record.generated,
             sampling=record.start.sampling,
             rules=record.start.rules,
-            never=self.masks.mask(record.start.rules),
             prompt=record.prompt,
             guide=record.guide,
             before=record.start.token_ids[: record.start.prompt_length] if record.start.rules.no_repeat_ngram else (),
         )
-
-
-def draw_of(one: SamplerInput) -> Draw:
-    """The same choice as `sample` makes, for where the logits are."""
-    sampling = one.sampling
-    warm = sampling.temperature > 0.0
-    assert not warm or sampling.seed is not None, "a fresh seed is chosen when a request is built"
-    return Draw(
-        temperature=max(sampling.temperature, sys.float_info.min) if warm else 0.0,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        point=uniform(sampling.seed or 0, len(one.generated)) if warm else 0.0,
-    )
 
 
 def is_token(sampled: SampledToken) -> bool:
@@ -161,8 +134,8 @@ def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
 
 
 def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
-    """The rows to compute. Sampled rows come first: one view of the logits. A probe may share a sampled row."""
-    wanted = _Wanted(rows=[], samples={}, searches={}, probes={})
+    """The rows to compute. A probe may share a sampled row."""
+    wanted = _Wanted(rows=[], samples={}, searches=[], probes={})
     for index, feed in enumerate(feeds):
         if feed.part.samples and feed.record.search is None:
             first, row = feed.part.length - len(feed.proposed) - 1, len(wanted.rows)
@@ -170,7 +143,7 @@ def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
             wanted.samples[index] = range(row, len(wanted.rows))
     for index, feed in enumerate(feeds):
         if feed.part.samples and feed.record.search is not None:
-            wanted.searches[index] = len(wanted.rows)
+            wanted.searches.append(index)
             wanted.rows.append((index, feed.part.length - 1))
     for index, feed in enumerate(feeds):
         part, probe = feed.part, feed.record.start.probe
@@ -184,7 +157,6 @@ def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
     return wanted
 
 
-def _probe(logits: Tensor, record: Record) -> tuple[float, ...]:
-    probe = record.start.probe
-    assert probe is not None, "only a sequence with a probe is probed"
-    return tuple(logits.log_softmax(-1)[list(probe.token_ids)].tolist())
+def _asked_tokens(record: Record) -> tuple[int, ...]:
+    assert record.start.probe is not None, "only a sequence with a probe is probed"
+    return record.start.probe.token_ids

@@ -876,58 +876,146 @@ void look_up(const Engine& e, const Operation& o, int row) {
     const int panel = e.step.tokens[row] / PANEL, lane = e.step.tokens[row] % PANEL;
     float* to = e.model.buffers[o.to].data + (int64_t)row * e.model.buffers[o.to].width;
     const uint8_t* at = m.weights + panel * panel_bytes(m);
+    const float* added = o.shift ? o.shift + (int64_t)e.step.positions[row] * m.inputs : nullptr;
     for (int i = 0; i < m.inputs; i++) {
         if (m.format == INT8) {
             const uint8_t* group = at + i / GROUP * GROUP_BYTES;
             to[i] = (int8_t)group[(4 + i % GROUP / 4 * 4) * PANEL + 4 * lane + i % 4] * ((const float*)group)[lane] * o.scale;
+            if (added) to[i] += added[i];
             continue;
         }
         const int size = m.format == FLOAT32 ? 4 : 2, first = lane / VL * VL;  // a vector, of which one is wanted
         const uint8_t* vector = at + ((int64_t)i * PANEL + first) * size;
         const V wide = m.format == FLOAT32 ? Float32::widen(vector) : m.format == FLOAT16 ? Float16::widen(vector) : Bfloat16::widen(vector);
-        to[i] = wide[lane - first] * o.scale;
+        to[i] = wide[lane - first] * o.scale + (added ? added[i] : 0.0f);
     }
 }
 
-// The likeliest token or a drawn one, and its log-probability. The first of equal ones is the likeliest.
-void choose(Engine& e, int thread, int row) {
-    const Buffer& b = e.model.buffers[e.model.buffer_count - 1];
-    const float* logits = b.data + (int64_t)row * b.width;
-    const int count = b.width;
-    Draw& d = e.step.draws[row];
-    if (d.top_k < 0) return;
-    V top = all(-INFINITE), broken = {};
+// The largest number and the sum of e^(number - largest); without any, or of -infinity alone, that sum is 0.
+struct Mass { float largest; double sum; };
+Mass mass_of(const float* x, int count) {
+    V top = all(-INFINITE);
     for (int i = 0; i < count; i += VL) {
-        const int left = count - i;
-        V v = load_upto(logits + i, left);
-        for (int j = left; j < VL; j++) v[j] = -INFINITE;
+        V v = load_upto(x + i, count - i);
+        for (int j = count - i; j < VL; j++) v[j] = -INFINITE;
         top = v > top ? v : top;
-        broken += v < INFINITE ? (V){} : v - v;  // NaN, or infinity
     }
-    float largest = top[0];
-    for (int i = 1; i < VL; i++) largest = top[i] > largest ? top[i] : largest;
-    double sum = 0.0;
+    Mass found{top[0], 0.0};
+    for (int i = 1; i < VL; i++) found.largest = top[i] > found.largest ? top[i] : found.largest;
+    if (found.largest == -INFINITE) return found;
     for (int from = 0; from < count; from += SUM) {
         V part = {};
         for (int i = from; i < least(count, from + SUM); i += VL) {
-            V v = load_upto(logits + i, count - i);
+            V v = load_upto(x + i, count - i);
             for (int j = count - i; j < VL; j++) v[j] = -INFINITE;
-            part += v == -INFINITE ? (V){} : exponential(v - largest);
+            part += v == -INFINITE ? (V){} : exponential(v - found.largest);
         }
-        sum += total(part);
+        found.sum += total(part);
     }
+    return found;
+}
+
+inline float log_of(double sum) { return (float)__builtin_log(sum); }
+
+bool is_broken(const float* x, int count) {  // NaN, or infinity
+    V broken = {};
+    for (int i = 0; i < count; i += VL) {
+        const V v = load_upto(x + i, count - i);
+        broken += v < INFINITE ? (V){} : v - v;
+    }
+    return !(total(broken) == 0.0f);
+}
+
+// Changes of single logits, and what is not allowed becomes -infinity
+void edit(const Step& s, const Draw& d, float* x, int count) {
+    for (const Edit* one = s.edits + d.edits; one < s.edits + d.edits + d.edit_count; one++) {
+        float& at = x[one->token];
+        if (one->change == ADDED) at += one->value;
+        else if (one->change == SCALED) at = at < 0.0f ? at * one->value : at / one->value;
+        else at = one->value;
+    }
+    for (const int32_t* ban = s.bans + 2 * d.bans; ban < s.bans + 2 * (d.bans + d.ban_count); ban += 2)
+        for (int i = ban[0]; i < ban[1]; i++) x[i] = -INFINITE;
+    if (d.timestamps) {
+        const Mass before = mass_of(x, d.timestamps), from = mass_of(x + d.timestamps, count - d.timestamps);
+        if (from.sum > 0.0 && from.largest + log_of(from.sum) > before.largest)
+            for (int i = 0; i < d.timestamps; i++) x[i] = -INFINITE;
+    }
+    for (int i = 0; d.allowed >= 0 && i < count; i++)
+        if (!(s.allowed[d.allowed + i / 8] >> i % 8 & 1)) x[i] = -INFINITE;
+}
+
+// The largest numbers, falling, with what is added to them; the first of equal ones first
+void find_largest(const float* x, int count, float added, Found* found, int wanted) {
+    int have = 0;
+    float last = -INFINITE;  // of those that are found, once they are all
+    for (int i = 0; wanted && i < count; i += VL) {
+        V v = load_upto(x + i, count - i) + added;
+        for (int j = count - i; j < VL; j++) v[j] = -INFINITE;
+        bool any = false;
+        for (int j = 0; j < VL; j++) any |= v[j] > last;
+        for (int j = 0; any && j < VL; j++) {
+            if (!(v[j] > last)) continue;
+            int at = have < wanted ? have++ : wanted - 1;
+            for (; at > 0 && found[at - 1].score < v[j]; at--) found[at] = found[at - 1];
+            found[at] = {i + j, v[j], 0.0f};
+            if (have == wanted) last = found[wanted - 1].score;
+        }
+    }
+    for (; have < wanted; have++) found[have] = {-1, -INFINITE, -INFINITE};
+}
+
+// What a row's draw asks for; see `Draw`. The first of equal tokens is the likeliest.
+void choose(Engine& e, int thread, int row) {
+    const Buffer& b = e.model.buffers[e.model.buffer_count - 1];
+    float* x = b.data + (int64_t)row * b.width;
+    const int count = b.width;
+    Draw& d = e.step.draws[row];
+    if (d.choice == NOTHING && !d.asked) return;
+    Found *asked = e.step.found + d.found, *found = asked + d.asked;
+    const int wanted = d.found_count - d.asked;
     d.token = 0;
-    while (d.token < count - 1 && logits[d.token] != largest) d.token++;
-    d.logprob = total(broken) + (largest - largest);  // NaN where there is none
-    if (d.logprob != 0.0f) return;
+    d.logprob = __builtin_nanf("");
+    if (is_broken(x, count)) {
+        for (int i = 0; i < d.found_count; i++) asked[i].logprob = d.logprob;
+        return;
+    }
+    if (d.asked || d.choice == BEAM) {
+        const Mass whole = mass_of(x, count);
+        const float log_sum = log_of(whole.sum);
+        for (int i = 0; i < d.asked; i++) asked[i].logprob = x[asked[i].token] - whole.largest - log_sum;
+        for (int i = 0; d.choice == BEAM && i < count; i++) x[i] = x[i] - whole.largest - log_sum;
+    }
+    if (d.choice == NOTHING) return;
+    edit(e.step, d, x, count);
+    const Mass left = mass_of(x, count);
+    const float log_sum = log_of(left.sum);
+    find_largest(x, count, d.total, found, left.sum > 0.0 ? wanted : 0);
+    for (int i = 0; i < wanted; i++) {
+        if (!(left.sum > 0.0)) found[i].token = -1;
+        if (found[i].token >= 0) found[i].logprob = x[found[i].token] - left.largest - log_sum;
+    }
+    d.token = -1;
+    if (d.choice == BEAM || !(left.sum > 0.0)) return;
+    for (d.token = 0; d.token < count - 1 && x[d.token] != left.largest;) d.token++;
     double* chances = (double*)e.own[thread];
-    if (d.temperature > 0.0) d.token = draw(logits, count, largest, d, chances, (int32_t*)(chances + count));
-    d.logprob = logits[d.token] - largest - (float)__builtin_log(sum);
+    if (d.temperature > 0.0) d.token = draw(x, count, left.largest, d, chances, (int32_t*)(chances + count));
+    d.logprob = x[d.token] - left.largest - log_sum;
+}
+
+// A layer of a page that is copied
+void copy_page(Engine& e, int piece) {
+    const Model& m = e.model;
+    const int64_t size = (int64_t)m.page_size * 2 * m.kv_width, layer = piece % m.layers * (int64_t)m.pages;
+    const int32_t* pair = e.step.copies + 2 * (piece / m.layers);
+    __builtin_memcpy(m.keys_values + (layer + pair[1]) * size, m.keys_values + (layer + pair[0]) * size, size * sizeof(float));
 }
 
 // ---------------------------------------------------------------- phases
 
-Share share_of(const Engine& e, int index) {
+Share share_of(const Engine& e, int phase) {
+    if (phase == 0) return {e.step.copy_count * e.model.layers, 1};
+    const int index = phase - 1;
     if (index == 2 * e.model.count) return {e.step.draws && e.step.part == WHOLE ? e.step.wanted_count : 0, 1};
     const Operation& o = e.model.operations[index / 2];
     const int rows = rows_of(e, o);
@@ -947,13 +1035,14 @@ Share share_of(const Engine& e, int index) {
     return {bands * pieces_of(o), rows > BLOCK ? 1 : most(2, (int)(65536 / bytes) & ~1)};
 }
 
-void run(Engine& e, int index, int thread, uint32_t round) {
-    if (index == 2 * e.model.count)
-        return share(e, e.phases[index], thread, round, [&](int first, int count) {
-            for (int row = first; row < first + count; row++) choose(e, thread, row);
+void run(Engine& e, int number, int thread, uint32_t round) {
+    const int index = number - 1;
+    Phase& phase = e.phases[number];
+    if (number == 0 || index == 2 * e.model.count)
+        return share(e, phase, thread, round, [&](int first, int count) {
+            for (int at = first; at < first + count; at++) number ? choose(e, thread, at) : copy_page(e, at);
         });
     const Operation& o = e.model.operations[index / 2];
-    Phase& phase = e.phases[index];
     if (o.kind == LINEAR && index % 2) return linear(e, o, phase, thread, round);
     const Buffer &from = e.model.buffers[o.from], &to = e.model.buffers[o.to];
     share(e, phase, thread, round, [&](int first, int count) {

@@ -18,10 +18,10 @@ struct Block { int32_t row, rows, table, length; };  // rows of one sequence; or
 
 struct Engine {
     Model model;
-    Step step;          // a copy, whose arrays are in the room
+    Step step;          // a copy, whose plan is in the room; what its draws read is the caller's
     Block *blocks, *slots;  // [most_rows]
     int32_t block_count, slot_count, split;  // split: a piece of attention is one span of positions
-    Phase* phases;      // two for each operation: what comes before it, and the operation; and the draws
+    Phase* phases;      // copies; two for each operation: what comes before it, and the operation; and the draws
     int32_t* tokens;    // [most_rows]
     uint8_t* ready;     // [most_rows][`ready_bytes`], of many rows: normalized, or quantized
     float* parts;       // of blocks: [kv_heads][spans][rows][group][2 + size]
@@ -41,7 +41,7 @@ static inline size_t ready_bytes(int inputs) {
     return floats > quantized ? floats : quantized;
 }
 
-static inline int phase_count(const Model& m) { return 2 * m.count + 1; }
+static inline int phase_count(const Model& m) { return 2 * m.count + 2; }
 
 struct Code {
     Share (*share_of)(const Engine&, int phase);

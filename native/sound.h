@@ -20,7 +20,8 @@ static inline bool is_sound(const Operation& o, const Model& m) {
     if (o.kind == LINEAR)
         return is_sound(o.matrix) && o.matrix->inputs <= from &&
                (o.norm == NO_NORM || normed(o.matrix->inputs));
-    if (o.kind == LOOKUP) return is_sound(o.matrix) && o.matrix->inputs <= to;
+    if (o.kind == LOOKUP)
+        return is_sound(o.matrix) && o.matrix->inputs <= to && (!o.shift || o.distance_count >= m.positions);
     if (o.heads < 1 || o.kv_heads < 1 || o.size < 1 || o.heads % o.kv_heads || heads > from) return false;
     if (o.kind == ATTEND_ALL) return o.kv_heads == o.heads && 3 * heads <= from && heads <= to;
     if (!within(o.layer, 0, m.layers - 1) || (o.distances && o.distance_count < 1)) return false;

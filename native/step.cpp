@@ -124,6 +124,22 @@ struct Native {
     }
 };
 
+// Whether a draw stays within its step's arrays and the tokens
+bool is_sound(const Draw& d, const Step& plan, int tokens) {
+    if (!within(d.choice, NOTHING, BEAM)) return false;
+    if (d.edits < 0 || !within(d.edit_count, 0, plan.edit_count - d.edits)) return false;
+    if (d.bans < 0 || !within(d.ban_count, 0, plan.ban_count - d.bans)) return false;
+    if (d.found < 0 || !within(d.found_count, 0, plan.found_count - d.found) || !within(d.asked, 0, d.found_count)) return false;
+    if (d.allowed != -1 && !within(d.allowed, 0, plan.allowed_size - (tokens + 7) / 8)) return false;
+    for (const Edit* one = plan.edits + d.edits; one < plan.edits + d.edits + d.edit_count; one++)
+        if (!within(one->token, 0, tokens - 1) || !within(one->change, ADDED, REPLACED)) return false;
+    for (const int32_t* ban = plan.bans + 2 * d.bans; ban < plan.bans + 2 * (d.bans + d.ban_count); ban += 2)
+        if (!within(ban[0], 0, ban[1]) || ban[1] > tokens) return false;
+    for (int i = 0; i < d.asked; i++)
+        if (!within(plan.found[d.found + i].token, 0, tokens - 1)) return false;
+    return within(d.timestamps, 0, tokens);
+}
+
 // Copies the plan, if it is one; nothing is read or written by its numbers before.
 Fault admit(Engine& e, const Step& plan) {
     const Model& m = e.model;
@@ -136,6 +152,7 @@ Fault admit(Engine& e, const Step& plan) {
         s.rows = s.wanted_count = plan.wanted_count;
         s.part = HEAD;
         s.draws = nullptr;
+        s.copy_count = 0;
         return FINE;
     }
     if (plan.rows < 1 || plan.rows > m.most_rows || plan.chunk_count < 1 || plan.chunk_count > plan.rows) return BAD_ROWS;
@@ -154,6 +171,10 @@ Fault admit(Engine& e, const Step& plan) {
     for (int i = 0; i < m.count; i++)
         for (int row = 0; m.operations[i].kind == LOOKUP && plan.tokens && row < plan.rows; row++)
             if (plan.tokens[row] < 0 || plan.tokens[row] >= m.operations[i].matrix->outputs) return BAD_TOKEN;
+    for (int i = 0; i < 2 * plan.copy_count; i++)
+        if (!within(plan.copies[i], 0, m.pages - 1)) return BAD_PAGE;
+    for (int i = 0; plan.draws && i < plan.wanted_count; i++)
+        if (!is_sound(plan.draws[i], plan, m.buffers[m.buffer_count - 1].width)) return BAD_DRAW;
     e.block_count = e.slot_count = 0;
     int row = 0;
     for (int c = 0; c < plan.chunk_count; c++) {
@@ -183,6 +204,12 @@ Fault admit(Engine& e, const Step& plan) {
     s.tokens = plan.tokens ? e.tokens : nullptr;
     if (plan.tokens) memcpy(e.tokens, plan.tokens, plan.rows * 4);
     s.draws = plan.draws;
+    s.edits = plan.edits;
+    s.bans = plan.bans;
+    s.found = plan.found;
+    s.allowed = plan.allowed;
+    s.copies = plan.copies;
+    s.copy_count = plan.copy_count;
     if (plan.wanted_count) memcpy((void*)s.wanted, plan.wanted, plan.wanted_count * 4);
     e.split = plan.rows <= BLOCK;
     return FINE;

@@ -14,8 +14,10 @@ enum Part : int32_t { WHOLE = 0, HEADLESS = 1, HEAD = 2 };  // of a model's oper
 enum Norm : int32_t { NO_NORM = 0, RMS = 1, LAYER_NORM = 2 };
 enum Ending : int32_t { STORE = 0, ADD = 1, GATED = 2, ACTIVATED = 3, CAPPED = 4, GATED_BY = 5 };
 enum Activation : int32_t { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+enum Choice : int32_t { NOTHING = 0, TOKEN = 1, BEAM = 2 };
+enum Change : int32_t { ADDED = 0, SCALED = 1, REPLACED = 2 };
 enum Fault : int32_t {
-    FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5, BAD_SLOT = 6, BAD_PART = 7, BAD_TOKEN = 8
+    FINE = 0, BAD_ROWS = 1, BAD_POSITION = 2, BAD_PAGE = 3, BAD_WANTED = 4, BAD_TABLE = 5, BAD_SLOT = 6, BAD_PART = 7, BAD_TOKEN = 8, BAD_DRAW = 9
 };
 
 // Weights [outputs][inputs] in panels of 32 outputs, side by side: [panels][inputs][32]. The last one is filled up with
@@ -35,7 +37,8 @@ struct Operation {
     int32_t norm;
     float epsilon;
     const float *gain, *shift;  // [width]
-    // LINEAR, LOOKUP. The latter writes the weights of each row's token, as many as there are inputs, by ``scale``.
+    // LINEAR, LOOKUP. The latter writes the weights of each row's token, as many as there are inputs, by ``scale``, and
+    // adds the numbers of its position, ``shift`` [distance_count][inputs], if there are some.
     // GATED: the first half of the panels are gates, the other what they are multiplied with. GATED_BY: reversed
     const Matrix* matrix;
     int32_t ending, activation;
@@ -71,13 +74,28 @@ struct Model {
     uint8_t* room;       // for threads and phases; see `triolet_room`
 };
 
-// How a token is chosen of a row's logits, and which it is
+// A change of one token's logit. SCALED: below zero multiplied, else divided
+struct Edit { int32_t token, change; float value; };
+
+// A token that is told: with its logit and the total of a beam, and its log-probability. -1: there is none
+struct Found { int32_t token; float score, logprob; };
+
+// What is asked of a row's logits, and chosen of them, which changes them. The first `asked` of what is found are tokens
+// that are told by the logits as they are; the others become the likeliest. BEAM: the logits become log-probabilities,
+// and no token is chosen. In this order: what is asked, log-probabilities of a beam, edits, bans, timestamps, what is
+// allowed; and then the choice.
 struct Draw {
     double temperature, top_p, min_p;  // 0: the likeliest; 1: all; 0: all
     double point;                      // in [0, 1), of the cumulative chances
-    int32_t top_k;                     // 0: all; -1: nothing is chosen
-    int32_t token;
-    float logprob;  // of it, by the logits as they are; NaN: they are broken
+    int32_t choice, top_k;             // 0: all
+    int32_t edits, edit_count;         // where its own begin in the step's, and how many there are
+    int32_t bans, ban_count;
+    int32_t found, found_count, asked;
+    int32_t allowed;     // where its bits begin in the step's, one for each token; -1: all are allowed
+    int32_t timestamps;  // the first one: where they together are likelier than any token before, none before is allowed; or 0
+    float total;         // of a beam
+    int32_t token;       // -1: none is allowed
+    float logprob;       // of it, by the logits that are left; NaN: they are broken, or none is
 };
 
 struct Step {
@@ -90,6 +108,12 @@ struct Step {
     const int32_t* wanted;      // [wanted_count] rows
     const int32_t* tokens;      // [rows] that are looked up, or none: buffer 0 is filled
     Draw* draws;                // [wanted_count], or none: nothing is chosen of the last buffer
+    const Edit* edits;          // [edit_count]
+    const int32_t* bans;        // [ban_count][2]: the first token and the one after the last
+    Found* found;               // [found_count]
+    const uint8_t* allowed;     // [allowed_size]
+    const int32_t* copies;      // [copy_count][2]: pages that are copied before all else, from one to another; none is both
+    int32_t edit_count, ban_count, found_count, allowed_size, copy_count;
 };
 
 #pragma GCC visibility push(default)

@@ -133,7 +133,7 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
         between += shape.decoder_layers * shape.width  # queries are kept for words
     turns = 16 * shape.head_dim if isinstance(shape, TextShape) else 0
     positions = most_positions(blueprint.config, shape.positions)
-    own = 64 * largest if isinstance(shape, WhisperShape) else max(64 * largest, 3 * shape.vocabulary)  # to draw tokens
+    own = max(64 * largest, 3 * shape.vocabulary)  # to draw tokens
     found += 4 * (NATIVE_ROWS * (between + largest) + threads * own)
     return found + positions * (turns + largest // 8) + _ROOM
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...core.config import EngineConfig
 from ...core.model import ModelDescription
@@ -20,7 +20,7 @@ from ..native.runner import Runner
 from ..networks.aligner import WhisperAligner
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.features import LogMel
-from ..networks.network import NativeWhisper, Network, WhisperNetwork, encode_windows
+from ..networks.network import Network, WhisperNetwork, encode_windows
 from ..networks.whisper import WhisperModel
 from ..networks.whisper_program import unknown
 from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, not_native, tell_way
@@ -99,8 +99,9 @@ class WhisperBlueprint:
             cross=cross,
             dtype=self.dtype,
             device=self.device,
-            native=self._open_native(own, model, paged, cross) if why_not is None else None,
         )
+        if why_not is None:
+            network = self._native(own, network)
         aligner = WhisperAligner(network=network, settings=self.checkpoint.alignment)
         return Parts(network=network, model=model, log_mel=log_mel, paged=paged, cross=cross, aligner=aligner)
 
@@ -109,12 +110,12 @@ class WhisperBlueprint:
         assert library is not None, "an encoder was packed without the library"
         return Runner.open(library, model.encoder_program(), None, rows=rows, positions=rows, threads=threads)
 
-    def _open_native(self, own: Own, model: WhisperModel, paged: PagedKV, cross: CrossKV) -> NativeWhisper:
-        encoder = own("native", self._open_encoder(model))
-        library, written = Library.load(), model.decoder_program()
+    def _native(self, own: Own, network: WhisperNetwork) -> WhisperNetwork:
+        encoder = own("native", self._open_encoder(network.model))
+        library, written = Library.load(), network.model.decoder_program()
         assert library is not None, "a decoder was packed without the library"
-        (pages,), (slots,) = paged.tensors(), cross.tensors()
-        runner = Runner.open(
+        (pages,), (slots,) = network.paged.tensors(), network.cross.tensors()
+        decoder = Runner.open(
             library,
             written.program,
             pages,
@@ -123,7 +124,7 @@ class WhisperBlueprint:
             positions=self.checkpoint.shape.positions,
             threads=torch.get_num_threads(),
         )
-        return NativeWhisper(encoder, own("native", runner), written.queries)
+        return evolve(network, native=own("native", decoder), encoder=encoder, queries=written.queries)
 
     def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
         return network

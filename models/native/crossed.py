@@ -190,17 +190,6 @@ class CrossedDecoder:
         self.module.final_logits_bias = torch.zeros(1, 1)  # the head adds it
         pack_words(self.module, self.base.embed_tokens, self.head, bias=bias[0])
 
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """The decoder's inputs [rows, hidden] of tokens at positions [rows], as it makes them itself."""
-        base = self.base
-        hidden: Tensor = base.embed_tokens(tokens)
-        if not hasattr(base, "embed_positions"):  # attention knows them
-            return hidden
-        hidden = hidden * getattr(base, "embed_scale", 1.0)
-        hidden += base.embed_positions(None, position_ids=positions).view_as(hidden)
-        norm = getattr(base, "layernorm_embedding", None)
-        return hidden if norm is None else norm(hidden)
-
     def keys_values(self, layer: int, output: Tensor) -> tuple[Tensor, Tensor]:
         """A layer's share of an encoder output [length, hidden]: keys and values [kv_heads, length, size], filled up
         as its module does."""
@@ -223,6 +212,7 @@ class CrossedDecoder:
         hidden, split = program.buffer(base.config.hidden_size), program.buffer(inputs.outputs)
         asked, attended = program.buffer(queries.outputs), program.buffer(queries.outputs)
         inner, last = program.buffer(narrow.inputs), program.buffer(base.config.hidden_size)
+        self._embed(program, hidden, positions)
         for index, layer in enumerate(layers):
             inputs, out, queries, cross_out, widen, narrow = layer.panels()
             own = _attention(index, layer.own, *layer.linears[:2], turned=turned, paired=True, distances=added)
@@ -249,6 +239,18 @@ class CrossedDecoder:
         program.linear(last, program.buffer(head.outputs), head, Ending.STORE, wanted=True)
         program.has_head = program.chooses = True
         return program
+
+    def _embed(self, program: Program, hidden: int, positions: int) -> None:
+        """Makes the program look tokens up, as the decoder does it itself."""
+        base, tokens = self.base, self.base.embed_tokens
+        if not hasattr(base, "embed_positions"):  # attention knows them
+            program.look_up(hidden, tokens.panels(), tokens.scale)
+            return
+        added = plain(base.embed_positions(None, position_ids=torch.arange(positions)).view(positions, -1))
+        program.look_up(hidden, tokens.panels(), tokens.scale * getattr(base, "embed_scale", 1.0), added)
+        norm = getattr(base, "layernorm_embedding", None)
+        if norm is not None:
+            program.norm(hidden, hidden, norm_of(norm))
 
     def _turn(self, program: Program, positions: int) -> int:
         """Gives the program the turns of positions; how many dimensions of a head are turned. 0: none."""

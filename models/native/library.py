@@ -50,7 +50,19 @@ class Part(IntEnum):
 class Fault(IntEnum):
     """Why a step is refused."""
 
-    FINE, ROWS, POSITION, PAGE, WANTED, TABLE, SLOT, PART, TOKEN = range(9)
+    FINE, ROWS, POSITION, PAGE, WANTED, TABLE, SLOT, PART, TOKEN, DRAW = range(10)
+
+
+class Choice(IntEnum):
+    """What is chosen of a row's logits: nothing, a token, or the likeliest tokens behind a beam."""
+
+    NOTHING, TOKEN, BEAM = range(3)
+
+
+class Change(IntEnum):
+    """The way of a number to a token's logit."""
+
+    ADDED, SCALED, REPLACED = range(3)
 
 
 class MatrixData(Structure):
@@ -122,6 +134,8 @@ class StepData(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "part")),
         *((name, c_void_p) for name in ("positions", "chunks", "tables", "wanted", "tokens", "draws")),
+        *((name, c_void_p) for name in ("edits", "bans", "found", "allowed", "copies")),
+        *((name, c_int32) for name in ("edit_count", "ban_count", "found_count", "allowed_size", "copy_count")),
     )
 
 

@@ -82,10 +82,12 @@ class Program:
         kind = Kind.NORM_ADD if add else Kind.NORM
         self._add(kind=kind, source=source, to=to, wanted=int(wanted), **self._normed(norm))
 
-    def look_up(self, to: int, matrix: Panels, scale: float) -> None:
-        """Embeddings of the step's tokens, where it is given some: rows of ``matrix``, times ``scale``."""
+    def look_up(self, to: int, matrix: Panels, scale: float, positions: Tensor | None = None) -> None:
+        """Embeddings of the step's tokens, where it is given some: rows of ``matrix``, times ``scale``; and what is
+        added at their ``positions``, float32 [positions, hidden]."""
         self._matrices.append(matrix)
-        self._add(kind=Kind.LOOKUP, source=to, to=to, matrix=matrix.data(), scale=scale)
+        told = {"shift": self._kept(positions), "distance_count": 0 if positions is None else len(positions)}
+        self._add(kind=Kind.LOOKUP, source=to, to=to, matrix=matrix.data(), scale=scale, **told)
 
     def linear(
         self,

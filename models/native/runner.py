@@ -1,4 +1,4 @@
-"""`Runner` runs a program for each step; `Rows` are what a step is fed, and a `Draw` says how a token is chosen."""
+"""`Runner` runs a program for each step; `Rows` are what a step is fed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import addressof, c_char, sizeof
 from itertools import chain
-from struct import Struct
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core.errors import EngineError
 from ...core.plan import Chunk
+from .draws import NONE, Arrays, Draw, Drawn
 from .library import MOST_THREADS, BufferData, Fault, Library, ModelData, OperationData, Part, StepData, TurnsData
 from .program import Program
 
@@ -108,37 +109,18 @@ class Rows:
             yield start, stop, piece, inside
 
 
-@frozen(kw_only=True)
-class Draw:
-    """The choice of a token from a row's logits: the likeliest where ``temperature`` is 0, else at ``point`` of the
-    cumulative chances, in [0, 1). The others are as in `SamplingParams`."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    point: float
-
-
-_DRAW = Struct("=4d2if4x")
-
-
-def _bytes_of(draw: Draw | None) -> bytes:
-    """As the library reads it, with a place for its answer."""
-    if draw is None:
-        return _DRAW.pack(0.0, 0.0, 0.0, 0.0, -1, 0, 0.0)
-    return _DRAW.pack(draw.temperature, draw.top_p, draw.min_p, draw.point, draw.top_k, 0, 0.0)
-
-
 def _place(memory: np.ndarray[Any, Any]) -> int:
     """Where an array lies, as long as it lives."""
     place: int = memory.__array_interface__["data"][0]
     return place
 
 
-def _address(memory: bytearray) -> int:
+def _address(memory: bytearray) -> int | None:
     """Where ``memory`` lies, as long as it lives and its size stays."""
-    return addressof(c_char.from_buffer(memory))
+    return addressof(c_char.from_buffer(memory)) if memory else None
+
+
+_UNKNOWN = Drawn(NONE, nan, (), [])
 
 
 def _slot(part: Chunk) -> int:
@@ -219,11 +201,18 @@ class Runner:
         return cls(library, program, handle, buffers, held, [*inner, room], rows, max(1, model.page_size))
 
     def step(
-        self, inputs: Tensor, rows: Rows, *, hidden: bool = False, kept: Mapping[int, Tensor] | None = None
+        self,
+        fed: Tensor | Sequence[int],
+        rows: Rows,
+        *,
+        hidden: bool = False,
+        kept: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        """Runs a step of ``inputs``, float32 [rows, hidden], which are overwritten.
+        """Runs a step.
 
         Args:
+            fed: embeddings, float32 [rows, hidden], which are overwritten; or tokens [rows], where the program looks
+                them up.
             hidden: the last hidden states are wanted, though there is a head.
             kept: is filled with what is in buffers when the step is over, [rows, width] each.
 
@@ -234,7 +223,8 @@ class Runner:
             EngineError: a number is out of its range. Nothing was computed.
         """
         program = self._program
-        self._check(inputs, rows)
+        self._check(fed, rows)
+        inputs = fed if isinstance(fed, Tensor) else torch.empty(len(fed), program.widths[0])
         headless = hidden and program.has_head
         found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1])
         own = self._buffers[len(program.widths) - 2].data
@@ -244,7 +234,8 @@ class Runner:
             self._buffers[0].data = inputs[start:stop].data_ptr()
             self._buffers[len(program.widths) - (2 if headless else 1)].data = part.data_ptr()
             try:
-                self._run(piece, Part.HEADLESS if headless else Part.WHOLE)
+                tokens = () if isinstance(fed, Tensor) else fed[start:stop]
+                self._run(piece, Part.HEADLESS if headless else Part.WHOLE, tokens)
             finally:
                 self._buffers[len(program.widths) - 2].data = own
             for index, target in (kept or {}).items():
@@ -253,35 +244,43 @@ class Runner:
                 found[wanted] = part
         return found
 
-    def _check(self, inputs: Tensor, rows: Rows) -> None:
-        shape = (len(rows.positions), self._program.widths[0])
-        assert inputs.shape == shape, f"inputs of {tuple(inputs.shape)}; the plan is of {shape}"
-        assert inputs.dtype == torch.float32, f"the library reads float32, not {inputs.dtype}"
-        assert inputs.is_contiguous(), "the library reads value by value"
-        cut = len(rows.positions) > self._rows
-        assert not (cut and self._program.attends_to_all), f"{shape[0]} rows of one item; the most are {self._rows}"
+    def _check(self, fed: Tensor | Sequence[int], rows: Rows) -> None:
+        count = len(rows.positions)
+        if isinstance(fed, Tensor):
+            shape = (count, self._program.widths[0])
+            assert fed.shape == shape, f"inputs of {tuple(fed.shape)}; the plan is of {shape}"
+            assert fed.dtype == torch.float32, f"the library reads float32, not {fed.dtype}"
+            assert fed.is_contiguous(), "the library reads value by value"
+        else:
+            assert self._program.looks_up, "the program is fed with embeddings"
+            assert len(fed) == count, f"{len(fed)} tokens; the plan is of {count}"
+        cut = count > self._rows
+        assert not (cut and self._program.attends_to_all), f"{count} rows of one item; the most are {self._rows}"
 
     def choose(
-        self, fed: Tensor | Sequence[int], rows: Rows, draws: Sequence[Draw | None]
-    ) -> tuple[list[tuple[int, float] | None], Tensor]:
-        """Runs a step, and chooses a token of each row that is wanted and has a draw. Of tokens alone Python's lock is
+        self,
+        fed: Tensor | Sequence[int],
+        rows: Rows,
+        draws: Sequence[Draw],
+        copies: Sequence[tuple[int, int]] = (),
+    ) -> tuple[list[Drawn], Tensor]:
+        """Runs a step, and chooses of each row that is wanted what its draw asks for. Of tokens alone Python's lock is
         given back once: numpy makes room without that.
 
         Args:
-            fed: embeddings as for `step`, or the tokens [rows] of a program that looks them up.
+            fed: as for `step`.
+            copies: pages that are copied before all else, from one to another; none is both.
 
         Returns:
-            Tokens, each with its log-probability, which is NaN where a logit is not finite; and all logits.
+            The answers; and all logits, as the draws have left them.
 
         Raises:
             EngineError: a number is out of its range. Nothing was computed.
         """
         program, last = self._program, len(self._program.widths) - 1
         assert program.chooses, "the program chooses no tokens"
-        assert isinstance(fed, Tensor) or program.looks_up, "the program is fed with embeddings"
-        if isinstance(fed, Tensor):
-            self._check(fed, rows)
-        found: list[tuple[int, float] | None] = [None] * len(draws)
+        self._check(fed, rows)
+        found = [_UNKNOWN] * len(draws)
         logits = np.empty((len(draws), program.widths[-1]), np.float32)
         for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):
             part = logits if len(wanted) == len(draws) else np.empty((len(wanted), program.widths[-1]), np.float32)
@@ -289,11 +288,11 @@ class Runner:
                 fed[start:stop].numpy() if isinstance(fed, Tensor) else np.empty((stop - start, program.widths[0]), "f")
             )
             self._buffers[0].data, self._buffers[last].data = _place(inputs), _place(part)
-            told = bytearray(b"".join(_bytes_of(draws[index]) for index in wanted))
-            self._run(piece, Part.WHOLE, () if isinstance(fed, Tensor) else fed[start:stop], told)
-            for index, (place, row) in enumerate(zip(wanted, part, strict=True)):
-                *_, token, logprob = _DRAW.unpack_from(told, index * _DRAW.size)
-                found[place] = None if draws[place] is None else (token, logprob)
+            told = Arrays.of([draws[index] for index in wanted])
+            tokens = () if isinstance(fed, Tensor) else fed[start:stop]
+            self._run(piece, Part.WHOLE, tokens, told, () if start else copies)
+            for place, row, drawn in zip(wanted, part, told.drawn(), strict=True):
+                found[place] = drawn
                 if part is not logits:
                     logits[place] = row
         return found, torch.from_numpy(logits)
@@ -312,9 +311,17 @@ class Runner:
             self._run(Rows(positions=(), chunks=(), tables=(), wanted=range(count)), Part.HEAD)
         return found
 
-    def _run(self, rows: Rows, part: Part, fed: Sequence[int] = (), draws: bytearray | None = None) -> None:
-        chunks, tokens = array("i", chain.from_iterable(rows.chunks)), array("i", fed)
+    def _run(
+        self,
+        rows: Rows,
+        part: Part,
+        fed: Sequence[int] = (),
+        draws: Arrays | None = None,
+        copies: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        chunks, tokens, pairs = array("i", chain.from_iterable(rows.chunks)), array("i", fed), array("i")
         positions, tables, wanted = (array("i", told) for told in (rows.positions, rows.tables, rows.wanted))
+        pairs.extend(chain.from_iterable(copies))
         told = StepData(
             rows=len(positions),
             wanted_count=len(wanted),
@@ -326,8 +333,15 @@ class Runner:
             tables=tables.buffer_info()[0],
             wanted=wanted.buffer_info()[0],
             tokens=tokens.buffer_info()[0] if fed else None,
-            draws=_address(draws) if draws else None,
+            copies=pairs.buffer_info()[0],
+            copy_count=len(copies),
         )
+        if draws is not None and draws.draws:
+            told.draws, told.edits, told.found, told.allowed = map(
+                _address, (draws.draws, draws.edits, draws.found, draws.allowed)
+            )
+            told.bans = draws.bans.buffer_info()[0]
+            told.edit_count, told.ban_count, told.found_count, told.allowed_size = draws.counts
         fault = self._library.step(self._handle, told)
         if fault is not Fault.FINE:
             raise EngineError(f"the native library refuses a step of {len(positions)} rows: {fault.name.lower()}")

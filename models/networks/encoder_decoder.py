@@ -122,11 +122,10 @@ class EncoderDecoderNetwork:
         feeds: Sequence[Feed],
         wanted: Sequence[tuple[int, int]],
         outputs: Outputs,  # noqa: ARG002
-    ) -> tuple[Tensor, Rows]:
+    ) -> tuple[Sequence[int], Rows]:
         """See `Chooser`."""
         rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
-        tokens = torch.tensor([token for index in rows.order for token in feeds[index].tokens])
-        return CrossedDecoder(self.model.module).embed(tokens, torch.tensor(rows.positions)), rows
+        return [token for index in rows.order for token in feeds[index].tokens], rows
 
     def _instead(
         self, positions: Tensor, distances: Tensor | None, rows: Tensor, call: PagedCall, cross_call: CrossCall

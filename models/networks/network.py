@@ -150,15 +150,6 @@ class Aligner(Protocol):
         """Feeds chunks of sequences with an `Alignment`; the answer to each whose chunk ends its prompt."""
 
 
-@frozen(eq=False)
-class NativeWhisper:
-    """Whisper at work in the native library, and which of the decoder's buffers have its queries, by layer."""
-
-    encoder: Runner
-    decoder: Runner
-    queries: tuple[int, ...]
-
-
 @frozen(kw_only=True, eq=False)
 class Reading:
     """What a decoder makes of the rows of some chunks."""
@@ -170,7 +161,11 @@ class Reading:
 
 @frozen(kw_only=True, eq=False)
 class WhisperNetwork:
-    """Whisper behind `Network`: items are windows of samples, read through cross-attention."""
+    """Whisper behind `Network`: items are windows of samples, read through cross-attention.
+
+    ``native`` computes steps, and ``encoder`` what a window becomes; ``None``: torch computes both. ``queries`` are the
+    buffers of ``native`` that have the queries of each layer's cross-attention.
+    """
 
     model: WhisperModel
     log_mel: LogMel
@@ -178,20 +173,20 @@ class WhisperNetwork:
     cross: CrossKV
     dtype: torch.dtype
     device: torch.device
-    native: NativeWhisper | None = None  # what computes; else torch does
+    native: Runner | None = None
+    encoder: Runner | None = None
+    queries: tuple[int, ...] = ()
 
     @property
     def positions(self) -> int:
         return self.model.shape.positions
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
-        return encode_windows(self.model, self.log_mel, jobs, None if self.native is None else self.native.encoder)
+        return encode_windows(self.model, self.log_mel, jobs, self.encoder)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
-        if self.native is None:
-            self.cross.write_all(slot, self.model.cross_keys_values(output))
-        else:
-            self.cross.write_all(slot, self.native.encoder.head(output))
+        found = self.model.cross_keys_values(output) if self.encoder is None else self.encoder.head(output)
+        self.cross.write_all(slot, found)
 
     def start(self, record: Record) -> None:
         assert not record.start.placeholders, (
@@ -199,10 +194,9 @@ class WhisperNetwork:
         )
         assert record.start.pooling is None, f"sequence {record.start.sequence_id}: Whisper pools nothing"
 
-    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:  # noqa: ARG002
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         if self.native is not None:
-            rows = self._rows(feeds, wanted)
-            return self.native.decoder.step(self._embed(feeds, rows), rows)
+            return self.native.step(*self.fed(feeds, wanted, outputs))
         reading = self.read(feeds, ())
         if not wanted:
             return reading.hidden.new_empty(0, self.model.shape.vocabulary, dtype=torch.float32)
@@ -224,24 +218,25 @@ class WhisperNetwork:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary], float32, of what `read` gives."""
-        return self.model.logits(hidden) if self.native is None else self.native.decoder.head(hidden)
+        return self.model.logits(hidden) if self.native is None else self.native.head(hidden)
 
-    def _read_natively(self, native: NativeWhisper, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
-        every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
-        rows = self._rows(feeds, every)
-        width = self.model.shape.width
-        kept = {native.queries[layer]: torch.empty(len(every), width) for layer in layers}
-        in_order = evolve(rows, wanted=range(len(every)))
-        hidden = native.decoder.step(self._embed(feeds, rows), in_order, hidden=True, kept=kept)
+    def _read_natively(self, native: Runner, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
+        fed, rows = self.fed(feeds, ())
+        kept = {self.queries[layer]: torch.empty(len(fed), self.model.shape.width) for layer in layers}
+        in_order = evolve(rows, wanted=range(len(fed)))
+        hidden = native.step(fed, in_order, hidden=True, kept=kept)
         starts = dict(zip(rows.order, rows.starts, strict=True))
         return Reading(starts=starts, hidden=hidden, queries=list(kept.values()))
 
-    def _rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
-        return Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
-
-    def _embed(self, feeds: Sequence[Feed], rows: Rows) -> Tensor:
-        fed = [token for index in rows.order for token in feeds[index].tokens]
-        return self.model.embed(torch.tensor(fed), torch.tensor(rows.positions))
+    def fed(
+        self,
+        feeds: Sequence[Feed],
+        wanted: Sequence[tuple[int, int]],
+        outputs: Outputs | None = None,  # noqa: ARG002
+    ) -> tuple[Sequence[int], Rows]:
+        """See `Chooser`."""
+        rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
+        return [token for index in rows.order for token in feeds[index].tokens], rows
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
         raise AssertionError(f"{len(feeds)} chunks are to be pooled with {outputs}, but Whisper pools nothing")

@@ -58,6 +58,7 @@ def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
     hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
     queries = tuple(map(program.buffer, [width] * len(decoder.layers)))  # no closure, see `core.frames`
     widened = program.buffer(inner)
+    program.look_up(hidden, decoder.tokens.panels, 1.0, decoder.positions.clone())
     for layer, query in zip(decoder.layers, queries, strict=True):
         size = width // heads
         attention = Attention(layer=layer.index, heads=heads, kv_heads=heads, size=size, scale=1.0, turned=0)
@@ -71,7 +72,7 @@ def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
     last = program.buffer(width)
     program.norm(hidden, last, _norm(decoder.norm), wanted=True)
     program.linear(last, program.buffer(shape.vocabulary), decoder.head.panels, Ending.STORE, wanted=True)
-    program.has_head = True
+    program.has_head = program.chooses = True
     return WhisperProgram(program, queries)
 
 

@@ -1,4 +1,4 @@
-"""Beam search at work: a sequence's search between its steps, and the candidates that logits give it.
+"""Beam search at work: a sequence's search between its steps, and the best candidates of its beams.
 
 What is decided is in `triolet.core.beams`, which page holds which beam in `triolet.core.beam_pages`.
 """
@@ -9,9 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Self
 
-import torch
 from attrs import define
-from torch import Tensor
 
 from ...core.beam_pages import BeamPages
 from ...core.beams import BeamSearch, BeamSettings, Candidate
@@ -45,34 +43,18 @@ class Search:
         return SampledToken(token_id=None)
 
 
-def find_candidates(scores: Tensor, searches: Sequence[Search]) -> list[list[Candidate]]:
-    """The candidates of each search, best first; none where a score is NaN or all tokens are ruled out.
+def merge(found: Sequence[Sequence[tuple[int, float, float]]], most: int) -> list[Candidate]:
+    """The ``most`` best candidates of a search's beams, best first; of equal ones the first beam's comes first. None
+    where a score is NaN.
 
     Args:
-        scores: float32 [rows, vocabulary]: log-probabilities with the rules applied. One row for each beam of each
-            search, in order.
+        found: for each beam tokens, each with its score and its log-probability.
     """
-    totals = [beam.total for search in searches for beam in search.state.beams]
-    most = min(max(search.state.settings.candidates for search in searches), scores.shape[-1])
-    best = (scores + torch.tensor(totals, device=scores.device)[:, None]).topk(most)
-    told = scores.gather(-1, best.indices) - scores.logsumexp(-1, keepdim=True)
-    rows = list(zip(best.values.tolist(), best.indices.tolist(), told.tolist(), strict=True))
-    found: list[list[Candidate]] = []
-    first = 0
-    for search in searches:
-        count = len(search.state.beams)
-        found.append(_merged(rows[first : first + count], search.state.settings.candidates))
-        first += count
-    return found
-
-
-def _merged(rows: list[tuple[list[float], list[int], list[float]]], most: int) -> list[Candidate]:
-    """The best of all beams' candidates. Of equal ones the first beam's comes first."""
     every = [
-        Candidate(beam, token_id, total, logprob)
-        for beam, row in enumerate(rows)
-        for total, token_id, logprob in zip(*row, strict=True)
-        if total != -math.inf
+        Candidate(beam, token, score, logprob)
+        for beam, told in enumerate(found)
+        for token, score, logprob in told
+        if score != -math.inf
     ]
     if any(math.isnan(one.total) for one in every):
         return []

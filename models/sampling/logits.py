@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
+from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -18,8 +20,10 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ...core.plan import SampledToken
-from ...core.request import LogitRules, SamplingParams, TimestampRules, is_plain
+from ...core.request import LogitRules, SamplingParams, TimestampRules
 from .structure import Guide
+
+_T = TypeVar("_T")
 
 _NEVER = -torch.inf
 _STEEP = 1_024  # tokens that usually hold all of top-p
@@ -32,34 +36,63 @@ class SamplerInput:
     generated: Sequence[int]  # tokens sampled so far, the prompt excluded
     sampling: SamplingParams
     rules: LogitRules
-    never: Tensor | None  # from `RuleMasks`
+    never: Tensor | None = None  # from `RuleMasks`, where torch computes
     prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; needed for a repetition penalty alone
     guide: Guide | None = None  # the way through its structure
     before: Sequence[int] = ()  # the prompt's tokens in order; needed where n-grams may not repeat
 
 
 @define(eq=False)
+class Latest(Generic[_T]):
+    """What is made for `LogitRules`' constant part (``suppress``, ``allowed``), kept for the latest ``capacity``
+    rules."""
+
+    capacity: int
+    _kept: dict[tuple[object, object], _T] = field(init=False, factory=dict, repr=False)
+
+    def find(self, rules: LogitRules, make: Callable[[LogitRules], _T]) -> _T:
+        """What ``make`` gives, or gave before."""
+        key = (rules.suppress, rules.allowed)
+        found = self._kept.pop(key) if key in self._kept else make(rules)
+        self._kept[key] = found  # the last used is the last to go
+        if len(self._kept) > self.capacity:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def all(self) -> tuple[_T, ...]:
+        """What is kept."""
+        return tuple(self._kept.values())
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._kept.clear()
+
+
+@define(eq=False)
 class RuleMasks:
-    """The masks of `LogitRules`' constant part (``suppress``, ``allowed``), kept for the latest ``capacity`` rules."""
+    """The tokens that the constant part of `LogitRules` never allows."""
 
     vocabulary: int
     device: torch.device
     capacity: int = 16
-    _masks: dict[tuple[object, object], Tensor] = field(init=False, factory=dict, repr=False)
+    _masks: Latest[Tensor] = field(init=False, repr=False)
+    _bans: Latest[array[int]] = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._masks, self._bans = Latest(self.capacity), Latest(self.capacity)
 
     def mask(self, rules: LogitRules) -> Tensor | None:
-        """The tokens that ``rules`` never allow: a mask, bool [vocabulary], or, where they are few, their ids, int64
-        [banned]; ``None`` where they allow all."""
+        """As a mask, bool [vocabulary], or, where they are few, their ids, int64 [banned]; ``None`` where all are
+        allowed."""
         if not rules.suppress and rules.allowed is None:
             return None
-        key = (rules.suppress, rules.allowed)
-        mask = self._masks.pop(key, None)
-        if mask is None:
-            mask = self._build(rules)
-        self._masks[key] = mask  # the last used is the last to go
-        if len(self._masks) > self.capacity:
-            del self._masks[next(iter(self._masks))]
-        return mask
+        return self._masks.find(rules, self._build)
+
+    def bans(self, rules: LogitRules) -> Sequence[int]:
+        """As ranges: the first token and the one after the last, one pair behind the other."""
+        if not rules.suppress and rules.allowed is None:
+            return ()
+        return self._bans.find(rules, self._find_ranges)
 
     def _build(self, rules: LogitRules) -> Tensor:
         mask = torch.zeros(self.vocabulary, dtype=torch.bool)
@@ -69,45 +102,52 @@ class RuleMasks:
         mask[list(rules.suppress)] = True
         return (mask if rules.allowed is not None else mask.nonzero()[:, 0]).to(self.device)
 
+    def _find_ranges(self, rules: LogitRules) -> array[int]:
+        mask = np.zeros(self.vocabulary + 2, np.int8)
+        if rules.allowed is not None:
+            mask[1:-1] = 1
+            mask[[token + 1 for token in rules.allowed]] = 0
+        mask[[token + 1 for token in rules.suppress]] = 1
+        return array("i", np.diff(mask).nonzero()[0].tolist())  # they begin and end where it changes
+
     def tensors(self) -> tuple[Tensor, ...]:
         """The masks kept."""
-        return tuple(self._masks.values())
+        return self._masks.all()
 
     def release(self) -> None:
-        """Forgets the masks."""
+        """Forgets them."""
         self._masks.clear()
+        self._bans.clear()
 
 
 def sample_tokens(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids: tuple[int, ...]) -> list[SampledToken]:
     """Samples one token per row of ``logits`` (float32 [rows, vocabulary], written to), with all that is told of it.
 
     A log-probability is NaN where nothing could be sampled, unless it is the structure that leaves nothing: that is
-    told as the token's ``error``, with an end-of-text as token, or any where there is none.
+    told as the token's ``error``.
     """
     apply_rules(logits, inputs, eos_token_ids)
     tokens, logprobs = choose(logits, inputs)
     tops = likeliest(logits, inputs)
     found = []
     for row, (one, token, logprob, top) in enumerate(zip(inputs, tokens, logprobs, tops, strict=True)):
-        error = _structure_error(one, logits[row], logprob)
-        sampled = SampledToken(token_id=token, logprob=logprob, top=top)
-        found.append(SampledToken(token_id=(*eos_token_ids, token)[0], error=error) if error else sampled)
+        left = not math.isnan(logprob) or bool(logits[row].isnan().any())
+        found.append(told(one, SampledToken(token_id=token, logprob=logprob, top=top), eos_token_ids, left=left))
     return found
 
 
-def chosen_plainly(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> bool:
-    """Whether its token depends on the logits and the sampling alone, now."""
-    return one.guide is None and is_plain(one.sampling, one.rules) and not _banned(one, eos_token_ids)
+def told(one: SamplerInput, sampled: SampledToken, eos_token_ids: tuple[int, ...], *, left: bool) -> SampledToken:
+    """``sampled``, or the error of the structure, with an end-of-text as token, or any where there is none.
 
-
-def _structure_error(one: SamplerInput, logits: Tensor, logprob: float) -> str:
-    if one.guide is None:
-        return ""
-    if (
-        not one.guide.error and math.isnan(logprob) and not logits.isnan().any()
-    ):  # not kept: perhaps a draft token led here
-        return "the structure leaves no token that the model may sample; ask for another one"
-    return one.guide.error
+    Args:
+        left: the structure and the rules have left a token, as far as the logits can tell.
+    """
+    guide = one.guide
+    if guide is None:
+        return sampled
+    nothing = "the structure leaves no token that the model may sample; ask for another one"
+    error = guide.error or ("" if left else nothing)  # not kept: perhaps a draft token led here
+    return SampledToken(token_id=(*eos_token_ids, sampled.token_id)[0], error=error) if error else sampled
 
 
 def apply_rules(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids: tuple[int, ...]) -> None:
@@ -117,7 +157,7 @@ def apply_rules(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids: t
     _penalise_repetition(logits, inputs)
     _penalise_counts(logits, inputs)
     _apply_constant(logits, inputs)
-    banned = [(row, token) for row, one in enumerate(inputs) for token in _banned(one, eos_token_ids)]
+    banned = [(row, token) for row, one in enumerate(inputs) for token in banned_now(one, eos_token_ids)]
     if banned:
         rows, tokens = torch.tensor(banned, device=logits.device).T
         logits[rows, tokens] = _NEVER
@@ -187,7 +227,7 @@ def _ban(logits: Tensor, never: Tensor) -> None:
         logits.index_fill_(-1, never, _NEVER)
 
 
-def _banned(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+def banned_now(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens that are only banned now: at the beginning, and the ends before ``min_tokens``."""
     count, sampling = len(one.generated), one.sampling
     first = int(any(index == 0 for index, _ in one.rules.forced))  # behind a forced first token is where it begins

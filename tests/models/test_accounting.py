@@ -7,7 +7,6 @@ torch's operations make (`watch`), and from torch's allocator. On CUDA: from `to
 from __future__ import annotations
 
 import gc
-import itertools
 from functools import partial
 
 import numpy as np
@@ -67,7 +66,7 @@ def drive(open_driver, checkpoint):
 
 
 def expected_bytes(driver, reference):
-    """From the checkpoint and the configuration, with one output and one mask left."""
+    """From the checkpoint and the configuration, with one output left, and one mask where torch computes."""
     description, width, layers = driver.description, 48, 2
     position = layers * 2 * width * 4
     weights = {parameter.data_ptr(): parameter.nbytes for parameter in reference.model.parameters()}
@@ -82,8 +81,8 @@ def expected_bytes(driver, reference):
         filled = sum(-outputs % 32 * 4 * (inputs + 1) for outputs, inputs in shapes) + -vocabulary % 32 * 4 * width
         between = 3 * width + width + inner + width
         buffers = 256 * (between + layers * width) * 4 + description.encoder_embeddings * between * 4
-        norms = (3 * layers + 1 + 2 * layers + 1) * 2 * width * 4
-        both = (*network.native.encoder.tensors(), *network.native.decoder.tensors())
+        norms = ((3 * layers + 1 + 2 * layers + 1) * 2 + config.max_target_positions) * width * 4  # and positions
+        both = (*network.encoder.tensors(), *network.native.tensors())
         native = {"native": buffers + norms + sum(one.nbytes for one in both if one.dtype == torch.uint8)}
     return {
         **native,
@@ -92,7 +91,7 @@ def expected_bytes(driver, reference):
         "self_kv": (description.pages + 1) * description.page_size * position,
         "cross_kv": description.cross_slots * description.encoder_embeddings * position,
         "encoder_outputs": description.encoder_bytes,
-        "rule_masks": 2 * 8,  # the ids of the job's suppressed tokens
+        "rule_masks": 0 if native else 2 * 8,  # the ids of the job's suppressed tokens
     }
 
 
@@ -252,7 +251,7 @@ def test_a_new_kind_of_buffer_takes_one_line(books, drive, work):
     assert books.live() == {}
 
 
-@pytest.mark.parametrize("forgotten", OWNERS)
+@pytest.mark.parametrize("forgotten", [owner for owner in OWNERS if not (NATIVE and owner == "rule_masks")])
 def test_an_owner_that_is_forgotten_is_found(books, drive, work, monkeypatch, forgotten):
     """Whichever it is: at once by `open` where it holds tensors then, else at rest."""
     own = ResourceStack.own
@@ -313,16 +312,16 @@ def storages_of(watch, call):
 
 
 def test_what_a_step_makes_dies_with_it(books, driver, audio, ids, watch):
-    """A step that goes well leaves one mask, whoever holds its result. A step that runs out of memory, at whichever of
-    its storages, leaves nothing but that mask, although the error is kept."""
+    """A step that goes well leaves one mask, whoever holds its result; in the library it needs none. A step that runs
+    out of memory, at whichever of its storages, leaves nothing but that mask, although the error is kept."""
     executor = driver.executor
     driver.encode(a=audio(1), b=audio(2))
     with watch() as watched:
         result = executor.step(step_of(ids))
     assert [sampled.token_id is not None for sampled in result.sampled] == [True, True]
-    assert watched.alive == 1
+    assert watched.alive == (0 if NATIVE else 1)
     count = len(watched.made)
-    assert count > (30 if NATIVE else 50)  # the library's operations make none
+    assert count > (1 if NATIVE else 50)  # the library's operations make none
     for number in range(1, count):
         executor.reset()
         driver.encode(a=audio(1), b=audio(2))
@@ -357,13 +356,13 @@ def test_an_error_of_ours_keeps_no_tensor_either(books, driver, audio, ids, monk
     books.check(executor)
     driver.encode(a=audio(1), b=audio(2))
 
-    def sample_tokens(logits, draws, eos_token_ids):
+    def fail(*given):
         try:
-            raise ValueError(logits.sum())
+            raise ValueError(torch.ones(3).sum())
         except ValueError as first:
             raise EngineError("chained") from first
 
-    monkeypatch.setattr(drawing, "sample_tokens", sample_tokens)
+    monkeypatch.setattr(drawing, "_accept", fail)
     with pytest.raises(EngineError, match="chained") as error:
         executor.step(step_of(ids))
     kept.append(error)
@@ -544,14 +543,16 @@ def test_close_gives_every_byte_back_after_errors(device, allocated, drive, audi
     executor, batch = driver.executor, {"a": audio(1), "b": audio(2, 0.5)}
     driver.encode(**batch)
     rest = allocated()
-    calls = [partial(driver.encode, c=audio(3), d=audio(4)), partial(executor.step, step_of(ids))]
-    for call, number in itertools.product(calls, (1, 3, 7, 12)):
+    numbers = (1, 2) if NATIVE and device == "cpu" else (1, 3, 7, 12)
+    calls = [(partial(driver.encode, c=audio(3), d=audio(4)), number) for number in (1, 3, 7, 12)]
+    calls += [(partial(executor.step, step_of(ids)), number) for number in numbers]
+    for call, number in calls:
         with watch(fail_at=number), pytest.raises(DeviceOutOfMemory) as error:
             call()
         kept.append(error.value)
         executor._open.masks.release()
         assert allocated() == rest
-    assert len(kept) == 8
+    assert len(kept) == len(calls)
     executor.close()
     assert allocated() == before
 

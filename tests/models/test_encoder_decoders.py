@@ -273,7 +273,10 @@ def test_the_trial_refuses_a_family_that_tells_the_decoder_something_wrong(folde
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 def test_the_trial_refuses_what_the_native_library_computes_otherwise(folder, monkeypatch):
-    monkeypatch.setattr(CrossedDecoder, "embed", lambda self, tokens, positions: self.base.embed_tokens(tokens))
+    def embed(self, program, hidden, positions):
+        program.look_up(hidden, self.base.embed_tokens.panels(), 1.0)
+
+    monkeypatch.setattr(CrossedDecoder, "_embed", embed)
     with pytest.raises(UnsupportedModel, match="computes other numbers by the native library than by transformers"):
         TorchExecutor(folder("bart"), SMALL).open()
 

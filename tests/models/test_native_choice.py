@@ -1,28 +1,37 @@
-"""Tokens that the native library chooses are those that are chosen of its logits, by the same draws."""
+"""What the native library chooses is what torch chooses of its logits: tokens, candidates of beams, probes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
+from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from triolet.core.beams import Candidate
 from triolet.core.errors import EngineError
-from triolet.core.request import LogitRules, SamplingParams
-from triolet.models.native.library import Ending, Library
+from triolet.core.plan import SequenceStart
+from triolet.core.request import LogitRules, SamplingParams, TimestampRules
+from triolet.models.native.draws import NOTHING, Draw
+from triolet.models.native.library import Change, Choice, Ending, Library
 from triolet.models.native.panels import Panels
 from triolet.models.native.program import Normed, Program
 from triolet.models.native.runner import Rows, Runner
-from triolet.models.sampler import draw_of
-from triolet.models.sampling.logits import SamplerInput, choose, chosen_plainly
+from triolet.models.sampling.answers import Answers, Asked, answer, answers_of, draws_of
+from triolet.models.sampling.beams import Search
+from triolet.models.sampling.logits import RuleMasks, SamplerInput
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
-VOCABULARY, HIDDEN, SCALE, MOST_ROWS = 1_997, 48, 1.5, 7
+VOCABULARY, HIDDEN, SCALE, MOST_ROWS, EOS = 1_997, 48, 1.5, 7, 9
+TOKENS = st.integers(0, VOCABULARY - 1)
+POSITIONS = torch.randn(99, HIDDEN, generator=torch.Generator().manual_seed(3))
 
 
 def table(dtype: torch.dtype | None) -> Panels:
@@ -31,106 +40,220 @@ def table(dtype: torch.dtype | None) -> Panels:
 
 
 @contextmanager
-def running(embedding: Panels, bias: torch.Tensor, *, threads: int = 2, level: int = 0) -> Iterator[Runner]:
+def running(
+    embedding: Panels, bias: torch.Tensor, *, threads: int = 2, level: int = 0, pages: torch.Tensor | None = None
+) -> Iterator[Runner]:
     """Embeddings, their norm, and logits of it."""
     program, library = Program(), Library.load()
     assert library is not None
     hidden = program.buffer(HIDDEN)
-    program.look_up(hidden, embedding, SCALE)
+    program.look_up(hidden, embedding, SCALE, POSITIONS)
     last = program.buffer(HIDDEN)
     program.norm(hidden, last, Normed(gain=torch.ones(HIDDEN), epsilon=1e-5), wanted=True)
     head = Panels.of(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(2)) * 0.3, bias)
     program.linear(last, program.buffer(VOCABULARY), head, Ending.STORE, wanted=True)
     program.has_head = program.chooses = True
-    runner = Runner.open(library, program, None, rows=MOST_ROWS, positions=99, threads=threads, level=level)
+    runner = Runner.open(library, program, pages, rows=MOST_ROWS, positions=99, threads=threads, level=level)
     try:
         yield runner
     finally:
         runner.release()
 
 
+@frozen(eq=False)
+class AnyTokens:
+    """A structure that allows some tokens."""
+
+    tokens: frozenset[int]
+    error: str = ""
+
+    def allowed(self, _: Sequence[int]) -> NDArray[np.uint8]:
+        bits = np.zeros(-(-VOCABULARY // 32) * 32, np.uint8)
+        bits[list(self.tokens)] = 1
+        return np.packbits(bits, bitorder="little")
+
+
 SAMPLINGS = st.builds(
     SamplingParams,
-    temperature=st.sampled_from([0.0, 1e-9, 0.3, 1.0, 2.0]),
+    temperature=st.sampled_from([0.0, 0.0, 1e-9, 0.3, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 5, 50, 5_000]),
     top_p=st.sampled_from([0.1, 0.5, 0.9, 0.9999, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.3]),
     seed=st.integers(0, 1 << 30),
+    logprobs=st.sampled_from([None, 0, 1, 5, 20]),
+    logit_bias=st.dictionaries(TOKENS, st.floats(-9, 9, width=32), max_size=4),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.3]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.4]),
+    min_tokens=st.sampled_from([0, 3]),
+)
+TIMESTAMPS = st.builds(
+    TimestampRules,
+    begin_id=st.integers(VOCABULARY - 900, VOCABULARY - 1),
+    no_timestamps_id=st.just(VOCABULARY - 1_000),
+    max_initial=st.sampled_from([None, 0, 50]),
+)
+RULES = st.builds(
+    LogitRules,
+    suppress=st.lists(TOKENS, max_size=5, unique=True).map(tuple),
+    begin_suppress=st.lists(TOKENS, max_size=3).map(tuple),
+    allowed=st.none() | st.lists(TOKENS, max_size=40, unique=True).map(tuple),
+    timestamps=st.none() | TIMESTAMPS,
+    min_tokens=st.sampled_from([0, 4]),
+    no_repeat_ngram=st.sampled_from([0, 1, 2]),
+    forced=st.sampled_from([(), (), ((0, 77),), ((2, 78),)]),
+)
+INPUTS = st.builds(
+    SamplerInput,
+    generated=st.lists(TOKENS, max_size=5),
+    sampling=SAMPLINGS,
+    rules=st.just(LogitRules()) | RULES,
+    guide=st.none() | st.builds(AnyTokens, st.frozensets(TOKENS, max_size=30)),
+    prompt=st.lists(TOKENS, max_size=3).map(tuple),
 )
 
 
-@settings(max_examples=80)
+def searching(size: int, beams: int) -> Search:
+    """A search that has as many beams as ``beams``."""
+    sampling = SamplingParams(beam_size=size)
+    start = SequenceStart(
+        sequence_id=1, token_ids=(1, 2), prompt_length=2, sampling=sampling, rules=LogitRules(), probe=None,
+        max_tokens=50, stops=frozenset({EOS}),
+    )  # fmt: skip
+    search = Search.of(start, 16)
+    search.advance([Candidate(0, 100 + one, -0.5 * one, -0.5) for one in range(beams)])
+    return search
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> Asked:
+    searches = [searching(size, draw(st.integers(1, size))) for size in draw(st.lists(st.integers(2, 5), max_size=2))]
+    rules = st.builds(LogitRules) | RULES
+    beams = [
+        SamplerInput(generated=list(beam.token_ids), sampling=SamplingParams(beam_size=5), rules=ruled)
+        for search in searches
+        for ruled in [draw(rules)]
+        for beam in search.state.beams
+    ]
+    tokens, asked = draw(st.lists(INPUTS, max_size=9)), draw(st.lists(st.lists(TOKENS, max_size=5).map(tuple)))
+    shared, behind = draw(st.integers(0, min(len(tokens), len(asked)))), len(tokens) + len(beams)
+    probes = [(row if row < shared else behind + row - shared, ids) for row, ids in enumerate(asked)]
+    return Asked(tokens=tokens, beams=beams, searches=searches, probes=probes)
+
+
+def answers_by(runner: Runner, fed: Sequence[int], asked: Asked) -> tuple[Answers, Answers]:
+    """Those of torch, of the library's own logits; and the library's."""
+    rows, masks = Rows.all_of(len(fed)), RuleMasks(VOCABULARY, torch.device("cpu"))
+    logits = runner.step(fed, rows)
+    drawn, _ = runner.choose(fed, rows, draws_of(asked, masks, (EOS,)))
+    return answer(logits, asked.with_masks(masks), (EOS,)), answers_of(drawn, asked, (EOS,))
+
+
+def assert_alike(expected: Answers, found: Answers) -> None:
+    for ours, theirs in zip(found.tokens, expected.tokens, strict=True):
+        assert (ours.token_id, ours.error) == (theirs.token_id, theirs.error) or math.isnan(theirs.logprob)
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4, nan_ok=True)
+        assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+        assert [one for _, one in ours.top] == pytest.approx([one for _, one in theirs.top], abs=1e-4)
+    for ours, theirs in zip(found.candidates, expected.candidates, strict=True):
+        assert [(one.beam, one.token_id) for one in ours] == [(one.beam, one.token_id) for one in theirs]
+        for name in ("total", "logprob"):
+            assert [getattr(one, name) for one in ours] == pytest.approx(
+                [getattr(one, name) for one in theirs], abs=1e-4
+            )
+    for ours, theirs in zip(found.probes, expected.probes, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+@settings(max_examples=120)
+@given(asked=questions(), dtype=st.sampled_from([None, torch.float16, torch.bfloat16, torch.int8]), data=st.data())
+def test_the_library_answers_as_torch_does(asked: Asked, dtype: torch.dtype | None, data: st.DataObject) -> None:
+    """Tokens by every rule, candidates of searches, probes; in one call, or in several of ``MOST_ROWS`` rows."""
+    count = max([len(asked.tokens) + len(asked.beams), *(row + 1 for row, _ in asked.probes)])
+    if not count:
+        return
+    fed = data.draw(st.lists(TOKENS, min_size=count, max_size=count))
+    with running(table(dtype), torch.zeros(VOCABULARY), level=data.draw(st.sampled_from([1, 3, 4]))) as runner:
+        assert_alike(*answers_by(runner, fed, asked))
+
+
+@settings(max_examples=60)
 @given(
-    asked=st.lists(st.tuples(st.integers(0, VOCABULARY - 1), SAMPLINGS, st.integers(0, 9), st.booleans()), min_size=1),
-    dtype=st.sampled_from([None, torch.float16, torch.bfloat16, torch.int8]),
-    equal=st.booleans(),
+    asked=st.lists(st.tuples(TOKENS, SAMPLINGS, st.integers(0, 9)), min_size=1),
     level=st.sampled_from([1, 3, 4]),
 )
-def test_tokens_are_those_of_the_sampler(
-    asked: list[tuple[int, SamplingParams, int, bool]], dtype: torch.dtype | None, equal: bool, level: int
-) -> None:
-    """Many rows or one, also where tokens are equally likely; of rows without a draw the logits are told."""
-    embedding, rows = table(dtype), Rows.all_of(len(asked))
-    tokens = [token for token, *_ in asked]
+def test_of_equal_logits_the_first_is_the_likeliest(asked: list[tuple[int, SamplingParams, int]], level: int) -> None:
     inputs = [
-        SamplerInput(generated=[0] * length, sampling=sampling, rules=LogitRules(), never=None)
-        for _, sampling, length, _ in asked
+        SamplerInput(
+            generated=[0] * length, sampling=evolve(sampling, logprobs=None, logit_bias=()), rules=LogitRules()
+        )
+        for _, sampling, length in asked
     ]
-    draws = [draw_of(one) if drawn else None for one, (*_, drawn) in zip(inputs, asked, strict=True)]
-    bias = torch.where(torch.arange(VOCABULARY) % 3 == 0, 40.0, 0.0) if equal else torch.zeros(VOCABULARY)
-    with running(embedding, bias, level=level) as runner:
-        found, logits = runner.choose(tokens, rows, draws)
-        assert torch.equal(runner.step(embedding.rows(torch.tensor(tokens)) * SCALE, rows), logits)
-    expected = zip(*choose(logits, inputs), strict=True)
-    for one, draw, (token, logprob) in zip(found, draws, expected, strict=True):
-        assert (one is None) == (draw is None)
-        if one is not None:
-            assert one[0] == token
-            assert one[1] == pytest.approx(logprob, abs=1e-5)
+    bias = torch.where(torch.arange(VOCABULARY) % 3 == 0, 40.0, 0.0)
+    with running(table(None), bias, level=level) as runner:
+        questions = Asked(tokens=inputs, beams=(), searches=(), probes=())
+        assert_alike(*answers_by(runner, [token for token, *_ in asked], questions))
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_broken_has_no_log_probability(broken: float, temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=1)
-    one = SamplerInput(generated=(), sampling=sampling, rules=LogitRules(), never=None)
+@pytest.mark.parametrize(
+    "draw",
+    [Draw(), Draw(temperature=1.0, told=2), Draw(choice=Choice.BEAM, told=2), Draw(choice=Choice.NOTHING, asked=(3, 4))],
+)
+def test_what_is_broken_has_no_log_probability(broken: float, draw: Draw) -> None:
     bias = torch.zeros(VOCABULARY)
     bias[VOCABULARY - 1] = broken
     with running(table(None), bias) as runner:
-        ((told,), _) = runner.choose([3], Rows.all_of(1), [draw_of(one)])
-    assert told is not None
-    assert math.isnan(told[1])
+        ((told,), _) = runner.choose([3], Rows.all_of(1), [draw])
+    assert math.isnan(told.logprob)
+    assert all(map(math.isnan, told.asked))
+    assert all(math.isnan(logprob) for *_, logprob in told.found)
+
+
+def test_a_row_without_a_draw_keeps_its_logits() -> None:
+    with running(table(None), torch.zeros(VOCABULARY)) as runner:
+        expected = runner.step([3, 4], Rows.all_of(2))
+        _, logits = runner.choose([3, 4], Rows.all_of(2), [NOTHING, Draw(bans=[(0, 50)])])
+    assert torch.equal(logits[0], expected[0])
+    assert bool(logits[1, :50].isneginf().all())
+    assert torch.equal(logits[1, 50:], expected[1, 50:])
+
+
+def test_pages_are_copied_before_all_else() -> None:
+    pages = torch.arange(3 * 5 * 2 * 8, dtype=torch.float32).view(3, 5, 2, 8)
+    expected = pages.clone()
+    expected[:, [4, 0]] = pages[:, [1, 2]]
+    rows = Rows(positions=[0], chunks=[(1, 0, 0, 0)], tables=[3], wanted=[0])
+    with running(table(None), torch.zeros(VOCABULARY), pages=pages) as runner:
+        runner.choose([3], rows, [NOTHING], [(1, 4), (2, 0)])
+        assert torch.equal(pages, expected)
+        with pytest.raises(EngineError, match="page"):
+            runner.choose([3], rows, [NOTHING], [(1, 5)])
+        assert torch.equal(pages, expected)
 
 
 def test_a_token_that_is_none_is_refused() -> None:
     with running(table(None), torch.zeros(VOCABULARY)) as runner:
         for token in (-1, VOCABULARY):
             with pytest.raises(EngineError, match="token"):
-                runner.choose([token], Rows.all_of(1), [None])
+                runner.choose([token], Rows.all_of(1), [NOTHING])
 
 
 @pytest.mark.parametrize(
-    ("sampling", "rules"),
+    "draw",
     [
-        ({"logit_bias": ((3, 1.0),)}, {}),
-        ({"presence_penalty": 0.5}, {}),
-        ({"frequency_penalty": 0.5}, {}),
-        ({"repetition_penalty": 1.5}, {}),
-        ({"logprobs": 2}, {}),
-        ({"min_tokens": 2}, {}),
-        ({"beam_size": 2}, {}),
-        ({}, {"suppress": (3,)}),
-        ({}, {"allowed": (3, 4)}),
-        ({}, {"no_repeat_ngram": 3}),
-        ({}, {"begin_suppress": (5,)}),
-        ({}, {"forced": ((1, 4),)}),
+        Draw(edits=[(VOCABULARY, Change.ADDED, 1.0)]),
+        Draw(edits=[(-1, Change.ADDED, 1.0)]),
+        Draw(bans=[(0, VOCABULARY + 1)]),
+        Draw(bans=[(5, 4)]),
+        Draw(bans=[(-1, 4)]),
+        Draw(allowed=bytes(VOCABULARY // 8)),
+        Draw(timestamps=VOCABULARY + 1),
+        Draw(timestamps=-1),
+        Draw(asked=(VOCABULARY,)),
     ],
+    ids=repr,
 )
-def test_what_asks_for_more_is_chosen_of_logits(sampling: dict[str, object], rules: dict[str, object]) -> None:
-    def plain(length: int, **changes: object) -> bool:
-        settings = SamplingParams(**changes.get("sampling", {}))  # type: ignore[arg-type]
-        ruled = LogitRules(**changes.get("rules", {}))  # type: ignore[arg-type]
-        return chosen_plainly(SamplerInput(generated=[0] * length, sampling=settings, rules=ruled, never=None), (9,))
-
-    assert plain(0)
-    assert not plain(0, sampling=sampling, rules=rules)
+def test_a_draw_that_leaves_the_tokens_is_refused(draw: Draw) -> None:
+    with running(table(None), torch.zeros(VOCABULARY)) as runner, pytest.raises(EngineError, match="draw"):
+        runner.choose([3], Rows.all_of(1), [draw])

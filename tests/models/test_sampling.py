@@ -278,3 +278,17 @@ def test_rule_masks_are_kept_and_bounded():
     assert masks.mask(LogitRules(suppress=(1,))) is not first
     masks.release()
     assert masks.tensors() == ()
+
+
+@given(
+    suppress=st.frozensets(st.integers(0, VOCABULARY - 1)),
+    allowed=st.none() | st.frozensets(st.integers(0, VOCABULARY - 1)),
+)
+def test_ranges_of_rules_are_their_masks(suppress, allowed):
+    rules = LogitRules(suppress=tuple(suppress), allowed=None if allowed is None else tuple(allowed))
+    masks, logits = RuleMasks(VOCABULARY, CPU), torch.zeros(1, VOCABULARY)
+    draw = SamplerInput(generated=(), sampling=SamplingParams(), rules=rules, never=masks.mask(rules))
+    apply_rules(logits, [draw], (EOS,))
+    told = iter(masks.bans(rules))
+    banned = {token for first, end in zip(told, told, strict=True) for token in range(first, end)}
+    assert banned == set(logits[0].isneginf().nonzero()[:, 0].tolist())
