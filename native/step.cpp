@@ -126,18 +126,18 @@ struct Native {
 
 // Whether a draw stays within its step's arrays and the tokens
 bool is_sound(const Draw& d, const Step& plan, int tokens) {
-    if (!within(d.choice, NOTHING, BEAM)) return false;
-    if (d.edits < 0 || !within(d.edit_count, 0, plan.edit_count - d.edits)) return false;
-    if (d.bans < 0 || !within(d.ban_count, 0, plan.ban_count - d.bans)) return false;
-    if (d.found < 0 || !within(d.found_count, 0, plan.found_count - d.found) || !within(d.asked, 0, d.found_count)) return false;
-    if (d.allowed != -1 && !within(d.allowed, 0, plan.allowed_size - (tokens + 7) / 8)) return false;
+    const auto inside = [](int64_t first, int64_t count, int64_t all) { return within(first, 0, all) && within(count, 0, all - first); };
+    if (!within(d.choice, NOTHING, BEAM) || !within(d.timestamps, 0, tokens) || !within(d.asked, 0, d.found_count)) return false;
+    if (!inside(d.edits, d.edit_count, plan.edit_count) || !inside(d.bans, d.ban_count, plan.ban_count)) return false;
+    if (!inside(d.found, d.found_count, plan.found_count)) return false;
+    if (d.allowed != -1 && !inside(d.allowed, (tokens + 7) / 8, plan.allowed_size)) return false;
     for (const Edit* one = plan.edits + d.edits; one < plan.edits + d.edits + d.edit_count; one++)
         if (!within(one->token, 0, tokens - 1) || !within(one->change, ADDED, REPLACED)) return false;
     for (const int32_t* ban = plan.bans + 2 * d.bans; ban < plan.bans + 2 * (d.bans + d.ban_count); ban += 2)
         if (!within(ban[0], 0, ban[1]) || ban[1] > tokens) return false;
     for (int i = 0; i < d.asked; i++)
         if (!within(plan.found[d.found + i].token, 0, tokens - 1)) return false;
-    return within(d.timestamps, 0, tokens);
+    return true;
 }
 
 // Copies the plan, if it is one; nothing is read or written by its numbers before.
@@ -171,8 +171,11 @@ Fault admit(Engine& e, const Step& plan) {
     for (int i = 0; i < m.count; i++)
         for (int row = 0; m.operations[i].kind == LOOKUP && plan.tokens && row < plan.rows; row++)
             if (plan.tokens[row] < 0 || plan.tokens[row] >= m.operations[i].matrix->outputs) return BAD_TOKEN;
+    if (!within(plan.copy_count, 0, m.pages)) return BAD_PAGE;
     for (int i = 0; i < 2 * plan.copy_count; i++)
         if (!within(plan.copies[i], 0, m.pages - 1)) return BAD_PAGE;
+    for (int count : {plan.edit_count, plan.ban_count, plan.found_count, plan.allowed_size})
+        if (plan.draws && !within(count, 0, INT32_MAX / 2)) return BAD_DRAW;
     for (int i = 0; plan.draws && i < plan.wanted_count; i++)
         if (!is_sound(plan.draws[i], plan, m.buffers[m.buffer_count - 1].width)) return BAD_DRAW;
     e.block_count = e.slot_count = 0;

@@ -15,9 +15,12 @@ from triolet import Engine, EngineConfig
 from triolet.actors.switch_interval import SHORT, SWITCH_INTERVAL, SwitchInterval
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.core.errors import EngineTeardownError
+from triolet.core.request import Alignment
+from triolet.testing.clients import Client, request_of
 from triolet.testing.sim import SimExecutor, SimInterpreter
+from triolet.testing.sim_model import SimModel
 
-from .shared import ask, audio, prompt
+from .shared import ask
 
 pytestmark = pytest.mark.real_time
 
@@ -96,7 +99,7 @@ def test_it_can_be_left_alone():
 
 
 def test_a_model_that_frees_the_lock_leaves_it_alone(monkeypatch):
-    """But while it is opened, and while somebody asks for what torch computes of the logits."""
+    """But while it is opened, and while somebody has a prompt read by torch."""
     opened = SimExecutor.open
     monkeypatch.setattr(SimExecutor, "open", lambda executor: evolve(opened(executor), native=True))
     held = Held(Job.STEP)
@@ -114,7 +117,10 @@ def test_a_model_that_frees_the_lock_leaves_it_alone(monkeypatch):
 
     async def ask_for_more() -> None:
         async with asked.engine:
-            await asked.engine.generate(prompt_token_ids=prompt(1), audio=audio(1), max_tokens=3, logprobs=1)
+            request = request_of(Client(alignment=Alignment(start=1, frames=3)), SimModel(), "times")
+            async with asked.engine.inside._submitted(request, wait=True) as mailbox:
+                await mailbox.wait_end()
+            mailbox.take_end()
             before = len(asked.seen)
             await ask(asked.engine, 2)
             assert set(asked.seen[before:]) == {5000}

@@ -198,7 +198,12 @@ def test_of_equal_logits_the_first_is_the_likeliest(asked: list[tuple[int, Sampl
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 @pytest.mark.parametrize(
     "draw",
-    [Draw(), Draw(temperature=1.0, told=2), Draw(choice=Choice.BEAM, told=2), Draw(choice=Choice.NOTHING, asked=(3, 4))],
+    [
+        Draw(),
+        Draw(temperature=1.0, told=2),
+        Draw(choice=Choice.BEAM, told=2),
+        Draw(choice=Choice.NOTHING, asked=(3, 4)),
+    ],
 )
 def test_what_is_broken_has_no_log_probability(broken: float, draw: Draw) -> None:
     bias = torch.zeros(VOCABULARY)
