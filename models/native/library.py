@@ -106,7 +106,7 @@ class ModelData(Structure):
         ("turns", c_void_p),
         *(
             (name, c_int32)
-            for name in ("count", "buffer_count", "turns_count", "threads", "chooses", "most_rows", "positions")
+            for name in ("count", "buffer_count", "turns_count", "threads", "chooses", "most_rows", "positions", "kv_format")
         ),
         ("keys_values", c_void_p),
         *((name, c_int32) for name in ("layers", "pages", "page_size", "kv_width")),
