@@ -133,7 +133,15 @@ struct Float16 {
 };
 struct Bfloat16 {
     static constexpr int BYTES = 2;
-    static inline V widen(const uint8_t* at) { return (V)(__builtin_convertvector(*(const HU*)at, VI) << 16); }
+    static inline V widen(const uint8_t* at) {
+#if defined(__AVX512F__)
+        return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at)), 16);
+#elif defined(__AVX2__)
+        return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at)), 16);
+#else
+        return (V)(__builtin_convertvector(*(const HU*)at, VI) << 16);
+#endif
+    }
     static constexpr float MOST = 0x1.fep127f;
     static inline VI narrow(V size) {
         const VI bits = (VI)size;

@@ -79,15 +79,16 @@ class CrossKV:
 
     def write(self, slot: int, layer: int, keys: Tensor, values: Tensor) -> None:
         """Stores keys and values, each [kv_heads, length, head_dim], where `begin` has told the length."""
-        _put(self._pool[layer, 0, slot, :, : self._lengths[slot]], keys)
-        _put(self._pool[layer, 1, slot, :, : self._lengths[slot]], values)
+        self._pool[layer, 0, slot, :, : self._lengths[slot]] = _nearest(keys, self._pool.dtype)
+        self._pool[layer, 1, slot, :, : self._lengths[slot]] = _nearest(values, self._pool.dtype)
 
     def write_all(self, slot: int, keys_values: Tensor) -> None:
         """Writes the slot anew, with keys and values of all layers, [length, layers * 2 * kv_heads * head_dim]."""
         layers, _, _, heads, _, size = self._pool.shape
         length = len(keys_values)
         self.begin(slot, length)
-        _put(self._pool[:, :, slot, :, :length], keys_values.view(length, layers, 2, heads, size).permute(1, 2, 3, 0, 4))
+        rounded = _nearest(keys_values, self._pool.dtype).view(length, layers, 2, heads, size)
+        self._pool[:, :, slot, :, :length] = rounded.permute(1, 2, 3, 0, 4)
 
     def clean(self, slot: int, length: int) -> None:
         """Zeroes what is in the slot behind its end, up to ``length`` positions."""
@@ -180,14 +181,15 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
 
 
-def _put(place: Tensor, numbers: Tensor) -> None:
-    """Writes numbers, perhaps in fewer bits, as the native library does: those beyond their range become the largest,
+def _nearest(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers in perhaps fewer bits, as the native library rounds them: those beyond the range become the largest,
     infinity and NaN stay."""
-    if place.dtype != numbers.dtype:
-        most, (least, largest) = torch.finfo(place.dtype).max, numbers.aminmax()
-        if not (float(least) >= -most and float(largest) <= most):
-            numbers = torch.where(numbers.isfinite(), numbers.clamp(-most, most), numbers)
-    place.copy_(numbers)
+    if numbers.dtype == dtype:
+        return numbers
+    most, (least, largest) = torch.finfo(dtype).max, numbers.aminmax()
+    if not (float(least) >= -most and float(largest) <= most):
+        numbers = torch.where(numbers.isfinite(), numbers.clamp(-most, most), numbers)
+    return numbers.to(dtype)
 
 
 def slot_of(part: Chunk) -> int:
