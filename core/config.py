@@ -125,10 +125,10 @@ class EngineConfig:
             with their pages, are split over the devices in order. For models that are too large for one device. Leave
             ``device`` at its default; ``graphs`` and ``compile`` are not used. ``()``: all layers on ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        kv_dtype: what keys and values are held in, pages and cross-attention alike. ``"auto"``: ``dtype``. ``"float16"`` or
+        kv_dtype: what keys and values are held in, of cross-attention too. ``"auto"``: ``dtype``. ``"float16"`` or
             ``"bfloat16"``: half of the bytes of float32, so twice the tokens in the same room; for models that the
-            native library computes, on the CPU in float32. It still computes in float32; what it keeps is rounded to
-            the nearest.
+            native library computes, on the CPU in float32. It still computes in float32: what is written is rounded.
+            Anything but ``dtype`` is refused where torch computes the model.
         threads: CPU threads of torch, a setting of the whole process; 0: one for each physical core that the process
             may use (affinity and the cgroup's quota, rounded down), but no more than torch is set to.
         switch_interval: how long a Python thread that computes may keep other threads waiting, a setting of the whole

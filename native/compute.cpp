@@ -118,8 +118,8 @@ struct Float16 {
 #elif defined(__F16C__)
         return (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at));
 #else
-        VI h;  // the bits moved to their place, the exponent by a product: right for subnormal numbers, too
-        for (int i = 0; i < VL; i++) h[i] = ((const uint16_t*)at)[i];
+        // the bits moved to their place, the exponent by a product: right for subnormal numbers, too
+        const VI h = __builtin_convertvector(*(const HU*)at, VI);
         const V magnitude = (V)((h & 0x7fff) << 13) * 0x1p112f;
         const VI broken = (magnitude >= 0x1p16f) & 0x7f800000;  // infinity and NaN stay what they are
         return (V)((VI)magnitude | broken | ((h & 0x8000) << 16));
@@ -144,8 +144,8 @@ struct Bfloat16 {
     }
     static constexpr float MOST = 0x1.fep127f;
     static inline VI narrow(V size) {
-        const VI bits = (VI)size;
-        return size == size ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fc0 - (VI){};
+        const VI bits = size == size ? (VI)size : 0x7fc00000 - (VI){};
+        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     }
 };
 

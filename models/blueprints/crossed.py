@@ -84,7 +84,7 @@ class CrossedBlueprint:
             decoder.pack()
 
     def not_native(self) -> str | None:
-        """Why torch computes the model, as far as it is known before the weights are; ``None``: it may be the library."""
+        """Why torch computes the model, as far as it is known before the weights; ``None``: the library may."""
         return not_native(self.device, self.dtype) if self.config.decodes else "it has no decoder"
 
     def _native_decoder(self, module: nn.Module) -> CrossedDecoder | str:

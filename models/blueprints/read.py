@@ -76,8 +76,8 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
 
 
 def _checked(blueprint: _AnyBlueprint) -> _AnyBlueprint:
-    """Raises `InvalidRequest` for sizes too small for one sequence, and a dtype that keys and values cannot have, before
-    anything is loaded."""
+    """Raises `InvalidRequest` for sizes too small for one sequence, and for a dtype that keys and values cannot have,
+    before anything is loaded."""
     check_kv_dtype(blueprint.config, blueprint.dtype, blueprint.not_native())
     check_sizes(blueprint.config, blueprint.sizes)
     return blueprint

@@ -112,7 +112,7 @@ class TextBlueprint:
             quantize_modules(module, self._language(module))
 
     def not_native(self) -> str | None:
-        """Why torch computes the model, as far as it is known before the weights are; ``None``: it may be the library."""
+        """Why torch computes the model, as far as it is known before the weights; ``None``: the library may."""
         config = self.config
         if not (self.checkpoint.causal and config.decodes):
             return "it is an encoder"

@@ -50,9 +50,9 @@ def try_out(
 
     Args:
         dtype: what the module computes in.
-        open_native: opens the native library over other pages; ``None``: the module computes. Pages of other dtypes than
-            ``dtype`` are tried beside pages of this: the latter show exactly that the model is computed, the former that
-            their format costs no more than its bits.
+        open_native: opens the native library over other pages; ``None``: the module computes. Where the network's pages
+            are of another dtype, it is tried with both: pages of ``dtype`` show that the library computes the model,
+            exactly; the others that their format costs no more than its bits.
 
     Raises:
         UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
@@ -71,12 +71,13 @@ def try_out(
         found = _run(evolve(network, paged=paged, witness=witness), prompts, witness)
     for told, ours in zip(expected, found, strict=True):
         _compare(told, ours, checkpoint, dtype, "with the engine's attention than with its own")
-    for stored in dict.fromkeys((dtype, kept)) if open_native is not None else ():
-        own = paged if stored == dtype else _pages(network.paged, stored)
-        with _opened(open_native, own) as native, refused(partial(_refusal, checkpoint)):
-            found, int8 = _run(evolve(network, paged=own, native=native), prompts, witness=None), native.in_int8
-        for told, ours in zip(expected, found, strict=True):
-            _compare(told, ours, checkpoint, stored, by_library(stored, dtype), int8=int8)
+    if open_native is not None:
+        for stored in dict.fromkeys((dtype, kept)):
+            own = paged if stored == dtype else _pages(network.paged, stored)
+            with _opened(open_native, own) as native, refused(partial(_refusal, checkpoint)):
+                found, int8 = _run(evolve(network, paged=own, native=native), prompts, witness=None), native.in_int8
+            for told, ours in zip(expected, found, strict=True):
+                _compare(told, ours, checkpoint, stored, by_library(stored, dtype), int8=int8)
     if compiled is None:
         return
     found = _compile(evolve(network, paged=paged, compiled=compiled), prompts)

@@ -56,7 +56,9 @@ def try_out_crossed(
         network.attach()
         found = _run(trial, prompts, outputs, [own, crossed])
     _compare(expected, found, checkpoint, dtype, "with the engine's attention than with its own")
-    for stored in dict.fromkeys((dtype, kept)) if open_native is not None else ():
+    if open_native is None:
+        return
+    for stored in dict.fromkeys((dtype, kept)):
         other = trial if stored == dtype else _over(network, stored)
         runner = open_native(other.paged, other.cross)
         try:

@@ -73,8 +73,8 @@ class PagedKV:
     def another(
         self, *, pages: int, page_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> PagedKV:
-        """A pool of the same layers and heads, on the same or another device, in the same or another dtype, with pages of
-        its own."""
+        """A pool of the same layers and heads with pages of its own, on the same or another device, in the same or
+        another dtype."""
         layers, _, _, width = self._pool.shape
         return PagedKV.allocate(
             layers=layers,

@@ -178,8 +178,8 @@ class Runner:
         Args:
             keys_values: the pages, [layers, pages, page_size, 2 * width] of float32, float16 or bfloat16, keys before
                 values; ``None``: the program reads none.
-            cross: the slots, [layers, 2, slots, heads, embeddings, size] of the same dtype, keys before values; ``None``:
-                the program reads none.
+            cross: the slots, [layers, 2, slots, heads, embeddings, size] of the same dtype, keys before values;
+                ``None``: the program reads none.
             rows: the most of one call; a step of more is several calls.
             positions: the most of a sequence.
         """
@@ -212,7 +212,8 @@ class Runner:
             model.layers, model.pages, model.page_size, width = keys_values.shape
             model.kv_width = width // 2
         if cross is not None:
-            assert keys_values is not None and cross.dtype == keys_values.dtype, "pages and slots are of one dtype"
+            assert keys_values is None or cross.dtype == keys_values.dtype, "pages and slots are of one dtype"
+            model.kv_format = FORMATS[cross.dtype]
             model.cross = cross.data_ptr()
             _, _, model.slots, model.cross_heads, model.embeddings, model.cross_size = cross.shape
         room = torch.empty(library.room(model), dtype=torch.uint8)

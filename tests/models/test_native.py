@@ -210,6 +210,12 @@ def test_pages_of_16_bits_hold_the_nearest_numbers(name: str, level: int, kept: 
             assert 0.0 < float(apart.median()) < 8 * torch.finfo(kept).eps
 
 
+def any_bits(count: int) -> Tensor:
+    """Numbers of float32 of every kind."""
+    bits = torch.randint(-(2**31), 2**31, (count,), generator=torch.Generator().manual_seed(1))
+    return bits.int().view(torch.float32)
+
+
 def nearest(values: Tensor, kept: torch.dtype) -> Tensor:
     """What is beyond the largest number becomes that; infinity and NaN stay."""
     most = torch.finfo(kept).max
@@ -224,8 +230,7 @@ def test_every_number_of_16_bits_is_read_and_the_nearest_is_written(level: int, 
     every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(kept).float()
     between = (every.double() + every.roll(1).double()).div(2).float()
     beside = torch.stack([between.nextafter(torch.tensor(end)) for end in (-torch.inf, torch.inf)])
-    some = torch.randint(-(2**31), 2**31, (2**16,), generator=torch.Generator().manual_seed(1)).int().view(torch.float32)
-    values = torch.cat([every, between, *beside, some]).view(-1, 64)
+    values = torch.cat([every, between, *beside, any_bits(2**16)]).view(-1, 64)
     program = Program()
     program.attend(
         program.buffer(3 * 64),

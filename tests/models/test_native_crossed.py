@@ -33,7 +33,7 @@ from triolet.models.native.runner import Runner
 from triolet.models.networks.encoder_decoder import EncoderDecoderNetwork
 from triolet.models.networks.network import Feed, Record
 
-from .test_native import KEPT, cut, loaded, nearest
+from .test_native import KEPT, any_bits, cut, loaded, nearest
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -252,10 +252,10 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
 def test_slots_and_pages_of_16_bits_cost_what_they_round(name: str, level: int, kept: torch.dtype) -> None:
     draw = random.Random(3)
     sequences = sequences_of([150, 1, 40, 300], 16, draw)
-    plain, found = [], []
-    for answers, dtype in ((plain, torch.float32), (found, kept)):
-        with fed(name, random.Random(2), level=level, kept=dtype) as one:
-            answers += one.all_of(sequences, random.Random(1))
+    with fed(name, random.Random(2), level=level) as one:
+        plain = one.all_of(sequences, random.Random(1))
+    with fed(name, random.Random(2), level=level, kept=kept) as one:
+        found = one.all_of(sequences, random.Random(1))
     for before, now in zip(plain, found, strict=True):
         apart = (now - before).abs().amax(1) / before.abs().max()
         assert 0.0 < float(apart.median()) < 8 * torch.finfo(kept).eps
@@ -264,8 +264,8 @@ def test_slots_and_pages_of_16_bits_cost_what_they_round(name: str, level: int, 
 @pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
 def test_a_slot_of_16_bits_holds_the_nearest_numbers(kept: torch.dtype) -> None:
     """As pages do: what is beyond the largest number becomes that, and what is broken stays so."""
-    some = torch.randint(-(2**31), 2**31, (2 * 2 * 3 * 5 * 7,), generator=torch.Generator().manual_seed(1)).int()
-    numbers = torch.cat([torch.tensor([1e38, -7e4, torch.inf, -torch.inf, torch.nan]), some.view(torch.float32)[5:]])
+    numbers = any_bits(2 * 2 * 3 * 5 * 7)
+    numbers[:5] = torch.tensor([1e38, -7e4, torch.inf, -torch.inf, torch.nan])
     sizes = {"layers": 2, "slots": 1, "heads": 3, "embeddings": 5, "head_dim": 7}
     for written in (numbers, numbers.nan_to_num().clamp(-9.0, 9.0)):
         cross = CrossKV.allocate(**sizes, dtype=kept, device=torch.device("cpu"))
