@@ -94,7 +94,7 @@ class Resident:
                 f"the model {self.name!r} {what} {log_lines.owners(needs)}; allowed: memory_budget={self.budget}, "
                 f"{log_lines.mebibytes(self.budget)}, for all models together. Give more, or have the model take less "
                 "by its EngineConfig: self_kv_bytes, cross_kv_bytes, encoder_cache_bytes, max_positions, dtype, "
-                "quantization"
+                "kv_dtype, quantization"
             )
 
 

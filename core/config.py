@@ -81,6 +81,7 @@ _SETTINGS = {
     "part": one_of(*PARTS),
     "device": Check(_device, "'auto', 'cpu', 'cuda' or 'cuda:N'; triolet devices lists what is there"),
     "dtype": one_of(*DTYPES),
+    "kv_dtype": one_of(*DTYPES),
     "threads": integer(0, 1024, "; 0: torch's own choice"),
     "switch_interval": one_of("short", "kept"),
     "max_running": integer(1, 65_536),
@@ -124,6 +125,10 @@ class EngineConfig:
             with their pages, are split over the devices in order. For models that are too large for one device. Leave
             ``device`` at its default; ``graphs`` and ``compile`` are not used. ``()``: all layers on ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+        kv_dtype: what keys and values are held in, of cross-attention too. ``"auto"``: ``dtype``. ``"float16"`` or
+            ``"bfloat16"``: half of the bytes of float32, so twice the tokens in the same room; for models that the
+            native library computes, on the CPU in float32. It still computes in float32: what is written is rounded.
+            Anything but ``dtype`` is refused where torch computes the model.
         threads: CPU threads of torch, a setting of the whole process; 0: one for each physical core that the process
             may use (affinity and the cgroup's quota, rounded down), but no more than torch is set to.
         switch_interval: how long a Python thread that computes may keep other threads waiting, a setting of the whole
@@ -192,6 +197,7 @@ class EngineConfig:
     device: str = "auto"
     devices: tuple[str, ...] = ()
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     threads: int = 0
     switch_interval: str = "short"
     max_running: int = 32

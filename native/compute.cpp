@@ -101,7 +101,10 @@ inline V activated(V x, int activation) {
     }
 }
 
-// ---------------------------------------------------------------- products
+// ---------------------------------------------------------------- formats
+
+typedef uint16_t H __attribute__((vector_size(2 * VL)));
+typedef uint16_t HU __attribute__((vector_size(2 * VL), aligned(2), may_alias));
 
 struct Float32 {
     static constexpr int BYTES = 4;
@@ -111,24 +114,74 @@ struct Float16 {
     static constexpr int BYTES = 2;
     static inline V widen(const uint8_t* at) {
 #if defined(__AVX512F__)
-        return (V)_mm512_cvtph_ps(*(const __m256i*)at);
+        return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
 #elif defined(__F16C__)
-        return (V)_mm256_cvtph_ps(*(const __m128i*)at);
+        return (V)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at));
 #else
-        VI h;  // the bits moved to their place, the exponent by a product: right for subnormal numbers, too
-        for (int i = 0; i < VL; i++) h[i] = ((const uint16_t*)at)[i];
+        // the bits moved to their place, the exponent by a product: right for subnormal numbers, too
+        const VI h = __builtin_convertvector(*(const HU*)at, VI);
         const V magnitude = (V)((h & 0x7fff) << 13) * 0x1p112f;
-        return (V)((VI)magnitude | ((h & 0x8000) << 16));
+        const VI broken = (magnitude >= 0x1p16f) & 0x7f800000;  // infinity and NaN stay what they are
+        return (V)((VI)magnitude | broken | ((h & 0x8000) << 16));
 #endif
+    }
+    static constexpr float MOST = 65504.0f;
+    static inline VI narrow(V size) {  // a sum rounds subnormal numbers, as they are in units of its last digit
+        const VI bits = (VI)size, normal = (bits - (112 << 23) + 0xfff + (bits >> 13 & 1)) >> 13;
+        return size < 0x1p-14f ? (VI)(size + 0.5f) - (126 << 23) : size < INFINITE ? normal : size == INFINITE ? 0x7c00 - (VI){} : 0x7e00 - (VI){};
     }
 };
 struct Bfloat16 {
     static constexpr int BYTES = 2;
     static inline V widen(const uint8_t* at) {
-        typedef uint16_t H __attribute__((vector_size(2 * VL), aligned(2), may_alias));
-        return (V)(__builtin_convertvector(*(const H*)at, VI) << 16);
+#if defined(__AVX512F__)
+        return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)at)), 16);
+#elif defined(__AVX2__)
+        return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)at)), 16);
+#else
+        return (V)(__builtin_convertvector(*(const HU*)at, VI) << 16);
+#endif
+    }
+    static constexpr float MOST = 0x1.fep127f;
+    static inline VI narrow(V size) {
+        const VI bits = size == size ? (VI)size : 0x7fc00000 - (VI){};
+        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     }
 };
+
+// Numbers that lie anywhere
+template <class W>
+inline V read(const uint8_t* at) {
+    if constexpr (W::BYTES == 4) return load((const float*)at);
+    else return W::widen(at);
+}
+template <class W>
+inline V read_upto(const uint8_t* at, int count) {
+    if constexpr (W::BYTES == 4) return load_upto((const float*)at, count);
+    if (count >= VL) return read<W>(at);
+    uint16_t some[VL] = {};
+    __builtin_memcpy(some, at, 2 * count);
+    return W::widen((const uint8_t*)some);
+}
+
+// Numbers to their nearest ones in a format, the even one of two: what is beyond it to the largest, but infinity and NaN
+// stay, so that a model that is broken is noticed
+template <class W>
+void narrow(const float* from, int count, uint8_t* to) {
+    for (int i = 0; i < count; i += VL) {
+        const V v = load_upto(from + i, count - i), size = v < 0.0f ? -v : v;
+        const VI sign = (VI)v >> 16 & 0x8000;
+        const H h = __builtin_convertvector(W::narrow((size > W::MOST) & (size < INFINITE) ? all(W::MOST) : size) | sign, H);
+        __builtin_memcpy(to + 2 * i, &h, 2 * least(VL, count - i));
+    }
+}
+inline void narrow(int format, const float* from, int count, uint8_t* to) {
+    if (format == FLOAT16) return narrow<Float16>(from, count, to);
+    if (format == BFLOAT16) return narrow<Bfloat16>(from, count, to);
+    __builtin_memcpy(to, from, count * sizeof(float));
+}
+
+// ---------------------------------------------------------------- products
 
 // `count` inputs of `P` panels, whose weights begin at `weights`, by `R` rows, to out [P][R][PANEL], or added to it.
 template <class W, int P, int R>
@@ -246,7 +299,7 @@ constexpr size_t GROUP_BYTES = PANEL * (4 + GROUP);
 
 inline size_t panel_bytes(const Matrix& m) {
     if (m.format == INT8) return groups_of(m.inputs) * GROUP_BYTES;
-    return (size_t)m.inputs * PANEL * (m.format == FLOAT32 ? 4 : 2);
+    return (size_t)m.inputs * PANEL * bytes_of(m.format);
 }
 
 // A row in int8, each group by the scale of its largest value
@@ -511,16 +564,17 @@ void linear(Engine& e, const Operation& o, Phase& phase, int thread, uint32_t ro
 
 // ---------------------------------------------------------------- pages
 
-inline float* page_of(const Model& m, int layer, int page) {
-    const int64_t row = 2 * (int64_t)m.kv_width;
+inline uint8_t* page_of(const Model& m, int layer, int page) {
+    const int64_t row = 2 * (int64_t)m.kv_width * bytes_of(m.kv_format);
     return m.keys_values + ((int64_t)layer * m.pages + page) * m.page_size * row;
 }
 
-// Keys of a head at a position; its values are `kv_width` behind
-inline const float* key_at(const Engine& e, const Operation& o, const Block& b, int head, int position) {
+// Keys of a head at a position; its values are `kv_width` numbers behind
+inline uint8_t* key_at(const Engine& e, const Operation& o, const Block& b, int head, int position) {
     const Model& m = e.model;
     const int page = e.step.tables[b.table + position / m.page_size];
-    return page_of(m, o.layer, page) + (int64_t)(position % m.page_size) * 2 * m.kv_width + head * o.size;
+    const int64_t number = (int64_t)(position % m.page_size) * 2 * m.kv_width + head * o.size;
+    return page_of(m, o.layer, page) + number * bytes_of(m.kv_format);
 }
 
 void turn_head(const Operation& o, const float* gain, float* x, const float* cosines, const float* sines, float scale) {
@@ -562,10 +616,10 @@ void turn(Engine& e, const Operation& o, int block) {
         for (int h = 0; h < o.heads; h++) turn_head(o, o.query_gain, x + h * o.size, cosines, sines, o.scale);
         float* keys = x + o.heads * o.size;
         for (int h = 0; h < o.kv_heads; h++) turn_head(o, o.key_gain, keys + h * o.size, cosines, sines, 1.0f);
-        float* to = (float*)key_at(e, o, b, 0, position);
+        uint8_t* to = key_at(e, o, b, 0, position);
         const int width = o.kv_heads * o.size;
-        __builtin_memcpy(to, keys, width * sizeof(float));
-        __builtin_memcpy(to + m.kv_width, keys + width, width * sizeof(float));
+        narrow(m.kv_format, keys, width, to);
+        narrow(m.kv_format, keys + width, width, to + (int64_t)m.kv_width * bytes_of(m.kv_format));
     }
 }
 
@@ -599,48 +653,50 @@ inline V totals(const V* v) {
 #endif
 
 // Scores of VL keys. Those that are none are the last one again.
-inline V scores_of(const float* query, const float* const* keys, int size) {
+template <class W>
+inline V scores_of(const float* query, const uint8_t* const* keys, int size) {
     V sums[VL];
     for (auto& sum : sums) sum = (V){};
     int d = 0;
     for (; d + VL <= size; d += VL) {
         const V q = load(query + d);
 #pragma GCC unroll 16
-        for (int p = 0; p < VL; p++) sums[p] = fuse(q, load(keys[p] + d), sums[p]);
+        for (int p = 0; p < VL; p++) sums[p] = fuse(q, read<W>(keys[p] + d * W::BYTES), sums[p]);
     }
     if (d < size) {
         const V q = load_upto(query + d, size - d);
-        for (int p = 0; p < VL; p++) sums[p] = fuse(q, load_upto(keys[p] + d, size - d), sums[p]);
+        for (int p = 0; p < VL; p++) sums[p] = fuse(q, read_upto<W>(keys[p] + d * W::BYTES, size - d), sums[p]);
     }
     return totals(sums);
 }
 
 // out[size] += the values [count] by their weights, position after position
-template <int D>
-inline void weigh(const float* weights, const float* const* values, int first, int count, int from, float* out) {
+template <class W, int D>
+inline void weigh(const float* weights, const uint8_t* const* values, int first, int count, int from, float* out) {
     V sums[D];
     for (auto& sum : sums) sum = (V){};
     for (int p = first; p < count; p++) {
         const V weight = all(weights[p]);
-        const float* at = values[p] + from;
+        const uint8_t* at = values[p] + from * W::BYTES;
 #pragma GCC unroll 8
-        for (int d = 0; d < D; d++) sums[d] = fuse(weight, load(at + d * VL), sums[d]);
+        for (int d = 0; d < D; d++) sums[d] = fuse(weight, read<W>(at + d * VL * W::BYTES), sums[d]);
     }
     for (int d = 0; d < D; d++) store(out + from + d * VL, sums[d]);
 }
 
 // A query and one chunk of its positions, `first` to `count` of it, to part [2 + size]: the largest score, the sum of
 // e^(score - largest), and the values by these. `added`: by distance, of this head; the first key is `apart` away.
-void attend_chunk(const Operation& o, const float* query, const float* const* keys, int64_t values_behind, int first,
-                  int count, float* part, const float* added = nullptr, int apart = 0) {
+template <class W>
+void attend_chunk(const Operation& o, const float* query, const uint8_t* const* keys, int64_t values_behind, int first,
+                  int count, float* part, const float* added, int apart) {
     alignas(64) float scores[CHUNK];
-    const float* values[CHUNK];
-    for (int p = first; p < count; p++) values[p] = keys[p] + values_behind;
+    const uint8_t* values[CHUNK];
+    for (int p = first; p < count; p++) values[p] = keys[p] + values_behind * W::BYTES;
     V top = all(-INFINITE);
     for (int p = 0; p < count; p += VL) {
         V s = all(-INFINITE);
         if (p + VL > first) {
-            s = scores_of(query, keys + p, o.size);
+            s = scores_of<W>(query, keys + p, o.size);
             if (o.soft_cap > 0.0f) s = o.soft_cap * tanh_of(s / o.soft_cap);
             for (int i = 0; added && i < VL; i++) s[i] += added[least(most(apart - p - i, 0), o.distance_count - 1)];
             for (int i = 0; i < VL; i++)
@@ -661,13 +717,18 @@ void attend_chunk(const Operation& o, const float* query, const float* const* ke
     part[0] = largest;
     part[1] = total(sum);
     int from = 0;
-    for (; from + 4 * VL <= o.size; from += 4 * VL) weigh<4>(scores, values, first, count, from, part + 2);
-    for (; from + VL <= o.size; from += VL) weigh<1>(scores, values, first, count, from, part + 2);
+    for (; from + 4 * VL <= o.size; from += 4 * VL) weigh<W, 4>(scores, values, first, count, from, part + 2);
+    for (; from + VL <= o.size; from += VL) weigh<W, 1>(scores, values, first, count, from, part + 2);
     if (from < o.size) {
         V rest = {};
-        for (int p = first; p < count; p++) rest = fuse(all(scores[p]), load_upto(values[p] + from, o.size - from), rest);
+        for (int p = first; p < count; p++) rest = fuse(all(scores[p]), read_upto<W>(values[p] + from * W::BYTES, o.size - from), rest);
         store_upto(part + 2 + from, rest, o.size - from);
     }
+}
+
+inline decltype(&attend_chunk<Float32>) attention_of(const Model& m) {
+    if (m.kv_format == FLOAT16) return attend_chunk<Float16>;
+    return m.kv_format == BFLOAT16 ? attend_chunk<Bfloat16> : attend_chunk<Float32>;
 }
 
 // Adds the part of the next chunk to that of those before
@@ -695,12 +756,12 @@ inline int spans_of(const Engine& e, const Operation& o, const Block& b) {
 }
 
 // The keys of a chunk's positions from `low` on, which begins at `start`; those that are none are their neighbour's.
-void find_keys(const Engine& e, const Operation& o, const Block& b, int head, int start, int low, const float** keys) {
+void find_keys(const Engine& e, const Operation& o, const Block& b, int head, int start, int low, const uint8_t** keys) {
     const int end = least(CHUNK, position_of(e, b, b.rows - 1) + 1 - start), size = e.model.page_size;
+    const int64_t row = 2 * (int64_t)e.model.kv_width * bytes_of(e.model.kv_format);
     for (int p = low; p < end;) {  // page by page
-        const float* at = key_at(e, o, b, head, start + p);
-        for (const int stop = least(end, p + size - (start + p) % size); p < stop; p++, at += 2 * (int64_t)e.model.kv_width)
-            keys[p] = at;
+        const uint8_t* at = key_at(e, o, b, head, start + p);
+        for (const int stop = least(end, p + size - (start + p) % size); p < stop; p++, at += row) keys[p] = at;
     }
     for (int p = end; p < CHUNK; p++) keys[p] = keys[end - 1];
     for (int p = 0; p < low; p++) keys[p] = keys[low];
@@ -711,7 +772,8 @@ void find_keys(const Engine& e, const Operation& o, const Block& b, int head, in
 void attend_span(const Engine& e, const Operation& o, const Block& b, int head, int span, float* parts, float* room) {
     const int group = o.heads / o.kv_heads, length = 2 + o.size;
     const Buffer& queries = e.model.buffers[o.from];
-    const float* keys[CHUNK];
+    const auto attend = attention_of(e.model);
+    const uint8_t* keys[CHUNK];
     const int seen = first_seen(o, position_of(e, b, 0)), last = position_of(e, b, b.rows - 1);
     for (int start = most(seen / CHUNK * CHUNK, span * SPAN); start < (span + 1) * SPAN && start <= last; start += CHUNK) {
         find_keys(e, o, b, head, start, most(0, seen - start), keys);
@@ -724,8 +786,8 @@ void attend_span(const Engine& e, const Operation& o, const Block& b, int head, 
                 const float* query = queries.data + (int64_t)(b.row + r) * queries.width + (head * group + g) * o.size;
                 float* part = parts + (r * group + g) * length;
                 const float* added = o.distances ? o.distances + (int64_t)(head * group + g) * o.distance_count : nullptr;
-                attend_chunk(o, query, keys, e.model.kv_width, most(0, first - start), count, begins ? part : room, added,
-                             position - start);
+                attend(o, query, keys, e.model.kv_width, most(0, first - start), count, begins ? part : room, added,
+                       position - start);
                 if (!begins) join(part, room, o.size);
             }
         }
@@ -788,18 +850,21 @@ void attend_cross(Engine& e, const Operation& o, int thread, int piece) {
     const Block& b = e.slots[piece / o.heads];
     const int head = piece % o.heads, length = 2 + o.size;
     const int64_t of_head = (int64_t)m.embeddings * m.cross_size, of_slots = (int64_t)m.slots * o.kv_heads * of_head;
-    const float* first = m.cross + 2 * o.layer * of_slots + ((int64_t)b.table * o.kv_heads + head / (o.heads / o.kv_heads)) * of_head;
+    const int64_t of_key = (int64_t)m.cross_size * bytes_of(m.kv_format);
+    const int64_t before = 2 * o.layer * of_slots + ((int64_t)b.table * o.kv_heads + head / (o.heads / o.kv_heads)) * of_head;
+    const uint8_t* first = m.cross + before * bytes_of(m.kv_format);
     const Buffer& queries = m.buffers[o.from];
+    const auto attend = attention_of(m);
     float *parts = e.own[thread], *room = parts + BLOCK * length;
-    const float* keys[CHUNK];
+    const uint8_t* keys[CHUNK];
     for (int start = 0; start < b.length; start += CHUNK) {
         const int count = least(CHUNK, b.length - start);
-        for (int p = 0; p < CHUNK; p++) keys[p] = first + (int64_t)(start + least(p, count - 1)) * m.cross_size;
+        for (int p = 0; p < CHUNK; p++) keys[p] = first + (start + least(p, count - 1)) * of_key;
         for (int r = 0; r < b.rows; r++) {
             float* query = queries.data + (int64_t)(b.row + r) * queries.width + head * o.size;
             if (!start && o.scale != 1.0f)
                 for (int d = 0; d < o.size; d++) query[d] *= o.scale;  // no other piece reads it
-            attend_chunk(o, query, keys, of_slots, 0, count, start ? room : parts + r * length);
+            attend(o, query, keys, of_slots, 0, count, start ? room : parts + r * length, nullptr, 0);
             if (start) join(parts + r * length, room, o.size);
         }
     }

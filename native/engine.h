@@ -13,6 +13,7 @@ constexpr int BATCH = 48;     // rows that a block of weights is read for
 constexpr int BAND = 192;     // rows whose inputs stay in the caches while all weights pass
 
 static inline int panels_of(int outputs) { return (outputs + PANEL - 1) / PANEL; }
+static inline int bytes_of(int format) { return format == FLOAT32 ? 4 : 2; }  // of a number
 
 struct Block { int32_t row, rows, table, length; };  // rows of one sequence; or of one slot, and how long that is
 

@@ -67,9 +67,10 @@ struct Model {
     int32_t count, buffer_count, turns_count, threads;
     int32_t chooses;        // 1: steps may have draws
     int32_t most_rows, positions;
-    float* keys_values;  // [layers][pages][page_size][2 * kv_width], keys before values; or none, of 0 pages
+    int32_t kv_format;     // of pages and slots, of 32 or 16 bits; computed is in float32
+    uint8_t* keys_values;  // [layers][pages][page_size][2 * kv_width], keys before values; or none, of 0 pages
     int32_t layers, pages, page_size, kv_width;
-    const float* cross;  // [layers][2][slots][cross_heads][embeddings][size], keys before values; or none
+    const uint8_t* cross;  // [layers][2][slots][cross_heads][embeddings][size], keys before values; or none
     int32_t slots, cross_heads, embeddings, cross_size;
     uint8_t* room;       // for threads and phases; see `triolet_room`
 };

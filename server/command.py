@@ -88,6 +88,7 @@ class _Bytes(click.ParamType[int]):
 @click.option("--no-access-log", is_flag=True, help="No line for each request.")
 @click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes.")
 @click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights.")
+@click.option("--kv-dtype", type=click.Choice(DTYPES), default="auto", help="Of keys and values, on the CPU.")
 @click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Of the matrices, on the CPU.")
 @click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices.")
 @click.option("--cluster", is_flag=True, help="Run the models as replicas on Ray: at $RAY_ADDRESS, or started here.")
@@ -216,7 +217,11 @@ def _server(settings: ServerSettings, given: dict[str, Any]) -> Server:
     from .server import Server
 
     config = EngineConfig(
-        device=given["device"], dtype=given["dtype"], quantization=given["quantization"], threads=given["threads"]
+        device=given["device"],
+        dtype=given["dtype"],
+        kv_dtype=given["kv_dtype"],
+        quantization=given["quantization"],
+        threads=given["threads"],
     )
     observers = Observers([Heap().heard])
     models = models_of(given["model"], given["models"])

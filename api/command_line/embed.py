@@ -60,6 +60,7 @@ def embed(
     texts: tuple[str, ...],
     device: str,
     dtype: str,
+    kv_dtype: str,
     quantization: str | None,
     threads: int,
     watch: bool,
@@ -74,7 +75,12 @@ def embed(
     following = Following.of("embed", watch=watch, trace=trace)
     try:
         config = EngineConfig(
-            device=device, dtype=dtype, quantization=quantization, threads=threads, observer=following.observer
+            device=device,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            quantization=quantization,
+            threads=threads,
+            observer=following.observer,
         )
     except InvalidRequest as error:
         raise click.UsageError(str(error)) from error

@@ -120,6 +120,7 @@ def generate(
     speculate: int | None,
     device: str,
     dtype: str,
+    kv_dtype: str,
     quantization: str | None,
     threads: int,
     watch: bool,
@@ -143,6 +144,7 @@ def generate(
         config = EngineConfig(
             device=device,
             dtype=dtype,
+            kv_dtype=kv_dtype,
             quantization=quantization,
             threads=threads,
             max_running=1,

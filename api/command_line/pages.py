@@ -12,7 +12,7 @@ from ...core.languages import LANGUAGES
 
 _OTHERS = "Options"
 
-MODEL = ("device", "dtype", "quantization", "threads")
+MODEL = ("device", "dtype", "kv_dtype", "quantization", "threads")
 FOLLOWING = ("watch", "trace", "verbose")
 
 

@@ -73,6 +73,12 @@ def engine_options(command: Command) -> Command:
             default="auto",
             help="What is computed in. Default: float32 on the CPU, float16 on CUDA.",
         ),
+        click.option(
+            "--kv-dtype",
+            type=click.Choice(DTYPES),
+            default="auto",
+            help="What keys and values are held in, on the CPU: 16 bits are half of the bytes. Default: as --dtype.",
+        ),
         click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Hold the matrices in int8, on the CPU."),
         click.option(
             "--device",

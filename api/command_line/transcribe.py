@@ -161,6 +161,7 @@ def transcribe(
     folder: str | None,
     device: str,
     dtype: str,
+    kv_dtype: str,
     quantization: str | None,
     threads: int,
     watch: bool,
@@ -182,7 +183,12 @@ def transcribe(
     following = Following.of("transcribe", watch=watch, trace=trace)
     try:
         config = EngineConfig(
-            device=device, dtype=dtype, quantization=quantization, threads=threads, observer=following.observer
+            device=device,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
+            quantization=quantization,
+            threads=threads,
+            observer=following.observer,
         )
         given = given_options(context)
         options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])

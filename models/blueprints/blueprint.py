@@ -9,11 +9,13 @@ import torch
 from attrs import evolve, frozen
 
 from ...core.config import EngineConfig
+from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..architectures.text import TextCheckpoint
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..launch.pipeline import StagedKV
+from ..machine.devices import find_kv_dtype
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
@@ -107,6 +109,21 @@ def not_native(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype != torch.float32:
         return f"it computes in {str(dtype).removeprefix('torch.')}; known: float32"
     return "the package was installed without a compiler" if Library.load() is None else None
+
+
+def check_kv_dtype(config: EngineConfig, dtype: torch.dtype, why_not: str | None) -> None:
+    """Raises `InvalidRequest` where torch computes a model whose keys and values are to be held in another dtype.
+
+    Args:
+        why_not: as of `tell_way`.
+    """
+    if why_not is None or not config.decodes or find_kv_dtype(config.kv_dtype, dtype) == dtype:
+        return
+    own = str(dtype).removeprefix("torch.")
+    raise InvalidRequest(
+        f"kv_dtype={config.kv_dtype!r}, but the native library does not compute the model: {why_not}; allowed: what it "
+        f"computes in, {own!r}, or 'auto'. Use kv_dtype='auto'"
+    )
 
 
 def tell_way(architecture: str, why_not: str | None, threads: int) -> None:

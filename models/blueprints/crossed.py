@@ -17,6 +17,7 @@ from ..architectures.items import AudioItems, ItemSettings
 from ..checkpoints.files import is_mapped
 from ..checkpoints.lengths import lengths_of
 from ..checkpoints.loading import load_module
+from ..machine.devices import find_kv_dtype
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
@@ -27,7 +28,17 @@ from ..native.runner import Runner
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.encoder_decoder import EncoderDecoderNetwork, encode_alike
 from ..networks.network import Network
-from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, not_native, tell_way
+from .blueprint import (
+    NATIVE_ROWS,
+    Own,
+    Parts,
+    check_kv_dtype,
+    chosen,
+    kept_by,
+    most_positions,
+    not_native,
+    tell_way,
+)
 from .passed import PassedTrials, trial_key
 from .trial_crossed import LONGEST, try_out_crossed
 
@@ -68,20 +79,30 @@ class CrossedBlueprint:
     def _change(self, module: nn.Module) -> None:
         """Puts the decoder's weights in the order of the native library where that computes it."""
         decoder = self._native_decoder(module)
+        check_kv_dtype(self.config, self.dtype, decoder if isinstance(decoder, str) else None)
         if isinstance(decoder, CrossedDecoder):
             decoder.pack()
 
+    def not_native(self) -> str | None:
+        """Why torch computes the model, as far as it is known before the weights; ``None``: the library may."""
+        return not_native(self.device, self.dtype) if self.config.decodes else "it has no decoder"
+
     def _native_decoder(self, module: nn.Module) -> CrossedDecoder | str:
         """The decoder that the native library computes, or why it does not."""
-        if not self.config.decodes:
-            return "it has no decoder"
+        if why_not := self.not_native():
+            return why_not
         decoder = CrossedDecoder(module)
-        return not_native(self.device, self.dtype) or decoder.unknown() or decoder
+        return decoder.unknown() or decoder
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """What keys and values are held in."""
+        return find_kv_dtype(self.config.kv_dtype, self.dtype)
 
     @property
     def sizes(self) -> KVSizes:
         shape, config = self.checkpoint.shape, self.config
-        position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.dtype.itemsize
+        position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.kv_dtype.itemsize
         sizes = KVSizes(
             page=position * config.page_size,
             slot=position * shape.embeddings,
@@ -142,8 +163,9 @@ class CrossedBlueprint:
         assert isinstance(network, EncoderDecoderNetwork), "the blueprint made it"
         decoder = self._native_decoder(network.model.module)
         native = None if isinstance(decoder, str) else partial(self._open_native, decoder)
-        key = trial_key(self.checkpoint.stamps, self.fingerprint, [self.device], self.dtype, native is not None)
-        PassedTrials.of_user().once(key, partial(try_out_crossed, network, self.checkpoint, native))
+        computed = (self.kv_dtype, native is not None)
+        key = trial_key(self.checkpoint.stamps, self.fingerprint, [self.device], self.dtype, *computed)
+        PassedTrials.of_user().once(key, partial(try_out_crossed, network, self.checkpoint, self.dtype, native))
 
     def _allocate_pages(self) -> PagedKV:
         shape = self.checkpoint.shape
@@ -153,7 +175,7 @@ class CrossedBlueprint:
             page_size=self.config.page_size,
             heads=shape.kv_heads,
             width=shape.kv_heads * shape.head_dim,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
             device=self.device,
         )
 
@@ -165,7 +187,7 @@ class CrossedBlueprint:
             heads=shape.kv_heads,
             embeddings=shape.embeddings,
             head_dim=shape.head_dim,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
             device=self.device,
         )
 

@@ -20,6 +20,7 @@ from ..launch.pipeline import cut
 from ..machine.devices import find_device, find_devices, find_dtype
 from ..memory.budget import Available, Budget, check_sizes
 from ..native.library import Library
+from .blueprint import check_kv_dtype
 from .crossed import CrossedBlueprint
 from .text import TextBlueprint
 from .whisper import WhisperBlueprint
@@ -75,7 +76,9 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
 
 
 def _checked(blueprint: _AnyBlueprint) -> _AnyBlueprint:
-    """Raises `InvalidRequest` for sizes too small for one sequence, before anything is loaded."""
+    """Raises `InvalidRequest` for sizes too small for one sequence, and for a dtype that keys and values cannot have,
+    before anything is loaded."""
+    check_kv_dtype(blueprint.config, blueprint.dtype, blueprint.not_native())
     check_sizes(blueprint.config, blueprint.sizes)
     return blueprint
 

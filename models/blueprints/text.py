@@ -25,6 +25,7 @@ from ..launch.graphs import GraphManager, find_recorder
 from ..launch.pipeline import Buffers, Pipeline, Places, Stage, StagedKV
 from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
+from ..machine.devices import find_kv_dtype
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
@@ -35,7 +36,18 @@ from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.network import Network
-from .blueprint import NATIVE_ROWS, Own, Parts, chosen, kept_by, most_positions, name_devices, not_native, tell_way
+from .blueprint import (
+    NATIVE_ROWS,
+    Own,
+    Parts,
+    check_kv_dtype,
+    chosen,
+    kept_by,
+    most_positions,
+    name_devices,
+    not_native,
+    tell_way,
+)
 from .passed import PassedTrials, trial_key
 from .trial import LONGEST, try_out, try_out_encoder
 
@@ -93,13 +105,14 @@ class TextBlueprint:
         computes the model."""
         int8 = self.config.quantization is not None and self.config.decodes
         decoder = self._native_decoder(module)
+        check_kv_dtype(self.config, self.dtype, decoder if isinstance(decoder, str) else None)
         if isinstance(decoder, Decoder):
             decoder.pack(int8=int8)
         elif int8:
             quantize_modules(module, self._language(module))
 
-    def _native_decoder(self, module: nn.Module) -> Decoder | str:
-        """The decoder that the native library computes, or why it does not."""
+    def not_native(self) -> str | None:
+        """Why torch computes the model, as far as it is known before the weights; ``None``: the library may."""
         config = self.config
         if not (self.checkpoint.causal and config.decodes):
             return "it is an encoder"
@@ -107,7 +120,11 @@ class TextBlueprint:
             return f"it runs on {name_devices(self)}"
         if config.compile or find_recorder(config.graphs, self.device) is not None:
             return f"compile={config.compile!r}, graphs={config.graphs!r}"
-        if why_not := not_native(self.device, self.dtype):
+        return not_native(self.device, self.dtype)
+
+    def _native_decoder(self, module: nn.Module) -> Decoder | str:
+        """The decoder that the native library computes, or why it does not."""
+        if why_not := self.not_native():
             return why_not
         decoder = Decoder(module, self._language(module), self.checkpoint.shape.windows)
         return decoder.unknown() or decoder
@@ -124,9 +141,14 @@ class TextBlueprint:
         return module if family is None else family.text(module)
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        """What keys and values are held in."""
+        return find_kv_dtype(self.config.kv_dtype, self.dtype)
+
+    @property
     def sizes(self) -> KVSizes:
         shape, config = self.checkpoint.shape, self.config
-        position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.dtype.itemsize
+        position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.kv_dtype.itemsize
         sizes = KVSizes(
             page=position * config.page_size if self.checkpoint.causal else 0,
             slot=0,
@@ -214,7 +236,7 @@ class TextBlueprint:
         if isinstance(network, CausalNetwork):
             decoder = self._native_decoder(network.model.module)
             native = partial(self._open_native, decoder) if isinstance(decoder, Decoder) else None
-            prove = partial(try_out, network, self.checkpoint, native)
+            prove = partial(try_out, network, self.checkpoint, self.dtype, native)
             if network.compiled is not None:
                 prove()  # which compiles, too
             else:
@@ -225,7 +247,7 @@ class TextBlueprint:
     def _once(self, prove: Callable[[], None], *computed: object) -> None:
         """Calls ``prove`` unless this model has passed it before; ``computed``: see `trial_key`."""
         devices = self.devices or (self.device,)
-        settings = (self.config.quantization, *computed)
+        settings = (self.config.quantization, self.kv_dtype, *computed)
         key = trial_key(self.checkpoint.stamps, self.fingerprint, devices, self.dtype, *settings)
         PassedTrials.of_user().once(key, prove)
 
@@ -250,7 +272,7 @@ class TextBlueprint:
             page_size=self.config.page_size,
             heads=shape.kv_heads,
             width=shape.kv_heads * shape.head_dim,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
             device=self.device,
         )
 

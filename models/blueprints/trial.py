@@ -41,18 +41,24 @@ class Nothing:
 
 
 def try_out(
-    network: CausalNetwork, checkpoint: TextCheckpoint, open_native: Callable[[PagedKV], Runner] | None = None
+    network: CausalNetwork,
+    checkpoint: TextCheckpoint,
+    dtype: torch.dtype,
+    open_native: Callable[[PagedKV], Runner] | None = None,
 ) -> None:
     """Compares, and refuses the model or attaches our attention to it.
 
     Args:
-        open_native: opens the native library over other pages; ``None``: the module computes.
+        dtype: what the module computes in.
+        open_native: opens the native library over other pages; ``None``: the module computes. Where the network's pages
+            are of another dtype, it is tried with both: pages of ``dtype`` show that the library computes the model,
+            exactly; the others that their format costs no more than its bits.
 
     Raises:
         UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
     """
     prompts = _prompts(checkpoint, _LENGTHS)
-    compiled, dtype = network.compiled, network.paged.dtype
+    compiled, kept = network.compiled, network.paged.dtype
     network = evolve(network, compiled=None, graphs=None, native=None)
     with refused(partial(_refusal, checkpoint)), exactly(network.language):
         if not network.language._can_set_attn_implementation():
@@ -61,20 +67,35 @@ def try_out(
         expected = list(map(partial(_reference, network), prompts))  # no comprehension: a closure, see `core.frames`
         witness = _Witness(checkpoint)
         network.attach()
-        paged = network.paged.another(pages=len(prompts), page_size=max(_LENGTHS))
+        paged = _pages(network.paged, dtype)
         found = _run(evolve(network, paged=paged, witness=witness), prompts, witness)
     for told, ours in zip(expected, found, strict=True):
         _compare(told, ours, checkpoint, dtype, "with the engine's attention than with its own")
     if open_native is not None:
-        with _opened(open_native, paged) as native, refused(partial(_refusal, checkpoint)):
-            found, int8 = _run(evolve(network, paged=paged, native=native), prompts, witness=None), native.in_int8
-        for told, ours in zip(expected, found, strict=True):
-            _compare(told, ours, checkpoint, dtype, "by the native library than by transformers", int8=int8)
+        for stored in dict.fromkeys((dtype, kept)):
+            own = paged if stored == dtype else _pages(network.paged, stored)
+            with _opened(open_native, own) as native, refused(partial(_refusal, checkpoint)):
+                found, int8 = _run(evolve(network, paged=own, native=native), prompts, witness=None), native.in_int8
+            for told, ours in zip(expected, found, strict=True):
+                _compare(told, ours, checkpoint, stored, by_library(stored, dtype), int8=int8)
     if compiled is None:
         return
     found = _compile(evolve(network, paged=paged, compiled=compiled), prompts)
     for told, ours in zip(expected, found, strict=True):
         _compare(told, ours, checkpoint, dtype, "with compiled layers than with its own")
+
+
+def by_library(stored: torch.dtype, dtype: torch.dtype) -> str:
+    """How the native library computes with keys and values in ``stored``, for a message."""
+    held = "" if stored == dtype else f" with keys and values in {str(stored).removeprefix('torch.')}"
+    return f"by the native library{held} than by transformers"
+
+
+def _pages(paged: PagedKV | StagedKV, dtype: torch.dtype) -> PagedKV | StagedKV:
+    """A page for each prompt."""
+    if isinstance(paged, PagedKV):
+        return paged.another(pages=len(_LENGTHS), page_size=LONGEST, dtype=dtype)
+    return paged.another(pages=len(_LENGTHS), page_size=LONGEST)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from ..memory.slots import CrossKV
 from ..native.runner import Runner
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Feed, Record
-from .trial import TOLERANCE, Nothing, refused
+from .trial import TOLERANCE, Nothing, by_library, refused
 
 _LENGTHS = (11, 6)  # of the decoder's two prompts; the first is read in two chunks
 LONGEST = max(_LENGTHS)
@@ -31,27 +31,23 @@ _EMBEDDINGS = (9, 7)  # of their encoder outputs: near enough to be attended tog
 def try_out_crossed(
     network: EncoderDecoderNetwork,
     checkpoint: CrossedCheckpoint,
+    dtype: torch.dtype,
     open_native: Callable[[PagedKV, CrossKV], Runner] | None = None,
 ) -> None:
     """Compares, and refuses the model or attaches our attention to it.
 
     Args:
-        open_native: opens the native library over other pages and slots; ``None``: the module computes.
+        dtype: what the module computes in.
+        open_native: opens the native library over other pages and slots, see `trial.try_out`; ``None``: the module
+            computes.
 
     Raises:
         UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
     """
     prompts = list(map(partial(_prompt, checkpoint), _LENGTHS))
-    outputs = list(map(partial(_output, network), _EMBEDDINGS))
-    own, crossed, dtype = _Witness(checkpoint), _Witness(checkpoint), network.paged.dtype
-    trial = evolve(
-        network,
-        paged=network.paged.another(pages=len(prompts), page_size=LONGEST),
-        cross=network.cross.another(slots=len(prompts)),
-        native=None,
-        witness=own,
-        cross_witness=crossed,
-    )
+    outputs = list(map(partial(_output, network, dtype), _EMBEDDINGS))
+    own, crossed, kept = _Witness(checkpoint), _Witness(checkpoint), network.paged.dtype
+    trial = evolve(_over(network, dtype), native=None, witness=own, cross_witness=crossed)
     with refused(partial(_refusal, checkpoint)):
         if not network.decoder._can_set_attn_implementation():
             raise _refusal(checkpoint, "does not let its attention be replaced")
@@ -62,13 +58,21 @@ def try_out_crossed(
     _compare(expected, found, checkpoint, dtype, "with the engine's attention than with its own")
     if open_native is None:
         return
-    runner = open_native(trial.paged, trial.cross)
-    try:
-        with refused(partial(_refusal, checkpoint)):
-            found = _run(evolve(trial, native=runner), prompts, outputs)
-    finally:
-        runner.release()
-    _compare(expected, found, checkpoint, dtype, "by the native library than by transformers")
+    for stored in dict.fromkeys((dtype, kept)):
+        other = trial if stored == dtype else _over(network, stored)
+        runner = open_native(other.paged, other.cross)
+        try:
+            with refused(partial(_refusal, checkpoint)):
+                found = _run(evolve(other, native=runner), prompts, outputs)
+        finally:
+            runner.release()
+        _compare(expected, found, checkpoint, stored, by_library(stored, dtype))
+
+
+def _over(network: EncoderDecoderNetwork, dtype: torch.dtype) -> EncoderDecoderNetwork:
+    """The network over a page and a slot for each prompt."""
+    paged = network.paged.another(pages=len(_LENGTHS), page_size=LONGEST, dtype=dtype)
+    return evolve(network, paged=paged, cross=network.cross.another(len(_LENGTHS), dtype))
 
 
 def _prompt(checkpoint: CrossedCheckpoint, length: int) -> list[int]:
@@ -76,11 +80,11 @@ def _prompt(checkpoint: CrossedCheckpoint, length: int) -> list[int]:
     return [(step * 7919 + 13 * length) % size for step in range(min(length, checkpoint.shape.positions))]
 
 
-def _output(network: EncoderDecoderNetwork, length: int) -> Tensor:
+def _output(network: EncoderDecoderNetwork, dtype: torch.dtype, length: int) -> Tensor:
     """An encoder output as there may be one, of ``length`` rows."""
     length = min(length, network.cross.embeddings)
     numbers = torch.arange(length * network.hidden, device=network.device).float()
-    return numbers.mul(0.7).sin().view(length, -1).to(network.paged.dtype)
+    return numbers.mul(0.7).sin().view(length, -1).to(dtype)
 
 
 def _reference(network: EncoderDecoderNetwork, prompt: list[int], output: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from ...core.config import EngineConfig
 from ...core.model import ModelDescription
 from ..checkpoints.lengths import lengths_of
 from ..checkpoints.whisper import Checkpoint, WeightFiles
+from ..machine.devices import find_kv_dtype
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.slots import CrossKV
@@ -70,9 +71,14 @@ class WhisperBlueprint:
         return not_native(self.device, self.dtype) or unknown(self.checkpoint.shape, self.checkpoint.activation)
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        """What keys and values are held in."""
+        return find_kv_dtype(self.config.kv_dtype, self.dtype)
+
+    @property
     def sizes(self) -> KVSizes:
         shape, config = self.checkpoint.shape, self.config
-        position = shape.decoder_layers * 2 * shape.width * self.dtype.itemsize
+        position = shape.decoder_layers * 2 * shape.width * self.kv_dtype.itemsize
         sizes = KVSizes(
             page=position * config.page_size,
             slot=position * shape.embeddings,
@@ -140,7 +146,7 @@ class WhisperBlueprint:
             page_size=self.config.page_size,
             heads=shape.decoder_heads,
             width=shape.width,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
             device=self.device,
         )
 
@@ -152,7 +158,7 @@ class WhisperBlueprint:
             heads=shape.decoder_heads,
             embeddings=shape.embeddings,
             head_dim=shape.width // shape.decoder_heads,
-            dtype=self.dtype,
+            dtype=self.kv_dtype,
             device=self.device,
         )
 

@@ -70,8 +70,11 @@ class PagedKV:
         pool[:, pages] = 0
         return cls(page_size, pages, heads, pool)
 
-    def another(self, *, pages: int, page_size: int, device: torch.device | None = None) -> PagedKV:
-        """A pool of the same layers, heads and dtype, on the same or another device, with pages of its own."""
+    def another(
+        self, *, pages: int, page_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
+    ) -> PagedKV:
+        """A pool of the same layers and heads with pages of its own, on the same or another device, in the same or
+        another dtype."""
         layers, _, _, width = self._pool.shape
         return PagedKV.allocate(
             layers=layers,
@@ -79,7 +82,7 @@ class PagedKV:
             page_size=page_size,
             heads=self.heads,
             width=width // 2,
-            dtype=self.dtype,
+            dtype=dtype or self.dtype,
             device=device or self._pool.device,
         )
 

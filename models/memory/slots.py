@@ -54,8 +54,8 @@ class CrossKV:
         pool = torch.empty(layers, 2, slots, heads, embeddings, head_dim, dtype=dtype, device=device)
         return cls(slots, embeddings, pool, [0] * slots, [0] * slots)
 
-    def another(self, slots: int) -> CrossKV:
-        """Slots of their own, of the same kind."""
+    def another(self, slots: int, dtype: torch.dtype | None = None) -> CrossKV:
+        """Slots of their own, of the same kind, in the same or another dtype."""
         layers, _, _, heads, embeddings, head_dim = self._pool.shape
         return CrossKV.allocate(
             layers=layers,
@@ -63,7 +63,7 @@ class CrossKV:
             heads=heads,
             embeddings=embeddings,
             head_dim=head_dim,
-            dtype=self._pool.dtype,
+            dtype=dtype or self._pool.dtype,
             device=self._pool.device,
         )
 
@@ -79,15 +79,16 @@ class CrossKV:
 
     def write(self, slot: int, layer: int, keys: Tensor, values: Tensor) -> None:
         """Stores keys and values, each [kv_heads, length, head_dim], where `begin` has told the length."""
-        self._pool[layer, 0, slot, :, : self._lengths[slot]] = keys
-        self._pool[layer, 1, slot, :, : self._lengths[slot]] = values
+        self._pool[layer, 0, slot, :, : self._lengths[slot]] = _nearest(keys, self._pool.dtype)
+        self._pool[layer, 1, slot, :, : self._lengths[slot]] = _nearest(values, self._pool.dtype)
 
     def write_all(self, slot: int, keys_values: Tensor) -> None:
         """Writes the slot anew, with keys and values of all layers, [length, layers * 2 * kv_heads * head_dim]."""
         layers, _, _, heads, _, size = self._pool.shape
         length = len(keys_values)
         self.begin(slot, length)
-        self._pool[:, :, slot, :, :length] = keys_values.view(length, layers, 2, heads, size).permute(1, 2, 3, 0, 4)
+        rounded = _nearest(keys_values, self._pool.dtype).view(length, layers, 2, heads, size)
+        self._pool[:, :, slot, :, :length] = rounded.permute(1, 2, 3, 0, 4)
 
     def clean(self, slot: int, length: int) -> None:
         """Zeroes what is in the slot behind its end, up to ``length`` positions."""
@@ -178,6 +179,17 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
         scores = torch.matmul(queries * scale, keys.transpose(-1, -2))
         return torch.matmul((scores if mask is None else scores + mask).softmax(-1), values)
     return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
+
+
+def _nearest(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers in perhaps fewer bits, as the native library rounds them: those beyond the range become the largest,
+    infinity and NaN stay."""
+    if numbers.dtype == dtype:
+        return numbers
+    most, (least, largest) = torch.finfo(dtype).max, numbers.aminmax()
+    if not (float(least) >= -most and float(largest) <= most):
+        numbers = torch.where(numbers.isfinite(), numbers.clamp(-most, most), numbers)
+    return numbers.to(dtype)
 
 
 def slot_of(part: Chunk) -> int:

@@ -116,10 +116,8 @@ class ModelData(Structure):
         ("operations", c_void_p),
         ("buffers", c_void_p),
         ("turns", c_void_p),
-        *(
-            (name, c_int32)
-            for name in ("count", "buffer_count", "turns_count", "threads", "chooses", "most_rows", "positions")
-        ),
+        *((name, c_int32) for name in ("count", "buffer_count", "turns_count", "threads", "chooses")),
+        *((name, c_int32) for name in ("most_rows", "positions", "kv_format")),
         ("keys_values", c_void_p),
         *((name, c_int32) for name in ("layers", "pages", "page_size", "kv_width")),
         ("cross", c_void_p),

@@ -16,7 +16,7 @@ from .library import MatrixData
 PANEL = 32  # outputs that lie side by side
 GROUP = 32  # inputs whose values in int8 have one scale
 BATCH = 48  # rows that are attended together where all rows are
-_FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
+FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
 _SCALES = 4 * PANEL  # bytes before a group's values
 _PART = 1024  # outputs that are looked at together
 
@@ -105,7 +105,7 @@ class Panels:
     def data(self) -> Any:
         """A pointer for the library, good as long as the tensors are."""
         bias = None if self.bias is None else self.bias.data_ptr()
-        form, panels = _FORMATS[self.packed.dtype], len(self.packed)
+        form, panels = FORMATS[self.packed.dtype], len(self.packed)
         return pointer(MatrixData(form, self.inputs, self.outputs, panels, self.packed.data_ptr(), bias))
 
 

@@ -18,6 +18,7 @@ from ...core.errors import EngineError
 from ...core.plan import Chunk
 from .draws import NONE, Arrays, Draw, Drawn
 from .library import MOST_THREADS, BufferData, Fault, Library, ModelData, OperationData, Part, StepData, TurnsData
+from .panels import FORMATS
 from .program import Program
 
 
@@ -157,10 +158,10 @@ class Runner:
         """Takes the memory, and starts the threads.
 
         Args:
-            keys_values: the pages, float32 [layers, pages, page_size, 2 * width], keys before values; ``None``: the
-                program reads none.
-            cross: the slots, float32 [layers, 2, slots, heads, embeddings, size], keys before values; ``None``: the
-                program reads none.
+            keys_values: the pages, [layers, pages, page_size, 2 * width] of float32, float16 or bfloat16, keys before
+                values; ``None``: the program reads none.
+            cross: the slots, [layers, 2, slots, heads, embeddings, size] of the same dtype, keys before values;
+                ``None``: the program reads none.
             rows: the most of one call; a step of more is several calls.
             positions: the most of a sequence.
         """
@@ -188,10 +189,13 @@ class Runner:
             positions=positions,
         )
         if keys_values is not None:
+            model.kv_format = FORMATS[keys_values.dtype]
             model.keys_values = keys_values.data_ptr()
             model.layers, model.pages, model.page_size, width = keys_values.shape
             model.kv_width = width // 2
         if cross is not None:
+            assert keys_values is None or cross.dtype == keys_values.dtype, "pages and slots are of one dtype"
+            model.kv_format = FORMATS[cross.dtype]
             model.cross = cross.data_ptr()
             _, _, model.slots, model.cross_heads, model.embeddings, model.cross_size = cross.shape
         room = torch.empty(library.room(model), dtype=torch.uint8)

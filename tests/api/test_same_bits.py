@@ -54,12 +54,19 @@ async def answers(folder: Path, together: bool, **changes: object) -> list[Bits]
 
 
 @pytest.mark.parametrize(
-    ("family", "quantization"),
-    [("llama", None), ("llama", "int8"), ("gemma3", None), ("gemma3", "int8"), ("bart", None), ("t5", None)],
+    ("family", "how"),
+    [
+        ("llama", {}),
+        ("llama", {"quantization": "int8"}),
+        ("gemma3", {}),
+        ("gemma3", {"quantization": "int8", "kv_dtype": "float16"}),
+        ("bart", {"kv_dtype": "bfloat16"}),
+        ("t5", {}),
+    ],
 )
-async def test_a_text_has_the_same_bits_in_every_engine(family: str, quantization: str | None, tmp_path: Path) -> None:
+async def test_a_text_has_the_same_bits_in_every_engine(family: str, how: dict[str, str], tmp_path: Path) -> None:
     folder = make_checkpoint(family, tmp_path)
-    alone = await answers(folder, together=False, speculation=None, prefix_caching=False, quantization=quantization)
+    alone = await answers(folder, together=False, speculation=None, prefix_caching=False, **how)
     for changes in (
         {"max_step_tokens": 5, "page_size": 4, "speculation": None},
         {"max_running": 3, "page_size": 8, "threads": 3, "speculation": Speculation(tokens=3)},
@@ -70,7 +77,7 @@ async def test_a_text_has_the_same_bits_in_every_engine(family: str, quantizatio
             "speculation": None,
         },  # pages are scarce
     ):
-        assert await answers(folder, together=True, quantization=quantization, **changes) == alone
+        assert await answers(folder, together=True, **how, **changes) == alone
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])

@@ -36,6 +36,8 @@ CASES = [
     ("bart", {"dtype": "bfloat16"}),
     ("t5", {"dtype": "bfloat16"}),
     ("t5", {}),
+    ("t5", {"kv_dtype": "float16"}),
+    ("llama", {"kv_dtype": "bfloat16", "quantization": "int8"}),
 ]
 
 

@@ -33,7 +33,7 @@ from triolet.models.native.runner import Runner
 from triolet.models.networks.encoder_decoder import EncoderDecoderNetwork
 from triolet.models.networks.network import Feed, Record
 
-from .test_native import cut, loaded
+from .test_native import KEPT, any_bits, cut, loaded, nearest
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -136,7 +136,15 @@ class Fed:
     """A model that was opened, and what it answered."""
 
     def __init__(
-        self, name: str, draw: random.Random, *, page_size: int = 16, threads: int = 2, level: int = 0, rows: int = 80
+        self,
+        name: str,
+        draw: random.Random,
+        *,
+        page_size: int = 16,
+        threads: int = 2,
+        level: int = 0,
+        rows: int = 80,
+        kept: torch.dtype = torch.float32,
     ) -> None:
         made = copy.deepcopy(module(name))
         decoder, family = CrossedDecoder(made), find_crossed_family(made.config.model_type)
@@ -144,7 +152,7 @@ class Fed:
         assert decoder.unknown() is None
         decoder.pack()
         shape, place = family.shape(Path(), made.config), torch.device("cpu")
-        sizes = {"layers": shape.layers, "heads": shape.kv_heads, "dtype": torch.float32, "device": place}
+        sizes = {"layers": shape.layers, "heads": shape.kv_heads, "dtype": kept, "device": place}
         width = shape.kv_heads * shape.head_dim
         paged = PagedKV.allocate(**sizes, pages=PAGES, page_size=page_size, width=width)
         cross = CrossKV.allocate(**sizes, slots=SLOTS, embeddings=POSITIONS, head_dim=shape.head_dim)
@@ -208,7 +216,7 @@ class Fed:
 
 
 @contextmanager
-def fed(name: str, draw: random.Random, **options: int) -> Iterator[Fed]:
+def fed(name: str, draw: random.Random, **options: Any) -> Iterator[Fed]:
     with torch.inference_mode():
         one = Fed(name, draw, **options)
         try:
@@ -238,6 +246,38 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("level", [1, 3, 4])
+@pytest.mark.parametrize("name", ["bart", "t5", "moonshine, turned in part"])
+def test_slots_and_pages_of_16_bits_cost_what_they_round(name: str, level: int, kept: torch.dtype) -> None:
+    draw = random.Random(3)
+    sequences = sequences_of([150, 1, 40, 300], 16, draw)
+    with fed(name, random.Random(2), level=level) as one:
+        plain = one.all_of(sequences, random.Random(1))
+    with fed(name, random.Random(2), level=level, kept=kept) as one:
+        found = one.all_of(sequences, random.Random(1))
+    for before, now in zip(plain, found, strict=True):
+        apart = (now - before).abs().amax(1) / before.abs().max()
+        assert 0.0 < float(apart.median()) < 8 * torch.finfo(kept).eps
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
+def test_a_slot_of_16_bits_holds_the_nearest_numbers(kept: torch.dtype) -> None:
+    """As pages do: what is beyond the largest number becomes that, and what is broken stays so."""
+    numbers = any_bits(2 * 2 * 3 * 5 * 7)
+    numbers[:5] = torch.tensor([1e38, -7e4, torch.inf, -torch.inf, torch.nan])
+    sizes = {"layers": 2, "slots": 1, "heads": 3, "embeddings": 5, "head_dim": 7}
+    for written in (numbers, numbers.nan_to_num().clamp(-9.0, 9.0)):
+        cross = CrossKV.allocate(**sizes, dtype=kept, device=torch.device("cpu"))
+        cross.write_all(0, written.view(5, -1))
+        expected = nearest(written.view(5, 2, 2, 3, 7).permute(1, 2, 3, 0, 4), kept)
+        torch.testing.assert_close(cross.tensors()[0][:, :, 0], expected, rtol=0.0, atol=0.0, equal_nan=True)
+        cross.begin(0, 5)
+        cross.write(0, 1, *written.view(2, 2, 3, 5, 7)[0])
+        expected = nearest(written.view(2, 2, 3, 5, 7)[0], kept)
+        torch.testing.assert_close(cross.tensors()[0][1, :, 0], expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_packed_module_computes_what_it_did(name: str) -> None:
     packed = copy.deepcopy(module(name))
@@ -256,6 +296,7 @@ def test_a_packed_module_computes_what_it_did(name: str) -> None:
     page_sizes=st.tuples(st.sampled_from([16, 32]), st.sampled_from([9, 16, 64])),
     threads=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     rows=st.sampled_from([1, 7, 33, 80]),
+    kept=KEPT,
 )
 def test_a_row_has_the_same_bits_in_every_batch_chunk_and_layout(
     name: str,
@@ -264,12 +305,13 @@ def test_a_row_has_the_same_bits_in_every_batch_chunk_and_layout(
     page_sizes: tuple[int, int],
     threads: tuple[int, int],
     rows: int,
+    kept: torch.dtype,
 ) -> None:
     draw = random.Random(seed)
     sequences = sequences_of(lengths, page_sizes[0], draw)
-    with fed(name, draw, page_size=page_sizes[0], threads=threads[0]) as together:
+    with fed(name, draw, page_size=page_sizes[0], threads=threads[0], kept=kept) as together:
         expected = together.all_of(sequences, draw)
-    with fed(name, draw, page_size=page_sizes[1], threads=threads[1], rows=rows) as alone:
+    with fed(name, draw, page_size=page_sizes[1], threads=threads[1], rows=rows, kept=kept) as alone:
         for sequence, bits in zip(sequences, expected, strict=True):
             pages = draw.sample(range(PAGES), -(-len(sequence.tokens) // page_sizes[1]))
             other = evolve(sequence, pages=tuple(pages), cuts=cut(len(sequence.tokens), draw))

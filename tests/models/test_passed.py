@@ -29,9 +29,9 @@ def tried(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tried, really = [], text.try_out
 
-    def try_out(network, checkpoint, native):
+    def try_out(network, checkpoint, dtype, native):
         tried.append(checkpoint.folder.name)
-        really(network, checkpoint, native)
+        really(network, checkpoint, dtype, native)
 
     monkeypatch.setattr(text, "try_out", try_out)
     return tried

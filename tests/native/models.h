@@ -49,6 +49,16 @@ inline uint16_t half(float& value) {
     return (uint16_t)(sign | bits);
 }
 
+// The bits of a number of 16 bits, of which ``value`` is the nearest one then
+inline uint16_t sixteen(float& value, int format) {
+    if (format == FLOAT16) return half(value);
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    memcpy(&value, &bits, 4);
+    return (uint16_t)(bits >> 16);
+}
+
 struct Made {
     Random draw;
     int extra;  // values behind each gain: a broken operation may read as many as the widest buffer has
@@ -58,9 +68,10 @@ struct Made {
     std::deque<Matrix> matrices;
     std::map<const Matrix*, std::vector<float>> weights;  // [32 * panels][inputs]
     Turns turns;
-    int heads, kv_heads, size, embeddings, most_format, cross_heads, cross_size;
+    int heads, kv_heads, size, embeddings, most_format, cross_heads, cross_size, kv_format;
     bool paged, joined;             // without pages it is an encoder; joined: whose rows attend to all others
-    const float* cross = nullptr;
+    const uint8_t* cross = nullptr;
+    std::vector<float> slots;       // what they hold
     const Matrix* words = nullptr;  // that tokens are looked up in, or none
     float words_scale;
 
@@ -99,14 +110,8 @@ struct Made {
                     const int value = draw.upto(-127, 127), k = in % GROUP;
                     ((int8_t*)at)[4 * PANEL + k / 4 * 4 * PANEL + out % PANEL * 4 + k % 4] = (int8_t)value;
                     w = scale * value;
-                } else if (format == FLOAT16) {
-                    ((uint16_t*)at)[place] = half(w);
-                } else if (format == BFLOAT16) {
-                    uint32_t bits;
-                    memcpy(&bits, &w, 4);
-                    ((uint16_t*)at)[place] = bits >> 16;
-                    bits &= 0xffff0000;
-                    memcpy(&w, &bits, 4);
+                } else if (format != FLOAT32) {
+                    ((uint16_t*)at)[place] = sixteen(w, format);
                 } else {
                     ((float*)at)[place] = w;
                 }
@@ -126,15 +131,23 @@ struct Made {
         return o;
     }
 
-    const float* slots() {
+    void fill_slots() {
         const size_t rows = (size_t)LAYERS * 2 * SLOTS * cross_heads * embeddings;
-        float* made = arena.take<float>(rows * cross_size);  // behind each head nobody wrote
-        for (size_t i = 0; i < rows * size; i++) made[i / size * cross_size + i % size] = draw.value();
-        return made;
+        uint8_t* made = arena.take<uint8_t>(rows * cross_size * kv_bytes());  // behind each head nobody wrote
+        slots.resize(rows * cross_size);
+        for (size_t i = 0; i < rows * size; i++) {
+            const size_t place = i / size * cross_size + i % size;
+            slots[place] = draw.value();
+            if (kv_format == FLOAT32) ((float*)made)[place] = slots[place];
+            else ((uint16_t*)made)[place] = sixteen(slots[place], kv_format);
+        }
+        cross = made;
     }
 
+    size_t kv_bytes() const { return kv_format == FLOAT32 ? 4 : 2; }
+
     Made(uint32_t seed, int extra) : draw{std::mt19937(seed)}, extra(extra) {
-        most_format = draw.of({BFLOAT16, INT8});
+        most_format = draw.of({BFLOAT16, INT8}), kv_format = draw.of({FLOAT32, FLOAT16, BFLOAT16});
         paged = !draw.one_in(3), joined = !paged && !draw.one_in(3);
         kv_heads = draw.upto(1, 3), heads = kv_heads * (paged ? draw.upto(1, 3) : 1), embeddings = draw.of({1, 7, 150});
         size = draw.of({2, 3, 7, 12, 16, 20, 33, 40, 64});
@@ -148,7 +161,7 @@ struct Made {
             ((float*)turns.cosines)[i] = (float)cos(angle), ((float*)turns.sines)[i] = (float)sin(angle);
         }
         cross_heads = draw.of({heads, kv_heads}), cross_size = size + draw.of({0, 3, 16});
-        if (paged && draw.one_in(2)) cross = slots();
+        if (paged && draw.one_in(2)) fill_slots();
         if (draw.one_in(2)) {
             Operation& o = add(LOOKUP, hidden, hidden);
             o.matrix = words = matrix(widths[hidden], draw.upto(1, 100), false);

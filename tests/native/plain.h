@@ -137,6 +137,11 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
             for (int i = 0; i < o.size; i++) begin[i] = head[i] * (h < o.heads ? o.scale : 1);
         }
         if (o.kind == TURN) kept[o.layer].emplace_back(x.begin() + o.heads * o.size, x.end());
+        for (size_t i = 0; o.kind == TURN && made.kv_format && i < kept[o.layer].back().size(); i++) {
+            float nearest = (float)kept[o.layer].back()[i];
+            sixteen(nearest, made.kv_format);
+            kept[o.layer].back()[i] = nearest;
+        }
         const std::vector<Row>& own = kept[o.layer];
         for (int h = 0; o.kind == ATTEND && h < o.heads; h++) {
             auto key = [&](int p, int d) { return own[p][h / group * o.size + d]; };
@@ -154,7 +159,7 @@ inline double off(const Made& made, const Sequence& one, const std::vector<float
         }
         for (int h = 0; o.kind == CROSS && h < o.heads; h++) {
             const size_t each = (size_t)made.embeddings * made.cross_size, all = SLOTS * o.kv_heads * each;
-            const float* keys = made.cross + 2 * o.layer * all + (one.slot * o.kv_heads + h / group) * each;
+            const float* keys = made.slots.data() + 2 * o.layer * all + (one.slot * o.kv_heads + h / group) * each;
             auto key = [&](int p, int d) { return o.scale * keys[p * made.cross_size + d]; };
             auto value = [&](int p, int d) { return keys[all + p * made.cross_size + d]; };
             attend(o, &x[h * o.size], 0, one.embeddings, key, value, nothing, &to[h * o.size]);

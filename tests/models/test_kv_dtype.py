@@ -1,0 +1,207 @@
+"""Keys and values in 16 bits: half of the bytes by every account, nearly the same numbers, and a refusal where torch
+computes."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from attrs import evolve
+
+from triolet.core.config import EngineConfig, Speculation
+from triolet.core.errors import InvalidRequest, UnsupportedModel
+from triolet.core.request import Alignment
+from triolet.models.blueprints.estimate import estimate
+from triolet.models.executor import TorchExecutor
+from triolet.models.native.library import Library
+from triolet.models.native.runner import Runner
+from triolet.testing.families import make_checkpoint
+
+from .test_alignment import run_alignments
+from .texts import TextDriver, TextJob, noise
+
+SIXTEEN = pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16"])
+NATIVE = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory, checkpoint):
+    """``folder(family)``: a tiny checkpoint of it, which nobody changes."""
+    make = functools.cache(lambda family: make_checkpoint(family, tmp_path_factory.mktemp(family)))
+    return lambda family: checkpoint if family == "whisper" else make(family)
+
+
+def kept(executor):
+    """Bytes of keys and values, by owner."""
+    return {owner: count for owner, count in executor.memory().by_owner.items() if owner.endswith("_kv")}
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+@NATIVE
+@SIXTEEN
+@pytest.mark.parametrize("family", ["llama", "whisper", "bart"])
+def test_keys_and_values_take_half_of_the_bytes(books, open_driver, folder, family, kv_dtype):
+    """As counted, as measured, and as estimated; also after a sleep."""
+    config = EngineConfig(device="cpu", dtype="float32", max_running=8, page_size=4, kv_dtype=kv_dtype)
+    plain, driver = open_driver(folder(family)), open_driver(folder(family), kv_dtype=kv_dtype)
+    assert driver.description.pages == plain.description.pages
+    assert driver.description.cross_slots == plain.description.cross_slots
+    for owner, count in kept(driver.executor).items():
+        assert 2 * count == kept(plain.executor)[owner] == 2 * estimate(folder(family), config).by_owner[owner]
+    held = driver.executor.memory().by_owner
+    driver.executor.sleep(keep_weights=True)
+    driver.executor.wake()
+    assert driver.executor.memory().by_owner == held
+
+
+@NATIVE
+@SIXTEEN
+@pytest.mark.parametrize("family", ["llama", "whisper"])
+def test_the_same_bytes_hold_twice_as_many(open_driver, folder, family, kv_dtype):
+    room = {"self_kv_bytes": 40 << 20, "cross_kv_bytes": 10 << 20 if family == "whisper" else 0}
+    plain, driver = (open_driver(folder(family), **room, kv_dtype=each) for each in ("auto", kv_dtype))
+    assert driver.description.pages + 1 in {2 * (plain.description.pages + 1) + one for one in (0, 1)}
+    assert driver.description.cross_slots in {2 * plain.description.cross_slots + one for one in (0, 1)}
+
+
+@NATIVE
+@SIXTEEN
+def test_every_tensor_has_its_owner(books, open_driver, checkpoint, audio, ids, job, kv_dtype):
+    driver = open_driver(checkpoint, kv_dtype=kv_dtype)
+    opened = books.check(driver.executor)
+    driver.encode(a=audio(1))
+    driver.run(job(key="a", prompt=(ids.start, ids.en), max_tokens=3))
+    driver.executor.free(("a",))
+    assert books.check(driver.executor) == opened
+    driver.executor.close()
+    assert books.live() == {}
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+@NATIVE
+@SIXTEEN
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
+def test_a_decoder_says_nearly_what_it_says_in_float32(open_driver, folder, family, kv_dtype):
+    logprobs = []
+    for each in ("auto", kv_dtype):
+        driver = open_driver(folder(family), kv_dtype=each)
+        jobs = [TextJob(prompt=noise(length, 4), max_tokens=1, chunk=7) for length in (1, 30, 60)]
+        logprobs.append([one.logprobs[0] for one in TextDriver(driver.executor, driver.description).run(*jobs)])
+    assert logprobs[1] == pytest.approx(logprobs[0], abs=8 * torch.finfo(getattr(torch, kv_dtype)).eps)
+    assert logprobs[1] != logprobs[0]
+
+
+@NATIVE
+@SIXTEEN
+def test_whisper_says_nearly_what_it_says_in_float32(open_driver, checkpoint, audio, ids, job, kv_dtype):
+    found = []
+    for each in ("auto", kv_dtype):
+        driver = open_driver(checkpoint, kv_dtype=each)
+        driver.encode(a=audio(1), b=audio(2, 0.5))
+        jobs = [job(key=key, prompt=(ids.start, ids.en, ids.transcribe), max_tokens=1) for key in "ab"]
+        found.append([one.logprobs[0] for one in driver.run(*jobs)])
+    assert found[1] == pytest.approx(found[0], abs=20 * torch.finfo(getattr(torch, kv_dtype)).eps)
+    assert found[1] != found[0]
+
+
+@NATIVE
+@SIXTEEN
+def test_words_are_aligned_by_keys_of_16_bits(open_driver, checkpoint, audio, ids, kv_dtype):
+    tokens = (ids.start, ids.en, ids.transcribe, ids.no_timestamps, 72, 105, 104, 111, ids.eos)
+    found = []
+    for each in ("auto", kv_dtype):
+        driver = open_driver(checkpoint, kv_dtype=each)
+        driver.encode(a=audio(1))
+        found += run_alignments(driver, [("a", tokens, Alignment(start=4, frames=100))])
+    frames, others = (torch.tensor(one.frames) for one in found)
+    assert int((frames - others).abs().median()) <= 2
+    assert found[1].logprobs == pytest.approx(found[0].logprobs, abs=20 * torch.finfo(getattr(torch, kv_dtype)).eps)
+
+
+@NATIVE
+def test_a_draft_model_keeps_16_bits_too(open_driver, folder):
+    draft = Speculation(draft=str(folder("llama")), tokens=3)
+    plain, driver = (open_driver(folder("llama"), speculation=draft, kv_dtype=each) for each in ("auto", "float16"))
+    assert 2 * kept(driver.executor)["self_kv"] == kept(plain.executor)["self_kv"]
+    result = TextDriver(driver.executor, driver.description).run(TextJob(prompt=noise(9, 1)))[0]
+    alone = open_driver(folder("llama"), kv_dtype="float16")
+    assert result == TextDriver(alone.executor, alone.description).run(TextJob(prompt=noise(9, 1)))[0]
+
+
+@NATIVE
+@SIXTEEN
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_a_trial_finds_what_is_wrong_in_16_bits_alone(open_driver, folder, monkeypatch, family, kv_dtype):
+    """The library is compared with pages of each format that it has."""
+    step = Runner.step
+
+    def wrong(runner, *given, **options):
+        found = step(runner, *given, **options)
+        pages = runner._held[3]
+        if pages.dtype != torch.float32:
+            pages.mul_(1.5)  # as if the exponent were another
+        return found
+
+    monkeypatch.setattr(Runner, "step", wrong)
+    with pytest.raises(UnsupportedModel, match=f"by the native library with keys and values in {kv_dtype}"):
+        open_driver(folder(family), kv_dtype=kv_dtype)
+    assert open_driver(folder(family)).description.pages
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+def test_dtypes_that_there_are_not_are_refused():
+    with pytest.raises(InvalidRequest, match="kv_dtype='int8'; allowed: 'auto', 'float32', 'float16' or 'bfloat16'"):
+        EngineConfig(kv_dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "why"),
+    [
+        ("llama", {"dtype": "bfloat16"}, "it computes in bfloat16; known: float32; allowed: .* 'bfloat16', or 'auto'"),
+        ("llama", {"compile": True}, "compile=True, graphs='auto'; allowed: .* 'float32', or 'auto'"),
+        ("llama", {"graphs": "eager"}, "compile=False, graphs='eager'; allowed"),
+        ("bert", {}, "it is an encoder; allowed"),
+        ("bart", {"dtype": "bfloat16"}, "it computes in bfloat16"),
+        ("whisper", {"dtype": "bfloat16"}, "it computes in bfloat16"),
+    ],
+)
+def test_where_torch_computes_another_dtype_is_refused(folder, family, changes, why):
+    """Before the weights are read, so an estimate refuses, too."""
+    config = EngineConfig(**{"device": "cpu", "dtype": "float32", "kv_dtype": "float16", **changes})
+    with pytest.raises(InvalidRequest, match=f"^kv_dtype='float16', but .*: {why}.* Use kv_dtype='auto'$"):
+        TorchExecutor(folder(family), config).open()
+    with pytest.raises(InvalidRequest, match=why):
+        estimate(folder(family), config)
+
+
+@pytest.mark.parametrize("family", ["llama", "bart", "whisper"])
+def test_without_the_library_another_dtype_is_refused(without_native, folder, family):
+    config = EngineConfig(device="cpu", dtype="float32", kv_dtype="float16")
+    with pytest.raises(InvalidRequest, match=r"installed without a compiler; allowed: .* 'float32'"):
+        TorchExecutor(folder(family), config).open()
+    executor = TorchExecutor(folder(family), evolve(config, kv_dtype="float32", max_running=1))
+    executor.open()
+    executor.close()
+
+
+@NATIVE
+@pytest.mark.parametrize(("family", "kind"), [("llama", "Decoder"), ("t5", "CrossedDecoder")])
+def test_a_decoder_that_is_no_program_is_refused(monkeypatch, folder, family, kind):
+    """Which is known when its module is there."""
+    name = "decoders" if kind == "Decoder" else "crossed"
+    monkeypatch.setattr(f"triolet.models.native.{name}.{kind}.unknown", lambda _: "it is unknown")
+    with pytest.raises(InvalidRequest, match="does not compute the model: it is unknown; allowed"):
+        TorchExecutor(folder(family), EngineConfig(device="cpu", kv_dtype="bfloat16")).open()
+
+
+def test_an_encoder_alone_keeps_none(open_driver, folder):
+    """Its configuration may be that of engines with decoders."""
+    for family in ("whisper", "bart"):
+        assert kept(open_driver(folder(family), part="encoder", kv_dtype="float16").executor) == {}
