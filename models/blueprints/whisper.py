@@ -97,7 +97,6 @@ class WhisperBlueprint:
             log_mel=log_mel,
             paged=paged,
             cross=cross,
-            dtype=self.dtype,
             device=self.device,
             native=self._open_native(own, model, paged, cross) if why_not is None else None,
         )

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from triolet.core.errors import EngineError
 from triolet.core.request import LogitRules, SamplingParams
+from triolet.models.memory.rows import Rows
 from triolet.models.native.library import Ending, Library
 from triolet.models.native.panels import Panels
 from triolet.models.native.program import Normed, Program
-from triolet.models.native.runner import Rows, Runner
+from triolet.models.native.runner import Runner
 from triolet.models.sampler import draw_of
 from triolet.models.sampling.logits import SamplerInput, choose, chosen_plainly
 
