@@ -100,15 +100,14 @@ class TextBlueprint:
 
     def _native_decoder(self, module: nn.Module) -> Decoder | str:
         """The decoder that the native library computes, or why it does not."""
-        config = self.config
-        if not (self.checkpoint.causal and config.decodes):
+        if not (self.checkpoint.causal and self.config.decodes):
             return "it is an encoder"
         if self.stages:
             return f"it runs on {name_devices(self)}"
-        if config.compile or find_recorder(config.graphs, self.device) is not None:
-            return f"compile={config.compile!r}, graphs={config.graphs!r}"
         if why_not := not_native(self.device, self.dtype):
             return why_not
+        if find_recorder(self.config.graphs, self.device) is not None:
+            return f"graphs={self.config.graphs!r}"
         decoder = Decoder(module, self._language(module), self.checkpoint.shape.windows)
         return decoder.unknown() or decoder
 
@@ -175,13 +174,13 @@ class TextBlueprint:
         decoder = self._native_decoder(network.model.module)
         why_not = decoder if isinstance(decoder, str) else None
         tell_way(self.checkpoint.architecture, why_not, torch.get_num_threads())
+        if isinstance(decoder, Decoder):
+            assert isinstance(network.paged, PagedKV), "the library reads pages of one device"
+            return evolve(network, native=own("native", self._open_native(decoder, network.paged)))
         if self.config.compile:
             compiled = own("compiled", CompiledLayers.of(network.language, self.checkpoint.shape.layers))
             network = evolve(network, compiled=compiled)
             network.attach()
-        elif isinstance(decoder, Decoder):
-            assert isinstance(network.paged, PagedKV), "the library reads pages of one device"
-            network = evolve(network, native=own("native", self._open_native(decoder, network.paged)))
         recorder = find_recorder(self.config.graphs, self.device)
         if recorder is None or not network.generates or not isinstance(network.paged, PagedKV):
             return network  # a graph is of one device
