@@ -21,9 +21,10 @@ from torch import Tensor
 from triolet import EngineConfig
 from triolet.models.blueprints.read import read_blueprint
 from triolet.models.blueprints.text import TextBlueprint
+from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import Decoder
 from triolet.models.native.library import Library
-from triolet.models.native.runner import Rows, Runner
+from triolet.models.native.runner import Runner
 from triolet.testing.families import make_checkpoint
 
 PERPLEXITY, DIVERGENCE = 1.01, 0.005

@@ -181,8 +181,8 @@ class EngineConfig:
             small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot hold what the model does
             (the engine warns, and goes on without); nothing on the CPU. ``"off"``. ``"eager"``: the shapes and buffers
             of graphs, but computed each time, on any device: to find faults.
-        compile: compile the layers of a decoder-only model with `torch.compile`. Entering the engine then takes a
-            minute or so longer, and on the CPU needs a C++ compiler.
+        compile: compile the layers of a decoder-only model with `torch.compile`, unless the native library computes
+            it. Entering the engine then takes a minute or so longer, and on the CPU needs a C++ compiler.
         steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
         verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken promise stops
             the engine, and its `InvariantViolation` leaves the block.
@@ -246,8 +246,8 @@ class EngineConfig:
             return None
         if self.speculation != "auto":
             return self.speculation
-        plain = not self.compile and self.graphs != "eager"  # which are made for one token of a sequence
-        return _ALONE if kind is Kind.DECODER and device.startswith("cpu") and plain else None
+        fixed = self.graphs == "eager"  # which is for one token of a sequence
+        return _ALONE if kind is Kind.DECODER and device.startswith("cpu") and not fixed else None
 
     def _check_quantization(self) -> None:
         if self.quantization is None:

@@ -50,7 +50,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/machine": set(),
     "models/linear": {"checkpoints", "native"},
     "models/memory": {"machine"},
-    "models/native": set(),
+    "models/native": {"memory"},
     "models/attention": {"memory"},
     "models/launch": {"attention", "memory"},
     "models/checkpoints": set(),

@@ -19,21 +19,12 @@ from collections.abc import Sequence
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from ..memory.kv import PagedKV
+from ..memory.rows import Rows
+from .paged import Short, mask_of
 
 _NUMBERS = 4  # of a row, beside its page table
-
-
-@frozen(kw_only=True)
-class FixedRow:
-    """One token of one sequence."""
-
-    token: int
-    start: int  # its index in the sequence
-    position: int  # as the model counts it
-    page_table: tuple[int, ...]
 
 
 @frozen
@@ -52,10 +43,10 @@ class Buckets:
     pages: int  # most, 1 or more: those of a sequence of full length
     cells: int  # most rows times pages, 1 or more: what attention gathers at once is bounded
 
-    def fit(self, rows: Sequence[FixedRow], page_size: int) -> Bucket | None:
+    def fit(self, rows: Rows, page_size: int) -> Bucket | None:
         """The bucket of a step; ``None``: it is too large."""
-        pages = max((row.start // page_size + 1 for row in rows), default=1)
-        count = max(1, len(rows))
+        pages = max(rows.positions, default=0) // page_size + 1
+        count = max(1, len(rows.positions))
         if count > self.rows or pages > self.pages:
             return None
         wide = min(self.pages, _power(pages))
@@ -113,23 +104,24 @@ class FixedInputs:
         )
 
 
-def describe(bucket: Bucket, rows: Sequence[FixedRow], page_size: int, nobodys: int) -> Tensor:
+def describe(
+    bucket: Bucket, rows: Rows, token_ids: Sequence[int], positions: Sequence[int], page_size: int, nobodys: int
+) -> Tensor:
     """The numbers of a step, on the host, in the order of `FixedInputs`.
 
     Args:
+        rows: one of each chunk.
+        positions: as the model counts them.
         nobodys: the page that no sequence owns.
     """
-    spare = bucket.rows - len(rows)
-    ends = [row.start // page_size + 1 for row in rows]
-    slots = [row.page_table[row.start // page_size] * page_size + row.start % page_size for row in rows]
-    table: list[int] = []
-    for row, end in zip(rows, ends, strict=True):
-        table += row.page_table[:end]
-        table += [nobodys] * (bucket.pages - end)
-    columns = ([row.token for row in rows], [row.start for row in rows], [row.position for row in rows])
+    spare = bucket.rows - len(token_ids)
+    columns = (token_ids, rows.positions, positions)
     numbers = [number for column in columns for number in (*column, *[0] * spare)]
-    numbers += [*slots, *[nobodys * page_size] * spare, *table, *[nobodys] * (spare * bucket.pages)]
-    return torch.tensor(numbers, dtype=torch.long)
+    numbers += [*rows.places(page_size).tolist(), *[nobodys * page_size] * spare]
+    for start, (_, table, _, _) in zip(rows.positions, rows.chunks, strict=True):
+        pages = rows.tables[table : table + start // page_size + 1]
+        numbers += [*pages, *[nobodys] * (bucket.pages - len(pages))]
+    return torch.tensor(numbers + [nobodys] * (spare * bucket.pages), dtype=torch.long)
 
 
 @define(eq=False)
@@ -138,7 +130,7 @@ class FixedStep:
 
     paged: PagedKV
     inputs: FixedInputs
-    _masks: dict[int | None, Tensor] = field(init=False, factory=dict, repr=False)
+    _spans: dict[int | None, Short] = field(init=False, factory=dict, repr=False)
 
     def attend(
         self,
@@ -152,34 +144,17 @@ class FixedStep:
         softcap: float | None,
     ) -> Tensor:
         """See `paged.PagedStep.attend`."""
-        inputs, rows = self.inputs, self.inputs.bucket.rows
-        spare = inputs.slot_mapping >= self.paged.pages * self.paged.page_size
+        spare = self.inputs.slot_mapping >= self.paged.pages * self.paged.page_size
         written = torch.cat([keys.flatten(1), values.flatten(1)], 1).masked_fill(spare[:, None], 0)
-        self.paged.write(layer, inputs.slot_mapping, written)
-        known, told = self.paged.gather(layer, inputs.table, rows)
-        split = queries.view(rows, known.shape[1], queries.shape[1] // known.shape[1], -1)  # those that share a head
-        attended = _attention(split, known, told, self._mask(window), scale, softcap)
-        return attended.reshape(queries.shape)
+        self.paged.write(layer, self.inputs.slot_mapping, written)
+        return self._span(window).attend(self.paged, layer, queries, scale, softcap)
 
-    def _mask(self, window: int | None) -> Tensor:
-        """[rows, 1, 1, positions], 0 or -inf; made once for all layers with the same window."""
-        if window not in self._masks:
-            starts = self.inputs.starts[:, None]
-            keys = torch.arange(self.inputs.bucket.pages * self.paged.page_size, device=starts.device)
-            hidden = keys > starts
-            if window is not None:
-                hidden |= keys <= starts - window
-            mask = torch.zeros(hidden.shape, dtype=self.paged.dtype, device=starts.device)
-            self._masks[window] = mask.masked_fill_(hidden, -torch.inf)[:, None, None]
-        return self._masks[window]
-
-
-def _attention(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, softcap: float | None
-) -> Tensor:
-    """[rows, kv_heads, queries of a head, head_dim] of ``keys`` [rows, kv_heads, positions, head_dim]."""
-    if softcap is None:
-        return scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scale)
-    scores = torch.matmul(queries, keys.transpose(-1, -2)) * scale
-    scores = torch.tanh(scores / softcap) * softcap + mask
-    return torch.matmul(scores.softmax(-1, dtype=torch.float32).to(queries.dtype), values)
+    def _span(self, window: int | None) -> Short:
+        """All rows; made once for all layers with the same window."""
+        if window not in self._spans:
+            bucket, starts = self.inputs.bucket, self.inputs.starts[:, None, None, None]
+            mask = mask_of(starts, bucket.pages * self.paged.page_size, window, self.paged.dtype)
+            self._spans[window] = Short(
+                rows=slice(None), count=bucket.rows, length=1, table=self.inputs.table, mask=mask
+            )
+        return self._spans[window]

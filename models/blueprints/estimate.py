@@ -149,7 +149,6 @@ def may_be_native(blueprint: AnyBlueprint) -> bool:
     return (
         blueprint.device.type == "cpu"
         and blueprint.dtype == torch.float32
-        and not blueprint.config.compile
         and Library.load() is not None
         and (isinstance(blueprint, WhisperBlueprint) or _is_known(blueprint))
     )

@@ -118,8 +118,8 @@ class TextBlueprint:
             return "it is an encoder"
         if self.stages:
             return f"it runs on {name_devices(self)}"
-        if config.compile or find_recorder(config.graphs, self.device) is not None:
-            return f"compile={config.compile!r}, graphs={config.graphs!r}"
+        if find_recorder(config.graphs, self.device) is not None:
+            return f"graphs={config.graphs!r}"
         return not_native(self.device, self.dtype)
 
     def _native_decoder(self, module: nn.Module) -> Decoder | str:
@@ -197,13 +197,13 @@ class TextBlueprint:
         decoder = self._native_decoder(network.model.module)
         why_not = decoder if isinstance(decoder, str) else None
         tell_way(self.checkpoint.architecture, why_not, torch.get_num_threads())
+        if isinstance(decoder, Decoder):
+            assert isinstance(network.paged, PagedKV), "the library reads pages of one device"
+            return evolve(network, native=own("native", self._open_native(decoder, network.paged)))
         if self.config.compile:
             compiled = own("compiled", CompiledLayers.of(network.language, self.checkpoint.shape.layers))
             network = evolve(network, compiled=compiled)
             network.attach()
-        elif isinstance(decoder, Decoder):
-            assert isinstance(network.paged, PagedKV), "the library reads pages of one device"
-            network = evolve(network, native=own("native", self._open_native(decoder, network.paged)))
         recorder = find_recorder(self.config.graphs, self.device)
         if recorder is None or not network.generates or not isinstance(network.paged, PagedKV):
             return network  # a graph is of one device

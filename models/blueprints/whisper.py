@@ -103,7 +103,6 @@ class WhisperBlueprint:
             log_mel=log_mel,
             paged=paged,
             cross=cross,
-            dtype=self.dtype,
             device=self.device,
         )
         if why_not is None:

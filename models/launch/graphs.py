@@ -19,8 +19,9 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from ..attention.fixed import Bucket, Buckets, FixedInputs, FixedRow, describe
+from ..attention.fixed import Bucket, Buckets, FixedInputs, describe
 from ..memory.kv import PagedKV
+from ..memory.rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -230,8 +231,11 @@ class GraphManager:
             recorded=self._captures, replayed=self._replays, kept=len(self._recorded), refused=self._refused
         )
 
-    def run(self, rows: Sequence[FixedRow]) -> Tensor | None:
+    def run(self, rows: Rows, token_ids: Sequence[int], positions: Sequence[int]) -> Tensor | None:
         """Feeds one token of each of some sequences, whose pages are entered (`PagedKV.enter`).
+
+        Args:
+            positions: as the model counts them.
 
         Returns:
             Logits [rows, vocabulary], in the model's dtype, valid until the next call; ``None``: nothing is done, since
@@ -241,7 +245,7 @@ class GraphManager:
         if bucket is None or self._refused:
             return None
         inputs = FixedInputs.of(bucket, self._numbers, self._logits)
-        numbers = describe(bucket, rows, self.paged.page_size, self.paged.pages)
+        numbers = describe(bucket, rows, token_ids, positions, self.paged.page_size, self.paged.pages)
         self._numbers[: len(numbers)].copy_(numbers)
         try:
             self._find(bucket, inputs).replay()
@@ -249,11 +253,11 @@ class GraphManager:
             self._refuse(str(error))
             return None
         self._replays += 1
-        return inputs.logits[: len(rows)]
+        return inputs.logits[: len(token_ids)]
 
     def prove(self) -> None:
         """Records a step without sequences: what cannot be recorded is known before anybody waits for it."""
-        self.run(())
+        self.run(Rows(positions=(), chunks=(), tables=(), wanted=()), (), ())
 
     def _find(self, bucket: Bucket, inputs: FixedInputs) -> Replayable:
         """The recorded step, the last used last. The new one is recorded before an old one goes: their pool of memory

@@ -23,14 +23,15 @@ from itertools import repeat
 from typing import Any
 
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from ...core.errors import InvalidRequest, UnsupportedModel
 from ...core.plan import Chunk
-from ..attention.paged import PagedLayout, PagedStep
+from ..attention.paged import PagedStep
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel, forwards
+from ..memory.rows import Rows
 
 _LEAST_ROWS = 64  # of a buffer: the trial's prompts
 
@@ -295,10 +296,9 @@ class Pipeline:
                 found.append((layer, partial(_forward, (*arrive, move), layer.forward)))
         return found
 
-    def step(self, paged: StagedKV, layout: PagedLayout) -> StagedStep:
-        """A step's attention; what the layout has on the device is moved to each stage's, once."""
-        layouts = [_moved_layout(layout, stage.device) for stage in self.stages]
-        return StagedStep(self.stages, tuple(map(PagedStep, paged.parts, layouts)))
+    def step(self, paged: StagedKV, rows: Rows) -> StagedStep:
+        """A step's attention."""
+        return StagedStep(self.stages, tuple(map(PagedStep, paged.parts, repeat(rows))))
 
 
 def _forward(befores: tuple[_Before, ...], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -334,10 +334,6 @@ def _hand_over(buffers: Buffers, index: int, args: tuple[Any, ...], kwargs: dict
     if args:
         return (buffers.take(index, args[0]), *args[1:]), kwargs
     return args, {**kwargs, "hidden_states": buffers.take(index, kwargs["hidden_states"])}
-
-
-def _moved_layout(layout: PagedLayout, device: torch.device) -> PagedLayout:
-    return evolve(layout, positions=layout.positions.to(device), slot_mapping=layout.slot_mapping.to(device))
 
 
 @frozen(eq=False)

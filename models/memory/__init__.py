@@ -1,5 +1,5 @@
 """Who owns which tensors: keys and values, encoder outputs, weights of modules, and the order in which all go back.
 
 Every tensor that outlives a call belongs to a `ResourceStack`. The folder imports `machine`. Of what is computed
-here there is the places of tokens in pages, Whisper's attention over them (`kv`), and attention over slots (`slots`).
+here there is the places of a step's rows in pages (`rows`), and attention over slots (`slots`).
 """

@@ -1,42 +1,14 @@
-"""The decoder's memory of its own tokens: keys and values in pages, all in one tensor; and where a step's rows lie.
-
-A step's rows, one for each token fed, are ordered by cross-attention slot, see `slots`.
-"""
+"""The decoder's memory of its own tokens: keys and values in pages, all in one tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from ...core.plan import Chunk
-from .slots import CrossKV, CrossStep, slot_of
-
-
-@frozen(kw_only=True, eq=False)
-class PageGroup:
-    """The chunks of a step that have one length, attended together."""
-
-    rows: Tensor | None  # [count * length] rows of the step; None: all of them, in order
-    count: int
-    length: int
-    table: Tensor  # [count * pages] pages
-    mask: Tensor  # [count, 1, length, pages * page_size], 0 or -inf
-
-
-@frozen(kw_only=True, eq=False)
-class StepLayout:
-    """Where a step's rows lie: computed once, used by every layer."""
-
-    order: tuple[int, ...]  # index in the plan of each chunk, in the order of the rows
-    starts: tuple[int, ...]  # first row of each chunk, in the order of the rows
-    positions: Tensor  # [rows]
-    slot_mapping: Tensor  # [rows], page * page_size + offset
-    groups: tuple[PageGroup, ...]
-    crossing: CrossStep
 
 
 @define(eq=False)
@@ -125,21 +97,10 @@ class PagedKV:
         """The dtype of the stored KV."""
         return self._pool.dtype
 
-    def attend(self, layer: int, queries: Tensor, groups: tuple[PageGroup, ...]) -> Tensor:
-        """Causal attention of scaled ``queries`` [rows, width] over their own sequences; [rows, width]."""
-        if len(groups) == 1 and groups[0].rows is None:
-            return self._attend_group(layer, queries, groups[0])
-        attended = torch.empty_like(queries)
-        for group in groups:
-            assert group.rows is not None, "a group among several knows its rows"
-            attended[group.rows] = self._attend_group(layer, queries[group.rows], group)
-        return attended
-
-    def _attend_group(self, layer: int, queries: Tensor, group: PageGroup) -> Tensor:
-        split = queries.view(group.count, group.length, self.heads, -1).transpose(1, 2)
-        keys, values = self.gather(layer, group.table, group.count)
-        attended = scaled_dot_product_attention(split, keys, values, attn_mask=group.mask, scale=1.0)
-        return attended.transpose(1, 2).reshape(queries.shape)
+    @property
+    def device(self) -> torch.device:
+        """Where the pages are."""
+        return self._pool.device
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The pool, the page of zeros included."""
@@ -148,74 +109,3 @@ class PagedKV:
     def release(self) -> None:
         """Forgets the pool."""
         self._pool = torch.empty(0)
-
-
-def lay_out(
-    chunks: Sequence[Chunk], paged: PagedKV, cross: CrossKV, *, dtype: torch.dtype, device: torch.device
-) -> StepLayout:
-    """The layout of a step with at least one chunk."""
-    order = sorted(range(len(chunks)), key=lambda index: slot_of(chunks[index]))
-    ordered = [chunks[index] for index in order]
-    starts, row = [], 0
-    for part in ordered:
-        starts.append(row)
-        row += part.length
-    positions = [position for part in ordered for position in range(part.start, part.start + part.length)]
-    mapping = [
-        part.page_table[position // paged.page_size] * paged.page_size + position % paged.page_size
-        for part in ordered
-        for position in range(part.start, part.start + part.length)
-    ]
-    indices = torch.tensor([positions, mapping]).to(device)
-    return StepLayout(
-        order=tuple(order),
-        starts=tuple(starts),
-        positions=indices[0],
-        slot_mapping=indices[1],
-        groups=_page_groups(ordered, starts, paged, dtype, device),
-        crossing=CrossStep.of(cross, ordered, starts, device),
-    )
-
-
-def _page_groups(
-    chunks: list[Chunk], starts: list[int], paged: PagedKV, dtype: torch.dtype, device: torch.device
-) -> tuple[PageGroup, ...]:
-    """Chunks of one length share a group; a group is as wide as its longest page table in use."""
-    by_length: dict[int, list[int]] = {}
-    for index, part in enumerate(chunks):
-        by_length.setdefault(part.length, []).append(index)
-    groups = []
-    for length, members in by_length.items():
-        parts = [chunks[index] for index in members]
-        rows = [starts[index] + offset for index in members for offset in range(length)]
-        groups.append(
-            PageGroup(
-                rows=None if len(by_length) == 1 else torch.tensor(rows, device=device),
-                count=len(parts),
-                length=length,
-                table=_table(parts, paged).to(device),
-                mask=_causal_mask(parts, paged.page_size, dtype, device),
-            )
-        )
-    return tuple(groups)
-
-
-def _page_count(part: Chunk, page_size: int) -> int:
-    return -(-(part.start + part.length) // page_size)
-
-
-def _table(parts: list[Chunk], paged: PagedKV) -> Tensor:
-    widest = max(_page_count(part, paged.page_size) for part in parts)
-    table: list[int] = []
-    for part in parts:
-        used = part.page_table[: _page_count(part, paged.page_size)]
-        table += (*used, *[paged.pages] * (widest - len(used)))  # the page of zeros
-    return torch.tensor(table)
-
-
-def _causal_mask(parts: list[Chunk], page_size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    widest = max(_page_count(part, page_size) for part in parts)
-    starts = torch.tensor([part.start for part in parts], device=device)
-    queries = starts[:, None] + torch.arange(parts[0].length, device=device)  # [count, length]
-    hidden = torch.arange(widest * page_size, device=device) > queries[:, :, None]
-    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)[:, None]

@@ -13,16 +13,16 @@ even as ``0 * NaN``. The native library reads no further than the length.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ...core.plan import Chunk
+from .rows import Rows
 
 _FILLED = 0.25  # of what a run reads, at most, lies behind the end of a shorter slot
 
@@ -139,29 +139,21 @@ class CrossStep:
     """One step's cross-attention. It lives as long as the step."""
 
     cross: CrossKV
-    _order: Tensor | None  # [rows] in the order of the slots; None: they are
     _runs: tuple[SlotRun, ...]
 
     @classmethod
-    def of(cls, cross: CrossKV, chunks: Sequence[Chunk], starts: Sequence[int], device: torch.device) -> CrossStep:
-        """The step of ``chunks``, whose first rows are ``starts``."""
-        ordered = sorted(zip(map(slot_of, chunks), starts, chunks, strict=True), key=lambda each: each[:2])
-        rows = [row for _, start, part in ordered for row in range(start, start + part.length)]
-        order = None if rows == sorted(rows) else torch.tensor(rows, device=device)
-        return cls(cross, order, tuple(_runs(cross, [part for _, _, part in ordered], device)))
+    def of(cls, cross: CrossKV, rows: Rows) -> CrossStep:
+        """The step of ``rows``, which are ordered by slot."""
+        return cls(cross, tuple(_runs(cross, rows)))
 
     def attend(self, layer: int, queries: Tensor, *, scale: float) -> Tensor:
         """Attention of ``queries`` [rows, heads, head_dim] over the slots of their sequences, in the same shape."""
-        ordered = queries if self._order is None else queries[self._order]
-        parts = list(map(partial(self._attend_run, layer, ordered, scale), self._runs))
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if self._order is None:
-            return attended
-        return torch.empty_like(attended).index_copy_(0, self._order, attended)
+        parts = list(map(partial(self._attend_run, layer, queries, scale), self._runs))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _attend_run(self, layer: int, ordered: Tensor, scale: float, run: SlotRun) -> Tensor:
+    def _attend_run(self, layer: int, every: Tensor, scale: float, run: SlotRun) -> Tensor:
         """The query heads that share a key's head are further rows of it: nothing is repeated."""
-        queries = ordered[run.start : run.start + run.slots * run.rows]
+        queries = every[run.start : run.start + run.slots * run.rows]
         keys, values = self.cross.read(layer, run)
         heads = keys.shape[1]
         split = queries.view(run.slots, run.rows, heads, -1, queries.shape[-1])  # [slots, rows, kv_heads, shared, size]
@@ -192,31 +184,24 @@ def _nearest(numbers: Tensor, dtype: torch.dtype) -> Tensor:
     return numbers.to(dtype)
 
 
-def slot_of(part: Chunk) -> int:
-    """The slot that a chunk reads."""
-    assert part.cross_slot is not None, f"sequence {part.sequence_id} of an encoder-decoder model has no cross slot"
-    return part.cross_slot
-
-
-def _runs(cross: CrossKV, chunks: Sequence[Chunk], device: torch.device) -> list[SlotRun]:
-    """The runs of ``chunks``, which are ordered by slot."""
+def _runs(cross: CrossKV, rows: Rows) -> list[SlotRun]:
     taken: list[tuple[int, int, int]] = []  # first slot, slots, rows of each
-    for slot, members in groupby(chunks, key=slot_of):
-        rows = sum(part.length for part in members)
-        if taken and _joins(cross, taken[-1], slot, rows):
-            first, count, _ = taken.pop()
-            taken.append((first, count + 1, rows))
+    for slot, members in groupby(rows.chunks, key=itemgetter(2)):
+        count = sum(length for length, *_ in members)
+        if taken and _joins(cross, taken[-1], slot, count):
+            first, slots, _ = taken.pop()
+            taken.append((first, slots + 1, count))
         else:
-            taken.append((slot, 1, rows))
+            taken.append((slot, 1, count))
     runs: list[SlotRun] = []
     start = 0
-    for first, count, rows in taken:
-        lengths = cross.lengths(first, count)
-        for slot in range(first, first + count):
+    for first, slots, count in taken:
+        lengths = cross.lengths(first, slots)
+        for slot in range(first, first + slots):
             cross.clean(slot, max(lengths))
-        mask = _mask(lengths, cross, device)
-        runs.append(SlotRun(start=start, slot=first, slots=count, rows=rows, length=max(lengths), mask=mask))
-        start += count * rows
+        mask = _mask(lengths, cross)
+        runs.append(SlotRun(start=start, slot=first, slots=slots, rows=count, length=max(lengths), mask=mask))
+        start += slots * count
     return runs
 
 
@@ -230,9 +215,10 @@ def _joins(cross: CrossKV, run: tuple[int, int, int], slot: int, rows: int) -> b
     return read - sum(lengths) <= _FILLED * read
 
 
-def _mask(lengths: list[int], cross: CrossKV, device: torch.device) -> Tensor | None:
+def _mask(lengths: list[int], cross: CrossKV) -> Tensor | None:
     if min(lengths) == max(lengths):
         return None
-    hidden = torch.arange(max(lengths), device=device) >= torch.tensor(lengths, device=device)[:, None]
-    mask = torch.zeros(hidden.shape, dtype=cross.tensors()[0].dtype, device=device).masked_fill_(hidden, -torch.inf)
+    (pool,) = cross.tensors()
+    hidden = torch.arange(max(lengths), device=pool.device) >= torch.tensor(lengths, device=pool.device)[:, None]
+    mask = pool.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
     return mask[:, None, None]

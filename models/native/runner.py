@@ -1,9 +1,9 @@
-"""`Runner` runs a program for each step; `Rows` are what a step is fed."""
+"""`Runner` runs a program for each step."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import addressof, c_char, sizeof
 from itertools import chain
 from math import nan
@@ -11,103 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor
 
 from ...core.errors import EngineError
-from ...core.plan import Chunk
+from ..memory.rows import Rows
 from .draws import NONE, Arrays, Draw, Drawn
 from .library import MOST_THREADS, BufferData, Fault, Library, ModelData, OperationData, Part, StepData, TurnsData
 from .panels import FORMATS
 from .program import Program
-
-
-@frozen(kw_only=True, eq=False)
-class Rows:
-    """The rows of a step, as flat numbers.
-
-    Args:
-        positions: of each row; a chunk's follow each other.
-        chunks: for each, how many rows it has, where in ``tables`` its pages begin, its slot, and how many embeddings
-            are in it.
-        tables: the pages of one chunk after the other.
-        wanted: the rows whose results are wanted.
-        order: which of a step's chunks they are.
-        starts: the first row of each.
-    """
-
-    positions: Sequence[int]
-    chunks: Sequence[tuple[int, int, int, int]]
-    tables: Sequence[int]
-    wanted: Sequence[int]
-    order: Sequence[int] = ()
-    starts: Sequence[int] = ()
-
-    @classmethod
-    def all_of(cls, count: int) -> Rows:
-        """The rows of one item that reads no pages: each is wanted."""
-        return cls(positions=range(count), chunks=[(count, 0, 0, 0)], tables=(), wanted=range(count))
-
-    @classmethod
-    def of(
-        cls,
-        chunks: Sequence[Chunk],
-        wanted: Sequence[tuple[int, int]],
-        page_size: int,
-        lengths: Callable[[int], int] | None = None,
-    ) -> Rows:
-        """The rows of a step's chunks, one chunk after the other.
-
-        Args:
-            wanted: as (index of the chunk, offset in it).
-            lengths: how many embeddings are in a slot. Chunks of one slot are neighbours then.
-        """
-        order: Sequence[int] = range(len(chunks))
-        if lengths is not None:
-            order = sorted(order, key=lambda index: _slot(chunks[index]))
-        positions, starts, tables = list[int](), list[int](), list[int]()
-        told: list[tuple[int, int, int, int]] = []
-        for index in order:
-            part, slot = chunks[index], 0
-            starts.append(len(positions))
-            if lengths is not None:
-                slot = _slot(part)
-            told.append((part.length, len(tables), slot, 0 if lengths is None else lengths(slot)))
-            positions += range(part.start, part.start + part.length)
-            tables += part.page_table[: -(-(part.start + part.length) // page_size)]
-        first = starts if lengths is None else dict(zip(order, starts, strict=True))
-        return cls(
-            positions=positions,
-            chunks=told,
-            tables=tables,
-            wanted=[first[index] + offset for index, offset in wanted],
-            order=order,
-            starts=starts,
-        )
-
-    def pieces(self, most: int, page_size: int) -> Iterator[tuple[int, int, Rows, list[int]]]:
-        """The same in pieces of up to ``most`` rows: the first row and the one after the last, the piece with the pages
-        of its own chunks, and which of the wanted are in it."""
-        count = len(self.positions)
-        if count <= most:
-            yield 0, count, self, list(range(len(self.wanted)))
-            return
-        chunks, left = list(reversed(self.chunks)), 0
-        for start in range(0, count, most):
-            stop, own, tables = min(start + most, count), list[tuple[int, int, int, int]](), list[int]()
-            left = stop - start
-            while left:
-                length, table, slot, embeddings = chunks.pop()
-                taken = min(length, left)
-                if taken < length:
-                    chunks.append((length - taken, table, slot, embeddings))
-                left -= taken
-                own.append((taken, len(tables), slot, embeddings))
-                tables += self.tables[table : table + self.positions[stop - left - 1] // page_size + 1]
-            inside = [index for index, row in enumerate(self.wanted) if start <= row < stop]
-            wanted = [self.wanted[index] - start for index in inside]
-            piece = Rows(positions=self.positions[start:stop], chunks=own, tables=tables, wanted=wanted)
-            yield start, stop, piece, inside
 
 
 def _place(memory: np.ndarray[Any, Any]) -> int:
@@ -122,11 +34,6 @@ def _address(memory: bytearray) -> int | None:
 
 
 _UNKNOWN = Drawn(NONE, nan, (), [])
-
-
-def _slot(part: Chunk) -> int:
-    assert part.cross_slot is not None, f"sequence {part.sequence_id} of an encoder-decoder model has no cross slot"
-    return part.cross_slot
 
 
 @define(eq=False)

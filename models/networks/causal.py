@@ -15,17 +15,18 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from ...core.plan import Chunk, EncodeJob
+from ...core.plan import EncodeJob
 from ..architectures.families import Family
-from ..attention.fixed import FixedInputs, FixedRow, FixedStep
+from ..attention.fixed import FixedInputs, FixedStep
 from ..attention.layers import PAGED, PAGED_APART, AnyStep, PagedCall, Witness, register
-from ..attention.paged import PagedLayout, PagedStep
+from ..attention.paged import PagedStep
 from ..launch.compiled import CompiledLayers
 from ..launch.graphs import GraphManager
 from ..launch.pipeline import Pipeline, StagedKV
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
-from ..native.runner import Rows, Runner
+from ..memory.rows import Rows
+from ..native.runner import Runner
 from .network import Feed, Outputs, Record
 from .pooling import PooledHead, Sums, check_pooling
 
@@ -96,79 +97,68 @@ class CausalNetwork:
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         assert self.generates, "a model without a head for tokens is asked for some"
-        rows = None if self.graphs is None else _fixed_rows(feeds)
-        if self.graphs is not None and rows is not None:
-            self.paged.enter([feed.part for feed in feeds])
-            logits = self.graphs.run(rows)
-            if logits is not None:  # of all rows, one for each chunk
-                chosen = torch.tensor([index for index, _ in wanted], dtype=torch.long, device=self.device)
-                return logits.index_select(0, chosen).float()
+        fixed = None if self.graphs is None else _fixed(feeds)
+        if self.graphs is not None and fixed is not None:
+            rows = self._lay_out(feeds, wanted)
+            self._enter(feeds)
+            logits = self.graphs.run(rows, *fixed)
+            if logits is not None:  # of all rows
+                return logits.index_select(0, torch.tensor(rows.wanted, dtype=torch.long, device=self.device)).float()
         return self.rows(feeds, wanted, outputs)
 
     def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         """As `logits`; of a model that does not generate, the last hidden states [wanted, hidden]."""
+        rows = self._lay_out(feeds, wanted)
         if self.native is not None:
-            return self._native_rows(self.native, feeds, wanted, outputs)
-        layout = self._lay_out([feed.part for feed in feeds])
+            return self.native.step(self._embed(feeds, rows.order, rows.starts, outputs), rows)
         answers_on = self.device if self.pipeline is None else self.pipeline.answers_on
-        rows = torch.tensor(_rows(layout, wanted), dtype=torch.long, device=answers_on)
+        chosen = torch.tensor(rows.wanted, dtype=torch.long, device=answers_on)
         if not self.generates:
-            return self.hidden(feeds, layout, outputs)[rows].float()
+            return self._hidden(feeds, rows, outputs)[chosen].float()
         module = self.model.module
-        kept = self._run(module, feeds, layout, outputs, **({"logits_to_keep": rows} if self._keeps else {})).logits[0]
-        logits: Tensor = (kept if self._keeps else kept[rows]).float().contiguous()
+        kept = self._run(module, feeds, rows, outputs, **({"logits_to_keep": chosen} if self._keeps else {})).logits[0]
+        logits: Tensor = (kept if self._keeps else kept[chosen]).float().contiguous()
         return logits
 
-    def _native_rows(
-        self,
-        native: Runner,
-        feeds: Sequence[Feed],
-        wanted: Sequence[tuple[int, int]],
-        outputs: Outputs,
-        *,
-        hidden: bool = False,
-    ) -> Tensor:
-        """The rows of one chunk follow those of the one before. The pages are not entered: the library reads no
-        position that nobody wrote."""
-        rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
-        inputs = self._embed(feeds, rows.order, rows.starts, outputs)
-        return native.step(inputs, rows, hidden=hidden)
+    def _lay_out(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
+        """The rows of one chunk follow those of the one before."""
+        return Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
+
+    def _enter(self, feeds: Sequence[Feed]) -> None:
+        """For torch alone: the library reads no position that nobody wrote."""
+        self.paged.enter([feed.part for feed in feeds])
 
     def fed(
         self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs
     ) -> tuple[Tensor | Sequence[int], Rows]:
         """See `Chooser`. Where no items are among the tokens, the library looks these up, too."""
-        rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
+        rows = self._lay_out(feeds, wanted)
         if any(map(_holds_items, feeds)):
             return self._embed(feeds, rows.order, rows.starts, outputs), rows
         return [token for feed in feeds for token in feed.tokens], rows
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
-        if self.native is not None:
-            every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
-            hidden = self._native_rows(self.native, feeds, every, outputs, hidden=True)
-            parts = torch.split(hidden, [feed.part.length for feed in feeds])
-            return list(map(self._pool, feeds, parts))
-        layout = self._lay_out([feed.part for feed in feeds])
-        hidden = self.hidden(feeds, layout, outputs)
-        starts = dict(zip(layout.order, layout.starts, strict=True))
-        return [
-            self._pool(feed, hidden[starts[index] : starts[index] + feed.part.length])
-            for index, feed in enumerate(feeds)
-        ]
+        every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
+        rows = self._lay_out(feeds, every)
+        if self.native is None:
+            hidden = self._hidden(feeds, rows, outputs)
+        else:
+            hidden = self.native.step(self._embed(feeds, rows.order, rows.starts, outputs), rows, hidden=True)
+        return list(map(self._pool, feeds, torch.split(hidden, [feed.part.length for feed in feeds])))
 
-    def hidden(self, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs) -> Tensor:
-        """The last hidden states [rows, hidden]."""
-        hidden: Tensor = self._run(self.model.module.base_model, feeds, layout, outputs).last_hidden_state[0]
+    def _hidden(self, feeds: Sequence[Feed], rows: Rows, outputs: Outputs) -> Tensor:
+        """The last hidden states [rows, hidden], by torch."""
+        hidden: Tensor = self._run(self.model.module.base_model, feeds, rows, outputs).last_hidden_state[0]
         return hidden
 
-    def _run(self, module: Any, feeds: Sequence[Feed], layout: PagedLayout, outputs: Outputs, **options: Any) -> Any:
-        call = PagedCall(step=self._step(layout), witness=self.witness)
+    def _run(self, module: Any, feeds: Sequence[Feed], rows: Rows, outputs: Outputs, **options: Any) -> Any:
+        self._enter(feeds)
+        call = PagedCall(step=self._step(rows), witness=self.witness)
         try:
             with self.crossing():
                 return module(
-                    inputs_embeds=self._embed(feeds, layout.order, layout.starts, outputs)[None],
-                    position_ids=self._position_ids(feeds, layout),
+                    inputs_embeds=self._embed(feeds, rows.order, rows.starts, outputs)[None],
+                    position_ids=self._position_ids(feeds, rows),
                     use_cache=False,
                     triolet=call,
                     **options,
@@ -182,11 +172,11 @@ class CausalNetwork:
             return self.pipeline.crossing()
         return nullcontext() if self.compiled is None else self.compiled.crossing()
 
-    def _step(self, layout: PagedLayout) -> AnyStep:
+    def _step(self, rows: Rows) -> AnyStep:
         if isinstance(self.paged, PagedKV):
-            return PagedStep(self.paged, layout)
+            return PagedStep(self.paged, rows)
         assert self.pipeline is not None, "pages in stages are of a pipeline"
-        return self.pipeline.step(self.paged, layout)
+        return self.pipeline.step(self.paged, rows)
 
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
         pooling, notes = feed.record.start.pooling, feed.record.notes
@@ -198,10 +188,6 @@ class CausalNetwork:
             )
         notes.sums.add(hidden, pooling)
         return PooledHead(self.model).answer(notes.sums, pooling) if feed.part.samples else None
-
-    def _lay_out(self, chunks: Sequence[Chunk]) -> PagedLayout:
-        self.paged.enter(chunks)
-        return PagedLayout.of(chunks, self.paged.page_size, self.device)
 
     def _embed(self, feeds: Sequence[Feed], order: Sequence[int], starts: Sequence[int], outputs: Outputs) -> Tensor:
         """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them.
@@ -218,11 +204,11 @@ class CausalNetwork:
                 _place(embeddings, row, feeds[index], outputs)
         return embeddings
 
-    def _position_ids(self, feeds: Sequence[Feed], layout: PagedLayout) -> Tensor:
+    def _position_ids(self, feeds: Sequence[Feed], rows: Rows) -> Tensor:
         """[1, rows], or [3, 1, rows] where items have rows and columns."""
         if feeds[0].record.notes.positions is None:
-            return layout.positions[None]
-        axes = np.concatenate([_axes(feeds[index]) for index in layout.order], 1)
+            return torch.tensor(rows.positions, device=self.device)[None]
+        axes = np.concatenate([_axes(feed) for feed in feeds], 1)
         return torch.from_numpy(axes).to(self.device)[:, None]
 
 
@@ -274,18 +260,17 @@ def encode_together(family: Family, model: TransformerModel, jobs: Sequence[Enco
     return outputs
 
 
-def _fixed_rows(feeds: Sequence[Feed]) -> list[FixedRow] | None:
-    """The rows of a step that only decodes; ``None``: it does not."""
-    rows = []
+def _fixed(feeds: Sequence[Feed]) -> tuple[list[int], list[int]] | None:
+    """Tokens of a step that only decodes, and their positions as the model counts them; ``None``: it does not."""
+    token_ids, positions = list[int](), list[int]()
     for feed in feeds:
-        part, start, notes = feed.part, feed.part.start, feed.record.notes
-        placed = any(one.touches(start, start + 1) for one in feed.record.start.placeholders)
+        start, notes = feed.part.start, feed.record.notes
         bent = notes.positions is not None and start < notes.positions.shape[1]  # among items, three numbers differ
-        if part.length != 1 or placed or bent:  # draft tokens lengthen the chunk
+        if feed.part.length != 1 or _holds_items(feed) or bent:  # draft tokens lengthen the chunk
             return None
-        token, position = feed.record.tokens[start], start + notes.delta
-        rows.append(FixedRow(token=token, start=start, position=position, page_table=part.page_table))
-    return rows
+        token_ids.append(feed.record.tokens[start])
+        positions.append(start + notes.delta)
+    return token_ids, positions
 
 
 def _holds_items(feed: Feed) -> bool:
@@ -315,8 +300,3 @@ def _axes(feed: Feed) -> Any:
     prompt = notes.positions.shape[1]
     later = np.arange(max(start, prompt), stop, dtype=np.int64) + notes.delta
     return np.concatenate([notes.positions[:, start:stop], np.broadcast_to(later, (3, len(later)))], 1)
-
-
-def _rows(layout: PagedLayout, wanted: Sequence[tuple[int, int]]) -> list[int]:
-    starts = dict(zip(layout.order, layout.starts, strict=True))
-    return [starts[index] + offset for index, offset in wanted]

@@ -20,12 +20,13 @@ from ...core.plan import EncodeJob
 from ..architectures.crossed import CrossedFamily, Forward, told
 from ..attention.crossed import CROSSED, CrossCall, WriteCall, register_crossed
 from ..attention.layers import PagedCall, Witness
-from ..attention.paged import PagedLayout, PagedStep
+from ..attention.paged import PagedStep
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel, forwards
+from ..memory.rows import Rows
 from ..memory.slots import CrossKV, CrossStep
 from ..native.crossed import CrossedDecoder
-from ..native.runner import Rows, Runner
+from ..native.runner import Runner
 from .network import Feed, Outputs, Record
 
 
@@ -94,21 +95,18 @@ class EncoderDecoderNetwork:
         assert start.pooling is None, f"sequence {start.sequence_id}: an encoder-decoder pools nothing"
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
-        chunks = [feed.part for feed in feeds]
         if self.native is not None:
             return self.native.step(*self.fed(feeds, wanted, outputs))
-        self.paged.enter(chunks)
-        layout = PagedLayout.of(chunks, self.paged.page_size, self.device)
-        starts = dict(zip(layout.order, layout.starts, strict=True))
-        rows = torch.tensor([starts[index] + offset for index, offset in wanted], dtype=torch.long).to(self.device)
-        tokens = torch.tensor([token for index in layout.order for token in feeds[index].tokens]).to(self.device)
+        self.paged.enter([feed.part for feed in feeds])
+        rows = self._lay_out(feeds, wanted)
+        tokens = torch.tensor([token for index in rows.order for token in feeds[index].tokens]).to(self.device)
+        positions = torch.tensor(rows.positions).to(self.device)
+        chosen = torch.tensor(rows.wanted, dtype=torch.long).to(self.device)
         distances = self.family.distances(self.model.module, self.positions)
-        step = PagedStep(self.paged, layout, distances)
-        crossing = CrossStep.of(self.cross, layout.chunks, layout.starts, self.device)
-        call = PagedCall(step=step, witness=self.witness)
-        cross_call = CrossCall(step=crossing, witness=self.cross_witness)
+        call = PagedCall(step=PagedStep(self.paged, rows, distances), witness=self.witness)
+        cross_call = CrossCall(step=CrossStep.of(self.cross, rows), witness=self.cross_witness)
         try:
-            with forwards(self._instead(layout.positions, distances, rows, call, cross_call)):
+            with forwards(self._instead(positions, distances, chosen, call, cross_call)):
                 answer = self.model.module(
                     encoder_outputs=self._nothing(), decoder_input_ids=tokens[None], use_cache=False
                 )
@@ -117,6 +115,9 @@ class EncoderDecoderNetwork:
         logits: Tensor = answer.logits[0].float().contiguous()
         return logits
 
+    def _lay_out(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
+        return Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
+
     def fed(
         self,
         feeds: Sequence[Feed],
@@ -124,7 +125,7 @@ class EncoderDecoderNetwork:
         outputs: Outputs,  # noqa: ARG002
     ) -> tuple[Sequence[int], Rows]:
         """See `Chooser`."""
-        rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
+        rows = self._lay_out(feeds, wanted)
         return [token for index in rows.order for token in feeds[index].tokens], rows
 
     def _instead(

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens, Chunk, EncodeJob, SequenceStart
-from ..memory.kv import PagedKV, lay_out
-from ..memory.slots import CrossKV
-from ..native.runner import Rows, Runner
+from ..attention.paged import PagedStep
+from ..memory.kv import PagedKV
+from ..memory.rows import Rows
+from ..memory.slots import CrossKV, CrossStep
+from ..native.runner import Runner
 from ..sampling.beams import Search
 from ..sampling.lookup import Lookup
 from ..sampling.structure import Guide
@@ -171,7 +173,6 @@ class WhisperNetwork:
     log_mel: LogMel
     paged: PagedKV
     cross: CrossKV
-    dtype: torch.dtype
     device: torch.device
     native: Runner | None = None
     encoder: Runner | None = None
@@ -207,13 +208,14 @@ class WhisperNetwork:
         """Feeds chunks, and keeps the queries of the cross-attention of ``layers``."""
         if self.native is not None:
             return self._read_natively(self.native, feeds, layers)
-        chunks = [feed.part for feed in feeds]
-        self.paged.enter(chunks)
-        layout = lay_out(chunks, self.paged, self.cross, dtype=self.dtype, device=self.device)
-        fed = [token for index in layout.order for token in feeds[index].tokens]
+        self.paged.enter([feed.part for feed in feeds])
+        rows = self._rows(feeds, ())
+        fed = [token for index in rows.order for token in feeds[index].tokens]
+        tokens, positions = torch.tensor([fed, rows.positions]).to(self.device)
         kept: dict[int, Tensor] = {}
-        hidden = self.model.decode(torch.tensor(fed).to(self.device), layout, self.paged, kept)
-        starts = dict(zip(layout.order, layout.starts, strict=True))
+        step, crossing = PagedStep(self.paged, rows), CrossStep.of(self.cross, rows)
+        hidden = self.model.decode(tokens, positions, step, crossing, kept)
+        starts = dict(zip(rows.order, rows.starts, strict=True))
         return Reading(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -19,11 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...core.errors import CheckpointError
+from ..attention.paged import PagedStep
 from ..checkpoints.whisper import Activation, WhisperShape
 from ..linear.layers import Int8Linear, Linear, Plain
-from ..memory.kv import PagedKV, StepLayout
+from ..memory.rows import Rows
+from ..memory.slots import CrossStep
 from ..native.program import Program
-from ..native.runner import Rows, Runner
+from ..native.runner import Runner
 from .whisper_loader import Loader, Weights
 from .whisper_program import WhisperProgram, write_encoder, write_program
 
@@ -169,7 +171,7 @@ def _convolution(loader: Loader, name: str, outputs: int, inputs: int) -> _Convo
 @frozen(eq=False, kw_only=True)
 class _DecoderLayer:
     index: int
-    width: int
+    heads: int
     norm: _LayerNorm
     qkv: Linear
     out: Linear
@@ -183,7 +185,7 @@ class _DecoderLayer:
         name, width, heads = f"decoder.layers.{index}", shape.width, shape.decoder_heads
         return cls(
             index=index,
-            width=width,
+            heads=heads,
             norm=_norm(loader, f"{name}.self_attn_layer_norm", width),
             qkv=loader.fused(f"{name}.self_attn", "qkv", width, heads),
             out=loader.linear(f"{name}.self_attn.out_proj", width, width),
@@ -193,16 +195,16 @@ class _DecoderLayer:
             feed_forward=_FeedForward.load(loader, name, width, inner, activation),
         )
 
-    def change(self, hidden: Tensor, layout: StepLayout, paged: PagedKV, kept: dict[int, Tensor] | None) -> None:
+    def change(self, hidden: Tensor, step: PagedStep, crossing: CrossStep, kept: dict[int, Tensor] | None) -> None:
         """Computes the layer of the step's rows ``hidden`` [rows, width] in place."""
-        qkv = self.qkv(self.norm(hidden))
-        paged.write(self.index, layout.slot_mapping, qkv[:, self.width :])
-        hidden += self.out(paged.attend(self.index, qkv[:, : self.width], layout.groups))
+        asked, keys, values = self.qkv(self.norm(hidden)).view(len(hidden), 3, self.heads, -1).unbind(1)
+        attended = step.attend(self.index, asked, keys, values, scale=1.0, window=None, softcap=None)
+        hidden += self.out(attended.flatten(1))
         queries = self.cross_query(self.cross_norm(hidden))
         if kept is not None:
             kept[self.index] = queries
-        asked = queries.view(len(queries), paged.heads, -1)
-        hidden += self.cross_out(layout.crossing.attend(self.index, asked, scale=1.0).flatten(1))
+        asked = queries.view(len(queries), self.heads, -1)
+        hidden += self.cross_out(crossing.attend(self.index, asked, scale=1.0).flatten(1))
         self.feed_forward.add_to(hidden)
 
 
@@ -331,17 +333,18 @@ class WhisperModel:
     def decode(
         self,
         token_ids: Tensor,
-        layout: StepLayout,
-        paged: PagedKV,
+        positions: Tensor,
+        step: PagedStep,
+        crossing: CrossStep,
         kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
         """Feeds ``token_ids`` [rows]; the last hidden states [rows, width], before the final norm. Puts the scaled
         queries [rows, width] of each layer's cross-attention into ``kept``, by layer."""
         decoder = self._decoder
         assert decoder is not None, "the model is released, or has no decoder"
-        hidden = self.embed(token_ids, layout.positions)
+        hidden = self.embed(token_ids, positions)
         for layer in decoder.layers:
-            layer.change(hidden, layout, paged, kept)
+            layer.change(hidden, step, crossing, kept)
         return hidden
 
     def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Compiled layers: the same tokens, and nothing that outlives the executor.
 
 Here Dynamo takes the layers apart and its backend ``eager`` runs the pieces: all of the way but the generated code,
-which takes longest. With ``TRIOLET_TEST_COMPILE=1`` set, the generated code is tested too (half a minute on the CPU,
-and it needs a C++ compiler).
+which takes longest; and without the native library, which computes the decoders that it knows. With
+``TRIOLET_TEST_COMPILE=1`` set, the generated code is tested too (half a minute on the CPU, and it needs a C++
+compiler).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from triolet.core.errors import InvalidRequest, UnsupportedModel
 from triolet.models.executor import TorchExecutor
 from triolet.models.launch import compiled
 from triolet.models.launch.compiled import CompiledLayers
+from triolet.models.native.library import Library
 from triolet.testing.families import make_checkpoint
 
 from .texts import TextDriver, TextJob, noise
@@ -40,7 +42,7 @@ def quickly(monkeypatch):
 
 
 @pytest.fixture
-def start(open_driver, folder):
+def start(open_driver, folder, without_native):
     def open_one(**changes):
         driver = open_driver(folder, **changes)
         return TextDriver(driver.executor, driver.description)
@@ -111,7 +113,7 @@ def test_the_compiled_code_is_what_runs(start, quickly, monkeypatch):
     assert driver.executor.memory().by_owner["compiled"] == 0
 
 
-def test_what_torch_cannot_compile_is_told(folder, config, monkeypatch, books):
+def test_what_torch_cannot_compile_is_told(folder, config, monkeypatch, books, without_native):
     """With what to do; nothing is left."""
 
     def broken(function, **options):
@@ -130,7 +132,7 @@ def test_what_torch_cannot_compile_is_told(folder, config, monkeypatch, books):
     assert books.live() == {}
 
 
-def test_numbers_that_compilation_changes_are_refused(folder, config, monkeypatch):
+def test_numbers_that_compilation_changes_are_refused(folder, config, monkeypatch, without_native):
     """The trial compares the compiled layers too."""
 
     def off(function, **options):
@@ -140,6 +142,13 @@ def test_numbers_that_compilation_changes_are_refused(folder, config, monkeypatc
     executor = TorchExecutor(folder, config(compile=True))
     with pytest.raises(UnsupportedModel, match="other numbers"):
         executor.open()
+
+
+@pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+def test_what_the_native_library_computes_is_not_compiled(open_driver, folder):
+    network = open_driver(folder, compile=True).executor._open.main.network
+    assert network.native is not None
+    assert network.compiled is None
 
 
 def test_only_decoders_are_compiled(open_driver, checkpoint):

@@ -18,14 +18,15 @@ from transformers import AutoModelForCausalLM
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import DeviceOutOfMemory, InvalidRequest
-from triolet.core.plan import StepPlan
+from triolet.core.plan import Chunk, StepPlan
 from triolet.core.request import Probe, SamplingParams
-from triolet.models.attention.fixed import Bucket, Buckets, FixedInputs, FixedRow, describe
+from triolet.models.attention.fixed import Bucket, Buckets, FixedInputs, describe
 from triolet.models.executor import TorchExecutor
 from triolet.models.launch import graphs as module
 from triolet.models.launch.graphs import CannotCaptureError, EagerRecorder, GraphManager, find_recorder
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.module import TransformerModel
+from triolet.models.memory.rows import Rows
 from triolet.models.networks.causal import CausalDecode
 from triolet.testing.families import make_checkpoint
 
@@ -180,8 +181,12 @@ def test_a_row_left_over_writes_zeros_whatever_it_computes(start, number):
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
-def row(start, pages=(7, 8, 9)):
-    return FixedRow(token=start + 100, start=start, position=start + 5, page_table=pages)
+def rows_at(*starts):
+    parts = [
+        Chunk(sequence_id=index, start=start, length=1, page_table=(7, 8, 9, 10, 11, 12), cross_slot=None, samples=True)
+        for index, start in enumerate(starts)
+    ]
+    return Rows.of(parts, (), 4)
 
 
 @pytest.mark.parametrize(
@@ -191,21 +196,21 @@ def row(start, pages=(7, 8, 9)):
 def test_a_step_has_the_next_larger_shape(count, start, bucket):
     """Never larger than what there is; none where it is too large."""
     buckets = Buckets(rows=20, pages=5, cells=1000)
-    found = buckets.fit([row(start)] * count, 4)
+    found = buckets.fit(rows_at(*[start] * count), 4)
     assert found == (bucket and Bucket(*bucket))
 
 
 def test_a_step_that_gathers_too_much_has_no_shape():
     """Bytes are bounded, whatever rows and pages alone may be."""
     buckets = Buckets(rows=20, pages=5, cells=16)
-    assert buckets.fit([row(8)] * 4, 4) == Bucket(4, 4)
-    assert buckets.fit([row(8)] * 5, 4) is None
+    assert buckets.fit(rows_at(*[8] * 4), 4) == Bucket(4, 4)
+    assert buckets.fit(rows_at(*[8] * 5), 4) is None
     assert buckets.numbers == 4 * 20 + 16
 
 
 def test_what_describes_a_step_is_as_drawn():
     """Columns one after the other; rows left over are nobody's."""
-    numbers = describe(Bucket(3, 4), [row(9), row(2)], 4, 50)
+    numbers = describe(Bucket(3, 4), rows_at(9, 2), (109, 102), (14, 7), 4, 50)
     inputs = FixedInputs.of(Bucket(3, 4), torch.cat([numbers, torch.full((9,), -1)]), torch.zeros(8, 6))
     assert inputs.token_ids.tolist() == [109, 102, 0]
     assert inputs.starts.tolist() == [9, 2, 0]
@@ -340,7 +345,8 @@ def test_the_least_recently_used_graph_goes_first(start):
         capacity=2,
     )
     for count, alive in ((1, [1]), (2, [1, 2]), (1, [1, 2]), (3, [1, 4]), (2, [4, 2]), (8, [2, 8]), (2, [2, 8])):
-        assert graphs.run([row(0)] * count).shape[0] == count
+        numbers = [0] * count
+        assert graphs.run(rows_at(*numbers), numbers, numbers).shape[0] == count
         assert sorted(notes.alive) == sorted(alive)
     assert graphs.statistics == module.GraphStatistics(recorded=5, replayed=7, kept=2, refused="")
     Notes.closing = True

@@ -30,12 +30,13 @@ from transformers import (
 )
 
 from triolet.core.errors import EngineError
+from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import Decoder
 from triolet.models.native.library import Fault, Library, Part, StepData
 from triolet.models.native.modules import PackedLinear
 from triolet.models.native.panels import GROUP, Panels, in_groups, narrowest
 from triolet.models.native.program import Attention, Program
-from triolet.models.native.runner import Rows, Runner
+from triolet.models.native.runner import Runner
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 

@@ -18,11 +18,12 @@ from triolet.core.beams import Candidate
 from triolet.core.errors import EngineError
 from triolet.core.plan import SequenceStart
 from triolet.core.request import LogitRules, SamplingParams, TimestampRules
+from triolet.models.memory.rows import Rows
 from triolet.models.native.draws import NOTHING, Draw
 from triolet.models.native.library import Change, Choice, Ending, Library
 from triolet.models.native.panels import Panels
 from triolet.models.native.program import Normed, Program
-from triolet.models.native.runner import Rows, Runner
+from triolet.models.native.runner import Runner
 from triolet.models.sampling.answers import Answers, Asked, answer, answers_of, draws_of
 from triolet.models.sampling.beams import Search
 from triolet.models.sampling.logits import RuleMasks, SamplerInput

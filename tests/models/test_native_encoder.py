@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from triolet.models.memory.rows import Rows
 from triolet.models.native.library import ACTIVATIONS, Ending, Library
 from triolet.models.native.panels import Panels
 from triolet.models.native.program import Normed, Program
-from triolet.models.native.runner import Rows, Runner
+from triolet.models.native.runner import Runner
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 

@@ -11,8 +11,9 @@ import torch
 from triolet.core.plan import Chunk
 from triolet.models.attention import paged as module
 from triolet.models.attention.layers import PAGED, check_request, register
-from triolet.models.attention.paged import PagedLayout, PagedStep
+from triolet.models.attention.paged import PagedStep
 from triolet.models.memory.kv import PagedKV
+from triolet.models.memory.rows import Rows
 
 HEAD = 8
 
@@ -60,7 +61,7 @@ class Sequences:
         chunks = [self._slice(sequence, length) for sequence, length in lengths.items()]
         self.random.shuffle(chunks)
         self.paged.enter(chunks)
-        layout = PagedLayout.of(chunks, self.paged.page_size, torch.device("cpu"))
+        layout = Rows.of(chunks, (), self.paged.page_size)
         rows = sum(lengths.values())
         queries, keys, values = (
             self.draw(rows, self.heads),
@@ -72,7 +73,7 @@ class Sequences:
         for index, first in zip(layout.order, layout.starts, strict=True):
             part = chunks[index]
             mine = slice(first, first + part.length)
-            assert layout.positions[mine].tolist() == list(range(part.start, part.start + part.length))
+            assert layout.positions[mine] == list(range(part.start, part.start + part.length))
             for known, new in ((self.keys, keys), (self.values, values)):
                 known[part.sequence_id] = torch.cat([known.get(part.sequence_id, new[:0]), new[mine]])
             told = textbook(
@@ -126,7 +127,7 @@ def test_spans_are_bounded_and_hold_similar_contexts():
     assert sequences.step(dict(enumerate(lengths)), window=None, softcap=None) < 1e-5
     chunks = [sequences._slice(sequence, 1) for sequence in range(len(lengths))]
     limits = module._Limits(gathered=10 * sequences.paged.page_bytes, wasted=2 * sequences.paged.page_bytes)
-    step = PagedStep(sequences.paged, PagedLayout.of(chunks, 4, torch.device("cpu")))
+    step = PagedStep(sequences.paged, Rows.of(chunks, (), 4))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module._Limits, "of", lambda device: limits)
         spans = step._spans_of(None, masked=False)

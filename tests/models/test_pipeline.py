@@ -19,7 +19,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, DeviceOutOfMemory, InvalidRequest, UnsupportedModel
 from triolet.core.plan import DeviceMemory
-from triolet.models.attention.paged import PagedLayout
 from triolet.models.blueprints import text as blueprint_module
 from triolet.models.blueprints.trial import Nothing, _feed, _record
 from triolet.models.executor import TorchExecutor
@@ -263,16 +262,6 @@ def test_a_head_that_is_the_embedding_is_on_both_devices(start):
         apart = on_meta(executor).model.module
     assert apart.lm_head.weight.is_meta
     assert not apart.get_input_embeddings().weight.is_meta
-
-
-def test_nothing_moves_for_a_layout_that_is_there(start):
-    """On one device the stages share what the layout has made."""
-    pipeline = start("llama").executor._open.main.network.pipeline
-    paged = start("llama").executor._open.main.paged
-    with torch.inference_mode():
-        layout = PagedLayout.of(first_step((3, 5)).chunks, 4, CPU)
-        step = pipeline.step(paged, layout)
-    assert all(each.layout.positions is layout.positions for each in step.steps)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

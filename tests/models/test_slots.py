@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from triolet.core.plan import Chunk
+from triolet.models.memory.rows import Rows
 from triolet.models.memory.slots import CrossKV, CrossStep
 
 CPU = torch.device("cpu")
@@ -48,10 +49,11 @@ def test_each_row_reads_its_own_slot_whatever_lies_beside_it(heads, lengths, rea
     """Neighbours of other lengths, slots with several readers, chunks in any order, garbage behind every end."""
     cross, written = slots(lengths)
     chunks = [chunk(number, slot, rows) for number, (slot, rows) in enumerate(readers)]
-    starts = [sum(part.length for part in chunks[:index]) for index in range(len(chunks))]
+    layout = Rows.of(chunks, (), 4, cross.length)
     queries = torch.randn(sum(rows for _, rows in readers), heads, SIZE)
-    found = CrossStep.of(cross, chunks, starts, CPU).attend(0, queries, scale=0.3)
-    for part, start in zip(chunks, starts, strict=True):
+    found = CrossStep.of(cross, layout).attend(0, queries, scale=0.3)
+    for index, start in zip(layout.order, layout.starts, strict=True):
+        part = chunks[index]
         keys, values = written[part.cross_slot].repeat_interleave(heads // HEADS, 1)
         rows = queries[start : start + part.length].transpose(0, 1)
         expected = (rows @ keys.transpose(-1, -2) * 0.3).softmax(-1) @ values
@@ -65,14 +67,15 @@ def test_what_lies_behind_a_slots_end_is_zeroed_where_a_longer_neighbour_is_read
     for length in (38, 4, 33, 40, 35):
         cross.begin(0, length)
         cross.write(0, 0, *torch.full((2, HEADS, length, SIZE), torch.inf))
-        CrossStep.of(cross, [chunk(0, 0), chunk(1, 1)], [0, 1], CPU)
+        CrossStep.of(cross, Rows.of([chunk(0, 0), chunk(1, 1)], (), 4, cross.length))
         assert pool[:, :, :length].isinf().all()
         assert (pool[:, :, length:] == 0).all() == (length > 30), "shorter ones are attended alone"
 
 
 def test_similar_neighbours_are_attended_together_and_others_are_not():
     cross, _ = slots([40, 36, 33, 5, 6, 40])
-    step = CrossStep.of(cross, [chunk(number, number) for number in range(6)], list(range(6)), CPU)
+    chunks = [chunk(number, number) for number in range(6)]
+    step = CrossStep.of(cross, Rows.of(chunks, (), 4, cross.length))
     assert [(run.slot, run.slots, run.length) for run in step._runs] == [(0, 3, 40), (3, 2, 6), (5, 1, 40)]
 
 
