@@ -1071,9 +1071,9 @@ void choose(Engine& e, int thread, int row) {
 // A layer of a page that is copied
 void copy_page(Engine& e, int piece) {
     const Model& m = e.model;
-    const int64_t size = (int64_t)m.page_size * 2 * m.kv_width, layer = piece % m.layers * (int64_t)m.pages;
     const int32_t* pair = e.step.copies + 2 * (piece / m.layers);
-    __builtin_memcpy(m.keys_values + (layer + pair[1]) * size, m.keys_values + (layer + pair[0]) * size, size * sizeof(float));
+    const size_t size = (size_t)m.page_size * 2 * m.kv_width * bytes_of(m.kv_format);
+    __builtin_memcpy(page_of(m, piece % m.layers, pair[1]), page_of(m, piece % m.layers, pair[0]), size);
 }
 
 // ---------------------------------------------------------------- phases

@@ -209,8 +209,7 @@ class WhisperNetwork:
         if self.native is not None:
             return self._read_natively(self.native, feeds, layers)
         self.paged.enter([feed.part for feed in feeds])
-        rows = self._rows(feeds, ())
-        fed = [token for index in rows.order for token in feeds[index].tokens]
+        fed, rows = self.fed(feeds, ())
         tokens, positions = torch.tensor([fed, rows.positions]).to(self.device)
         kept: dict[int, Tensor] = {}
         step, crossing = PagedStep(self.paged, rows), CrossStep.of(self.cross, rows)
