@@ -154,7 +154,5 @@ class FixedStep:
         if window not in self._spans:
             bucket, starts = self.inputs.bucket, self.inputs.starts[:, None, None, None]
             mask = mask_of(starts, bucket.pages * self.paged.page_size, window, self.paged.dtype)
-            self._spans[window] = Short(
-                rows=slice(None), count=bucket.rows, length=1, table=self.inputs.table, mask=mask
-            )
+            self._spans[window] = Short(count=bucket.rows, length=1, table=self.inputs.table, mask=mask)
         return self._spans[window]

@@ -77,7 +77,7 @@ def _chunks(rows: Rows, page_size: int) -> list[_Chunk]:
 class Short:
     """Short chunks of one length, each reading equally many pages."""
 
-    rows: slice | Tensor
+    rows: Tensor | None = None  # [count * length]; None: all of the step
     count: int
     length: int
     table: Tensor  # [count * pages] pages
@@ -175,11 +175,16 @@ class PagedStep:
             return spans[0].attend(self.paged, layer, queries, scale, softcap)
         attended = queries.new_empty(queries.shape)
         for span in spans:
-            rows, asked = span.rows, queries[span.rows]
-            if isinstance(span, _Fresh):
-                attended[rows] = span.attend(asked, keys[rows], values[rows], scale, softcap)
+            if isinstance(span, Short):
+                rows = span.rows
+                assert rows is not None, "a span among several knows its rows"
+                part = span.attend(self.paged, layer, queries.index_select(0, rows), scale, softcap)
+                attended.index_copy_(0, rows, part)
+            elif isinstance(span, _Fresh):
+                own = span.rows
+                attended[own] = span.attend(queries[own], keys[own], values[own], scale, softcap)
             else:
-                attended[rows] = span.attend(self.paged, layer, asked, scale, softcap)
+                attended[span.rows] = span.attend(self.paged, layer, queries[span.rows], scale, softcap)
         return attended
 
     def _spans_of(self, window: int | None, *, masked: bool) -> tuple[_Span, ...]:
@@ -229,9 +234,8 @@ class PagedStep:
             firsts.append(part.start - left_out * size)
             rows += range(part.row, part.row + length)
         queries = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)
-        together = rows[-1] - rows[0] + 1 == len(rows)
         return Short(
-            rows=slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows, device=device),
+            rows=torch.tensor(rows, device=device),
             count=len(chunks),
             length=length,
             table=torch.tensor(table, device=device),
