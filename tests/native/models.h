@@ -74,6 +74,7 @@ struct Made {
     std::vector<float> slots;       // what they hold
     const Matrix* words = nullptr;  // that tokens are looked up in, or none
     float words_scale;
+    const float* places = nullptr;  // what is added to them by position, or none
 
     int buffer(int width) { return widths.push_back(width), (int)widths.size() - 1; }
 
@@ -166,6 +167,10 @@ struct Made {
             Operation& o = add(LOOKUP, hidden, hidden);
             o.matrix = words = matrix(widths[hidden], draw.upto(1, 100), false);
             o.scale = words_scale = draw.of({1.0f, 5.6f});
+            if (draw.one_in(2)) {
+                o.distance_count = POSITIONS + 9;
+                o.shift = places = arena.values((size_t)(o.distance_count + extra) * widths[hidden], draw, 1.0f);
+            }
         }
         const bool gained = draw.one_in(2), capped = draw.one_in(3), behind = draw.one_in(3), paired = draw.one_in(2);
         const int distances = draw.one_in(3) ? draw.of({1, 30, 600}) : 0;
@@ -203,9 +208,39 @@ struct Made {
 
 };
 
+// What is asked of a row's logits, and what was first found
+struct Wish {
+    Draw draw{};
+    std::vector<Edit> edits;
+    std::vector<int32_t> bans;
+    std::vector<Found> found;
+    std::vector<uint8_t> allowed;
+
+    Wish() = default;
+    Wish(Random& any, int tokens) {
+        const auto some = [&](int most) { return any.one_in(2) ? 0 : any.upto(1, most); };
+        draw = {any.of({0.0, 0.3, 1.0, 5.0}), any.of({1.0, 0.5, 0.999}), any.of({0.0, 0.1}), any.bits() / 4294967296.0};
+        draw.choice = any.of({NOTHING, TOKEN, TOKEN, BEAM}), draw.top_k = any.of({0, 0, 1, 5, 999});
+        draw.timestamps = any.one_in(3) ? any.upto(1, tokens) : 0, draw.total = any.one_in(2) ? any.value() : 0.0f;
+        for (int i = some(4); i--;)
+            edits.push_back({any.upto(0, tokens - 1), any.of({ADDED, SCALED, REPLACED}), any.of({-2.5f, 0.0f, 1.5f})});
+        for (int i = 0; i < (int)edits.size(); i++)
+            if (edits[i].change == SCALED) edits[i].value = 1.5f;
+        for (int i = some(3); i--;) {
+            const int from = any.upto(0, tokens);
+            bans.insert(bans.end(), {from, any.upto(from, std::min(tokens, from + 40))});
+        }
+        if (any.one_in(3))
+            for (int i = 0; i < (tokens + 7) / 8; i++) allowed.push_back((uint8_t)any.of({255, 0, (int)(any.bits() & 255)}));
+        draw.asked = some(3);
+        for (int i = 0; i < draw.asked; i++) found.push_back({any.upto(0, tokens - 1), 0.0f, 0.0f});
+        for (int i = some(12); i--;) found.push_back({0, 0.0f, 0.0f});
+    }
+};
+
 struct Sequence {
     std::vector<float> inputs;
     int length, slot, embeddings;
     std::vector<int32_t> tokens;  // whose embeddings the inputs are, or none
-    std::vector<Draw> draws;      // of each position, with the token that was first chosen
+    std::vector<Wish> wishes;     // of each position
 };

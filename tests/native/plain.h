@@ -72,12 +72,66 @@ void attend(const Operation& o, const double* query, int first, int count, Key k
     }
 }
 
+inline double log_sum(const double* x, int count) {
+    double largest = -INFINITY, sum = 0;
+    for (int i = 0; i < count; i++) largest = std::max(largest, x[i]);
+    for (int i = 0; i < count; i++) sum += largest == -INFINITY ? 0 : exp(x[i] - largest);
+    return sum > 0 ? largest + log(sum) : -INFINITY;
+}
+
+// Whether the library has left these logits of the `raw` ones, as a wish says
+inline bool is_left(const Wish& w, const float* raw, const float* found, int count) {
+    const Draw& d = w.draw;
+    Row x(raw, raw + count);
+    const double all = d.choice == BEAM ? log_sum(x.data(), count) : 0;
+    for (double& one : x) one -= all;
+    if (d.choice != NOTHING) {
+        for (const Edit& edit : w.edits) {
+            double& at = x[edit.token];
+            at = edit.change == ADDED ? at + edit.value : edit.change == REPLACED ? edit.value : at < 0 ? at * edit.value : at / edit.value;
+        }
+        for (size_t i = 0; i < w.bans.size(); i += 2) std::fill(&x[0] + w.bans[i], &x[0] + w.bans[i + 1], -INFINITY);
+        const double before = d.timestamps ? *std::max_element(&x[0], &x[0] + d.timestamps) : 0;
+        const double from = d.timestamps ? log_sum(&x[0] + d.timestamps, count - d.timestamps) : 0;
+        bool forced = d.timestamps && from > before;
+        if (d.timestamps && fabs(from - before) < 1e-3)  // either way
+            forced = std::all_of(found, found + d.timestamps, [](float one) { return one == -INFINITY; });
+        if (forced) std::fill(&x[0], &x[0] + d.timestamps, -INFINITY);
+        for (int i = 0; i < count && !w.allowed.empty(); i++)
+            if (!(w.allowed[i / 8] >> i % 8 & 1)) x[i] = -INFINITY;
+    }
+    for (int i = 0; i < count; i++)
+        if (x[i] == -INFINITY ? found[i] != -INFINITY : !(fabs(found[i] - x[i]) < 1e-3)) return false;
+    return true;
+}
+
+// Whether what is told is right, of the logits as they were and as they are left
+inline bool is_told(const Wish& w, const Found* told, const float* raw, const float* left, int count) {
+    const Row before(raw, raw + count), after(left, left + count);
+    const double whole = log_sum(before.data(), count), rest = log_sum(after.data(), count);
+    for (int i = 0; i < w.draw.asked; i++)
+        if (told[i].token != w.found[i].token || !(fabs(told[i].logprob - (raw[told[i].token] - whole)) < 1e-3)) return false;
+    if (w.draw.choice == NOTHING) return true;
+    std::vector<int> ids(count);
+    std::iota(ids.begin(), ids.end(), 0);
+    const auto score = [&](int id) { return left[id] + w.draw.total; };
+    std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return score(a) > score(b); });
+    for (int i = 0, size = (int)w.found.size() - w.draw.asked; i < size; i++) {
+        const Found& one = told[w.draw.asked + i];
+        const bool none = i >= count || left[ids[i]] == -INFINITY;
+        if (none ? one.token != -1 : one.token != ids[i] || one.score != score(ids[i])) return false;
+        if (!none && !(fabs(one.logprob - (left[ids[i]] - rest)) < 1e-3)) return false;
+    }
+    return true;
+}
+
 // Whether a draw may have chosen its token of these logits, with that log-probability: by a sort of all
 inline bool is_chosen(const Draw& d, const float* logits, int count) {
     std::vector<int> ids(count);
     std::iota(ids.begin(), ids.end(), 0);
     std::stable_sort(ids.begin(), ids.end(), [&](int a, int b) { return logits[a] > logits[b]; });
     const double least = d.top_k > 0 && d.top_k < count ? logits[ids[d.top_k - 1]] : -INFINITY;
+    if (logits[ids[0]] == -INFINITY) return d.token == -1 && std::isnan(d.logprob);
     double largest = logits[ids[0]], all = 0, total = 0, sum = 0, mass = 0, before = 0;
     Row chances;
     for (int i = 0; i < count; i++) {

@@ -10,7 +10,7 @@
 
 namespace {
 
-constexpr int32_t NOTHING = -7;  // before a token is chosen
+constexpr int32_t UNKNOWN = -7;  // before a token is chosen
 
 using Bits = std::vector<std::vector<float>>;  // of each sequence: logits of all its positions
 
@@ -23,10 +23,28 @@ void check(bool right, const char* promise, uint32_t seed) {
 struct Plan {
     std::vector<int32_t> positions, chunks, tables, wanted, tokens;
     std::vector<Draw> draws;
+    std::vector<Edit> edits;
+    std::vector<Found> found;
+    std::vector<int32_t> bans, copies;
+    std::vector<uint8_t> allowed;
+    void add(const Wish& wish) {
+        Draw draw = wish.draw;
+        draw.edits = (int)edits.size(), draw.bans = (int)bans.size() / 2, draw.found = (int)found.size();
+        draw.edit_count = (int)wish.edits.size(), draw.ban_count = (int)wish.bans.size() / 2;
+        draw.found_count = (int)wish.found.size(), draw.allowed = wish.allowed.empty() ? -1 : (int)allowed.size();
+        draw.token = UNKNOWN;
+        draws.push_back(draw);
+        edits.insert(edits.end(), wish.edits.begin(), wish.edits.end());
+        bans.insert(bans.end(), wish.bans.begin(), wish.bans.end());
+        found.insert(found.end(), wish.found.begin(), wish.found.end());
+        allowed.insert(allowed.end(), wish.allowed.begin(), wish.allowed.end());
+    }
     Step step(int part = WHOLE) {
         return {(int)positions.size(), (int)wanted.size(), (int)chunks.size() / 4, (int)tables.size(), part,
                 positions.data(), chunks.data(), tables.data(), wanted.data(), tokens.empty() ? nullptr : tokens.data(),
-                draws.empty() ? nullptr : draws.data()};
+                draws.empty() ? nullptr : draws.data(), edits.data(), bans.data(), found.data(), allowed.data(),
+                copies.data(), (int)edits.size(), (int)bans.size() / 2, (int)found.size(), (int)allowed.size(),
+                (int)copies.size() / 2};
     }
 };
 
@@ -83,7 +101,7 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
         Plan plan;
         std::vector<float> inputs;
         std::vector<float*> places;
-        std::vector<Draw*> chosen;
+        std::vector<Wish*> wishes;
         const bool looked_up = made.words && draw.one_in(2), drawn = !draw.one_in(4);
         left = false;
         for (size_t i = 0; i < all.size(); i++) {
@@ -98,7 +116,7 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
             inputs.insert(inputs.end(), first, first + rows * width);
             for (int end = at[i] + rows; at[i] < end; at[i]++) {
                 places.push_back(&found[i][(size_t)at[i] * vocabulary]);
-                chosen.push_back(&all[i].draws[at[i]]);
+                wishes.push_back(&all[i].wishes[at[i]]);
                 if (looked_up) plan.tokens.push_back(all[i].tokens[at[i]]);
                 plan.positions.push_back(at[i]);
                 plan.wanted.push_back((int)plan.wanted.size());
@@ -110,27 +128,33 @@ Bits all_of(const Made& made, std::vector<Sequence>& all, int threads, int level
         std::vector<Buffer>& buffers = opened.buffers;
         buffers[0].data = own.take<float>(inputs.size());
         if (!looked_up) memcpy(buffers[0].data, inputs.data(), inputs.size() * 4);
-        for (size_t i = 0; drawn && i < plan.wanted.size(); i++) {
-            plan.draws.push_back(*chosen[plan.wanted[i]]);
-            plan.draws[i].token = NOTHING;
-        }
+        for (size_t i = 0; drawn && i < plan.wanted.size(); i++) plan.add(*wishes[plan.wanted[i]]);
         buffers[count - 1].data = own.take<float>(plan.wanted.size() * vocabulary);
         const bool apart = draw.one_in(4);
         const Step step = plan.step(apart ? HEADLESS : WHOLE), head = Plan{{}, {}, {}, plan.wanted}.step(HEAD);
         check(triolet_step(opened.handle, &step) == FINE, "a plan is computed", seed);
-        if (apart) check(triolet_step(opened.handle, &head) == FINE, "a head is computed", seed);
+        const std::vector<float> kept(buffers[count - 1].data, buffers[count - 1].data + plan.wanted.size() * vocabulary);
+        if (apart || drawn) check(triolet_step(opened.handle, &head) == FINE, "a head is computed", seed);
         for (size_t i = 0; i < plan.wanted.size(); i++)
             memcpy(places[plan.wanted[i]], buffers[count - 1].data + i * vocabulary, vocabulary * 4);
         for (size_t i = 0; i < plan.draws.size(); i++) {
             const Draw& now = plan.draws[i];
-            Draw& before = *chosen[plan.wanted[i]];
-            if (apart || now.top_k < 0) {
-                check(now.token == NOTHING, "nothing is chosen where nothing is to be", seed);
+            Wish& wish = *wishes[plan.wanted[i]];
+            if (apart) {
+                check(now.token == UNKNOWN, "nothing is chosen of what is not there yet", seed);
                 continue;
             }
-            check(is_chosen(now, places[plan.wanted[i]], vocabulary), "plain code may choose the same token", seed);
-            if (before.token == NOTHING) before = now;
-            check(now.token == before.token && now.logprob == before.logprob, "a row's token is the same", seed);
+            const float *raw = places[plan.wanted[i]], *own = &kept[i * vocabulary];
+            const Found* told = plan.found.data() + now.found;
+            check(is_left(wish, raw, own, vocabulary), "plain code changes the logits alike", seed);
+            check(is_told(wish, told, raw, own, vocabulary), "plain code finds the same tokens", seed);
+            if (now.choice == TOKEN) check(is_chosen(now, own, vocabulary), "plain code may choose the same token", seed);
+            const bool first = wish.draw.token == UNKNOWN;
+            if (first) wish.draw.token = now.token, wish.draw.logprob = now.logprob, wish.found.assign(told, told + now.found_count);
+            const bool same = !memcmp(&wish.draw.token, &now.token, sizeof(int32_t) + sizeof(float));
+            check(same, "a row's token is the same", seed);
+            const bool alike = wish.found.empty() || !memcmp(wish.found.data(), told, wish.found.size() * sizeof(Found));
+            check(alike, "what is told of a row is the same", seed);
         }
     }
     for (const auto& logits : found)
@@ -155,9 +179,9 @@ void same_bits(uint32_t seed) {
             one.tokens.push_back(made.words ? draw.upto(0, made.words->outputs - 1) : 0);
             const float* word = made.words ? &made.weights.at(made.words)[one.tokens[j] * made.widths[0]] : nullptr;
             for (int k = 0; k < made.widths[0]; k++)
-                one.inputs.push_back(word ? word[k] * made.words_scale : draw.value());
-            one.draws.push_back({draw.of({0.0, 0.3, 1.0, 5.0}), draw.of({1.0, 0.5, 0.999}), draw.of({0.0, 0.1}),
-                                 draw.bits() / 4294967296.0, draw.of({0, 0, -1, 1, 5, 999}), NOTHING, 0.0f});
+                one.inputs.push_back(word ? word[k] * made.words_scale + (made.places ? made.places[j * made.widths[0] + k] : 0.0f) : draw.value());
+            one.wishes.emplace_back(draw, made.widths.back());
+            one.wishes.back().draw.token = UNKNOWN;
         }
         all.push_back(one);
     }
@@ -204,9 +228,12 @@ Plan longest(Random& draw, const Made& made, const Model& m, Step& step) {
     const int words = made.words ? made.words->outputs : 1;
     for (int i = 0; i < m.most_rows; i++) {
         plan.tokens.push_back(draw.upto(0, words - 1));
-        const int top_k = draw.of({0, -1, draw.upto(-9, 999)});
-        plan.draws.push_back({draw.of(ODD), draw.of(ODD), draw.of(ODD), draw.of(ODD), top_k, NOTHING, 0.0f});
+        Wish wish(draw, made.widths.back());
+        wish.draw.temperature = draw.of(ODD), wish.draw.top_p = draw.of(ODD), wish.draw.min_p = draw.of(ODD);
+        wish.draw.point = draw.of(ODD), wish.draw.top_k = draw.of({0, -1, draw.upto(-9, 999)});
+        plan.add(wish);
     }
+    for (int i = m.pages ? draw.upto(0, 2) : 0; i--;) plan.copies.insert(plan.copies.end(), {2 * i, 2 * i + 1});
     step = plan.step(draw.of({WHOLE, WHOLE, HEADLESS, HEAD}));
     plan.positions.resize(m.most_rows);
     plan.wanted.resize(m.most_rows);
@@ -242,13 +269,26 @@ int broken_plans(uint32_t seed, int count) {
             int32_t& number = counted ? *counts[draw.upto(0, 4)] : (*arrays[which])[draw.upto(0, used[which] - 1)];
             number = other(draw, number);
         }
+        if (draw.one_in(3)) {  // counts of what is there only become smaller
+            Draw& d = draw.of({&plan.draws.front(), &plan.draws.back()})[0];
+            int32_t* numbers[] = {&d.choice, &d.edits, &d.edit_count, &d.bans, &d.ban_count, &d.found, &d.found_count,
+                                  &d.asked, &d.allowed, &d.timestamps};
+            int32_t* all[] = {&step.edit_count, &step.ban_count, &step.found_count, &step.allowed_size, &step.copy_count};
+            int32_t &number = *numbers[draw.upto(0, 9)], &extent = *all[draw.upto(0, 4)];
+            if (draw.one_in(2)) number = other(draw, number);
+            else extent = draw.of({0, -1, INT32_MIN, draw.upto(0, std::max(0, extent))});
+            if (!plan.edits.empty() && draw.one_in(3)) plan.edits.back().token = other(draw, plan.edits.back().token);
+            if (!plan.bans.empty() && draw.one_in(3)) plan.bans.back() = other(draw, plan.bans.back());
+            if (!plan.found.empty() && draw.one_in(3)) plan.found.front().token = other(draw, plan.found.front().token);
+            if (!plan.copies.empty() && draw.one_in(3)) plan.copies.back() = other(draw, plan.copies.back());
+        }
         const bool fine = triolet_step(opened.handle, &step) == FINE;
         if (fine) before.assign(m.keys_values, m.keys_values + opened.kept);
         const bool kept = !opened.kept || !memcmp(before.data(), m.keys_values, opened.kept);
         check(kept, "a plan that is refused changes nothing", seed);
         for (const Draw& one : plan.draws) {
-            const bool known = fine && one.token >= 0 && one.token < made.widths.back();
-            check(known || one.token == NOTHING, "a token is one of the vocabulary", seed);
+            const bool known = fine && one.token >= -1 && one.token < made.widths.back();
+            check(known || one.token == UNKNOWN, "a token is one of the vocabulary", seed);
         }
         refused += !fine;
     }
