@@ -35,7 +35,6 @@ from triolet.models.native.decoders import Decoder
 from triolet.models.native.library import Fault, Library, Part, StepData
 from triolet.models.native.modules import PackedLinear
 from triolet.models.native.panels import GROUP, Panels, in_groups, narrowest
-from triolet.models.native.program import Attention, Program
 from triolet.models.native.runner import Runner
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
@@ -194,69 +193,6 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
         for sequence, found in zip(sequences, one.all_of(sequences, draw), strict=True):
             expected = module(name)(torch.tensor([sequence.tokens])).logits[0]
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("level", [1, 3, 4])
-@pytest.mark.parametrize("name", ["llama", "heads of 12", "norms of heads of 20"])
-def test_pages_of_16_bits_hold_the_nearest_numbers(name: str, level: int, kept: torch.dtype) -> None:
-    """Those of the first layer, which reads none; and logits are as near as such numbers are. These models magnify."""
-    draw = random.Random(3)
-    sequences = sequences_of([150, 1, 40, 300], 16, draw)
-    with fed(name, level=level) as plain, fed(name, level=level, kept=kept) as one:
-        expected, found = (each.all_of(sequences, random.Random(1)) for each in (plain, one))
-        torch.testing.assert_close(one.pages[0], plain.pages[0].to(kept), rtol=0.0, atol=0.0, equal_nan=True)
-        for before, now in zip(expected, found, strict=True):
-            apart = (now - before).abs().amax(1) / before.abs().max()
-            assert 0.0 < float(apart.median()) < 8 * torch.finfo(kept).eps
-
-
-def any_bits(count: int) -> Tensor:
-    """Numbers of float32 of every kind."""
-    bits = torch.randint(-(2**31), 2**31, (count,), generator=torch.Generator().manual_seed(1))
-    return bits.int().view(torch.float32)
-
-
-def nearest(values: Tensor, kept: torch.dtype) -> Tensor:
-    """What is beyond the largest number becomes that; infinity and NaN stay."""
-    most = torch.finfo(kept).max
-    return torch.where(values.isfinite(), values.clamp(-most, most), values).to(kept)
-
-
-@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("level", [1, 3, 4])
-def test_every_number_of_16_bits_is_read_and_the_nearest_is_written(level: int, kept: torch.dtype) -> None:
-    """Of each number, of what is between two, of the smallest and the largest, and of broken ones: as values, which a
-    row that sees itself alone has for its answer."""
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(kept).float()
-    between = (every.double() + every.roll(1).double()).div(2).float()
-    beside = torch.stack([between.nextafter(torch.tensor(end)) for end in (-torch.inf, torch.inf)])
-    values = torch.cat([every, between, *beside, any_bits(2**16)]).view(-1, 64)
-    program = Program()
-    program.attend(
-        program.buffer(3 * 64),
-        program.buffer(64),
-        Attention(layer=0, heads=1, kv_heads=1, size=64, scale=1.0, turned=0),
-    )
-    pages = torch.full((1, len(values), 1, 2 * 64), float("nan"), dtype=kept)
-    with torch.inference_mode():
-        runner = Runner.open(loaded(), program, pages, rows=512, positions=1, threads=2, level=level)
-        inputs = torch.cat([torch.zeros(len(values), 2 * 64), values], 1)
-        count = range(len(values))
-        rows = Rows(positions=[0] * len(values), chunks=[(1, row, 0, 0) for row in count], tables=count, wanted=count)
-        found = runner.step(inputs, rows)
-        runner.release()
-    expected = nearest(values, kept)
-    torch.testing.assert_close(pages[0, :, 0, 64:], expected, rtol=0.0, atol=0.0, equal_nan=True)
-    torch.testing.assert_close(found, expected.float(), rtol=0.0, atol=0.0, equal_nan=True)
-
-
-def test_a_format_that_pages_cannot_have_is_refused() -> None:
-    decoder = decoder_of("llama")
-    decoder.pack()
-    pages = torch.zeros((2, 4, 16, 64), dtype=torch.uint8)
-    with pytest.raises(AssertionError, match="an operation would leave the buffers"):
-        Runner.open(loaded(), decoder.program(POSITIONS), pages, rows=8, positions=64, threads=1)
 
 
 def rounded(inputs: Tensor) -> Tensor:

@@ -1,0 +1,99 @@
+"""Pages and slots of 16 bits in the native library: the nearest numbers are written, and read as they are."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from triolet.models.memory.rows import Rows
+from triolet.models.memory.slots import CrossKV
+from triolet.models.native.library import Library
+from triolet.models.native.program import Attention, Program
+from triolet.models.native.runner import Runner
+
+from .test_native import POSITIONS, decoder_of, fed, loaded, sequences_of
+
+pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("level", [1, 3, 4])
+@pytest.mark.parametrize("name", ["llama", "heads of 12", "norms of heads of 20"])
+def test_pages_of_16_bits_hold_the_nearest_numbers(name: str, level: int, kept: torch.dtype) -> None:
+    """Those of the first layer, which reads none; and logits are as near as such numbers are. These models magnify."""
+    draw = random.Random(3)
+    sequences = sequences_of([150, 1, 40, 300], 16, draw)
+    with fed(name, level=level) as plain, fed(name, level=level, kept=kept) as one:
+        expected, found = (each.all_of(sequences, random.Random(1)) for each in (plain, one))
+        torch.testing.assert_close(one.pages[0], plain.pages[0].to(kept), rtol=0.0, atol=0.0, equal_nan=True)
+        for before, now in zip(expected, found, strict=True):
+            apart = (now - before).abs().amax(1) / before.abs().max()
+            assert 0.0 < float(apart.median()) < 8 * torch.finfo(kept).eps
+
+
+def any_bits(count: int) -> Tensor:
+    """Numbers of float32 of every kind."""
+    bits = torch.randint(-(2**31), 2**31, (count,), generator=torch.Generator().manual_seed(1))
+    return bits.int().view(torch.float32)
+
+
+def nearest(values: Tensor, kept: torch.dtype) -> Tensor:
+    """What is beyond the largest number becomes that; infinity and NaN stay."""
+    most = torch.finfo(kept).max
+    return torch.where(values.isfinite(), values.clamp(-most, most), values).to(kept)
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("level", [1, 3, 4])
+def test_every_number_of_16_bits_is_read_and_the_nearest_is_written(level: int, kept: torch.dtype) -> None:
+    """Of each number, of what is between two, of the smallest and the largest, and of broken ones: as values, which a
+    row that sees itself alone has for its answer."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(kept).float()
+    between = (every.double() + every.roll(1).double()).div(2).float()
+    beside = torch.stack([between.nextafter(torch.tensor(end)) for end in (-torch.inf, torch.inf)])
+    values = torch.cat([every, between, *beside, any_bits(2**16)]).view(-1, 64)
+    program = Program()
+    program.attend(
+        program.buffer(3 * 64),
+        program.buffer(64),
+        Attention(layer=0, heads=1, kv_heads=1, size=64, scale=1.0, turned=0),
+    )
+    pages = torch.full((1, len(values), 1, 2 * 64), float("nan"), dtype=kept)
+    with torch.inference_mode():
+        runner = Runner.open(loaded(), program, pages, rows=512, positions=1, threads=2, level=level)
+        inputs = torch.cat([torch.zeros(len(values), 2 * 64), values], 1)
+        count = range(len(values))
+        rows = Rows(positions=[0] * len(values), chunks=[(1, row, 0, 0) for row in count], tables=count, wanted=count)
+        found = runner.step(inputs, rows)
+        runner.release()
+    expected = nearest(values, kept)
+    torch.testing.assert_close(pages[0, :, 0, 64:], expected, rtol=0.0, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(found, expected.float(), rtol=0.0, atol=0.0, equal_nan=True)
+
+
+def test_a_format_that_pages_cannot_have_is_refused() -> None:
+    decoder = decoder_of("llama")
+    decoder.pack()
+    pages = torch.zeros((2, 4, 16, 64), dtype=torch.uint8)
+    with pytest.raises(AssertionError, match="an operation would leave the buffers"):
+        Runner.open(loaded(), decoder.program(POSITIONS), pages, rows=8, positions=64, threads=1)
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
+def test_a_slot_of_16_bits_holds_the_nearest_numbers(kept: torch.dtype) -> None:
+    """As pages do: what is beyond the largest number becomes that, and what is broken stays so."""
+    numbers = any_bits(2 * 2 * 3 * 5 * 7)
+    numbers[:5] = torch.tensor([1e38, -7e4, torch.inf, -torch.inf, torch.nan])
+    sizes = {"layers": 2, "slots": 1, "heads": 3, "embeddings": 5, "head_dim": 7}
+    for written in (numbers, numbers.nan_to_num().clamp(-9.0, 9.0)):
+        cross = CrossKV.allocate(**sizes, dtype=kept, device=torch.device("cpu"))
+        cross.write_all(0, written.view(5, -1))
+        expected = nearest(written.view(5, 2, 2, 3, 7).permute(1, 2, 3, 0, 4), kept)
+        torch.testing.assert_close(cross.tensors()[0][:, :, 0], expected, rtol=0.0, atol=0.0, equal_nan=True)
+        cross.begin(0, 5)
+        cross.write(0, 1, *written.view(2, 2, 3, 5, 7)[0])
+        expected = nearest(written.view(2, 2, 3, 5, 7)[0], kept)
+        torch.testing.assert_close(cross.tensors()[0][1, :, 0], expected, rtol=0.0, atol=0.0, equal_nan=True)
