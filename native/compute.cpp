@@ -15,11 +15,11 @@ namespace LEVEL {
 namespace {
 
 #if defined(__AVX512F__)
-constexpr int VL = 16, WIDE_ROWS = 6, ROWS = 12;  // tiles of 2 panels by 6 rows, or of 1 by 12: 24 sums of 32 registers
+constexpr int VL = 16, WIDE_ROWS = 6, ROWS = 12, HALVED = 0;  // tiles of 2 panels by 6 rows, or of 1 by 12: 24 sums of 32 registers
 #elif defined(__AVX2__)
-constexpr int VL = 8, WIDE_ROWS = 1, ROWS = 3;    // 2 by 1, or 1 by 3: 12 of 16
+constexpr int VL = 8, WIDE_ROWS = 1, ROWS = 3, HALVED = 5;    // 2 by 1, or 1 by 3: 12 of 16
 #else
-constexpr int VL = 4, WIDE_ROWS = 0, ROWS = 1;
+constexpr int VL = 4, WIDE_ROWS = 0, ROWS = 1, HALVED = 0;
 #endif
 constexpr int PARTS = PANEL / VL;
 constexpr size_t AHEAD = 1024;  // bytes before the weights that are read, which are fetched
@@ -183,24 +183,29 @@ inline void narrow(int format, const float* from, int count, uint8_t* to) {
 
 // ---------------------------------------------------------------- products
 
-// `count` inputs of `P` panels, whose weights begin at `weights`, by `R` rows, to out [P][R][PANEL], or added to it.
-template <class W, int P, int R>
-inline void block(const uint8_t* const* weights, int count, const float* x, int64_t stride, float* out, bool add, bool first) {
+// Memory that is fetched while something is computed: a line for each input
+struct Fetch { const uint8_t* from; int lines; };
+
+// `count` inputs of `N` vectors of `P` panels, whose weights begin at `weights`, by `R` rows, to out [P][R][PANEL], or
+// added to it. Fetched is what `fetch` says; without it, the weights that come.
+template <class W, int P, int R, int N = PARTS>
+inline void block(const uint8_t* const* weights, int count, const float* x, int64_t stride, float* out, bool add, Fetch fetch) {
     const uint8_t* w[P];
     for (int p = 0; p < P; p++) w[p] = weights[p];
-    V sums[P][PARTS][R];
+    V sums[P][N][R];
     for (auto& a : sums)
         for (auto& b : a)
             for (auto& c : b) c = (V){};
     for (int k = 0; k < count; k++) {
+        if (k < fetch.lines) __builtin_prefetch(fetch.from + 64 * k, 0, 3);
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
-            if (first) {
+            if (!fetch.from) {
                 __builtin_prefetch(w[p] + AHEAD, 0, 3);
                 if (W::BYTES == 4) __builtin_prefetch(w[p] + AHEAD + 64, 0, 3);
             }
 #pragma GCC unroll 16
-            for (int v = 0; v < PARTS; v++) {
+            for (int v = 0; v < N; v++) {
                 const V wide = W::widen(w[p] + v * VL * W::BYTES);
 #pragma GCC unroll 16
                 for (int r = 0; r < R; r++) sums[p][v][r] = fuse(wide, all(x[r * stride + k]), sums[p][v][r]);
@@ -210,7 +215,7 @@ inline void block(const uint8_t* const* weights, int count, const float* x, int6
     }
     for (int p = 0; p < P; p++)
         for (int r = 0; r < R; r++)
-            for (int v = 0; v < PARTS; v++) {
+            for (int v = 0; v < N; v++) {
                 float* at = out + (p * R + r) * PANEL + v * VL;
                 store(at, add ? load(at) + sums[p][v][r] : sums[p][v][r]);
             }
@@ -225,20 +230,34 @@ void few(const Matrix& m, int panel, int apart, const float* x, int64_t stride, 
     for (int start = 0; start < m.inputs; start += SUM) {
         const uint8_t* w[P];
         for (int p = 0; p < P; p++) w[p] = m.weights + ((int64_t)(panel + p * apart) * m.inputs + start) * PANEL * W::BYTES;
-        block<W, P, R>(w, least(SUM, m.inputs - start), x + start, stride, out, start > 0, true);
+        block<W, P, R>(w, least(SUM, m.inputs - start), x + start, stride, out, start > 0, {});
     }
+}
+
+// The same of one panel, half after half: of fewer vectors there are sums for more rows.
+template <class W, int R>
+void halved(const Matrix& m, int panel, const float* x, int64_t stride, int rows, float* out) {
+    if constexpr (R > ROWS + 1) {
+        if (rows < R) return halved<W, R - 1>(m, panel, x, stride, rows, out);
+    }
+    for (int start = 0; start < m.inputs; start += SUM)
+        for (int half = 0; half < PANEL; half += PANEL / 2) {
+            const uint8_t* w = m.weights + (((int64_t)panel * m.inputs + start) * PANEL + half) * W::BYTES;
+            const Fetch fetch = half ? Fetch{w, 0} : Fetch{};
+            block<W, 1, R, PARTS / 2>(&w, least(SUM, m.inputs - start), x + start, stride, out + half, start > 0, fetch);
+        }
 }
 
 template <int R>
-inline void tile(const uint8_t* const* w, int count, const float* x, int64_t stride, int rows, float* out, bool add, bool first) {
+inline void tile(const uint8_t* const* w, int count, const float* x, int64_t stride, int rows, float* out, bool add, Fetch fetch) {
     if constexpr (R > 1) {
-        if (rows < R) return tile<R - 1>(w, count, x, stride, rows, out, add, first);
+        if (rows < R) return tile<R - 1>(w, count, x, stride, rows, out, add, fetch);
     }
-    block<Float32, 1, R>(w, count, x, stride, out, add, first);
+    block<Float32, 1, R>(w, count, x, stride, out, add, fetch);
 }
 
 // Up to BATCH rows, to out [rows][PANEL]: each block of weights is read once, made float32, and multiplied from the
-// caches by all rows. The bits are those of `few`.
+// caches by all rows. Meanwhile the next block is fetched, a part in each tile. The bits are those of `few`.
 template <class W>
 void many(const Matrix& m, int panel, const float* x, int64_t stride, int rows, float* out) {
     alignas(64) float wide[W::BYTES == 4 ? 1 : SUM * PANEL];
@@ -246,16 +265,16 @@ void many(const Matrix& m, int panel, const float* x, int64_t stride, int rows, 
     for (int start = 0; start < m.inputs; start += SUM) {
         const int count = least(SUM, m.inputs - start);
         const uint8_t* w = m.weights + ((int64_t)panel * m.inputs + start) * PANEL * W::BYTES;
+        const uint8_t* next = w + count * PANEL * W::BYTES;
         if (W::BYTES != 4) {
-            for (int i = 0; i < count * PANEL; i += VL) {
-                __builtin_prefetch(w + i * W::BYTES + AHEAD, 0, 3);
-                store(wide + i, W::widen(w + i * W::BYTES));
-            }
+            for (int i = 0; i < count * PANEL; i += VL) store(wide + i, W::widen(w + i * W::BYTES));
             w = (const uint8_t*)wide;
         }
         for (int t = 0, row = 0; t < tiles; t++) {
             const int taken = (rows - row + tiles - t - 1) / (tiles - t);
-            tile<ROWS>(&w, count, x + row * stride + start, stride, taken, out + row * PANEL, start > 0, t == 0);
+            const int lines = count * PANEL * W::BYTES / 64, from = lines * t / tiles;
+            const Fetch fetch{next + 64 * from, lines * (t + 1) / tiles - from};
+            tile<ROWS>(&w, count, x + row * stride + start, stride, taken, out + row * PANEL, start > 0, fetch);
             row += taken;
         }
     }
@@ -281,6 +300,7 @@ inline void multiply(const Matrix& m, int panel, int count, int apart, const flo
             for (int half = 0; half < (apart ? 2 : 1); half++) {
                 float* to = out + half * taken * PANEL;
                 if (taken <= ROWS) few<W, 1, ROWS>(m, p + half * apart, 0, x + row * stride, stride, taken, to);
+                else if (W::BYTES == 2 && taken <= HALVED) halved<W, HALVED>(m, p + half * apart, x + row * stride, stride, taken, to);
                 else many<W>(m, p + half * apart, x + row * stride, stride, taken, to);
             }
             for (int r = 0; r < taken; r++) each(p, row + r, out + r * PANEL, out + (taken + r) * PANEL);
@@ -670,59 +690,86 @@ inline V scores_of(const float* query, const uint8_t* const* keys, int size) {
     return totals(sums);
 }
 
-// out[size] += the values [count] by their weights, position after position
-template <class W, int D>
-inline void weigh(const float* weights, const uint8_t* const* values, int first, int count, int from, float* out) {
-    V sums[D];
-    for (auto& sum : sums) sum = (V){};
+// A query of a chunk, and its part [2 + size]: the largest score, the sum of e^(score - largest), and the values by these.
+// `added`: by distance, of its head
+struct Query { const float* at; float* part; const float* added; };
+
+// The values `first` to `count` by the weights of `R` queries, position after position: `D` vectors of them
+template <class W, int D, int R>
+inline void weigh(const Query* queries, int rows, const float (*weights)[CHUNK], const uint8_t* const* values, int first, int count, int from) {
+    if constexpr (R > 1) {
+        if (rows < R) return weigh<W, D, R - 1>(queries, rows, weights, values, first, count, from);
+    }
+    V sums[R][D];
+    for (auto& a : sums)
+        for (auto& b : a) b = (V){};
     for (int p = first; p < count; p++) {
-        const V weight = all(weights[p]);
         const uint8_t* at = values[p] + from * W::BYTES;
 #pragma GCC unroll 8
-        for (int d = 0; d < D; d++) sums[d] = fuse(weight, read<W>(at + d * VL * W::BYTES), sums[d]);
+        for (int d = 0; d < D; d++) {
+            const V value = read<W>(at + d * VL * W::BYTES);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) sums[r][d] = fuse(all(weights[r][p]), value, sums[r][d]);
+        }
     }
-    for (int d = 0; d < D; d++) store(out + from + d * VL, sums[d]);
+    for (int r = 0; r < R; r++)
+        for (int d = 0; d < D; d++) store(queries[r].part + 2 + from + d * VL, sums[r][d]);
+    if (rows > R) weigh<W, D, R>(queries + R, rows - R, weights + R, values, first, count, from);
 }
 
-// A query and one chunk of its positions, `first` to `count` of it, to part [2 + size]: the largest score, the sum of
-// e^(score - largest), and the values by these. `added`: by distance, of this head; the first key is `apart` away.
+// Up to BLOCK queries that see the same positions, and one chunk of these, `first` to `count` of it: keys and values are
+// read once for all. The first key is `apart` away. While keys are read, their values are fetched; and the keys that are
+// `next` bytes behind, if they are known.
 template <class W>
-void attend_chunk(const Operation& o, const float* query, const uint8_t* const* keys, int64_t values_behind, int first,
-                  int count, float* part, const float* added, int apart) {
-    alignas(64) float scores[CHUNK];
+void attend_chunk(const Operation& o, const Query* queries, int rows, const uint8_t* const* keys, int64_t values_behind,
+                  int first, int count, int apart, int64_t next) {
+    alignas(64) float scores[BLOCK][CHUNK];
     const uint8_t* values[CHUNK];
     for (int p = first; p < count; p++) values[p] = keys[p] + values_behind * W::BYTES;
-    V top = all(-INFINITE);
     for (int p = 0; p < count; p += VL) {
-        V s = all(-INFINITE);
-        if (p + VL > first) {
-            s = scores_of<W>(query, keys + p, o.size);
-            if (o.soft_cap > 0.0f) s = o.soft_cap * tanh_of(s / o.soft_cap);
-            for (int i = 0; added && i < VL; i++) s[i] += added[least(most(apart - p - i, 0), o.distance_count - 1)];
-            for (int i = 0; i < VL; i++)
-                if (p + i < first || p + i >= count) s[i] = -INFINITE;
+        for (int i = most(p, first); i < least(p + VL, count); i++)
+            for (int at = 0; at < o.size * W::BYTES; at += 64) {
+                __builtin_prefetch(values[i] + at, 0, 2);
+                if (next) __builtin_prefetch(keys[i] + next + at, 0, 2);
+            }
+        for (int r = 0; r < rows; r++) {
+            V s = all(-INFINITE);
+            if (p + VL > first) {
+                const float* added = queries[r].added;
+                s = scores_of<W>(queries[r].at, keys + p, o.size);
+                if (o.soft_cap > 0.0f) s = o.soft_cap * tanh_of(s / o.soft_cap);
+                for (int i = 0; added && i < VL; i++) s[i] += added[least(most(apart - p - i, 0), o.distance_count - 1)];
+                for (int i = 0; (p < first || p + VL > count) && i < VL; i++)
+                    if (p + i < first || p + i >= count) s[i] = -INFINITE;
+            }
+            store(scores[r] + p, s);
         }
-        store(scores + p, s);
-        top = s > top ? s : top;
     }
-    float largest = top[0];
-    for (int i = 1; i < VL; i++) largest = top[i] > largest ? top[i] : largest;
-    V sum = {};
-    for (int p = 0; p < count; p += VL) {
-        const V s = load(scores + p);
-        const V weight = s == -INFINITE ? (V){} : exponential(s - largest);
-        store(scores + p, weight);
-        sum += weight;
+    for (int r = 0; r < rows; r++) {
+        V top = all(-INFINITE), sum = {};
+        for (int p = 0; p < count; p += VL) {
+            const V s = load(scores[r] + p);
+            top = s > top ? s : top;
+        }
+        float largest = top[0];
+        for (int i = 1; i < VL; i++) largest = top[i] > largest ? top[i] : largest;
+        for (int p = 0; p < count; p += VL) {
+            const V s = load(scores[r] + p);
+            const V weight = s == -INFINITE ? (V){} : exponential(s - largest);
+            store(scores[r] + p, weight);
+            sum += weight;
+        }
+        queries[r].part[0] = largest;
+        queries[r].part[1] = total(sum);
     }
-    part[0] = largest;
-    part[1] = total(sum);
     int from = 0;
-    for (; from + 4 * VL <= o.size; from += 4 * VL) weigh<W, 4>(scores, values, first, count, from, part + 2);
-    for (; from + VL <= o.size; from += VL) weigh<W, 1>(scores, values, first, count, from, part + 2);
-    if (from < o.size) {
+    for (; rows == 1 && from + 4 * VL <= o.size; from += 4 * VL) weigh<W, 4, 1>(queries, 1, scores, values, first, count, from);
+    for (; from + 2 * VL <= o.size; from += 2 * VL) weigh<W, 2, 4>(queries, rows, scores, values, first, count, from);
+    for (; from + VL <= o.size; from += VL) weigh<W, 1, 4>(queries, rows, scores, values, first, count, from);
+    for (int r = 0; from < o.size && r < rows; r++) {
         V rest = {};
-        for (int p = first; p < count; p++) rest = fuse(all(scores[p]), read_upto<W>(values[p] + from * W::BYTES, o.size - from), rest);
-        store_upto(part + 2 + from, rest, o.size - from);
+        for (int p = first; p < count; p++) rest = fuse(all(scores[r][p]), read_upto<W>(values[p] + from * W::BYTES, o.size - from), rest);
+        store_upto(queries[r].part + 2 + from, rest, o.size - from);
     }
 }
 
@@ -768,7 +815,7 @@ void find_keys(const Engine& e, const Operation& o, const Block& b, int head, in
 }
 
 // One span of the positions of a block's rows, for one head of keys: to parts [rows][group][2 + size], of the rows that
-// see any of it. Its chunks are joined in order; `room` is for one more part.
+// see any of it. Its chunks are joined in order; `room` is for BLOCK more parts.
 void attend_span(const Engine& e, const Operation& o, const Block& b, int head, int span, float* parts, float* room) {
     const int group = o.heads / o.kv_heads, length = 2 + o.size;
     const Buffer& queries = e.model.buffers[o.from];
@@ -782,13 +829,17 @@ void attend_span(const Engine& e, const Operation& o, const Block& b, int head, 
             const int count = least(CHUNK, position + 1 - start);
             if (count <= 0 || first >= start + CHUNK) continue;
             const bool begins = first >= start || start == span * SPAN;  // the first chunk of the span that it sees
-            for (int g = 0; g < group; g++) {
-                const float* query = queries.data + (int64_t)(b.row + r) * queries.width + (head * group + g) * o.size;
-                float* part = parts + (r * group + g) * length;
-                const float* added = o.distances ? o.distances + (int64_t)(head * group + g) * o.distance_count : nullptr;
-                attend(o, query, keys, e.model.kv_width, most(0, first - start), count, begins ? part : room, added,
-                       position - start);
-                if (!begins) join(part, room, o.size);
+            for (int g = 0; g < group; g += BLOCK) {  // heads of one key see the same
+                const int taken = least(BLOCK, group - g);
+                Query heads[BLOCK];
+                for (int h = 0; h < taken; h++) {
+                    const int own = head * group + g + h;
+                    const float* query = queries.data + (int64_t)(b.row + r) * queries.width + own * o.size;
+                    float* part = begins ? parts + (r * group + g + h) * length : room + h * length;
+                    heads[h] = {query, part, o.distances ? o.distances + (int64_t)own * o.distance_count : nullptr};
+                }
+                attend(o, heads, taken, keys, e.model.kv_width, most(0, first - start), count, position - start, 0);
+                for (int h = 0; !begins && h < taken; h++) join(parts + (r * group + g + h) * length, heads[h].part, o.size);
             }
         }
     }
@@ -860,13 +911,14 @@ void attend_cross(Engine& e, const Operation& o, int thread, int piece) {
     for (int start = 0; start < b.length; start += CHUNK) {
         const int count = least(CHUNK, b.length - start);
         for (int p = 0; p < CHUNK; p++) keys[p] = first + (start + least(p, count - 1)) * of_key;
+        Query rows[BLOCK];
         for (int r = 0; r < b.rows; r++) {
             float* query = queries.data + (int64_t)(b.row + r) * queries.width + head * o.size;
-            if (!start && o.scale != 1.0f)
-                for (int d = 0; d < o.size; d++) query[d] *= o.scale;  // no other piece reads it
-            attend(o, query, keys, of_slots, 0, count, start ? room : parts + r * length, nullptr, 0);
-            if (start) join(parts + r * length, room, o.size);
+            for (int d = 0; !start && o.scale != 1.0f && d < o.size; d++) query[d] *= o.scale;  // no other piece reads it
+            rows[r] = {query, (start ? room : parts) + r * length, nullptr};
         }
+        attend(o, rows, b.rows, keys, of_slots, 0, count, 0, CHUNK * of_key);
+        for (int r = 0; start && r < b.rows; r++) join(parts + r * length, room + r * length, o.size);
     }
     for (int r = 0; r < b.rows; r++) write(e, o, b.row + r, head, parts + r * length);
 }

@@ -165,8 +165,7 @@ def test_dtypes_that_there_are_not_are_refused():
     ("family", "changes", "why"),
     [
         ("llama", {"dtype": "bfloat16"}, "it computes in bfloat16; known: float32; allowed: .* 'bfloat16', or 'auto'"),
-        ("llama", {"compile": True}, "compile=True, graphs='auto'; allowed: .* 'float32', or 'auto'"),
-        ("llama", {"graphs": "eager"}, "compile=False, graphs='eager'; allowed"),
+        ("llama", {"graphs": "eager"}, "graphs='eager'; allowed"),
         ("bert", {}, "it is an encoder; allowed"),
         ("bart", {"dtype": "bfloat16"}, "it computes in bfloat16"),
         ("whisper", {"dtype": "bfloat16"}, "it computes in bfloat16"),
