@@ -10,7 +10,8 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 from attrs import define, field
@@ -55,6 +56,16 @@ class SwitchInterval:
                 self._calls[engine] -= 1
                 return
             self.leave(engine)
+
+    @contextmanager
+    def shortened(self) -> Iterator[None]:
+        """Short within the block."""
+        call = object()
+        self.begin(call)
+        try:
+            yield
+        finally:
+            self.end(call)
 
     def leave(self, engine: Hashable) -> None:
         """``engine`` waits for its calls no more."""

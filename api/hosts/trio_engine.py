@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -15,6 +15,7 @@ import trio
 from attrs import evolve
 
 from ...actors.statistics import EngineStatistics
+from ...actors.switch_interval import SWITCH_INTERVAL
 from ...core.checks import flag
 from ...core.config import EngineConfig
 from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
@@ -66,7 +67,8 @@ class TrioEngine:
         self.config = config
         self.state = State.NEW
         self.backend: Backend | None = None  # once it is entered
-        self._voice_activity = Silero()
+        shortened = SWITCH_INTERVAL.shortened if config.switch_interval == "short" else nullcontext
+        self._voice_activity = Silero(shortened)
         self._make_backend = make_backend
         self._trim = trim
         self._description: ModelDescription | None = None

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +40,14 @@ class Silero:
     """A `VoiceActivity`. The weights, 1.2 MB, are read from the installed package when the first one listens; nothing
     is downloaded. Any number of listeners share them. Listening may begin in any thread.
 
+    Args:
+        within: opened around the network, whose many small operations of numpy each give Python's lock back.
+
     Raises:
         CheckpointError: from `listen`: the package is not installed, or is one that this code does not know.
     """
 
+    within: Callable[[], AbstractContextManager[object]] = nullcontext
     sampling_rate: int = field(default=16_000, init=False)
     frame_samples: int = field(default=FRAME, init=False)
     _weights: _Weights | None = field(default=None, init=False)
@@ -52,7 +58,7 @@ class Silero:
         with self._reading:
             if self._weights is None:
                 self._weights = _Weights.read(_find())
-            return SileroListener(self._weights)
+            return SileroListener(self._weights, self.within)
 
     @property
     def nbytes(self) -> int:
@@ -167,6 +173,7 @@ class SileroListener:
     whole yet. A listener belongs to one thread at a time."""
 
     _weights: _Weights
+    _within: Callable[[], AbstractContextManager[object]]
     _rest: Array = Factory(lambda: _zeros(0))
     _context: Array = Factory(lambda: _zeros(_CONTEXT))
     _hidden: Array = Factory(lambda: _zeros(_WIDTH))
@@ -189,8 +196,8 @@ class SileroListener:
         return self.hear(_zeros(FRAME - len(self._rest)))
 
     def _frames(self, frames: Array) -> Array:
-        features = _encoded(self._weights, self._with_context(frames))
-        return self._remembered(features)
+        with self._within():
+            return self._remembered(_encoded(self._weights, self._with_context(frames)))
 
     def _with_context(self, frames: Array) -> Array:
         """[frames, 640]: the samples before each frame, the frame, and its end mirrored."""

@@ -129,6 +129,19 @@ def test_a_model_that_frees_the_lock_leaves_it_alone(monkeypatch):
     assert OURS in asked.seen[1:]
 
 
+def test_it_is_short_within_a_block_and_in_calls_beside_it():
+    interpreter = SimInterpreter()
+    interval = SwitchInterval(interpreter.read, interpreter.write)
+    with pytest.raises(ValueError, match="planted"), interval.shortened():
+        interval.begin("a call")
+        with interval.shortened():
+            assert interpreter.microseconds == OURS
+        raise ValueError("planted")
+    assert interpreter.microseconds == OURS
+    interval.end("a call")
+    assert interpreter.microseconds == 5000
+
+
 def test_a_call_that_is_abandoned_does_not_keep_it():
     held = Held(Job.STEP, stage_seconds=0.05, drain_seconds=0.0)
 

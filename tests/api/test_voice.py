@@ -7,6 +7,8 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -124,6 +126,22 @@ def test_listeners_do_not_hear_each_other(silero: Silero) -> None:
 def test_a_stream_of_nothing_has_no_frames(silero: Silero) -> None:
     assert heard(silero, np.zeros(0, np.float32)).shape == (0,)
     assert heard(silero, np.zeros(1, np.float32)).shape == (1,)
+
+
+def test_the_network_runs_within_what_it_is_given() -> None:
+    inside: list[int] = []
+
+    @contextmanager
+    def within() -> Iterator[None]:
+        inside.append(1)
+        yield
+        inside.append(-1)
+
+    listener = Silero(within).listen()
+    listener.hear(np.zeros(FRAME - 1, np.float32))
+    assert not inside, "no frame is whole"
+    listener.hear(np.zeros(1, np.float32))
+    assert inside == [1, -1]
 
 
 def test_the_weights_are_read_once_when_somebody_listens_and_dropped_on_release() -> None:
