@@ -55,7 +55,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/launch": {"attention", "memory"},
     "models/checkpoints": set(),
     "models/architectures": {"checkpoints"},
-    "models/sampling": set(),
+    "models/sampling": {"native"},
     "models/networks": {
         "architectures",
         "attention",

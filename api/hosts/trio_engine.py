@@ -67,8 +67,7 @@ class TrioEngine:
         self.config = config
         self.state = State.NEW
         self.backend: Backend | None = None  # once it is entered
-        shortened = SWITCH_INTERVAL.shortened if config.switch_interval == "short" else nullcontext
-        self._voice_activity = Silero(shortened)
+        self._voice_activity = Silero(SWITCH_INTERVAL.shortened if config.switch_interval == "short" else nullcontext)
         self._make_backend = make_backend
         self._trim = trim
         self._description: ModelDescription | None = None
