@@ -1,7 +1,8 @@
 """The interpreter's switch interval: how long a thread that computes in Python may keep the others waiting.
 
 Each of torch's operations gives Python's lock back and takes it again, and a step has hundreds of them. Beside a thread
-of the user's that computes, each would wait for the interval, 5 ms by default, and the engine all but stand still.
+of the user's that computes, each would wait for the interval, 5 ms by default, and the engine all but stand still. So
+would voice activity, by numpy's operations.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SHORT = 100e-6
 
 @define(eq=False)
 class SwitchInterval:
-    """Short while a device works for anybody, else the user's. Where the user changes it meanwhile, theirs stays.
+    """Short while a device works for anybody, and in blocks that ask for it; else the user's. Where the user changes it
+    meanwhile, theirs stays.
 
     Several engines share it, from threads of their own: hence the lock. A task of an engine that nobody closed may be
     collected, and leave, in the middle of any line here: hence a lock that its own thread can take again, and each
@@ -99,7 +101,8 @@ def _exactly(seconds: float) -> float:
 
 
 SWITCH_INTERVAL = SwitchInterval()
-"""Of this process, since the interpreter has one for all its threads. It is not touched before a device works."""
+"""Of this process, since the interpreter has one for all its threads. It is not touched before a device works, or
+somebody listens."""
 
 
 @cache

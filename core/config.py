@@ -246,8 +246,8 @@ class EngineConfig:
             return None
         if self.speculation != "auto":
             return self.speculation
-        fixed = self.graphs == "eager"  # which is for one token of a sequence
-        return _ALONE if kind is Kind.DECODER and device.startswith("cpu") and not fixed else None
+        plain = not self.compile and self.graphs != "eager"  # which are made for one token of a sequence
+        return _ALONE if kind is Kind.DECODER and device.startswith("cpu") and plain else None
 
     def _check_quantization(self) -> None:
         if self.quantization is None:

@@ -96,8 +96,8 @@ class Sampler:
         if isinstance(self.network, Chooser) and self.network.native is not None:
             fed, told_rows = self.network.fed(feeds, rows, self.outputs)
             draws = draws_of(asked, self.masks, self.eos_token_ids)
-            drawn, _ = self.network.native.choose(fed, told_rows, draws, copies)
-            return answers_of(drawn, asked, self.eos_token_ids)
+            chosen = self.network.native.choose(fed, told_rows, draws, copies)
+            return answers_of(chosen, asked, self.eos_token_ids)
         if copies:
             assert self.paged is not None, "a search reads pages"
             self.paged.copy(copies)

@@ -1094,7 +1094,7 @@ void choose(Engine& e, int thread, int row) {
     d.token = 0;
     d.logprob = __builtin_nanf("");
     if (is_broken(x, count)) {
-        for (int i = 0; i < d.found_count; i++) asked[i].logprob = d.logprob;
+        for (int i = 0; i < d.found_count; i++) asked[i].score = asked[i].logprob = d.logprob;
         return;
     }
     if (d.asked || d.choice == BEAM) {

@@ -140,7 +140,7 @@ bool is_sound(const Draw& d, const Step& plan, int tokens) {
     return true;
 }
 
-// Copies the plan, if it is one; nothing is read or written by its numbers before.
+// Copies the plan, if it is one; nothing is read or written by its numbers before. What its draws read is not copied.
 Fault admit(Engine& e, const Step& plan) {
     const Model& m = e.model;
     Step& s = e.step;

@@ -15,7 +15,7 @@ import trio
 from attrs import evolve
 
 from ...actors.statistics import EngineStatistics
-from ...actors.switch_interval import SWITCH_INTERVAL
+from ...actors.switch_interval import SWITCH_INTERVAL, outlive_forks
 from ...core.checks import flag
 from ...core.config import EngineConfig
 from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
@@ -67,6 +67,7 @@ class TrioEngine:
         self.config = config
         self.state = State.NEW
         self.backend: Backend | None = None  # once it is entered
+        outlive_forks()
         self._voice_activity = Silero(SWITCH_INTERVAL.shortened if config.switch_interval == "short" else nullcontext)
         self._make_backend = make_backend
         self._trim = trim

@@ -144,7 +144,7 @@ class PagedStep:
     _spans: dict[tuple[int | None, bool], tuple[_Span, ...]] = field(init=False, factory=dict, repr=False)
 
     @_places.default
-    def _find(self) -> Tensor:
+    def _find_places(self) -> Tensor:
         return self.rows.places(self.paged.page_size).to(self.paged.device)
 
     def attend(

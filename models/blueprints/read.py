@@ -111,7 +111,11 @@ class Blueprints:
         if name is None or not (config.decodes or isinstance(main, WhisperBlueprint)):  # other drafts encode nothing
             return cls(main=main, draft=None)
         device = config.devices[-1] if config.devices else config.device  # where the model's logits are
-        draft = read_blueprint(name, evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0))
+        own = evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0)
+        try:
+            draft = read_blueprint(name, own)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"the draft model {name}: {error}") from error
         _check_draft(main, draft)
         return cls(main=main, draft=draft)
 

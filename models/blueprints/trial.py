@@ -52,7 +52,7 @@ def try_out(
         dtype: what the module computes in.
         open_native: opens the native library over other pages; ``None``: the module computes. Where the network's pages
             are of another dtype, it is tried with both: pages of ``dtype`` show that the library computes the model,
-            exactly; the others that their format costs no more than its bits.
+            the others that their format costs no more than its bits.
 
     Raises:
         UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.

@@ -69,10 +69,9 @@ class PagedKV:
             self._pool.index_fill_(1, torch.tensor(entered, device=self._pool.device), 0)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies pages, each pair from one to another. No page is both."""
-        if pairs:
-            sources, targets = torch.tensor(pairs, device=self._pool.device).T
-            self._pool.index_copy_(1, targets, self._pool.index_select(1, sources))
+        """Copies pages, each pair from one to another, one or more. No page is both."""
+        sources, targets = torch.tensor(pairs, device=self._pool.device).T
+        self._pool.index_copy_(1, targets, self._pool.index_select(1, sources))
 
     def write(self, layer: int, slot_mapping: Tensor, keys_values: Tensor) -> None:
         """Stores ``keys_values`` [rows, 2 * width] at ``slot_mapping`` [rows]."""

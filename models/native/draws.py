@@ -24,7 +24,7 @@ class Draw:
     Args:
         choice: nothing, a token, or the likeliest ``told`` tokens of a ``BEAM``, whose log-probabilities take the place
             of its logits before the edits.
-        temperature: 0 chooses the likeliest token, else one is drawn at ``point`` of the cumulative chances, in [0, 1).
+        temperature: 0 chooses the likeliest token, else one at ``point`` of the cumulative chances, in [0, 1).
             ``top_k``, ``top_p`` and ``min_p`` are as in `SamplingParams`.
         edits: tokens, each with what changes its logit.
         bans: tokens that are not allowed: the first one and the one after the last, one pair behind the other.
@@ -56,7 +56,7 @@ NOTHING = Draw(choice=Choice.NOTHING)
 
 
 @frozen(eq=False)
-class Drawn:
+class Chosen:
     """The answer to a `Draw`. A log-probability is NaN where the logits are broken.
 
     Args:
@@ -135,10 +135,10 @@ class Arrays:
             len(self.allowed),
         )
 
-    def drawn(self) -> Iterator[Drawn]:
+    def answers(self) -> Iterator[Chosen]:
         """The answers, once the step is over."""
         found = list(_FOUND.iter_unpack(self.found))
         for each in _DRAW.iter_unpack(self.draws):
             first, count, asked, token, logprob = each[10], each[11], each[12], each[-2], each[-1]
             own = found[first : first + count]
-            yield Drawn(token, logprob, tuple(one for *_, one in own[:asked]), own[asked:])
+            yield Chosen(token, logprob, tuple(one for *_, one in own[:asked]), own[asked:])

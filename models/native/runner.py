@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...core.errors import EngineError
 from ..memory.rows import Rows
-from .draws import NONE, Arrays, Draw, Drawn
+from .draws import NONE, Arrays, Chosen, Draw
 from .library import MOST_THREADS, BufferData, Fault, Library, ModelData, OperationData, Part, StepData, TurnsData
 from .panels import FORMATS
 from .program import Program
@@ -33,7 +33,7 @@ def _address(memory: bytearray) -> int | None:
     return addressof(c_char.from_buffer(memory)) if memory else None
 
 
-_UNKNOWN = Drawn(NONE, nan, (), [])
+_UNKNOWN = Chosen(NONE, nan, (), [])
 
 
 @define(eq=False)
@@ -131,7 +131,8 @@ class Runner:
             What is wanted, float32: logits [wanted, vocabulary], or last hidden states [wanted, hidden].
 
         Raises:
-            EngineError: a number is out of its range. Nothing was computed.
+            EngineError: a number is out of its range. Of rows that are too many for one call, those before may be
+                computed.
         """
         program = self._program
         self._check(fed, rows)
@@ -174,39 +175,37 @@ class Runner:
         rows: Rows,
         draws: Sequence[Draw],
         copies: Sequence[tuple[int, int]] = (),
-    ) -> tuple[list[Drawn], Tensor]:
+    ) -> list[Chosen]:
         """Runs a step, and chooses of each row that is wanted what its draw asks for. Of tokens alone Python's lock is
         given back once: numpy makes room without that.
 
         Args:
             fed: as for `step`.
-            copies: pages that are copied before all else, from one to another; none is both.
+            copies: pages that are copied before all else, from one to another; no page is in two of them.
 
         Returns:
-            The answers; and all logits, as the draws have left them.
+            The answers.
 
         Raises:
-            EngineError: a number is out of its range. Nothing was computed.
+            EngineError: a number is out of its range. Of rows that are too many for one call, those before may be
+                computed.
         """
         program, last = self._program, len(self._program.widths) - 1
         assert program.chooses, "the program chooses no tokens"
         self._check(fed, rows)
         found = [_UNKNOWN] * len(draws)
-        logits = np.empty((len(draws), program.widths[-1]), np.float32)
         for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):
-            part = logits if len(wanted) == len(draws) else np.empty((len(wanted), program.widths[-1]), np.float32)
+            logits = np.empty((len(wanted), program.widths[-1]), np.float32)
             inputs = (
                 fed[start:stop].numpy() if isinstance(fed, Tensor) else np.empty((stop - start, program.widths[0]), "f")
             )
-            self._buffers[0].data, self._buffers[last].data = _place(inputs), _place(part)
+            self._buffers[0].data, self._buffers[last].data = _place(inputs), _place(logits)
             told = Arrays.of([draws[index] for index in wanted])
             tokens = () if isinstance(fed, Tensor) else fed[start:stop]
             self._run(piece, Part.WHOLE, tokens, told, () if start else copies)
-            for place, row, drawn in zip(wanted, part, told.drawn(), strict=True):
-                found[place] = drawn
-                if part is not logits:
-                    logits[place] = row
-        return found, torch.from_numpy(logits)
+            for place, answer in zip(wanted, told.answers(), strict=True):
+                found[place] = answer
+        return found
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary] of last hidden states, float32 [rows, hidden]."""

@@ -110,7 +110,7 @@ class CausalNetwork:
         """As `logits`; of a model that does not generate, the last hidden states [wanted, hidden]."""
         rows = self._lay_out(feeds, wanted)
         if self.native is not None:
-            return self.native.step(self._embed(feeds, rows.order, rows.starts, outputs), rows)
+            return self.native.step(self._embed(feeds, rows.starts, outputs), rows)
         answers_on = self.device if self.pipeline is None else self.pipeline.answers_on
         chosen = torch.tensor(rows.wanted, dtype=torch.long, device=answers_on)
         if not self.generates:
@@ -134,7 +134,7 @@ class CausalNetwork:
         """See `Chooser`. Where no items are among the tokens, the library looks these up, too."""
         rows = self._lay_out(feeds, wanted)
         if any(map(_holds_items, feeds)):
-            return self._embed(feeds, rows.order, rows.starts, outputs), rows
+            return self._embed(feeds, rows.starts, outputs), rows
         return [token for feed in feeds for token in feed.tokens], rows
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
@@ -143,7 +143,7 @@ class CausalNetwork:
         if self.native is None:
             hidden = self._hidden(feeds, rows, outputs)
         else:
-            hidden = self.native.step(self._embed(feeds, rows.order, rows.starts, outputs), rows, hidden=True)
+            hidden = self.native.step(self._embed(feeds, rows.starts, outputs), rows, hidden=True)
         return list(map(self._pool, feeds, torch.split(hidden, [feed.part.length for feed in feeds])))
 
     def _hidden(self, feeds: Sequence[Feed], rows: Rows, outputs: Outputs) -> Tensor:
@@ -157,7 +157,7 @@ class CausalNetwork:
         try:
             with self.crossing():
                 return module(
-                    inputs_embeds=self._embed(feeds, rows.order, rows.starts, outputs)[None],
+                    inputs_embeds=self._embed(feeds, rows.starts, outputs)[None],
                     position_ids=self._position_ids(feeds, rows),
                     use_cache=False,
                     triolet=call,
@@ -189,19 +189,18 @@ class CausalNetwork:
         notes.sums.add(hidden, pooling)
         return PooledHead(self.model).answer(notes.sums, pooling) if feed.part.samples else None
 
-    def _embed(self, feeds: Sequence[Feed], order: Sequence[int], starts: Sequence[int], outputs: Outputs) -> Tensor:
+    def _embed(self, feeds: Sequence[Feed], starts: Sequence[int], outputs: Outputs) -> Tensor:
         """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them.
 
         Args:
-            order: which chunk's rows come one after the other.
-            starts: the first row of each, in this order.
+            starts: the first row of each chunk.
         """
-        fed = [token for index in order for token in feeds[index].tokens]
+        fed = [token for feed in feeds for token in feed.tokens]
         embed = self.model.module.get_input_embeddings()
         embeddings: Tensor = embed(torch.tensor(fed, device=self.device))
-        for index, row in zip(order, starts, strict=True):
-            if feeds[index].record.start.placeholders:
-                _place(embeddings, row, feeds[index], outputs)
+        for feed, row in zip(feeds, starts, strict=True):
+            if feed.record.start.placeholders:
+                _place(embeddings, row, feed, outputs)
         return embeddings
 
     def _position_ids(self, feeds: Sequence[Feed], rows: Rows) -> Tensor:

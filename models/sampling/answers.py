@@ -1,5 +1,6 @@
 """`Asked`: what a step asks of its rows of logits, and how it is answered: by torch, or by the native library, which
-gives the same answers and needs no other call.
+gives the same answers and needs no other call. Logits that are not finite have no answer there, though a rule may ban
+the very tokens that are broken; torch looks at what is left.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from ...core.beams import Candidate
 from ...core.plan import SampledToken
-from ..native.draws import NONE, NOTHING, Draw, Drawn
+from ..native.draws import NONE, NOTHING, Chosen, Draw
 from ..native.library import Change, Choice
 from .beams import Search, merge
 from .logits import RuleMasks, SamplerInput, apply_rules, banned_now, sample_tokens, timestamp_bans, told, uniform
@@ -103,19 +104,19 @@ def draws_of(asked: Asked, masks: RuleMasks, eos_token_ids: tuple[int, ...]) -> 
     return draws
 
 
-def answers_of(drawn: Sequence[Drawn], asked: Asked, eos_token_ids: tuple[int, ...]) -> Answers:
+def answers_of(chosen: Sequence[Chosen], asked: Asked, eos_token_ids: tuple[int, ...]) -> Answers:
     """The answers of the native library to `draws_of`."""
     first, second = len(asked.tokens), len(asked.tokens) + len(asked.beams)
     tokens = []
-    for one, found in zip(asked.tokens, drawn[:first], strict=True):
+    for one, found in zip(asked.tokens, chosen[:first], strict=True):
         top = tuple((token, logprob) for token, _, logprob in found.found if token != NONE)
         sampled = SampledToken(token_id=found.token, logprob=found.logprob, top=top)
         tokens.append(told(one, sampled, eos_token_ids, left=found.token != NONE))
     candidates = []
-    for search, own in asked.beams_of(drawn[first:second]):
+    for search, own in asked.beams_of(chosen[first:second]):
         rows = [[(token, score, logprob) for token, score, logprob in each.found if token != NONE] for each in own]
         candidates.append(merge(rows, search.state.settings.candidates))
-    return Answers(tokens=tokens, candidates=candidates, probes=[drawn[row].asked for row, _ in asked.probes])
+    return Answers(tokens=tokens, candidates=candidates, probes=[chosen[row].asked for row, _ in asked.probes])
 
 
 def draw_of(one: SamplerInput, masks: RuleMasks, eos_token_ids: tuple[int, ...]) -> Draw:

@@ -56,7 +56,7 @@ def tensors_of(executor):
         now.main.log_mel._window,
         *now.main.model._tensors,
     ]
-    found += [*now.outputs._outputs.values(), *now.masks._masks.values()]
+    found += [*now.outputs._outputs.values(), *now.masks.tensors()]
     return [weakref.ref(tensor) for tensor in found]
 
 

@@ -146,8 +146,8 @@ def answers_by(runner: Runner, fed: Sequence[int], asked: Asked) -> tuple[Answer
     """Those of torch, of the library's own logits; and the library's."""
     rows, masks = Rows.all_of(len(fed)), RuleMasks(VOCABULARY, torch.device("cpu"))
     logits = runner.step(fed, rows)
-    drawn, _ = runner.choose(fed, rows, draws_of(asked, masks, (EOS,)))
-    return answer(logits, asked.with_masks(masks), (EOS,)), answers_of(drawn, asked, (EOS,))
+    chosen = runner.choose(fed, rows, draws_of(asked, masks, (EOS,)))
+    return answer(logits, asked.with_masks(masks), (EOS,)), answers_of(chosen, asked, (EOS,))
 
 
 def assert_alike(expected: Answers, found: Answers) -> None:
@@ -210,19 +210,33 @@ def test_what_is_broken_has_no_log_probability(broken: float, draw: Draw) -> Non
     bias = torch.zeros(VOCABULARY)
     bias[VOCABULARY - 1] = broken
     with running(table(None), bias) as runner:
-        ((told,), _) = runner.choose([3], Rows.all_of(1), [draw])
+        (told,) = runner.choose([3], Rows.all_of(1), [draw])
     assert math.isnan(told.logprob)
     assert all(map(math.isnan, told.asked))
     assert all(math.isnan(logprob) for *_, logprob in told.found)
 
 
-def test_a_row_without_a_draw_keeps_its_logits() -> None:
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_search_whose_logits_are_broken_finds_no_candidates(broken: float) -> None:
+    """It fails, and does not win by a score that nobody has computed."""
+    bias, search = torch.zeros(VOCABULARY), searching(4, 2)
+    bias[VOCABULARY - 1] = broken
+    beams = [SamplerInput(generated=[1], sampling=SamplingParams(beam_size=4), rules=LogitRules()) for _ in range(2)]
+    with running(table(None), bias) as runner:
+        asked = Asked(tokens=(), beams=beams, searches=[search], probes=())
+        expected, found = answers_by(runner, [3, 4], asked)
+    assert expected.candidates == found.candidates == [[]]
+
+
+def test_rows_are_asked_each_for_itself() -> None:
     with running(table(None), torch.zeros(VOCABULARY)) as runner:
-        expected = runner.step([3, 4], Rows.all_of(2))
-        _, logits = runner.choose([3, 4], Rows.all_of(2), [NOTHING, Draw(bans=[(0, 50)])])
-    assert torch.equal(logits[0], expected[0])
-    assert bool(logits[1, :50].isneginf().all())
-    assert torch.equal(logits[1, 50:], expected[1, 50:])
+        first = runner.step([3], Rows.all_of(1))[0].topk(3).indices.tolist()
+        free, banned, asked = runner.choose(
+            [3, 3, 3], Rows.all_of(3), [Draw(told=3), Draw(told=3, bans=[(first[0], first[0] + 1)]), NOTHING]
+        )
+    assert [token for token, *_ in free.found] == first
+    assert [token for token, *_ in banned.found][:2] == first[1:]
+    assert not asked.found
 
 
 def test_pages_are_copied_before_all_else() -> None:
