@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 
 from attrs import define, field
@@ -107,6 +107,14 @@ somebody listens."""
 
 @cache
 def outlive_forks() -> None:
-    """A process forked while a device works gets the user's interval. Call it before the first call of a device."""
+    """A process forked while a device works gets the user's interval. Call it before the interval is touched."""
     if hasattr(os, "register_at_fork"):  # not on Windows
         SWITCH_INTERVAL.outlive_forks()
+
+
+def shortened_by(setting: str) -> Callable[[], AbstractContextManager[None]]:
+    """What to open around many small operations, as `EngineConfig.switch_interval` says."""
+    if setting != "short":
+        return nullcontext
+    outlive_forks()
+    return SWITCH_INTERVAL.shortened

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import reprlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -15,7 +15,7 @@ import trio
 from attrs import evolve
 
 from ...actors.statistics import EngineStatistics
-from ...actors.switch_interval import SWITCH_INTERVAL, outlive_forks
+from ...actors.switch_interval import shortened_by
 from ...core.checks import flag
 from ...core.config import EngineConfig
 from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
@@ -67,8 +67,7 @@ class TrioEngine:
         self.config = config
         self.state = State.NEW
         self.backend: Backend | None = None  # once it is entered
-        outlive_forks()
-        self._voice_activity = Silero(SWITCH_INTERVAL.shortened if config.switch_interval == "short" else nullcontext)
+        self._voice_activity = Silero(shortened_by(config.switch_interval))
         self._make_backend = make_backend
         self._trim = trim
         self._description: ModelDescription | None = None

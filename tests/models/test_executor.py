@@ -80,7 +80,7 @@ def test_close_returns_every_byte_by_reference_count(driver, job, audio, ids, no
         "encoder_outputs",
         "rule_masks",
     }
-    assert all(count > 0 for count in held.by_owner.values())
+    assert all(count > 0 or (NATIVE and owner == "rule_masks") for owner, count in held.by_owner.items())
     watched = tensors_of(driver.executor)
     driver.executor.close()
     assert [reference for reference in watched if reference() is not None] == []
@@ -185,7 +185,8 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
     )
     network = type(executor._open.main.network)
     with monkeypatch.context() as patch:
-        patch.setattr(network, "logits", lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+        for name in ("logits", "fed"):
+            patch.setattr(network, name, lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
         with pytest.raises(DeviceOutOfMemory):
             executor.step(plan_of(1, started=[start_of(2, ids)], chunks=[chunk_of(2, pages=(6,))]))
     assert set(executor._records) == {1}
