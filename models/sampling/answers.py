@@ -135,9 +135,9 @@ def draw_of(one: SamplerInput, masks: RuleMasks, eos_token_ids: tuple[int, ...])
     forced = [token for index, token in rules.forced if index == count]
     if forced:
         last = forced[-1]
-        bans = [(0, last), (last + 1, masks.vocabulary)]
-        return evolve(draw, edits=[(last, Change.REPLACED, 0.0)], bans=bans)
-    bans = [masks.bans(rules), *((token, token + 1) for token in banned_now(one, eos_token_ids))]
+        others = [(0, last), (last + 1, masks.vocabulary)]
+        return evolve(draw, edits=[(last, Change.REPLACED, 0.0)], bans=others)
+    bans: list[Sequence[int]] = [masks.bans(rules), *((token, token + 1) for token in banned_now(one, eos_token_ids))]
     if rules.timestamps is not None:
         bans += timestamp_bans(one.generated, rules.timestamps, eos_token_ids[0], masks.vocabulary)
     bits = None if one.guide is None else one.guide.allowed(one.generated)

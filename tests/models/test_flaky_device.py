@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import trio
 from attrs import define
 
 from triolet import Completion, Engine, EngineConfig, PoisonRequest, SamplingParams
-from triolet.models.networks.network import Feed, WhisperNetwork
+from triolet.models.networks.network import Feed
+from triolet.models.sampler import Sampler
+from triolet.models.sampling.answers import Answers
 
 REQUESTS, RATE = 200, 0.05
 POISON = 2  # a token that the checkpoint suppresses: nobody draws it
@@ -21,15 +22,15 @@ POISON = 2  # a token that the checkpoint suppresses: nobody draws it
 
 @define
 class Flaky:
-    """A decoder that raises after its work, its pages and slots written."""
+    """A sampler that raises after its work, its decoder's pages and slots written."""
 
     dice: random.Random
     steps: int = 0
     failed: int = 0
 
-    def logits(self, network: WhisperNetwork, feeds: Sequence[Feed], *rest: Any) -> torch.Tensor:
+    def answer(self, sampler: Sampler, feeds: Sequence[Feed], *rest: Any) -> Answers:
         self.steps += 1
-        found = LOGITS(network, feeds, *rest)
+        found = ANSWER(sampler, feeds, *rest)
         if any(POISON in feed.tokens for feed in feeds):
             raise RuntimeError("a poisonous prompt")
         if self.dice.random() < RATE:
@@ -38,7 +39,7 @@ class Flaky:
         return found
 
 
-LOGITS = WhisperNetwork.logits
+ANSWER = Sampler._answer
 
 
 @define
@@ -74,10 +75,10 @@ async def test_of_200_mixed_requests_only_the_poisonous_ones_fail(checkpoint, au
     undisturbed = await Mixed(checkpoint, audio).run()
     flaky = Flaky(random.Random(0))
 
-    def logits(*arguments: Any) -> torch.Tensor:  # a function, so that it is given the network
-        return flaky.logits(*arguments)
+    def answer(*arguments: Any) -> Answers:  # a function, so that it is given the sampler
+        return flaky.answer(*arguments)
 
-    monkeypatch.setattr(WhisperNetwork, "logits", logits)
+    monkeypatch.setattr(Sampler, "_answer", answer)
     disturbed = await Mixed(checkpoint, audio, frozenset({31, 77, 140})).run()
     assert flaky.failed >= 0.03 * flaky.steps, "the device was not flaky"
     poisoned = {number for number, end in disturbed.items() if end == "poison"}

@@ -155,7 +155,9 @@ def keep_outputs(executor, kept):
 
 
 def keep_masks(executor, kept):
-    kept.extend(executor._open.masks.tensors())
+    kept.append(
+        executor._open.masks.mask(LogitRules(suppress=(1,)))
+    )  # where the library chooses, nobody has asked for one
 
 
 def keep_intermediates(executor, kept):
