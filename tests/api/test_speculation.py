@@ -73,7 +73,7 @@ async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_st
     reference = Reference.of("llama", tmp_path / "model")
     drafts = {"lookup": None, "itself": str(tmp_path / "model")}
     name = near(tmp_path / "model", tmp_path / "near", noise=0.02) if draft == "near" else drafts[draft]
-    asks = reference.asks(24, tokens=(48, 80))  # long enough that some run when the urgent ones come
+    asks = reference.asks(24, tokens=(110, 140))  # so long that pages run out, whichever run first
     step, count, urgent = TorchExecutor.step, Counter[type[triolet.Event]](), 8
     two_run, normal_queued, urgent_queued = trio.Event(), threading.Event(), threading.Event()
 
