@@ -14,10 +14,11 @@
 namespace LEVEL {
 namespace {
 
+// Up to HALVED rows, weights of 16 bits go by half panels, and are widened for all rows at once; 0: they do not
 #if defined(__AVX512F__)
 constexpr int VL = 16, WIDE_ROWS = 6, ROWS = 12, HALVED = 0;  // tiles of 2 panels by 6 rows, or of 1 by 12: 24 sums of 32 registers
 #elif defined(__AVX2__)
-constexpr int VL = 8, WIDE_ROWS = 1, ROWS = 3, HALVED = 5;    // 2 by 1, or 1 by 3: 12 of 16
+constexpr int VL = 8, WIDE_ROWS = 1, ROWS = 3, HALVED = 5;    // 2 by 1, 1 by 3, or a half by 5: 10 to 12 of 16
 #else
 constexpr int VL = 4, WIDE_ROWS = 0, ROWS = 1, HALVED = 0;
 #endif

@@ -68,8 +68,9 @@ async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_st
     draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With preemption, shared prefixes and chunks: a draft that is the model itself is never wrong, so its own KV has
-    missed nothing. The device waits until all requests of normal priority are queued, and when two run until the urgent
-    ones are: three have room at once, so the urgent ones need the pages of those two."""
+    missed nothing. The device waits until all requests of normal priority are queued, and
+    when two run until the urgent ones are. Each takes seven pages of 33 or more before it ends, and starts with fewer:
+    those that run together run out of them."""
     reference = Reference.of("llama", tmp_path / "model")
     drafts = {"lookup": None, "itself": str(tmp_path / "model")}
     name = near(tmp_path / "model", tmp_path / "near", noise=0.02) if draft == "near" else drafts[draft]
