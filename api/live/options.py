@@ -10,31 +10,10 @@ from attrs import field, fields_dict, frozen
 from ...core.checks import integer, number, settle, unknown_name
 from ...core.errors import InvalidRequest
 from ..inputs.sources import RATES
-from ..speech.options import TranscribeOptions
+from ..speech.options import LIVE, OPTIONS, TranscribeOptions
 
-OF_TRANSCRIPTIONS = (
-    "language",
-    "task",
-    "initial_prompt",
-    "condition_on_previous_text",
-    "prompt_reset_temperature",
-    "temperature",
-    "beam_size",
-    "patience",
-    "length_penalty",
-    "best_of",
-    "compression_ratio_threshold",
-    "logprob_threshold",
-    "no_speech_threshold",
-    "suppress_tokens",
-    "prepend_punctuations",
-    "append_punctuations",
-    "encoder_context",
-    "language_detection_threshold",
-    "multilingual",
-    "seed",
-)
-"""Options that live sessions share with transcriptions; see `TranscribeOptions`."""
+OF_TRANSCRIPTIONS = tuple(name for name, option in OPTIONS.items() if LIVE in option.marks)
+"""The options that live sessions share with transcriptions; `TranscribeOptions` explains them."""
 
 _ELSEWHERE = {
     "sampling_rate": "rate",
@@ -60,13 +39,13 @@ class LiveOptions:
     """How live audio is transcribed. docs/speech_live.md explains the options.
 
     Args:
-        rate: of the chunks that are fed, in Hz.
+        rate: samples a second of the chunks that are fed.
         step: seconds of new voice after which the utterance is read again. A smaller step makes text stable earlier,
             and reads more often. A model that is slower than that sets the pace itself.
         endpoint_silence: seconds without voice that end an utterance.
         max_backlog: seconds of audio that may wait to be heard; `feed` waits for room.
         transcribe: the options that live sessions share with transcriptions. Searches with several beams, and
-            temperatures behind the first one, are for the text at a pause; what comes before is greedy.
+            temperatures after the first one, are for the text at a pause; what comes before is greedy.
 
     Raises:
         InvalidRequest: a value that is not allowed.
@@ -92,7 +71,7 @@ def read_live_options(given: Mapping[str, Any]) -> LiveOptions:
     for name in given:
         if name not in own and name not in OF_TRANSCRIPTIONS:
             names = (*own, *OF_TRANSCRIPTIONS, "priority", "request_id", "wait")
-            if name in fields_dict(TranscribeOptions):
+            if name in OPTIONS:
                 raise InvalidRequest(f"{name}= is no option of a live session; allowed: {', '.join(names)}")
             raise unknown_name(name, names, _ELSEWHERE, owner="a live session")
     shared = {"beam_size": 1} | {name: value for name, value in given.items() if name in OF_TRANSCRIPTIONS}

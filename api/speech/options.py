@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from attrs import field, fields_dict, frozen
+from attrs import field, fields, frozen
 
 from ...core.checks import (
     Check,
@@ -21,7 +23,6 @@ from ...core.checks import (
     one_of,
     settle,
     several,
-    shown,
     unknown_name,
 )
 from ...core.errors import InvalidRequest
@@ -66,38 +67,29 @@ def _read_temperatures(value: Any) -> tuple[float, ...]:
 
 
 def _read_clips(value: Any) -> tuple[tuple[float, float], ...]:
-    """Pairs of (start, end), from pairs, from one list of starts and ends in turn, or from a text of these."""
-    values = value.split(",") if isinstance(value, str) else list(value)
-    if all(isinstance(one, list | tuple) for one in values):
-        flat = [as_number(time) for pair in values for time in _two(pair)]
-    else:
-        flat = [float(one) if isinstance(value, str) else as_number(one) for one in values if one != ""]
+    try:
+        flat = _times(value)
+    except (TypeError, ValueError):
+        raise Refused from None
     if len(flat) > 2 * _MOST_CLIPS:
         raise Refused
     if len(flat) % 2:
         flat.append(math.inf)
-    rising = all(a < b for a, b in zip(flat[::2], flat[1::2], strict=True)) and flat == sorted(flat)
+    clips = tuple(zip(flat[::2], flat[1::2], strict=True))
+    rising = all(start < end for start, end in clips) and flat == sorted(flat)
     if not rising or any(time < 0.0 or math.isnan(time) for time in flat):
         raise Refused
-    return tuple(zip(flat[::2], flat[1::2], strict=True))
+    return clips
 
 
-def _two(pair: Any) -> tuple[Any, Any]:
-    first, second = pair
-    return first, second
-
-
-def _clips(value: Any) -> tuple[tuple[float, float], ...]:
-    allowed = "seconds, rising: pairs of (start, end), or starts and ends in turn, the last end left out or not"
-    try:
-        return tuple(_read_clips(value))
-    except (Refused, TypeError, ValueError):
-        raise InvalidRequest(f"clip_timestamps={shown(value)}; allowed: {allowed}") from None
-
-
-def _temperatures(value: Any) -> tuple[float, ...]:
-    check = Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive")
-    return tuple(check.of("temperature", value))
+def _times(value: Any) -> list[float]:
+    """Starts and ends in turn, of pairs of (start, end), of one list, or of a text with commas."""
+    if isinstance(value, str):
+        return [float(one) for one in value.split(",") if one]
+    values = list(value)
+    if all(isinstance(one, list | tuple) for one in values):
+        return [as_number(time) for start, end in values for time in (start, end)]
+    return list(map(as_number, values))
 
 
 def _token(value: Any) -> int:
@@ -113,40 +105,54 @@ def _voice_activity(value: Any) -> Any:
     return value
 
 
-_TEXT = instance(str, "a text")
-_THRESHOLD = number(-math.inf, math.inf).or_none("off")
+@frozen
+class Option:
+    """The declaration of an option: what is made of its field, beside the docstring's sentences about it.
 
-_CHECKS = {
-    "language": _TEXT.or_none("the model detects it"),
-    "task": one_of(*TASKS),
-    "initial_prompt": _TEXT.or_none("nothing comes before"),
-    "prefix": _TEXT.or_none("the model begins the text"),
-    "condition_on_previous_text": flag(),
-    "prompt_reset_temperature": number(0, math.inf),
-    "timestamps": one_of(*TIMESTAMPS),
-    "beam_size": integer(1, 64, "; 1 is greedy"),
-    "patience": number(0, 100, above=True).or_none("until no better text can come"),
-    "length_penalty": number(-10, 10),
-    "best_of": integer(1, 64),
-    "compression_ratio_threshold": _THRESHOLD,
-    "logprob_threshold": _THRESHOLD,
-    "no_speech_threshold": _THRESHOLD,
-    "hallucination_silence_threshold": number(0, math.inf).or_none("off"),
-    "max_initial_timestamp": number(0, math.inf).or_none("as the checkpoint says"),
-    "suppress_tokens": several(_token, _MOST_TOKENS, "a list of token ids (integers, 0 or more)").or_none(
-        "as the checkpoint says"
-    ),
-    "prepend_punctuations": _TEXT,
-    "append_punctuations": _TEXT,
-    "voice_activity": Check(_voice_activity, "'skip', 'off', or an object that is a VoiceActivity"),
-    "encoder_context": one_of(*ENCODER_CONTEXTS),
-    "parallel": flag(),
-    "language_detection_segments": integer(1, 1_000),
-    "language_detection_threshold": number(0, 1),
-    "multilingual": flag(),
-    "strict": flag(),
-    "seed": integer(-(2**63), 2**63 - 1).or_none("a fresh one for each transcription"),
-}
+    Args:
+        check: the values that are allowed.
+        marks: of `LIVE`, `DECODING`, `WHISPER` and `WHISPER_CT2`.
+        choices: the texts among which the option chooses.
+        form: the member of the server's form that gives the option; ``None``: no member does.
+    """
+
+    check: Check
+    marks: frozenset[str]
+    choices: tuple[str, ...] = ()
+    form: str | None = None
+
+
+LIVE = "live"
+"""Live sessions have the option too."""
+DECODING = "decoding"
+"""The command's help lists the option under "Decoding"."""
+WHISPER = "whisper"
+"""openai/whisper's command has the same flag."""
+WHISPER_CT2 = "whisper-ctranslate2"
+"""whisper-ctranslate2's command has the same flag."""
+_SHARED = (LIVE, WHISPER, WHISPER_CT2)
+_SEARCH = (LIVE, WHISPER, WHISPER_CT2, DECODING)
+
+
+def _option(default: Any, check: Check, *marks: str, choices: tuple[str, ...] = (), form: str | None = None) -> Any:
+    return field(default=default, metadata={"option": Option(check, frozenset(marks), choices, form)})
+
+
+def _chosen(default: str, choices: tuple[str, ...], *marks: str) -> Any:
+    return _option(default, one_of(*choices), *marks, choices=choices)
+
+
+_TEXT = instance(str, "a text")
+_CHECKPOINT = "as the checkpoint says"
+_THRESHOLD = number(-math.inf, math.inf).or_none("off")
+_TOKENS = several(_token, _MOST_TOKENS, "a list of token ids (integers, 0 or more)").or_none(_CHECKPOINT)
+_VOICE = Check(_voice_activity, "'skip', 'off', or an object that is a VoiceActivity")
+_CLIPS = Check(
+    _read_clips, "seconds, rising: pairs of (start, end), or starts and ends in turn, the last end left out or not"
+)
+_TEMPERATURE = Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive")
+_SEED = integer(-(2**63), 2**63 - 1).or_none("a fresh one for each transcription")
+_PATIENCE = number(0, 100, above=True).or_none("until no better text can come")
 
 
 @frozen(kw_only=True)
@@ -158,23 +164,22 @@ class TranscribeOptions:
     taken: one that does not repeat itself before one that does, then the likeliest.
 
     Args:
-        language: the spoken language: a code ("en"), an English name ("english") or a token ("<|en|>"); ``None``: the
-            model detects it, see ``language_detection_segments``.
+        language: the spoken language: a code ("en"), an English name ("english") or a token ("<|en|>"). ``None``: the
+            model detects it; ``language_detection_segments`` says in how many windows.
         task: ``"transcribe"``, or ``"translate"`` into English.
-        initial_prompt: text that comes before the first window (with ``parallel`` before every piece), for names and
-            spelling. Of a prompt longer than half of the model's positions the last tokens are kept, and
+        initial_prompt: text that comes before the first window, for names and spelling. With ``parallel`` it comes
+            before every piece. Of a prompt longer than half of the model's positions the last tokens are kept, and
             `Transcript.warnings` says so.
-        prefix: text with which the first window's text begins. The model goes on behind it; it is no part of the
-            transcript.
+        prefix: text with which the first window's text begins. The model continues it; it is no part of the transcript.
         condition_on_previous_text: give the text of the windows before to the model. So its spelling and style stay
             the same, and a repetition may go on.
-        prompt_reset_temperature: text sampled at a higher temperature is not given on, nor is text that was good at no
-            temperature.
-        timestamps: ``"segment"``: the model cuts segments and tells their times; ``"word"``: each segment has its words
-            with their times too; ``"none"``: one segment per window.
-        temperature: one or several (a list, a tuple, an array), tried in order; 0 is beam search, or greedy with
+        prompt_reset_temperature: text sampled at a higher temperature is not given to later windows. Nor is text that
+            was good at no temperature.
+        timestamps: ``"segment"``: segments with their times; ``"word"``: their words with times too; ``"none"``: one
+            segment per window.
+        temperature: one or several (a list, a tuple, an array), tried in order. 0 is beam search, or greedy with
             ``beam_size=1``.
-        beam_size: hypotheses that beam search follows at temperature 0.
+        beam_size: hypotheses that beam search follows at temperature 0; 1 is greedy.
         patience: beam search ends when ``beam_size`` times so many hypotheses are finished (Kasai et al. 2022);
             ``None``: when no running one can become better.
         length_penalty: the power of its length by which a hypothesis' log-probability is divided.
@@ -183,62 +188,65 @@ class TranscribeOptions:
         logprob_threshold: text with a lower average log-probability is improbable: next temperature. ``None``: off.
         no_speech_threshold: a window whose probability of no speech is higher, and whose text is improbable or empty,
             is silent. ``None``: off.
-        hallucination_silence_threshold: seconds. Words that do not sound like words, with so much silence around them,
-            are left out, and the silence is skipped. Needs ``timestamps="word"``.
+        hallucination_silence_threshold: words that sound like none within so many seconds of silence are left out. The
+            silence is skipped. Needs ``timestamps="word"``.
         clip_timestamps: read only these parts: pairs of (start, end) in seconds, or starts and ends in turn; a last
             start without end reaches to the end of the audio.
-        max_initial_timestamp: seconds; the first timestamp of a window is not later.
+        max_initial_timestamp: the first timestamp of a window is not later, in seconds. ``None``: as the checkpoint
+            says.
         suppress_tokens: tokens that are never sampled, instead of the checkpoint's. Special tokens that no text has are
             never sampled anyway.
-        prepend_punctuations: marks that are part of the word behind them.
+        prepend_punctuations: marks that are part of the word after them.
         append_punctuations: marks that are part of the word before them.
         voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is. A `VoiceActivity` of
-            the caller's: as ``"skip"``, by what it hears instead of Silero.
-        encoder_context: ``"full"``: silence is put behind a window that is shorter than the model's, 30 s, as it was
-            trained; ``"trimmed"``: two seconds of it, which takes as much less time. Text that is not good is read
-            again with all of it.
-        parallel: cut the audio where nobody speaks and read the pieces at the same time, none with the text before it.
+            the caller's: as ``"skip"``, by what it hears in place of Silero.
+        encoder_context: ``"full"``: silence fills a window that is shorter than the model's, 30 s; ``"trimmed"``: two
+            seconds of it, which takes less time. Text that is not good is read again with all of it.
+        parallel: cut the audio where nobody speaks and read the pieces at the same time. None of them has the text
+            before it.
         language_detection_segments: the language is detected in up to so many windows, until it is certain.
         language_detection_threshold: a language with this probability is certain.
         multilingual: detect the language of every window anew.
-        strict: refuse audio that breaks off; by default it is transcribed up to there, and `Transcript.warnings` says
+        strict: refuse audio that breaks off. By default it is transcribed up to there, and `Transcript.warnings` says
             so.
-        seed: of the sampling at temperatures above 0; each further temperature takes the next seed. ``None``: a fresh
+        seed: the seed of sampling above temperature 0; each further temperature takes the next seed. ``None``: a fresh
             seed.
 
     Raises:
         InvalidRequest: a value that no model allows. `Recipe` refuses values that its model does not allow.
     """
 
-    language: str | None = None
-    task: str = "transcribe"
-    initial_prompt: str | None = None
-    prefix: str | None = None
-    condition_on_previous_text: bool = True
-    prompt_reset_temperature: float = 0.5
-    timestamps: str = "segment"
-    temperature: tuple[float, ...] = field(default=TEMPERATURES, converter=_temperatures)
-    beam_size: int = 5
-    patience: float | None = 1.0
-    length_penalty: float = 1.0
-    best_of: int = 5
-    compression_ratio_threshold: float | None = 2.4
-    logprob_threshold: float | None = -1.0
-    no_speech_threshold: float | None = 0.6
-    hallucination_silence_threshold: float | None = None
-    clip_timestamps: tuple[tuple[float, float], ...] = field(default=(), converter=_clips)
-    max_initial_timestamp: float | None = None
-    suppress_tokens: tuple[int, ...] | None = None
-    prepend_punctuations: str = PREPENDED
-    append_punctuations: str = APPENDED
-    voice_activity: str | VoiceActivity = "skip"
-    encoder_context: str = "full"
-    parallel: bool = False
-    language_detection_segments: int = 1
-    language_detection_threshold: float = 0.5
-    multilingual: bool = False
-    strict: bool = False
-    seed: int | None = 0
+    language: str | None = _option(None, _TEXT.or_none("the model detects it"), *_SHARED, form="language")
+    task: str = _chosen("transcribe", TASKS, *_SHARED)
+    initial_prompt: str | None = _option(None, _TEXT.or_none("nothing comes before"), *_SHARED, form="prompt")
+    prefix: str | None = _option(None, _TEXT.or_none("the model begins the text"), WHISPER_CT2)
+    condition_on_previous_text: bool = _option(True, flag(), *_SHARED, form="condition_on_previous_text")
+    prompt_reset_temperature: float = _option(0.5, number(0, math.inf), LIVE)
+    timestamps: str = _chosen("segment", TIMESTAMPS)
+    temperature: tuple[float, ...] = _option(TEMPERATURES, _TEMPERATURE, *_SEARCH, form="temperature")
+    beam_size: int = _option(5, integer(1, 64, "; 1 is greedy"), *_SEARCH, form="beam_size")
+    patience: float | None = _option(1.0, _PATIENCE, *_SEARCH)
+    length_penalty: float = _option(1.0, number(-10, 10), *_SEARCH)
+    best_of: int = _option(5, integer(1, 64), *_SEARCH, form="best_of")
+    compression_ratio_threshold: float | None = _option(2.4, _THRESHOLD, *_SEARCH)
+    logprob_threshold: float | None = _option(-1.0, _THRESHOLD, *_SEARCH)
+    no_speech_threshold: float | None = _option(0.6, _THRESHOLD, *_SEARCH)
+    hallucination_silence_threshold: float | None = _option(
+        None, number(0, math.inf).or_none("off"), WHISPER, WHISPER_CT2
+    )
+    clip_timestamps: tuple[tuple[float, float], ...] = _option((), _CLIPS, WHISPER)
+    max_initial_timestamp: float | None = _option(None, number(0, math.inf).or_none(_CHECKPOINT), DECODING)
+    suppress_tokens: tuple[int, ...] | None = _option(None, _TOKENS, *_SEARCH)
+    prepend_punctuations: str = _option(PREPENDED, _TEXT, *_SHARED)
+    append_punctuations: str = _option(APPENDED, _TEXT, *_SHARED)
+    voice_activity: str | VoiceActivity = _option("skip", _VOICE, choices=VOICE_ACTIVITY)  # noqa: RUF009  (a field)
+    encoder_context: str = _chosen("full", ENCODER_CONTEXTS, LIVE)
+    parallel: bool = _option(False, flag())
+    language_detection_segments: int = _option(1, integer(1, 1_000))
+    language_detection_threshold: float = _option(0.5, number(0, 1), LIVE)
+    multilingual: bool = _option(False, flag(), LIVE, WHISPER_CT2)
+    strict: bool = _option(False, flag())
+    seed: int | None = _option(0, _SEED, LIVE, DECODING, form="seed")
 
     def __attrs_post_init__(self) -> None:
         settle(self, _CHECKS)
@@ -253,15 +261,26 @@ class TranscribeOptions:
             raise InvalidRequest("prefix with parallel=True; allowed: without it, which has no first window to begin")
 
 
+OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(TranscribeOptions)}
+_CHECKS = {name: option.check for name, option in OPTIONS.items()}
+
+
+def sentences() -> dict[str, str]:
+    """The first sentence of the docstring about each option, without marks of code: the command's help."""
+    text = inspect.cleandoc(TranscribeOptions.__doc__ or "")
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+    firsts = {name: re.split(r"(?<=\.) (?=[A-Z`])", " ".join(entry.split()))[0] for name, entry in entries}
+    return {name: re.sub('[`"]', "", firsts[name][0].upper() + firsts[name][1:]) for name in OPTIONS if name in firsts}
+
+
 def read_options(given: Mapping[str, Any]) -> TranscribeOptions:
     """The options that a caller gave by name.
 
     Raises:
         InvalidRequest: an unknown name, with the name that is near; a value that is not allowed.
     """
-    known = fields_dict(TranscribeOptions)
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in given if name not in OPTIONS]
     if unknown:
-        names = (*known, "priority", "request_id", "sampling_rate", "wait")
+        names = (*OPTIONS, "priority", "request_id", "sampling_rate", "wait")
         raise unknown_name(unknown[0], names, _ELSEWHERE, owner="a transcription")
     return TranscribeOptions(**given)

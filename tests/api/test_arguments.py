@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from attrs import fields_dict
 from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, SyncEngine, TranscribeOptions
 from triolet.api.arguments import LiveArguments, SamplingArguments, TranscribeArguments
 from triolet.api.live.options import OF_TRANSCRIPTIONS, LiveOptions
+from triolet.api.speech.options import OPTIONS, sentences
+from triolet.server.schemas.speech import TranscriptionForm
 
 LIVE = {*fields_dict(LiveOptions), *OF_TRANSCRIPTIONS} - {"rate", "transcribe"}
 
@@ -24,6 +28,14 @@ LIVE = {*fields_dict(LiveOptions), *OF_TRANSCRIPTIONS} - {"rate", "transcribe"}
 )
 def test_every_option_is_typed_and_no_other(typed: Any, taken: set[str]) -> None:
     assert set(typed.__annotations__) == taken
+
+
+def test_every_option_of_a_transcription_is_explained_wherever_it_is_taken() -> None:
+    """In the docstring, of which the command's help is made; on the page on live sessions; in the server's form."""
+    page = (Path(__file__).parents[2] / "docs" / "speech_live.md").read_text(encoding="utf-8")
+    assert tuple(sentences()) == tuple(OPTIONS)
+    assert LIVE <= set(re.findall(r"`(\w+)`", page))
+    assert {option.form for option in OPTIONS.values() if option.form} <= set(TranscriptionForm.model_fields)
 
 
 @pytest.mark.parametrize(
