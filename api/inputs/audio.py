@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import closing
 
 import numpy as np
 
 from ...core.errors import InvalidRequest, RequestTooLarge
-from .blocks import Blocks, open_blocks
+from .blocks import open_blocks
 from .sources import SAMPLING_RATE, AudioSource, Samples, array_source, check_all, check_length, check_rate
 
 __all__ = ["SAMPLING_RATE", "AudioSource", "Samples", "content_key", "load_audio"]
@@ -45,22 +46,14 @@ def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, most_
     array = array_source(source)
     if array is not None and array.rate in (None, sampling_rate):
         check_all(array.samples, "the array")
-        name = "the array"
-        _check_most(len(array.samples), name, sampling_rate, most_seconds)
-        samples = array.part(0, len(array.samples))
-    else:
-        with open_blocks(source, sampling_rate) as blocks:
-            samples, name = _joined(blocks, sampling_rate, most_seconds), blocks.name
-    check_length(len(samples), name, sampling_rate)
-    return samples
-
-
-def _joined(blocks: Blocks, rate: int, most_seconds: float) -> Samples:
-    found, count = [np.zeros(0, np.float32)], 0
-    for block in blocks:
-        count += len(block)
-        _check_most(count, blocks.name, rate, most_seconds)
-        found.append(block)
+        _check_most(len(array.samples), "the array", sampling_rate, most_seconds)
+        check_length(len(array.samples), "the array", sampling_rate)
+        return array.part(0, len(array.samples))
+    blocks = open_blocks(source, sampling_rate)
+    with closing(blocks):
+        found = blocks.read(most_seconds * sampling_rate + 1)
+    _check_most(blocks.done, blocks.name, sampling_rate, most_seconds)
+    blocks.check()
     return np.concatenate(found)
 
 

@@ -90,10 +90,14 @@ def is_pair(source: object) -> bool:
     return isinstance(source, tuple) and len(source) == 2 and _is_number(source[1])
 
 
-def array_source(source: Any) -> ArraySource | None:
+def array_source(source: Any, what: str = "audio", *, int16: bool = False) -> ArraySource | None:
     """``source`` as an array, with the rate it carries; ``None``: a file, bytes, or something else.
 
     Values are not checked yet: that is `check_all`, which takes its time where the array is long.
+
+    Args:
+        what: the source in messages.
+        int16: an array alone may hold int16, too.
 
     Raises:
         InvalidRequest: another dtype or shape, a rate that is none, a pair or mapping of something else.
@@ -101,16 +105,16 @@ def array_source(source: Any) -> ArraySource | None:
     if isinstance(source, Mapping):
         if missing := [key for key in _KEYS if key not in source]:
             raise InvalidRequest(
-                f"audio given as a mapping without {' and '.join(map(repr, missing))} "
+                f"{what} given as a mapping without {' and '.join(map(repr, missing))} "
                 f"(keys: {', '.join(map(repr, list(source)[:9])) or 'none'}); allowed: {_ALLOWED}"
             )
-        return ArraySource(_array(source["array"], "the mapping's array"), _rate(source["sampling_rate"]))
+        return ArraySource(_array(source["array"], "the mapping's array", int16=True), _rate(source["sampling_rate"]))
     if isinstance(source, tuple) and len(source) == 2:
         if _is_number(source[0]) and hasattr(source[1], "__array__") and np.ndim(source[1]):
             raise InvalidRequest("audio given as (rate, samples); allowed: (samples, rate). Turn it round")
-        return ArraySource(_array(source[0], "the pair's first part"), _rate(source[1]))
+        return ArraySource(_array(source[0], "the pair's first part", int16=True), _rate(source[1]))
     if hasattr(source, "__array__"):
-        return ArraySource(_float_array(_as_array(source)), None)
+        return ArraySource(_array(source, "the array", int16=int16), None)
     return None
 
 
@@ -194,39 +198,25 @@ def type_name(value: object) -> str:
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def _array(value: Any, what: str) -> npt.NDArray[Any]:
-    """The array of a pair or mapping, in which int16 is allowed: who says the rate knows the format."""
+def _array(value: Any, what: str, *, int16: bool) -> npt.NDArray[Any]:
+    """The array of anything that numpy can read, such as a tensor on the CPU. int16 is allowed where the rate is given
+    too: who says the rate knows the format."""
     if not hasattr(value, "__array__"):
         raise InvalidRequest(f"{what} is {type_name(value)}; allowed: a 1-D float32, float64 or int16 array")
-    array = _as_array(value)
-    return _mono(array) if array.dtype == np.int16 else _float_array(array)
-
-
-def _as_array(source: Any) -> npt.NDArray[Any]:
-    """numpy's array, or that of anything that numpy can read, such as a tensor on the CPU."""
     try:
-        return np.asarray(source)
+        array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidRequest(
-            f"{type_name(source)} cannot be read as an array ({error}); allowed: {_ALLOWED}"
-        ) from error
-
-
-def _float_array(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if array.dtype.kind in "iu":
+        raise InvalidRequest(f"{type_name(value)} cannot be read as an array ({error}); allowed: {_ALLOWED}") from error
+    if array.dtype.kind in "iu" and not (int16 and array.dtype == np.int16):
         beside = ", or give (samples, rate)" if array.dtype == np.int16 else ""
         raise InvalidRequest(
             f"the array holds {array.dtype}; allowed: float32 or float64 with full scale at 1.0{beside}. "
             f"Convert: samples.astype(np.float32) / {full_scale(array.dtype)}"
         )
-    if array.dtype.kind != "f" or array.dtype.itemsize not in (4, 8):
+    if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and array.dtype.itemsize not in (4, 8)):
         raise InvalidRequest(
             f"the array holds {array.dtype}; allowed: float32 or float64. Convert: samples.astype(np.float32)"
         )
-    return _mono(array)
-
-
-def _mono(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.ndim != 1:
         raise InvalidRequest(
             f"the array has shape {array.shape}; allowed: one dimension, mono. "
@@ -262,15 +252,22 @@ def check_rate(rate: int, what: str, error: type[InvalidRequest]) -> None:
         raise error(f"{what} is {rate} Hz; allowed: {low} to {high} Hz")
 
 
-def check_values(samples: npt.NDArray[np.floating], name: str, error: type[InvalidRequest], offset: int = 0) -> None:
-    """Refuses NaN, infinity and integers kept as floats. ``offset``: how many samples came before ``samples``."""
+def check_values(
+    samples: npt.NDArray[np.floating],
+    name: str,
+    error: type[InvalidRequest],
+    offset: int = 0,
+    most: float = MAX_PEAK,
+) -> None:
+    """Refuses NaN, infinity, and a peak above ``most``, which integers kept as floats have. ``offset``: how many
+    samples came before ``samples``."""
     peak = float(np.abs(samples).max(initial=0.0))
     if not math.isfinite(peak):
         at = offset + int(np.flatnonzero(~np.isfinite(samples))[0])
         raise error(f"{name} holds a sample that is NaN or infinite (number {at}); allowed: finite samples")
-    if peak > MAX_PEAK:
+    if peak > most:
         raise error(
-            f"{name} has a peak of {peak:g}; allowed: full scale at 1.0 (up to {MAX_PEAK:g}). "
+            f"{name} has a peak of {peak:g}; allowed: full scale at 1.0 (up to {most:g}). "
             "Samples that were integers are divided by their full scale: 16-bit ones by 32768"
         )
 

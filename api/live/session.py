@@ -23,9 +23,11 @@ import trio
 from attrs import define, field
 
 from ...core.errors import EngineStateError
+from ..inputs.held import HeldSamples
+from ..inputs.sources import Samples
 from ..inputs.threads import run_in_thread
 from ..outputs.results import LiveText
-from .audio import Chunk, Ear, HeldSamples, pieces, read_chunk
+from .audio import Ear, read_chunk
 from .endpoints import Endpointer, Reading
 from .options import LiveOptions
 from .reader import Heard, UtteranceReader
@@ -41,7 +43,7 @@ class LiveSession(Protocol):
         dropped. A call that is cancelled while it waits may have taken the chunk's beginning.
 
         Args:
-            chunk: int16 samples as bytes (little endian, mono), or an int16 or float32 array of shape (n,), full scale
+            chunk: int16 samples as bytes (little endian, mono), or an int16 or float array of shape (n,), full scale
                 at 1.0; alone, or with its rate: ``(samples, rate)``, ``{"array": samples, "sampling_rate": rate}``.
 
         Raises:
@@ -94,7 +96,7 @@ class LiveTranscription:
         self._ear = ear
         self._endpointer = endpointer
         self._reader = reader
-        self._backlog: deque[Chunk] = deque()
+        self._backlog: deque[Samples] = deque()
         self._waiting = 0  # samples of the backlog, and of the piece that is being heard
         self._samples = HeldSamples()
         self._updates: deque[LiveText] = deque()
@@ -113,8 +115,7 @@ class LiveTranscription:
     @property
     def held_seconds(self) -> float:
         """Audio in memory: the backlog, and what may still be read."""
-        held = self._samples.stop - self._samples.start
-        return self._waiting / self._options.rate + held / self._endpointer.sampling_rate
+        return self._waiting / self._options.rate + self._samples.count / self._endpointer.sampling_rate
 
     # -- the user's side -----------------------------------------------------------------------------------------------
 
@@ -124,11 +125,13 @@ class LiveTranscription:
         self._check()
         if self._finished:
             raise EngineStateError("feed() after finish(); allowed: before it. Open another session")
-        samples = read_chunk(chunk, self._options.rate)
+        source = read_chunk(chunk, self._options.rate)
         with self._alone():
             await trio.lowlevel.checkpoint()
             most = round(self._options.max_backlog * self._options.rate)
-            for piece in pieces(samples, min(most, round(_PIECE * self._options.rate))):
+            size = min(most, round(_PIECE * self._options.rate))
+            for start in range(0, len(source.samples), size):
+                piece = source.part(start, start + size)
                 while self._waiting + len(piece) > most and self._failure is None and not self._closed:
                     await self._bell.wait()
                 self._check()
@@ -228,30 +231,25 @@ class LiveTranscription:
             elif self._backlog:
                 await self._hear(self._next_piece())
             else:
-                await self._hear_the_end()
+                await self._hear(np.zeros(0, np.float32), last=True)
 
-    def _next_piece(self) -> Chunk:
+    def _next_piece(self) -> Samples:
         """Takes up to a second of the backlog, so that small chunks cost no thread each."""
         taken = [self._backlog.popleft()]
         room = round(_PIECE * self._options.rate) - len(taken[0])
-        while self._backlog and self._backlog[0].dtype == taken[0].dtype and len(self._backlog[0]) <= room:
+        while self._backlog and len(self._backlog[0]) <= room:
             taken.append(self._backlog.popleft())
             room -= len(taken[-1])
         return np.concatenate(taken)
 
-    async def _hear(self, piece: Chunk) -> None:
-        samples, probabilities = await run_in_thread(partial(self._ear.hear, piece))
+    async def _hear(self, piece: Samples, *, last: bool = False) -> None:
+        samples, probabilities = await run_in_thread(partial(self._ear.hear, piece, last=last))
         self._samples.append(samples)
         self._endpointer.hear(probabilities.tolist())
         self._waiting -= len(piece)
-        self._forget()
-
-    async def _hear_the_end(self) -> None:
-        samples, probabilities = await run_in_thread(self._ear.end)
-        self._samples.append(samples)
-        self._endpointer.hear(probabilities.tolist())
-        self._endpointer.end(self._samples.stop)
-        self._heard = True
+        if last:
+            self._endpointer.end(self._samples.stop)
+            self._heard = True
         self._forget()
 
     def _forget(self) -> None:

@@ -550,13 +550,14 @@ def test_audio_of_as_many_seconds_as_are_wanted_is_read(seconds: float) -> None:
 def test_of_longer_audio_no_more_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small file may hold hours of silence."""
     decoded: list[int] = []
-    convert = blocks._Converter.convert
+    mono = blocks._mono
 
-    def counted(self: Any, frames: Any) -> Any:
-        decoded.append(len(frames))
-        return convert(self, frames)
+    def counted(*given: Any) -> Any:
+        for samples in mono(*given):
+            decoded.append(len(samples))
+            yield samples
 
-    monkeypatch.setattr(blocks._Converter, "convert", counted)
+    monkeypatch.setattr(blocks, "_mono", counted)
     silence = encode(np.zeros(600 * RATE, np.float32), kind="FLAC", subtype="PCM_16")
     with pytest.raises(RequestTooLarge, match=r"lasts longer than the 2\.5 s that are allowed"):
         load_audio(silence, most_seconds=2.5)

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from triolet import EngineError, EngineStateError, InvalidRequest, LiveText
 from triolet.api.hosts.live import open_live
 from triolet.api.inputs.audio import Samples
-from triolet.api.live.audio import Ear, HeldSamples, read_chunk
+from triolet.api.inputs.held import HeldSamples
+from triolet.api.live.audio import Ear, read_chunk
 from triolet.api.live.options import read_live_options
 from triolet.api.live.session import LiveTranscription
 from triolet.testing.trio_tools import run_virtually
@@ -187,8 +188,8 @@ def test_a_slow_model_makes_longer_steps_and_no_queue(seconds: float) -> None:
 
 
 def test_feeding_waits_for_a_model_slower_than_speech_and_memory_is_bounded() -> None:
-    """A request takes 20 s. All text comes, however late; never more is held than a window, the backlog and a piece
-    being heard."""
+    """A request takes 20 s. All text comes, however late; never more is held than a window, the backlog, a piece
+    being heard and one that is partly forgotten."""
     held: list[float] = []
     samples = speech(*range(300), 1.0)
 
@@ -204,7 +205,7 @@ def test_feeding_waits_for_a_model_slower_than_speech_and_memory_is_bounded() ->
     found, took = run_virtually(main)
     assert found == words(*range(300))
     assert took > 2 * len(samples) / RATE, "the model is not slower than speech"
-    assert 10 < max(held) <= 10 + 4 + 1.1
+    assert 10 < max(held) <= 10 + 4 + 2.1
 
 
 def test_a_recording_may_be_fed_at_once() -> None:
@@ -343,6 +344,7 @@ TONE = np.array([0.25, -0.5, 0.0], np.float32)
     "chunk",
     [
         TONE,
+        TONE.astype(np.float64),
         (TONE * 32768).astype(np.int16),
         (TONE * 32768).astype("<i2").tobytes(),
         bytearray((TONE * 32768).astype("<i2").tobytes()),
@@ -353,25 +355,17 @@ TONE = np.array([0.25, -0.5, 0.0], np.float32)
     ids=lambda chunk: type(chunk).__name__,
 )
 def test_chunks_of_every_kind_are_the_same_samples(chunk: Any) -> None:
-    samples, _ = Ear(RATE, Loud(), RATE).hear(read_chunk(chunk, RATE))
-    np.testing.assert_array_equal(samples, TONE)
+    np.testing.assert_array_equal(read_chunk(chunk, RATE).part(0, 3), TONE)
 
 
 REFUSED = [
-    (TONE.astype(np.float64), "a chunk of float64; allowed: int16, or float32"),
-    (TONE.astype(np.int32), "a chunk of int32; allowed"),
-    (TONE.astype(">f4"), "a chunk of >f4; allowed"),
-    (TONE[None], r"shape \(1, 3\); allowed: one dimension, mono"),
+    (TONE.astype(np.int32), "holds int32; allowed: float32"),
     ((TONE, 44_100), "a chunk at 44100 Hz; allowed: 16000 Hz, the session's. Open the session with engine.live"),
-    ({"array": TONE, "sampling_rate": 8_000}, "a chunk at 8000 Hz"),
-    ({"array": TONE}, "without 'sampling_rate'; allowed"),
-    ((TONE, True), "a chunk at True Hz"),
-    (np.array([0.0, np.nan], np.float32), "sample 1 is NaN or infinite"),
-    (np.array([np.inf], np.float32), "sample 0 is NaN or infinite"),
-    (TONE * 32768, "a peak of 16384; allowed: full scale at 1.0"),
+    ({"array": TONE}, "a chunk given as a mapping without 'sampling_rate'"),
+    (np.array([0.0, np.nan], np.float32), r"NaN or infinite \(number 1\)"),
+    (TONE * 32768, r"a chunk has a peak of 16384; allowed: full scale at 1.0 \(up to 2\)"),
     (b"abc", "a chunk of 3 bytes; allowed: an even number"),
     ("speech.wav", "a chunk given as str; allowed: int16 samples as bytes"),
-    ([0.0, 0.1], "a chunk given as list; allowed"),
     (None, "a chunk given as NoneType; allowed"),
 ]
 
@@ -400,7 +394,7 @@ def test_another_rate_is_resampled_as_one_stream(rate: int) -> None:
     for size in (rate, 441, 1_000):
         ear = Ear(rate, Loud(), RATE)
         parts = [ear.hear(tone[start : start + size])[0] for start in range(0, rate, size)]
-        results.append(np.concatenate([*parts, ear.end()[0]]))
+        results.append(np.concatenate([*parts, ear.hear(np.zeros(0, np.float32), last=True)[0]]))
         np.testing.assert_allclose(results[-1], results[0], atol=1e-6)
     middle = slice(RATE // 4, 3 * RATE // 4)
     expected = np.sin(2 * np.pi * 440 * np.arange(RATE) / RATE) / 2
@@ -437,9 +431,10 @@ def test_held_samples_are_those_that_were_not_forgotten(sizes: list[int], forgot
         told += size
         held.forget(until)
         assert held.stop == told
-        first = min(held.start + start, told)
-        np.testing.assert_array_equal(held.read(first, told), whole[first:told])
-    assert held.start == min(max([0, *forgotten]), told) or held.start <= told
+        first = held.start + start
+        np.testing.assert_array_equal(held.read(first, told + 9), whole[first:told])
+        assert held.count >= told - held.start
+    assert held.start == max([0, *forgotten])
 
 
 # ---- ends ------------------------------------------------------------------------------------------------------------
