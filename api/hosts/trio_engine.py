@@ -42,7 +42,7 @@ from ..outputs.results import Completion, Transcript
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
 from ..outputs.text import Output, TextDeltas, completion_of, output_of, sampled_of
 from ..speech.options import TranscribeOptions
-from ..speech.segments import Segments, SegmentStream
+from ..speech.segments import SegmentStream
 from ..speech.silero import Silero
 from ..speech.transcription import Transcription
 from ..speech.windows import Generated
@@ -314,8 +314,7 @@ class TrioEngine:
         """See `Engine.stream_transcription`."""
         async with self._transcription(audio, options, priority, request_id, wait=wait) as transcription:
             await transcription.start()
-            segments = Segments(transcription)
-            yield SegmentStream(segments, segments.progress)
+            yield SegmentStream(transcription, transcription.progress)
 
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection

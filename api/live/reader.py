@@ -107,7 +107,7 @@ class UtteranceReader:
             return self.language, self._decided
         found = await self.thorough.languages(item)
         language = max(found, key=found.__getitem__)
-        is_enough = reading.pauses or self._seconds(reading.stop - reading.start) >= _LEAST_HEARD
+        is_enough = reading.pauses or self.thorough.recipe.seconds(reading.stop - reading.start) >= _LEAST_HEARD
         return language, is_enough and found[language] >= self.thorough.recipe.options.language_detection_threshold
 
     async def _attempt(self, reading: Reading, item: EncoderItem, language: str) -> Attempt:
@@ -140,7 +140,7 @@ class UtteranceReader:
         (answer,) = await self.thorough.ask([request], is_text=False)
         assert answer.aligned is not None, "the answer to an alignment has no times"
         rules = recipe.word_rules(language)
-        return timed(words, answer.aligned, rules=rules, offset=self._seconds(reading.start))
+        return timed(words, answer.aligned, rules=rules, offset=self.thorough.recipe.seconds(reading.start))
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class UtteranceReader:
         count = len(self._agreement.hear(words, goes_on=not (reading.pauses or reading.full)))
         self._timed = placed
         if reading.full:
-            sure = self._seconds(reading.stop) - _EDGE
+            sure = self.thorough.recipe.seconds(reading.stop) - _EDGE
             rest = placed[known + count :]
             count += len(self._agreement.settle(sum(one.word.end <= sure for one in rest)))
         moved = self._moved(reading)
@@ -182,7 +182,7 @@ class UtteranceReader:
         is_wordy = 2 * self._written > recipe.half
         if not (self._timed and (reading.full or is_long or is_wordy)):
             return None
-        found = cut(self._timed, len(stable), self._seconds(reading.start))
+        found = cut(self._timed, len(stable), self.thorough.recipe.seconds(reading.start))
         if found is None:
             return None
         count, seconds = found
@@ -199,6 +199,3 @@ class UtteranceReader:
         left = self._agreement.forget(count)
         self._timed = self._timed[count:]
         self.history.add([token for word in left for token in word.token_ids], self._temperature)
-
-    def _seconds(self, samples: int) -> float:
-        return samples / self.thorough.recipe.description.sampling_rate

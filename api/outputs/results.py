@@ -212,30 +212,18 @@ class Transcript:
     language_probabilities: Mapping[str, float] | None = None
 
     @classmethod
-    def of(
-        cls,
-        segments: Iterable[Segment],
-        *,
-        language: str | None,
-        language_probability: float | None,
-        duration: float,
-        timings: Timings | None = None,
-        task: str = "transcribe",
-        coverage: tuple[Stretch, ...] = (),
-        warnings: tuple[str, ...] = (),
-        language_probabilities: Mapping[str, float] | None = None,
-    ) -> Self:
-        """The transcript of ``segments``, all of one audio."""
+    def of(cls, segments: Iterable[Segment], progress: Progress) -> Self:
+        """The transcript of ``segments``, all of one audio, which was read as far as ``progress`` says."""
         found = tuple(segments)
         return cls(
             text="".join(segment.text for segment in found).strip(),
-            language=language,
-            language_probability=language_probability,
-            duration=duration,
+            language=progress.language,
+            language_probability=progress.language_probability,
+            duration=progress.position if progress.duration is None else progress.duration,
             segments=found,
-            timings=timings,
-            task=task,
-            coverage=coverage,
-            warnings=warnings,
-            language_probabilities=language_probabilities,
+            timings=progress.timings,
+            task=progress.task,
+            coverage=progress.coverage,
+            warnings=progress.warnings,
+            language_probabilities=progress.language_probabilities,
         )

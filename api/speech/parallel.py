@@ -11,7 +11,7 @@ from attrs import define, field
 
 from ..inputs.audio import Samples
 from ..outputs.results import Segment
-from .plan import Plan, Recording
+from .plan import AudioWindows, Plan
 from .reader import WindowReader
 from .transcription import Transcription
 from .walk import Walk
@@ -24,11 +24,11 @@ _LEAST_PIECES = 4
 
 @define(eq=False)
 class _Excerpt:
-    """A `Recording` of a piece's samples."""
+    """`AudioWindows` of a piece's samples."""
 
     start: int
     samples: Samples
-    whole: Recording
+    whole: AudioWindows
     broken: None = field(default=None, init=False)
 
     @property
@@ -76,7 +76,7 @@ class ParallelTranscription(Transcription):
     """
 
     def __init__(
-        self, recording: Recording, plan: Plan, reader: WindowReader, *, at_once: int, start_soon: StartSoon
+        self, recording: AudioWindows, plan: Plan, reader: WindowReader, *, at_once: int, start_soon: StartSoon
     ) -> None:
         super().__init__(recording, plan, reader)
         self._start_soon = start_soon

@@ -12,7 +12,7 @@ from .cuts import CutRules, Spans, next_speech, speaks, window_at
 from .hearing import Hearing
 
 
-class Recording(Protocol):
+class AudioWindows(Protocol):
     """Audio that is decoded as it is asked for. Positions are samples from its beginning."""
 
     @property

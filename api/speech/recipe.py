@@ -160,6 +160,14 @@ class Recipe:
                 found.append(f"{name} has {len(tokens)} tokens; the last {most} are used")
         return tuple(found)
 
+    def samples(self, seconds: float) -> int:
+        """The samples that ``seconds`` of audio have."""
+        return round(seconds * self.description.sampling_rate)
+
+    def seconds(self, samples: int) -> float:
+        """The seconds that ``samples`` last."""
+        return samples / self.description.sampling_rate
+
     @property
     def timestamp_step(self) -> int:
         """Samples of one timestamp step."""

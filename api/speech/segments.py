@@ -6,46 +6,11 @@ from collections.abc import AsyncIterator, Callable
 
 from ...core.timings import Timings
 from ..outputs.results import Progress, Segment, Transcript
-from .transcription import Transcription
-
-
-class Segments:
-    """Async iterator of `Segment` over one transcription."""
-
-    def __init__(self, transcription: Transcription) -> None:
-        self._transcription = transcription
-        self._pending: list[Segment] = []
-
-    def progress(self) -> Progress:
-        """Where the transcription is."""
-        told = self._transcription
-        return Progress(
-            language=told.language,
-            language_probability=told.language_probability,
-            duration=told.duration,
-            position=told.position,
-            timings=told.timings,
-            task=told.reader.recipe.options.task,
-            coverage=told.coverage if told.ended else (),  # not for each segment: it goes through all of them
-            warnings=told.warnings,
-            language_probabilities=told.language_probabilities,
-        )
-
-    def __aiter__(self) -> AsyncIterator[Segment]:
-        return self
-
-    async def __anext__(self) -> Segment:
-        while not self._pending:
-            segments = await self._transcription.next_window()
-            if segments is None:
-                raise StopAsyncIteration
-            self._pending = segments
-        return self._pending.pop(0)
 
 
 class ReadSoFar:
-    """What a stream of segments tells beside its segments. ``language``, ``language_probability`` and ``duration`` are
-    known from the start."""
+    """The facts that a stream of segments has beside its segments. ``language``, ``language_probability`` and
+    ``duration`` are known from the start."""
 
     def __init__(self, progress: Callable[[], Progress]) -> None:
         self._found: list[Segment] = []
@@ -53,18 +18,7 @@ class ReadSoFar:
 
     def transcript(self) -> Transcript:
         """Everything so far: the segments that were read from the stream. At the end that is the whole transcript."""
-        told = self.progress()
-        return Transcript.of(
-            self._found,
-            language=told.language,
-            language_probability=told.language_probability,
-            duration=told.position if told.duration is None else told.duration,
-            timings=told.timings,
-            task=told.task,
-            coverage=told.coverage,
-            warnings=told.warnings,
-            language_probabilities=told.language_probabilities,
-        )
+        return Transcript.of(self._found, self.progress())
 
     @property
     def language(self) -> str | None:

@@ -12,25 +12,26 @@ await the engine between decisions. The walk is that of openai/whisper's ``trans
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Self
 
 import trio
-from attrs import define, evolve, field
+from attrs import evolve
 
 from ...core.errors import EngineStateError
 from ...core.request import EncoderItem
-from ...core.timings import Timings
-from ..outputs.results import Segment, Stretch, Transcript
+from ..outputs.results import Progress, Segment, Stretch, Transcript
 from .coverage import coverage
 from .languages import Languages
-from .plan import Plan, Recording
+from .plan import AudioWindows, Plan
 from .reader import WindowReader
 from .walk import Walk
 
 
 class Transcription:
-    """One audio on its way to text: call `next_window` until it returns ``None``, or `transcript` for all windows.
+    """One audio on its way to text: an async iterator of its segments. `next_window` gives those of one window, and
+    `transcript` all that are left.
 
     A transcription has no nursery and no cancel scope, so it may be stopped after any window and driven from an async
     generator. Where a request fails, the position stays, and `next_window` may be called again.
@@ -42,7 +43,7 @@ class Transcription:
         EngineStateError: `start` or `next_window` was called while an earlier call still runs.
     """
 
-    def __init__(self, recording: Recording, plan: Plan, reader: WindowReader) -> None:
+    def __init__(self, recording: AudioWindows, plan: Plan, reader: WindowReader) -> None:
         self.recording = recording
         self.plan = plan
         self.reader = reader
@@ -55,55 +56,43 @@ class Transcription:
             language=self.languages.of,
         )
         self._told: list[tuple[float, float]] = []  # the segments' times
+        self._pending: list[Segment] = []  # segments of the last window, while it is iterated over
+        self._looked_to = 0  # where the window after those begins in which the language was detected
         self._started = False
         self.ended = False
         self._busy = False
 
     # -- where it is -------------------------------------------------------------------------------------------------
 
-    @property
-    def language(self) -> str | None:
-        """The code of the spoken language; ``None`` before `start` has detected it, and where nobody speaks."""
-        return self.languages.language
-
-    @property
-    def language_probability(self) -> float | None:
-        """The model's certainty, 0 to 1; ``None`` where nothing was detected."""
-        return self.languages.probability
-
-    @property
-    def language_probabilities(self) -> Mapping[str, float] | None:
-        """Of each language, by code; ``None`` where nothing was detected."""
-        return self.languages.probabilities
-
-    @property
-    def duration(self) -> float | None:
-        """Length of the audio in seconds; ``None`` while nobody knows."""
-        return self.recording.duration
+    def progress(self) -> Progress:
+        """Where the transcription is. The coverage comes at the end alone, since it goes through all segments."""
+        recipe, duration, broken = self.reader.recipe, self.recording.duration, self.recording.broken
+        return Progress(
+            language=self.languages.language,
+            language_probability=self.languages.probability,
+            language_probabilities=self.languages.probabilities,
+            duration=duration,
+            position=self.position,
+            task=recipe.options.task,
+            coverage=self.coverage if self.ended else (),
+            warnings=recipe.warnings if broken is None else (*recipe.warnings, broken),
+            timings=self.reader.stopwatch.timings(),
+        )
 
     @property
     def position(self) -> float:
         """Seconds from the beginning that are done."""
-        if self.ended and self.duration is not None:
-            return self.duration
-        reached = self._seconds(self._reached())
-        return reached if self.duration is None else min(reached, self.duration)
-
-    @property
-    def timings(self) -> Timings | None:
-        """How long the transcription took; ``None`` until the last window is done."""
-        return self.reader.stopwatch.timings()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What the caller should know: a prompt that was cut, audio that breaks off."""
-        broken = self.recording.broken
-        return self.reader.recipe.warnings if broken is None else (*self.reader.recipe.warnings, broken)
+        duration = self.recording.duration
+        if self.ended and duration is not None:
+            return duration
+        reached = self.reader.recipe.seconds(self._reached())
+        return reached if duration is None else min(reached, duration)
 
     @property
     def coverage(self) -> tuple[Stretch, ...]:
         """What became of the audio, up to `position`."""
-        heard = [(self._seconds(start), self._seconds(stop)) for start, stop in self.plan.speech]
+        seconds = self.reader.recipe.seconds
+        heard = [(seconds(start), seconds(stop)) for start, stop in self.plan.speech]
         return coverage(self.position, self._told, heard)
 
     # -- the walk ----------------------------------------------------------------------------------------------------
@@ -128,31 +117,41 @@ class Transcription:
             self._told += [(one.start, one.end) for one in numbered]
             return numbered
 
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Segment:
+        while not self._pending:
+            segments = await self.next_window()
+            if segments is None:
+                raise StopAsyncIteration
+            self._pending = segments
+        return self._pending.pop(0)
+
     async def transcript(self) -> Transcript:
         """Transcribes what is left of the audio."""
         segments: list[Segment] = []
         while (found := await self.next_window()) is not None:
             segments += found
-        return self.transcript_of(segments)
-
-    def transcript_of(self, segments: Iterable[Segment]) -> Transcript:
-        """The transcript of the audio up to `position`, whose ``segments`` these are."""
-        return Transcript.of(
-            segments,
-            task=self.reader.recipe.options.task,
-            language=self.language,
-            language_probability=self.language_probability,
-            language_probabilities=self.language_probabilities,
-            duration=self.position if self.duration is None else self.duration,
-            coverage=self.coverage,
-            warnings=self.warnings,
-            timings=self.timings,
-        )
+        return Transcript.of(segments, self.progress())
 
     async def _start(self) -> None:
         if not self._started:
-            await self.languages.detect(_FirstWindows(self.plan, self.recording, self.reader).next)
+            self._looked_to = 0  # an earlier call may have failed
+            await self.languages.detect(self._next_item)
             self._started = True
+
+    async def _next_item(self) -> EncoderItem | None:
+        """The item of the next window to detect the language in; ``None``: no window has a sound any more."""
+        while (planned := await self.plan.next(self._looked_to, ahead=self._looked_to > 0)) is not None:
+            start, stop = planned
+            samples = await self.recording.window(start, stop - start)
+            if self.reader.ends_before(samples, stop - start):
+                return None
+            self._looked_to = start + len(samples)
+            if not self.reader.is_mute(samples):
+                return await self.reader.item(samples)
+        return None
 
     async def _next(self) -> Iterable[Segment] | None:
         segments = await self._walk.next_window()
@@ -161,9 +160,6 @@ class Transcription:
 
     def _reached(self) -> int:
         return self._walk.seek
-
-    def _seconds(self, samples: float) -> float:
-        return samples / self.reader.recipe.description.sampling_rate
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
@@ -178,25 +174,3 @@ class Transcription:
             yield
         finally:
             self._busy = False
-
-
-@define(eq=False)
-class _FirstWindows:
-    """The items of the first windows, one after the other, to detect the language in."""
-
-    plan: Plan
-    recording: Recording
-    reader: WindowReader
-    _seek: int = field(default=0, init=False)
-
-    async def next(self) -> EncoderItem | None:
-        """``None``: there is no window with a sound any more."""
-        while (planned := await self.plan.next(self._seek, ahead=self._seek > 0)) is not None:
-            start, stop = planned
-            samples = await self.recording.window(start, stop - start)
-            if self.reader.ends_before(samples, stop - start):
-                return None
-            self._seek = start + len(samples)
-            if not self.reader.is_mute(samples):
-                return await self.reader.item(samples)
-        return None

@@ -11,8 +11,9 @@ from ..outputs.results import Segment
 from .cuts import speech_within
 from .hallucinations import Surroundings, without_hallucinations
 from .history import History
-from .plan import Plan, Recording
+from .plan import AudioWindows, Plan
 from .reader import WindowReader
+from .recipe import Recipe
 from .windows import Assessment, Attempt, Span, WindowCut
 from .words import place_words
 
@@ -45,7 +46,7 @@ class Walk:
     """
 
     reader: WindowReader
-    recording: Recording
+    recording: AudioWindows
     plan: Plan
     history: History
     language: Callable[[EncoderItem], Awaitable[str]]
@@ -66,43 +67,42 @@ class Walk:
         samples = await self.recording.window(start, stop - start)
         if self.reader.ends_before(samples, stop - start):
             return None
+        stop = start + len(samples)
         if self.reader.is_mute(samples):
-            self._done(start, start + len(samples))
+            self._done(start, stop)
             return ()
         item = await self.reader.item(samples)
         language = await self.language(item)
-        attempt, read = await self._read_twice(item, language, start, start + len(samples))
-        if self.reader.recipe.options.timestamps == "word" and read.segments:
-            written = attempt.generated.token_ids
-            read = await self._with_words(read, written, attempt.item, language, start, start + len(samples))
+        attempt, read = await self._read_twice(item, language, start, stop)
+        if self.recipe.options.timestamps == "word" and read.segments:
+            read = self._heard(await self._with_words(read, attempt, language, start, stop), start, stop)
         self._remember(attempt.assessment, read)
         if read.segments:
-            self._spoken = round(read.segments[-1].end * self.reader.recipe.description.sampling_rate)
+            self._spoken = self.recipe.samples(read.segments[-1].end)
         self._done(start, read.seek)
         return read.segments
+
+    @property
+    def recipe(self) -> Recipe:
+        """The reader's."""
+        return self.reader.recipe
 
     async def _read_twice(self, item: EncoderItem, language: str, start: int, stop: int) -> tuple[Attempt, Read]:
         """Reads the window [start, stop). Where somebody speaks and the model says nothing, the text before it may have
         misled it: the window is read once more without."""
-        before = self.history.last()
-        attempt, read = await self._read_behind(before, item, language, start, stop)
-        speech = speech_within(self.plan.speech, start, stop)
-        if read.segments or not before or speech < self._samples(_MISSED):
-            return attempt, read
-        attempt, read = await self._read_behind((), attempt.item, language, start, stop)
-        return attempt, evolve(read, misled=True)
-
-    async def _read_behind(
-        self, before: tuple[int, ...], item: EncoderItem, language: str, start: int, stop: int
-    ) -> tuple[Attempt, Read]:
-        name = f"{self.name}{self._windows}"
+        name, before = f"{self.name}{self._windows}", self.history.last()
         attempt = await self.reader.read(item, language, before, name=name, first=self.first)
-        return attempt, self._read(attempt, start, stop)
+        read = self._read(attempt, start, stop)
+        speech = speech_within(self.plan.speech, start, stop)
+        if read.segments or not before or speech < self.recipe.samples(_MISSED):
+            return attempt, read
+        attempt = await self.reader.read(attempt.item, language, (), name=name, first=self.first)
+        return attempt, evolve(self._read(attempt, start, stop), misled=True)
 
     def _remember(self, assessment: Assessment, read: Read) -> None:
-        """A silent window leaves the text before the next window as it is. Where no attempt was good, all temperatures
-        were tried, so that the last one counts, whichever gave the text."""
-        options = self.reader.recipe.options
+        """Keeps the text for the next window, which a silent window leaves as it is. Where no attempt was good, all
+        temperatures were tried, so that the last one counts, whichever gave the text."""
+        options = self.recipe.options
         if read.misled:
             self.history.clear()
         if not assessment.is_silent(options):
@@ -110,7 +110,7 @@ class Walk:
             self.history.add(read.token_ids, assessment.temperature if good else options.temperature[-1])
 
     def _done(self, start: int, seek: int) -> None:
-        self._short = seek - start < self._samples(_LEAST_MOVE)
+        self._short = seek - start < self.recipe.samples(_LEAST_MOVE)
         self.seek = seek
         self._windows += 1
         self.first = False
@@ -118,71 +118,71 @@ class Walk:
     # -- one window --------------------------------------------------------------------------------------------------
 
     def _read(self, attempt: Attempt, start: int, stop: int) -> Read:
-        recipe = self.reader.recipe
-        silent = attempt.assessment.is_silent(recipe.options)
-        cut = WindowCut((), None) if silent else recipe.cut(attempt.generated)
+        silent = attempt.assessment.is_silent(self.recipe.options)
+        cut = WindowCut((), None) if silent else self.recipe.cut(attempt.generated)
         segments, tokens = self._segments(cut.spans, attempt, start, stop)
-        seek = stop if cut.next_start is None else min(start + cut.next_start * recipe.timestamp_step, stop)
         if cut.next_start is not None:
-            seek = self._far_enough(start, seek, stop)
-        behind = self._behind(segments[-1], start, stop) if cut.next_start is None and segments else stop
-        if behind < stop:
-            return Read(segments=segments, token_ids=(), seek=behind, closed=cut.closed, misled=True)
-        return Read(segments=segments, token_ids=tokens, seek=seek, closed=cut.closed)
+            seek = self._far_enough(start, start + cut.next_start * self.recipe.timestamp_step, stop)
+            return Read(segments=segments, token_ids=tokens, seek=seek, closed=cut.closed)
+        missed = self._missed(segments[-1], start, stop) if segments else None
+        if missed is not None:
+            return Read(segments=segments, token_ids=(), seek=missed, closed=cut.closed, misled=True)
+        return Read(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed)
 
     def _far_enough(self, start: int, seek: int, stop: int) -> int:
         """``seek``, or ``stop`` where the window would not move on, or for the second time by little."""
-        return stop if seek - start < (self._samples(_LEAST_MOVE) if self._short else 1) else seek
+        least = self.recipe.samples(_LEAST_MOVE) if self._short else 1
+        return stop if seek - start < least else min(seek, stop)
 
-    async def _with_words(
-        self, read: Read, written: tuple[int, ...], item: EncoderItem, language: str, start: int, stop: int
-    ) -> Read:
-        """The window with the times of its words, without those that nobody spoke."""
-        recipe = self.reader.recipe
-        tokens = recipe.word_tokens(written, language)
+    def _missed(self, last: Segment, start: int, stop: int) -> int | None:
+        """The end of the last segment, if somebody speaks after it though the model has used the window up."""
+        end = self.recipe.samples(last.end)
+        speech = speech_within(self.plan.speech, end, stop)
+        is_missed = end - start >= self.recipe.samples(_LEAST_MOVE) and speech >= self.recipe.samples(_MISSED)
+        return end if is_missed else None
+
+    async def _with_words(self, read: Read, attempt: Attempt, language: str, start: int, stop: int) -> Read:
+        """The window with the times of its words."""
+        recipe = self.recipe
+        tokens = recipe.word_tokens(attempt.generated.token_ids, language)
         name = self.reader.new_id(f"{self.name}{self._windows}.words")
-        request = tokens.request(name, item, frames=-(-(stop - start) // recipe.timestamp_step))
+        request = tokens.request(name, attempt.item, frames=-(-(stop - start) // recipe.timestamp_step))
         answer = None if request is None else (await self.reader.ask([request], is_text=False))[0].aligned
         segments = place_words(
             read.segments,
             tokens,
             answer,
             rules=recipe.word_rules(language),
-            offset=self._seconds(start),
-            spoken_until=self._seconds(self._spoken),
+            offset=recipe.seconds(start),
+            spoken_until=recipe.seconds(self._spoken),
         )
-        return self._heard(evolve(read, segments=segments), start, stop)
+        return evolve(read, segments=segments)
 
     def _heard(self, read: Read, start: int, stop: int) -> Read:
-        """The window without what nobody spoke. The next one starts behind the last word, if the model has not said
+        """The window without what nobody spoke. The next one starts after the last word, if the model has not said
         that nobody speaks there."""
-        threshold = self.reader.recipe.options.hallucination_silence_threshold
+        recipe, seek = self.recipe, read.seek
         ends = [segment.words[-1].end for segment in read.segments if segment.words]
-        if not read.closed and ends and ends[-1] > self._seconds(start):
-            read = evolve(read, seek=self._far_enough(start, min(self._samples(ends[-1]), stop), stop))
+        if not read.closed and ends and ends[-1] > recipe.seconds(start):
+            seek = self._far_enough(start, recipe.samples(ends[-1]), stop)
+        threshold = recipe.options.hallucination_silence_threshold
         if threshold is None:
-            return read
+            return evolve(read, seek=seek)
         around = Surroundings(
-            start=self._seconds(start),
-            stop=self._seconds(stop),
-            full=self._seconds(start + self.reader.recipe.description.window_samples),
+            start=recipe.seconds(start),
+            stop=recipe.seconds(stop),
+            full=recipe.seconds(start + recipe.description.window_samples),
             audio=self.recording.duration,
-            last_speech=self._seconds(self._spoken),
+            last_speech=recipe.seconds(self._spoken),
             closed=read.closed,
         )
         kept = without_hallucinations(read.segments, around, threshold)
-        seek = read.seek
         if kept.seek is not None:
-            seek = self._far_enough(start, min(self._samples(kept.seek), stop), stop)
-        tokens = read.token_ids if len(kept.segments) == len(read.segments) else _tokens_of(kept.segments)
+            seek = self._far_enough(start, recipe.samples(kept.seek), stop)
+        tokens = read.token_ids
+        if len(kept.segments) < len(read.segments):
+            tokens = tuple(token for segment in kept.segments for token in segment.token_ids)
         return evolve(read, segments=kept.segments, seek=seek, token_ids=tokens)
-
-    def _behind(self, last: Segment, start: int, stop: int) -> int:
-        """Where to go on behind a window that the model has used up: at its last segment's end, if somebody speaks
-        behind it all the same."""
-        end = self._samples(last.end)
-        speech = speech_within(self.plan.speech, end, stop)
-        return end if end - start >= self._samples(_LEAST_MOVE) and speech >= self._samples(_MISSED) else stop
 
     def _segments(
         self, spans: Sequence[Span], attempt: Attempt, start: int, stop: int
@@ -190,7 +190,7 @@ class Walk:
         """Segments within the window [start, stop), in order, and their tokens. Spans without text or time are left
         out. So are spans that begin behind the window, where the model hears only padding. Where all begin there, the
         first is kept: its words were said in the window, and only its time is wrong."""
-        recipe, spoken = self.reader.recipe, max(self._spoken, start)
+        recipe, spoken = self.recipe, max(self._spoken, start)
         found: list[Segment] = []
         tokens: list[int] = []
         told = [span for span in spans if recipe.decode(span.token_ids).strip()]
@@ -205,15 +205,15 @@ class Walk:
         return tuple(found), tuple(tokens)
 
     def _segment(self, span: Span, attempt: Attempt, start: int, end: int) -> Segment:
-        recipe, assessment = self.reader.recipe, attempt.assessment
+        recipe, assessment = self.recipe, attempt.assessment
         logprobs = attempt.generated.logprobs[span.first :]
         text = [
             (token, logprob) for token, logprob in zip(span.token_ids, logprobs, strict=False) if recipe.is_text(token)
         ]
         return Segment(
             id=0,  # numbered when it is told
-            start=self._seconds(start),
-            end=self._seconds(end),
+            start=recipe.seconds(start),
+            end=recipe.seconds(end),
             text=recipe.decode(span.token_ids),
             token_ids=tuple(token for token, _ in text),
             logprobs=tuple(logprob for _, logprob in text),
@@ -222,14 +222,3 @@ class Walk:
             compression_ratio=assessment.compression_ratio,
             temperature=assessment.temperature,
         )
-
-    def _samples(self, seconds: float) -> int:
-        return round(seconds * self.reader.recipe.description.sampling_rate)
-
-    def _seconds(self, samples: int) -> float:
-        return samples / self.reader.recipe.description.sampling_rate
-
-
-def _tokens_of(segments: Sequence[Segment]) -> tuple[int, ...]:
-    """The text's tokens of segments that were left over."""
-    return tuple(token for segment in segments for token in segment.token_ids)

@@ -47,7 +47,7 @@ def segment(number: int, start: float, end: float, text: str, words: Sequence[Wo
 
 
 def transcript(*segments: Segment) -> Transcript:
-    return Transcript.of(segments, language="en", language_probability=0.5, duration=3723.5)
+    return Transcript.of(segments, Progress(language="en", language_probability=0.5, duration=3723.5, position=0.0))
 
 
 def spoken(texts: str, *, start: float = 0.0, seconds: float = 0.5, number: int = 0) -> Segment:

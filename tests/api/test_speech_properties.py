@@ -217,7 +217,7 @@ def test_whatever_the_model_writes_a_transcription_advances_and_ends(
                 break
             assert transcription.position > before, f"no progress at {before}"
             segments += found
-        assert transcription.position == transcription.duration == audio.length / RATE
+        assert transcription.position == transcription.progress().duration == audio.length / RATE
         check_segments(segments, audio.length)
         check_windows(audio, oracle.windows())
         check_coverage(transcription, audio.length, segments)

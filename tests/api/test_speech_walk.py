@@ -221,7 +221,7 @@ async def test_where_nobody_speaks_there_is_no_language(parallel: bool) -> None:
         np.zeros(100 * RATE, np.float32), script, options_of(language=None), parallel=parallel
     )
     assert script.requests == []
-    assert (transcription.language, transcription.language_probability) == (None, None)
+    assert (transcription.progress().language, transcription.progress().language_probability) == (None, None)
     assert [(one.start, one.end, one.kind) for one in transcription.coverage] == [(0, 100, "silent")]
 
 
@@ -391,10 +391,10 @@ async def test_start_detects_the_language_ahead_of_the_windows() -> None:
     """A stream can tell the language before its first segment; it is not asked for twice."""
     script = Script(detected(0.9, 0.05), answer(0.0, "a", 5.0))
     transcription = begin(ramp(5), script, TranscribeOptions())
-    assert transcription.language is None
+    assert transcription.progress().language is None
     await transcription.start()
     await transcription.start()
-    assert transcription.language == "en"
+    assert transcription.progress().language == "en"
     await transcription.next_window()
     assert [request.id for request in script.requests] == ["r/language/0", "r/0.0/1"]
 
@@ -418,7 +418,7 @@ async def test_the_language_is_detected_in_several_windows_until_it_is_certain(
     options = options_of(language=None, language_detection_segments=segments, language_detection_threshold=threshold)
     transcription = begin(ramp(100), script, options)
     await transcription.start()
-    assert transcription.language == language
+    assert transcription.progress().language == language
     starts = [start // RATE for start, _ in script.windows()]
     assert starts == [0, 30, 60, 90][:asked]
 

@@ -10,9 +10,9 @@ import pytest
 import trio
 import trio.testing
 
-from triolet.api.outputs.results import Segment, Stretch
+from triolet.api.outputs.results import Segment, Stretch, Transcript
 from triolet.api.speech.options import TranscribeOptions
-from triolet.api.speech.segments import Segments, SegmentStream
+from triolet.api.speech.segments import SegmentStream
 from triolet.api.speech.windows import Generated
 from triolet.core.errors import EngineStateError, InvalidRequest
 from triolet.core.request import Request
@@ -58,7 +58,7 @@ async def test_a_failed_request_may_be_tried_again() -> None:
     assert transcription.position == 0
     broken = False
     assert [s.text for s in await transcription.next_window() or []] == ["a"]
-    assert transcription.position == transcription.duration == 10
+    assert transcription.position == transcription.progress().duration == 10
     assert await transcription.next_window() is None
     assert await transcription.next_window() is None
 
@@ -169,8 +169,8 @@ async def test_audio_of_unknown_length_is_as_long_as_it_was_read() -> None:
     assert isinstance(transcription.recording, PaperRecording)
     transcription.recording.length_known = False
     await transcription.next_window()
-    assert (transcription.duration, transcription.position) == (None, 30)
-    assert transcription.transcript_of([]).duration == 30
+    assert (transcription.progress().duration, transcription.position) == (None, 30)
+    assert Transcript.of([], transcription.progress()).duration == 30
     assert (await transcription.transcript()).duration == 40
 
 
@@ -193,8 +193,8 @@ async def test_what_was_read_is_forgotten() -> None:
 async def test_a_stream_tells_its_segments_one_by_one() -> None:
     """And where it is: silent windows are passed over, the end is told once."""
     script = Script(answer(0.0, "a", 5.0, 5.0, "b", 6.0), answer("", no_speech=0.9, logprob=-2), answer(0.0, "c", 5.0))
-    segments = Segments(begin(ramp(80), script))
-    stream = SegmentStream(segments, segments.progress)
+    transcription = begin(ramp(80), script)
+    stream = SegmentStream(transcription, transcription.progress)
     seen = [(segment.id, segment.text, stream.position) async for segment in stream]
     assert seen == [(0, "a", 30), (1, "b", 30), (2, "c", 80)]
     assert (stream.language, stream.language_probability, stream.duration) == ("en", None, 80)

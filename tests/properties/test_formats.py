@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from triolet.api.formats.settings import SubtitleSettings
 from triolet.api.formats.writers import SRT, TSV, VTT, Format, WriterSettings, written
-from triolet.api.outputs.results import Segment, Transcript, Word
+from triolet.api.outputs.results import Progress, Segment, Transcript, Word
 
 TEXTS = st.text(alphabet="ab-> <&\n\t\u3000é", min_size=1, max_size=6)
 STEPS = st.integers(0, 5_000)  # milliseconds
@@ -48,7 +48,7 @@ def transcripts(draw: st.DrawFn) -> Transcript:
                 words=tuple(words) if has_words else None,
             )
         )
-    return Transcript.of(segments, language="en", language_probability=None, duration=at / 1000)
+    return Transcript.of(segments, Progress(language="en", language_probability=None, duration=at / 1000, position=0.0))
 
 
 def said(texts: Sequence[str]) -> str:
