@@ -26,7 +26,7 @@ from ..core.errors import CheckpointError, EncodeFailed
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, EncodeJob, LentOutput, SampledToken, StepPlan, StepResult
-from .blueprints.blueprint import AnyModel, Blueprint, Own, Parts, name_devices
+from .blueprints.blueprint import AnyModel, Blueprint, Own, Parts
 from .blueprints.read import Blueprints
 from .checkpoints.whisper_tokenizer import whole_tokenizer
 from .chunks import check_chunk, spread_all
@@ -37,8 +37,7 @@ from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs, check_lent, from_host, to_host
 from .memory.kv import PagedKV
 from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
-from .networks.causal import CausalNetwork
-from .networks.network import Feed, Network, Record, WhisperNetwork
+from .networks.network import Feed, Network, Record
 from .readers import read_prompts
 from .sampler import Sampler
 from .sampling.beams import Search
@@ -136,7 +135,7 @@ class TorchExecutor:
         self._grammars = None
         blueprints = Blueprints.read(self.model, self.config)
         trim()  # of what reading the tokenizer left, before the weights come
-        self._device = name_devices(blueprints.main)
+        self._device = blueprints.main.device_names
         with self._all_or_nothing():
             blueprints = self._take_and_load(blueprints)
             for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
@@ -144,7 +143,7 @@ class TorchExecutor:
             description = evolve(
                 blueprints.describe(str(self.model)),
                 structures=self._grammars,
-                native=all(_is_native(parts.network) for parts in self._opened_now().all_parts),
+                native=all(parts.network.is_native for parts in self._opened_now().all_parts),
             )
         self._blueprints = blueprints
         return description
@@ -462,13 +461,6 @@ class TorchExecutor:
     def _opened_now(self) -> _Open:
         assert self._open is not None, "the executor is asleep"
         return self._open
-
-
-def _is_native(network: Network) -> bool:
-    """Whether the native library computes all layers: encoders of families are torch's."""
-    if isinstance(network, CausalNetwork):
-        return network.native is not None and network.family is None
-    return isinstance(network, WhisperNetwork) and network.native is not None
 
 
 def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:

@@ -19,7 +19,7 @@ from ..core.errors import EngineError
 from ..core.plan import SampledToken
 from .launch.pipeline import StagedKV
 from .memory.kv import PagedKV
-from .networks.network import Chooser, Feed, Network, Outputs, Record
+from .networks.network import Feed, Network, Outputs, Record
 from .sampling.answers import Answers, Asked, answer, answers_of, draws_of
 from .sampling.beams import Search
 from .sampling.logits import RuleMasks, SamplerInput
@@ -93,7 +93,7 @@ class Sampler:
         self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], asked: Asked, copies: Sequence[Copy]
     ) -> Answers:
         """Feeds the chunks. The native library copies, computes and chooses in one call."""
-        if isinstance(self.network, Chooser) and self.network.native is not None:
+        if self.network.native is not None:
             fed, told_rows = self.network.fed(feeds, rows, self.outputs)
             draws = draws_of(asked, self.masks, self.eos_token_ids)
             chosen = self.network.native.choose(fed, told_rows, draws, copies)

@@ -12,28 +12,19 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from ...core.errors import CheckpointError, InvalidRequest
-from ...core.model import Preparer
-from ...core.request import Placeholder
-from ..checkpoints.loading import apart, load_module, load_part, place_of, processor_template
-from ..checkpoints.parts import Find
+from ..checkpoints.loading import apart, load_part, place_of, processor_template
+from .family import Family
 from .prompts import MediaPreparer, Read
 
 
 @frozen
-class QwenAudio:
+class QwenAudio(Family):
     """Qwen2-Audio: a window of up to 30 seconds becomes one embedding for each 40 ms."""
 
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        """See `Family`."""
-        return load_module("Qwen2AudioForConditionalGeneration", folder, dtype, without=without)
-
-    def text(self, module: nn.Module) -> nn.Module:
-        """See `Family`."""
-        part: nn.Module = module.get_submodule("model.language_model")
-        return part
+    architecture: str = "Qwen2AudioForConditionalGeneration"
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """See `Family`. One batch of whole windows; what lies behind the end of each is hidden from it and cut off."""
+        """One batch of whole windows; what lies behind the end of each is hidden from it and cut off."""
         device, dtype = place_of(module)
         features = torch.stack([payload["input_features"] for payload in payloads]).to(device, dtype)
         frames = torch.stack([payload["frames"] for payload in payloads]).to(device)
@@ -56,13 +47,9 @@ class QwenAudio:
         )
         return mask
 
-    def positions(self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]) -> None:
-        """See `Family`: a position is the index."""
-
     def preparer(
         self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
-    ) -> Preparer:
-        """See `Family`."""
+    ) -> MediaPreparer:
         extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
         wanted = 2 * config.audio_config.max_source_positions
         if extractor.nb_max_frames != wanted:
@@ -70,12 +57,12 @@ class QwenAudio:
                 f"the feature extractor of {folder} makes {extractor.nb_max_frames} frames; "
                 f"config.json asks for {wanted}"
             )
-        reader = _WindowReader(
+        reader = _AudioReader(
             extractor=extractor,
             sampling_rate=extractor.sampling_rate,
             token=tokenizer.convert_ids_to_tokens(config.audio_token_id),
         )
-        return MediaPreparer.of(
+        return MediaPreparer.reading(
             tokenizer,
             reader,
             placeholder_id=config.audio_token_id,
@@ -104,7 +91,7 @@ def _around(tokenizer: Any) -> tuple[str, str]:
 
 
 @frozen(kw_only=True)
-class _WindowReader:
+class _AudioReader:
     extractor: Any = field(repr=False)  # transformers' feature extractor
     token: str
     sampling_rate: int

@@ -7,21 +7,17 @@ conversation with media is given in several forms, and the one that tells all it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
 from .conversations import Rendered, render
 
 Message = Mapping[str, Any]
-
-
-class _Write(Protocol):
-    """Gives messages to the template."""
-
-    def __call__(self, messages: Sequence[Message]) -> Rendered: ...
+_Write = Callable[[Sequence[Message]], Rendered]
+"""Gives messages to the template."""
 
 
 def render_texts(

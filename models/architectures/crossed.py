@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from ...core.errors import UnsupportedModel
 from ...core.model import Preparer
 from ..checkpoints.loading import apart, load_part, place_of
+from ..checkpoints.modules import DecoderShape, whole
 from .items import AudioItems, ItemSettings, TextItems
+from .prompts import settled
 
 Forward = tuple[nn.Module, Callable[..., Any]]
 """A module, and what is called instead of its ``forward`` during a call; see `memory.module.forwards`."""
@@ -29,49 +31,44 @@ _MOST_SECONDS = 30  # of an item of Moonshine, whose training has none longer (J
 _USUAL_POSITIONS = 512  # of T5, whose relative positions have no end of their own
 
 
-@frozen(kw_only=True)
-class CrossedShape:
-    """The sizes of an encoder-decoder; of keys and values, those that the module hands to its attention."""
-
-    layers: int  # of the decoder
-    kv_heads: int
-    head_dim: int
-    hidden: int  # numbers of one embedding of an encoder output
-    vocabulary: int
-    positions: int  # of the decoder
-    embeddings: int  # most rows of an encoder output
-
-
-class CrossedFamily(Protocol):
+@frozen
+class CrossedFamily:
     """One kind of encoder-decoder. It has no state."""
 
-    @property
-    def loader(self) -> str:
-        """The class of transformers that loads it."""
+    loader: str  # the class of transformers that loads it
+    crossing: str = "encoder_attn"  # the name that its cross-attention modules have in their layers
+    payload: tuple[str, torch.dtype | None] = ("input_ids", torch.long)  # the encoder's argument; None: the weights'
 
-    @property
-    def crossing(self) -> str:
-        """The name that its cross-attention modules have in their layers."""
-
-    def shape(self, folder: Path, config: Any) -> CrossedShape:
+    def shape(self, folder: Path, config: Any) -> DecoderShape:
         """The sizes that ``config`` tells of the checkpoint in ``folder``.
 
         Raises:
             UnsupportedModel: one is missing.
         """
+        raise NotImplementedError
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """The outputs of payloads of one length, [embeddings, hidden], each in storage of its own."""
+        device, own = place_of(module)
+        name, dtype = self.payload
+        batch = torch.stack([payload[name] for payload in payloads]).to(device, dtype or own)
+        encoder: Any = module
+        with torch.no_grad():
+            hidden: Tensor = encoder.get_encoder()(**{name: batch}).last_hidden_state
+        return apart(list(hidden.to(own)))
 
-    def distances(self, module: nn.Module, positions: int) -> Tensor | None:
-        """What the decoder adds to its scores by the distance of query and key, [distances, heads], where the last row
-        is that of all farther ones, up to ``positions``; ``None``: nothing."""
+    def distances(self, module: nn.Module, positions: int) -> Tensor | None:  # noqa: ARG002
+        """The numbers that the decoder adds to its scores by the distance of query and key, [distances, heads]. The
+        last row is that of all farther ones, up to ``positions``. ``None``: nothing is added."""
+        return None
 
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:
-        """What tells the decoder the ``positions`` [rows] of its rows, and what it adds by distance."""
+        """The calls that tell the decoder the ``positions`` [rows] of its rows, and what it adds by distance."""
+        raise NotImplementedError
 
-    def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:
-        """What turns text or audio into encoder items."""
+    def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
+        """The preparer that turns text, or audio, into encoder items."""
+        return TextItems(tokenizer=settled(tokenizer), settings=settings)
 
 
 def find_crossed_family(model_type: object) -> CrossedFamily | None:
@@ -96,20 +93,19 @@ def _families() -> dict[str, CrossedFamily]:
 
 
 @frozen
-class Moonshine:
+class Moonshine(CrossedFamily):
     """Speech of any length up to 30 seconds, as raw samples (Jeffries et al. 2024): rotary positions, heads that are
     filled up to a multiple."""
 
     loader: str = "MoonshineForConditionalGeneration"
-    crossing: str = "encoder_attn"
+    payload: tuple[str, torch.dtype | None] = ("input_values", None)
 
-    def shape(self, folder: Path, config: Any) -> CrossedShape:
-        """See `CrossedFamily`."""
+    def shape(self, folder: Path, config: Any) -> DecoderShape:
         number = partial(whole, folder, config)
         heads, hidden = number("decoder_num_attention_heads"), number("hidden_size")
         head_dim = getattr(config, "head_dim", None) or hidden // heads
         multiple = config.pad_head_dim_to_multiple_of or 1
-        return CrossedShape(
+        return DecoderShape(
             layers=number("decoder_num_hidden_layers"),
             kv_heads=number("decoder_num_key_value_heads"),
             head_dim=-(-head_dim // multiple) * multiple,
@@ -119,29 +115,20 @@ class Moonshine:
             embeddings=moonshine_embeddings(_MOST_SECONDS * 16_000),
         )
 
-    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """See `CrossedFamily`. Silence that fills a batch up would change the first norm, which is over all samples."""
-        return _encode(module, "input_values", payloads, place_of(module)[1])
-
-    def distances(self, module: nn.Module, positions: int) -> None:
-        """See `CrossedFamily`."""
-
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:  # noqa: ARG002
-        """See `CrossedFamily`."""
         decoder = _decoder(module)
         return [(decoder, partial(told, decoder.forward, {"position_ids": positions[None]}))]
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
-        """See `CrossedFamily`."""
         extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
         if type(extractor).__name__ != "Wav2Vec2FeatureExtractor":
             raise UnsupportedModel(
                 f"the feature extractor of {folder} is a {type(extractor).__name__}; allowed: Wav2Vec2FeatureExtractor"
             )
         rate = int(extractor.sampling_rate)
-        return AudioItems.of(
-            tokenizer,
-            settings,
+        return AudioItems(
+            tokenizer=settled(tokenizer),
+            settings=settings,
             read=partial(_normalized, extractor) if extractor.do_normalize else np.asarray,
             sampling_rate=rate,
             most_samples=_MOST_SECONDS * rate,
@@ -163,17 +150,13 @@ def moonshine_embeddings(samples: int) -> int:
 
 
 @frozen
-class Bart:
+class Bart(CrossedFamily):
     """BART (Lewis et al. 2020) and its kin: text in, text out, learned positions."""
 
-    loader: str
-    crossing: str = "encoder_attn"
-
-    def shape(self, folder: Path, config: Any) -> CrossedShape:
-        """See `CrossedFamily`."""
+    def shape(self, folder: Path, config: Any) -> DecoderShape:
         number = partial(whole, folder, config)
         heads, hidden = number("decoder_attention_heads"), number("d_model")
-        return CrossedShape(
+        return DecoderShape(
             layers=number("decoder_layers"),
             kv_heads=heads,
             head_dim=hidden // heads,
@@ -183,35 +166,22 @@ class Bart:
             embeddings=number("max_position_embeddings"),
         )
 
-    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """See `CrossedFamily`."""
-        return _encode(module, "input_ids", payloads, torch.long)
-
-    def distances(self, module: nn.Module, positions: int) -> None:
-        """See `CrossedFamily`."""
-
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:  # noqa: ARG002
-        """See `CrossedFamily`. The decoder counts the positions itself, so its table of them is told instead."""
+        """The table of positions gets those of the rows, since the decoder counts them itself."""
         table = _decoder(module).embed_positions
         return [(table, partial(_look_up, table.forward, positions))]
 
-    def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
-        """See `CrossedFamily`."""
-        return TextItems.of(tokenizer, settings)
-
 
 @frozen
-class T5:
+class T5(CrossedFamily):
     """T5 (Raffel et al. 2020) and its kin: text in, text out. Scores are not scaled, and change with the distance."""
 
-    loader: str
     crossing: str = "EncDecAttention"
 
-    def shape(self, folder: Path, config: Any) -> CrossedShape:
-        """See `CrossedFamily`."""
+    def shape(self, folder: Path, config: Any) -> DecoderShape:
         number = partial(whole, folder, config)
         positions = getattr(config, "n_positions", None) or _USUAL_POSITIONS
-        return CrossedShape(
+        return DecoderShape(
             layers=number("num_decoder_layers"),
             kv_heads=number("num_heads"),
             head_dim=number("d_kv"),
@@ -221,12 +191,8 @@ class T5:
             embeddings=positions,
         )
 
-    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """See `CrossedFamily`."""
-        return _encode(module, "input_ids", payloads, torch.long)
-
     def distances(self, module: nn.Module, positions: int) -> Tensor:
-        """See `CrossedFamily`: the module's own numbers for its last query, which sees every distance."""
+        """The module's own numbers for its last query, which sees every distance."""
         attention = _first_attention(module)
         count = min(positions, attention.relative_attention_max_distance + 1)
         with torch.no_grad():
@@ -234,13 +200,9 @@ class T5:
         return row[0, :, 0].flip(-1).T.contiguous()
 
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:  # noqa: ARG002
-        """See `CrossedFamily`. The first layer hands on to all others what it is given."""
+        """The first layer hands on to all others what it is given."""
         attention = _first_attention(module)
         return [(attention, partial(told, attention.forward, {"position_bias": distances}))]
-
-    def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
-        """See `CrossedFamily`."""
-        return TextItems.of(tokenizer, settings)
 
 
 def told(forward: Callable[..., Any], what: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -258,23 +220,3 @@ def _decoder(module: Any) -> Any:
 
 def _first_attention(module: Any) -> Any:
     return _decoder(module).block[0].layer[0].SelfAttention
-
-
-def _encode(module: Any, name: str, payloads: Sequence[Mapping[str, Tensor]], dtype: torch.dtype) -> list[Tensor]:
-    device, own = place_of(module)
-    batch = torch.stack([payload[name] for payload in payloads]).to(device, dtype)
-    with torch.no_grad():
-        hidden: Tensor = module.get_encoder()(**{name: batch}).last_hidden_state
-    return apart(list(hidden.to(own)))
-
-
-def whole(folder: Path, config: Any, name: str) -> int:
-    """The number ``name`` of a transformers configuration.
-
-    Raises:
-        UnsupportedModel: it is missing, or no positive integer.
-    """
-    value = getattr(config, name, None)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnsupportedModel(f"{folder / 'config.json'} has {name}={value!r}; allowed: an integer, 1 or more")
-    return value

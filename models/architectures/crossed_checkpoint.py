@@ -4,10 +4,7 @@ tokens, and what its generation_config asks of every text.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,11 @@ from attrs import field, frozen
 
 from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import GenerationRules
-from ..checkpoints.files import changed_files, file_stamps, find_weights, read_config
+from ..checkpoints.files import file_stamps, find_weights, read_config
 from ..checkpoints.loading import load_part
+from ..checkpoints.modules import ModuleCheckpoint
 from ..checkpoints.settings import Settings
-from .crossed import CrossedFamily, CrossedShape, find_crossed_family
+from .crossed import CrossedFamily, find_crossed_family
 from .text import read_tokenizer, read_transformers_config
 
 _REFUSED: dict[
@@ -39,30 +37,17 @@ _THE_CALLERS = {  # settings that are for a request to say, and what `SamplingPa
 
 
 @frozen(kw_only=True)
-class CrossedCheckpoint:
-    """What an encoder-decoder's files say, apart from the weights."""
+class CrossedCheckpoint(ModuleCheckpoint):
+    """The facts in an encoder-decoder's files, apart from the weights."""
 
-    folder: Path
-    architecture: str
     family: CrossedFamily = field(repr=False)
-    config: Any = field(repr=False, eq=False)
-    shape: CrossedShape
-    tokenizer: Any = field(repr=False, eq=False)
     start_id: int  # decoder_start_token_id
-    eos_token_ids: tuple[int, ...]
-    suppress_token_ids: tuple[int, ...]
-    begin_suppress_token_ids: tuple[int, ...]
     rules: GenerationRules
-    stamps: Mapping[str, str] = field(repr=False)
-
-    def changed_files(self) -> tuple[str, ...]:
-        """The files beside the weights that are not what they were when this was read."""
-        return changed_files(self.folder, self.stamps)
-
-    def identity(self, fingerprint: str, dtype: str) -> str:
-        """A hash of all that KV and encoder outputs depend on beside tokens and samples."""
-        settings = {"files": dict(self.stamps), "weights": fingerprint, "dtype": dtype}
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    allowed: str = field(
+        default="encoder-decoders whose decoder layers have causal attention to their own tokens and plain attention "
+        "to the encoder's output",
+        repr=False,
+    )
 
 
 def is_crossed(folder: Path) -> bool:

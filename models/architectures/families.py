@@ -1,4 +1,4 @@
-"""Multimodal families: how a checkpoint's images or audio are encoded, and where their embeddings stand.
+"""The multimodal families that are known here.
 
 A family knows one ``model_type`` of transformers. The engine runs the language model with attention of its own; what
 the family leaves as it is, the encoder and the projector, is transformers' own module.
@@ -6,51 +6,14 @@ the family leaves as it is, the encoder and the projector, is transformers' own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor, nn
+from typing import Any
 
 from ...core.errors import UnsupportedModel
-from ...core.model import Preparer
-from ...core.request import Placeholder
-from ..checkpoints.parts import Find
 from .audio import QwenAudio
+from .family import Family
 from .vision import Llava, QwenVision, Tiled
 
 _MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config")
-
-
-class Family(Protocol):
-    """One kind of multimodal checkpoint. It has no state."""
-
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        """The model on the CPU, in eval mode: whole, or ``without`` some parts.
-
-        Raises:
-            CheckpointError: weights are missing, left over or damaged.
-            UnsupportedModel: a variant that is not read.
-        """
-
-    def text(self, module: nn.Module) -> nn.Module:
-        """The language model: the part whose attention becomes ours."""
-
-    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """The embeddings of each payload, [embeddings, hidden], each in storage of its own."""
-
-    def positions(
-        self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]
-    ) -> tuple[Tensor, int] | None:
-        """Positions of a prompt in three dimensions, int64 [3, len], and what is added to a later token's index to give
-        its position in each of them; ``None``: a position is the index."""
-
-    def preparer(
-        self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
-    ) -> Preparer:
-        """What turns prompts into tokens and items of ``hidden`` numbers of ``dtype`` for each embedding; ``identity``
-        names the weights, and goes into content keys."""
 
 
 def find_family(config: Any) -> Family | None:

@@ -40,31 +40,10 @@ class ItemSettings:
 
 
 @frozen(kw_only=True)
-class TextItems:
-    """Of models that read a text: the prompt is the encoder's, and the decoder begins with the start token alone."""
+class TextItems(TextPreparer):
+    """Prompts of models that read a text: the prompt is the encoder's, and the decoder begins with the start token."""
 
-    media: frozenset[str] = frozenset()
-    needs_prompt: bool = True
-    _text: TextPreparer
-    _settings: ItemSettings
-
-    @classmethod
-    def of(cls, tokenizer: Any, settings: ItemSettings) -> TextItems:
-        """For a transformers tokenizer."""
-        return cls(text=TextPreparer.of(tokenizer), settings=settings)
-
-    @property
-    def converses(self) -> bool:
-        """Whether the tokenizer has a chat template."""
-        return self._text.converses
-
-    def with_items(self, prompt: str, count: int) -> str:
-        """``prompt`` as it is: there is nothing to place in it."""
-        return self._text.with_items(prompt, count)
-
-    def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
-        """``given``: `prepare` reads them."""
-        return given
+    settings: ItemSettings
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
@@ -75,95 +54,35 @@ class TextItems:
             InvalidRequest: there is no token, or images or audio.
             ContextLengthExceeded: there are more tokens than the encoder reads.
         """
-        tokens = self._text.prepare(prompt, images=images, audio=audio).token_ids
+        tokens = super().prepare(prompt, images=images, audio=audio).token_ids
         if not tokens:
             raise InvalidRequest("a text of no tokens; allowed: 1 or more, which the encoder reads")
-        most = self._settings.most_embeddings
+        most = self.settings.most_embeddings
         if len(tokens) > most:
             raise ContextLengthExceeded(
                 f"a text of {len(tokens)} tokens; allowed: up to {most}, which the encoder reads"
             )
-        item = self._settings.item({"input_ids": torch.tensor(tokens)}, len(tokens))
-        return Prepared(token_ids=(self._settings.start_id,), items=(item,))
-
-    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """Tokens of two texts, as ``tokenizer(first, second)`` gives them."""
-        return self._text.prepare_pair(first, second)
-
-    @property
-    def tool_template(self) -> str:
-        """The chat template that renders conversations with tools."""
-        return self._text.tool_template
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Tool] = (),
-        options: Mapping[str, Any] | None = None,
-    ) -> str:
-        """The prompt of a conversation, by the tokenizer's chat template.
-
-        Raises:
-            InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
-        """
-        return self._text.render(messages, tools=tools, options=options)
+        item = self.settings.item({"input_ids": torch.tensor(tokens)}, len(tokens))
+        return Prepared(token_ids=(self.settings.start_id,), items=(item,))
 
 
 @frozen(kw_only=True)
-class AudioItems:
-    """Of models that read samples: one piece of audio is the encoder's, and the prompt, if there is one, is how the
-    decoder's text begins."""
+class AudioItems(TextPreparer):
+    """Prompts of models that read samples: one piece of audio is the encoder's, and the prompt, if there is one, is how
+    the decoder's text begins."""
 
     media: frozenset[str] = frozenset({"audio"})
     needs_prompt: bool = False
+    settings: ItemSettings
     sampling_rate: int  # Hz
     most_samples: int
-    _tokenizer: Any
-    _text: TextPreparer
-    _settings: ItemSettings
-    _read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = field(repr=False)
-    _count: Callable[[int], int]  # embeddings of so many samples
-
-    @classmethod
-    def of(
-        cls,
-        tokenizer: Any,
-        settings: ItemSettings,
-        *,
-        read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]],
-        sampling_rate: int,
-        most_samples: int,
-        count: Callable[[int], int],
-    ) -> AudioItems:
-        """For a transformers tokenizer.
-
-        Args:
-            read: what the encoder takes of so many samples.
-            count: embeddings of so many samples, less than 1 where there are too few.
-        """
-        return cls(
-            sampling_rate=sampling_rate,
-            most_samples=most_samples,
-            tokenizer=tokenizer,
-            text=TextPreparer.of(tokenizer),
-            settings=settings,
-            read=read,
-            count=count,
-        )
+    _read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = field(repr=False)  # samples as the encoder's
+    _count: Callable[[int], int]  # embeddings of so many samples; less than 1 where there are too few
 
     @property
     def converses(self) -> bool:
         """False: audio is one piece, and no part of a conversation."""
         return False
-
-    def with_items(self, prompt: str, count: int) -> str:
-        """``prompt`` as it is: audio is read beside it."""
-        return self._text.with_items(prompt, count)
-
-    def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
-        """``given``: `prepare` reads them."""
-        return given
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
@@ -180,13 +99,13 @@ class AudioItems:
             )
         samples = self._checked(audio[0])
         values = torch.from_numpy(np.array(self._read(samples), np.float32))
-        item = self._settings.item({"input_values": values}, self._count(len(samples)))
+        item = self.settings.item({"input_values": values}, self._count(len(samples)))
         return Prepared(token_ids=self._begin(prompt), items=(item,))
 
     def _begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
-        start = self._settings.start_id
+        start = self.settings.start_id
         if isinstance(prompt, str):
-            return (start, *tokenize(self._tokenizer, prompt, special=False))
+            return (start, *tokenize(self.tokenizer, prompt, special=False))
         given = tuple(prompt)
         return given if given[:1] == (start,) else (start, *given)  # as transformers' `generate` has it
 
@@ -205,10 +124,6 @@ class AudioItems:
     @property
     def _least(self) -> int:
         return next(samples for samples in range(self.most_samples) if self._count(samples) >= 1)
-
-    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """Tokens of two texts, as ``tokenizer(first, second)`` gives them."""
-        return self._text.prepare_pair(first, second)
 
     @property
     def tool_template(self) -> str:

@@ -27,16 +27,17 @@ class TextPreparer:
     tokenizer: Any
     media: frozenset[str] = frozenset()
     needs_prompt: bool = True
+    chat_template: str | None = field(default=None, repr=False)  # which goes before the tokenizer's own
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextPreparer:
-        """For a transformers tokenizer."""
+        """The preparer of a transformers tokenizer."""
         return cls(tokenizer=settled(tokenizer))
 
     @property
     def converses(self) -> bool:
-        """Whether the tokenizer has a chat template."""
-        return bool(self.tokenizer.chat_template)
+        """True if there is a chat template."""
+        return bool(self.chat_template or self.tokenizer.chat_template)
 
     def with_items(self, prompt: str, count: int) -> str:  # noqa: ARG002  (see `Preparer`)
         """``prompt`` as it is: there is nothing to place in it."""
@@ -63,12 +64,16 @@ class TextPreparer:
 
     def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
         """Tokens of two texts, as ``tokenizer(first, second)`` gives them, and where the token types become 1."""
-        return pair(self.tokenizer, first, second)
+        check_characters(first)
+        check_characters(second)
+        encoded = self.tokenizer(first, second, verbose=False)
+        types = encoded.get("token_type_ids") or []
+        return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
 
     @property
     def tool_template(self) -> str:
         """The chat template that renders conversations with tools."""
-        return template_of(self.tokenizer, tools=True)
+        return template_of(self.tokenizer, self.chat_template, tools=True)
 
     def render(
         self,
@@ -111,24 +116,20 @@ class Reader(Protocol):
 
 
 @frozen(kw_only=True)
-class MediaPreparer:
+class MediaPreparer(TextPreparer):
     """Prompts with images, or with audio, placed among the tokens."""
 
-    tokenizer: Any
-    media: frozenset[str]
     sampling_rate: int  # at which audio is given, in Hz; 0 for images
     placeholder: str  # stands for one item in a prompt
     placeholder_id: int
     written: str  # one item where a prompt does not say how: the placeholder, and what models know around it
     identity: str  # of all that an encoding depends on beside the item itself
     embedding_bytes: int
-    chat_template: str | None = field(repr=False)
     unread: tuple[tuple[str, int], ...]  # tokens that stand for what is not read, such as videos, and their ids
     _reader: Reader
-    needs_prompt: bool = True
 
     @classmethod
-    def of(
+    def reading(
         cls,
         tokenizer: Any,
         reader: Reader,
@@ -140,7 +141,7 @@ class MediaPreparer:
         unread_ids: Sequence[int] = (),
         around: tuple[str, str] = ("", ""),
     ) -> MediaPreparer:
-        """For a transformers tokenizer.
+        """The preparer of a transformers tokenizer.
 
         Args:
             identity: names the weights, their dtype and the processor's settings.
@@ -172,11 +173,6 @@ class MediaPreparer:
             unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in unread_ids),
         )
 
-    @property
-    def converses(self) -> bool:
-        """Whether the checkpoint has a chat template."""
-        return bool(self.chat_template or self.tokenizer.chat_template)
-
     def with_items(self, prompt: str, count: int) -> str:
         """``prompt`` with ``count`` items in front of it, unless it has a placeholder."""
         return prompt if self.placeholder in prompt else self.written * count + prompt
@@ -200,15 +196,6 @@ class MediaPreparer:
         text = "".join(_interleave(prompt.split(self.placeholder), [item.text for item in read]))
         return self._place(tokenize(self.tokenizer, text, special=self._adds_special(prompt)), read)
 
-    def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """See `TextPreparer.prepare_pair`."""
-        return pair(self.tokenizer, first, second)
-
-    @property
-    def tool_template(self) -> str:
-        """The chat template that renders conversations with tools."""
-        return template_of(self.tokenizer, self.chat_template, tools=True)
-
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -216,9 +203,7 @@ class MediaPreparer:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation, by the checkpoint's chat template, up to where the assistant's turn begins.
-
-        See `render_parts` for contents that are texts, or lists of parts.
+        """The prompt of a conversation, whose contents are texts or lists of parts.
 
         Raises:
             InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
@@ -307,19 +292,6 @@ def tokenize(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
     """
     check_characters(text)
     return tuple(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
-
-
-def pair(tokenizer: Any, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-    """The ids of two texts that are read together, and the first of token type 1, where the tokenizer says types.
-
-    Raises:
-        InvalidRequest: one has lone surrogates, which are no characters.
-    """
-    check_characters(first)
-    check_characters(second)
-    encoded = tokenizer(first, second, verbose=False)
-    types = encoded.get("token_type_ids") or []
-    return tuple(encoded["input_ids"]), types.index(1) if 1 in types else None
 
 
 def payload_key(identity: str, payload: Mapping[str, Tensor]) -> str:

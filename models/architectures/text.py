@@ -1,14 +1,15 @@
 """Reads a text model's checkpoint, all but the weights: what it is, its sizes, its special tokens; and refuses what the
 engine's attention would compute wrongly.
 
-What can be told from config.json is refused here, before the weights are read. The rest is found by `trial.py`.
+What can be told from config.json is refused here, before the weights are read. The comparison at open
+finds the rest.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from attrs import field, frozen
 from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import Kind
 from ...core.request import Pooling
-from ..checkpoints.files import changed_files, file_stamps, find_weights
+from ..checkpoints.files import file_stamps, find_weights
+from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
 from ..checkpoints.settings import Settings, read_json
 from .crossed import crossed_model_types
 from .families import Family, find_family
@@ -41,51 +43,25 @@ _OFFSET_POSITIONS = {  # the first positions are of padding, so a text has fewer
 
 
 @frozen(kw_only=True)
-class TextShape:
-    """The sizes of a text model's layers."""
+class TextCheckpoint(ModuleCheckpoint):
+    """The facts in a text model's files, apart from the weights."""
 
-    layers: int
-    kv_heads: int
-    head_dim: int
-    hidden: int
-    vocabulary: int
-    positions: int
-    windows: tuple[int | None, ...]  # of each layer: how many positions it sees; None: all
-
-
-@frozen(kw_only=True)
-class TextCheckpoint:
-    """What a text model's files say, apart from the weights."""
-
-    folder: Path
-    architecture: str
     loader: str  # the class of transformers that loads it, where it has no family
     family: Family | None = field(repr=False)  # of models that read images or audio
-    config: Any = field(repr=False, eq=False)
-    shape: TextShape
     kind: Kind
     causal: bool  # False: every position sees all others
-    tokenizer: Any = field(repr=False, eq=False)
-    eos_token_ids: tuple[int, ...]
-    suppress_token_ids: tuple[int, ...]
-    begin_suppress_token_ids: tuple[int, ...]
     default_pooling: Pooling | None
     labels: tuple[str, ...]
-    stamps: Mapping[str, str] = field(repr=False)
-
-    def changed_files(self) -> tuple[str, ...]:
-        """The files beside the weights that are not what they were when this was read."""
-        return changed_files(self.folder, self.stamps)
+    allowed: str = field(
+        default="decoders with one kind of causal attention, full or within a sliding window, in every layer, and "
+        "encoders that do not see what is masked",
+        repr=False,
+    )
 
     @property
     def quantized(self) -> bool:
-        """Whether another library quantized the weights, to int8 or not."""
+        """True if another library quantized the weights, to int8 or not."""
         return quantized_by(self.config) is not None
-
-    def identity(self, fingerprint: str, dtype: str) -> str:
-        """A hash of all that KV and encoder outputs depend on beside tokens, pixels and samples."""
-        settings = {"files": dict(self.stamps), "weights": fingerprint, "dtype": dtype}
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def read_text_checkpoint(folder: Path) -> TextCheckpoint:
@@ -233,20 +209,17 @@ def _is_causal(text: Any) -> bool:
     return bool(getattr(text, "is_decoder", False)) or text.model_type not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
-def _shape(folder: Path, text: Any) -> TextShape:
-    heads = _whole(folder, text, "num_attention_heads")
-    hidden = _whole(folder, text, "hidden_size")
-    layers = _whole(folder, text, "num_hidden_layers")
-    kv_heads = (
-        heads if getattr(text, "num_key_value_heads", None) is None else _whole(folder, text, "num_key_value_heads")
-    )
-    head_dim = hidden // heads if getattr(text, "head_dim", None) is None else _whole(folder, text, "head_dim")
-    return TextShape(
+def _shape(folder: Path, text: Any) -> DecoderShape:
+    number = partial(whole, folder, text)
+    heads, hidden, layers = number("num_attention_heads"), number("hidden_size"), number("num_hidden_layers")
+    grouped = getattr(text, "num_key_value_heads", None) is not None
+    sized = getattr(text, "head_dim", None) is not None
+    return DecoderShape(
         layers=layers,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        kv_heads=number("num_key_value_heads") if grouped else heads,
+        head_dim=number("head_dim") if sized else hidden // heads,
         hidden=hidden,
-        vocabulary=_whole(folder, text, "vocab_size"),
+        vocabulary=number("vocab_size"),
         positions=_positions(folder, text),
         windows=_windows(folder, text, layers),
     )
@@ -254,7 +227,7 @@ def _shape(folder: Path, text: Any) -> TextShape:
 
 def _positions(folder: Path, text: Any) -> int:
     """Positions of one sequence: those of which the rotary numbers do not depend on the others of the batch."""
-    positions = _whole(folder, text, "max_position_embeddings")
+    positions = whole(folder, text, "max_position_embeddings")
     if text.model_type in _OFFSET_POSITIONS:
         positions -= (text.pad_token_id or 0) + 1
     for rope in _ropes(text):
@@ -270,17 +243,8 @@ def _windows(folder: Path, text: Any, layers: int) -> tuple[int | None, ...]:
         kinds = ["full_attention" if window is None else "sliding_attention"] * layers
     if "sliding_attention" not in kinds:
         return (None,) * layers
-    window = _whole(folder, text, "sliding_window")
+    window = whole(folder, text, "sliding_window")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _whole(folder: Path, text: Any, name: str) -> int:
-    value = getattr(text, name, None)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UnsupportedModel(
-            f"{folder / 'config.json'} has {name}={value!r}; allowed: one number, 1 or more, for all layers"
-        )
-    return value
 
 
 def read_tokenizer(folder: Path) -> Any:

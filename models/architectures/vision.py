@@ -18,32 +18,20 @@ from PIL import Image
 from torch import Tensor, nn
 
 from ...core.errors import InvalidRequest, UnsupportedModel
-from ...core.model import Preparer
 from ...core.request import Placeholder
-from ..checkpoints.loading import apart, load_module, load_part, place_of, processor_template
-from ..checkpoints.parts import Find
+from ..checkpoints.loading import apart, load_part, place_of, processor_template
+from .family import Family
 from .prompts import MediaPreparer, Read
 
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # of the encoders that LLaVA may have
 
 
 @frozen
-class QwenVision:
+class QwenVision(Family):
     """Qwen2-VL and Qwen2.5-VL (Wang et al. 2024; Bai et al. 2025): images of any size, positions in three axes."""
 
-    architecture: str  # as transformers names it
-
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        """See `Family`."""
-        return load_module(self.architecture, folder, dtype, without=without)
-
-    def text(self, module: nn.Module) -> nn.Module:
-        """See `Family`."""
-        part: nn.Module = module.get_submodule("model.language_model")
-        return part
-
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """See `Family`. One batch: the encoder takes patches of images of any size, one after the other."""
+        """One batch: the encoder takes patches of images of any size, one after the other."""
         pixels = torch.cat([payload["pixel_values"] for payload in payloads])
         grids = torch.stack([payload["image_grid_thw"] for payload in payloads])
         device, dtype = place_of(module)
@@ -55,7 +43,7 @@ class QwenVision:
     def positions(
         self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]
     ) -> tuple[Tensor, int]:
-        """See `Family`. Text counts on; an image's rows and columns count from where it stands, and the text behind it
+        """Text counts on; an image's rows and columns count from where it stands, and the text behind it
         goes on after the longer side."""
         config: Any = module.config
         merge = config.vision_config.spatial_merge_size
@@ -73,8 +61,7 @@ class QwenVision:
 
     def preparer(
         self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
-    ) -> Preparer:
-        """See `Family`."""
+    ) -> MediaPreparer:
         processor = _image_processor(folder)
         token = tokenizer.convert_ids_to_tokens(config.image_token_id)
         reader = _PatchReader(processor=processor, token=token)
@@ -85,23 +72,13 @@ class QwenVision:
 
 
 @frozen
-class Llava:
+class Llava(Family):
     """LLaVA (Liu et al. 2023): every image becomes one square, and a fixed number of embeddings."""
 
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        """See `Family`."""
-        module = load_module("LlavaForConditionalGeneration", folder, dtype, without=without)
-        config: Any = module.config
-        _class_tokens(config)
-        return module
-
-    def text(self, module: nn.Module) -> nn.Module:
-        """See `Family`."""
-        part: nn.Module = module.get_submodule("model.language_model")
-        return part
+    architecture: str = "LlavaForConditionalGeneration"
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """See `Family`. One batch: all images have one size."""
+        """One batch: all images have one size."""
         pixels = torch.stack([payload["pixel_values"] for payload in payloads])
         device, dtype = place_of(module)
         model: Any = module.get_submodule("model")
@@ -109,13 +86,9 @@ class Llava:
             output = model.get_image_features(pixels.to(device, dtype), return_dict=True)
         return apart(output.pooler_output)
 
-    def positions(self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]) -> None:
-        """See `Family`: a position is the index."""
-
     def preparer(
         self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
-    ) -> Preparer:
-        """See `Family`."""
+    ) -> MediaPreparer:
         processor = _image_processor(folder)
         extra = _class_tokens(config) - (config.vision_feature_select_strategy == "default")
         reader = _SquareReader(
@@ -129,23 +102,14 @@ class Llava:
 
 
 @frozen
-class Tiled:
+class Tiled(Family):
     """Idefics3 and SmolVLM (Laurençon et al. 2024; Marafioti et al. 2025): an image is cut into square tiles, with the
     whole image as one more; each tile has a span of its own in the prompt."""
 
-    architecture: str
-
-    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        """See `Family`."""
-        return load_module(self.architecture, folder, dtype, without=without)
-
-    def text(self, module: nn.Module) -> nn.Module:
-        """See `Family`."""
-        part: nn.Module = module.get_submodule("model.text_model")
-        return part
+    language: str = "model.text_model"
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """See `Family`. One batch of the tiles of all images."""
+        """One batch of the tiles of all images."""
         pixels = torch.cat([payload["pixel_values"] for payload in payloads])
         masks = torch.cat([payload["pixel_attention_mask"] for payload in payloads])
         device, dtype = place_of(module)
@@ -159,13 +123,9 @@ class Tiled:
         embeddings = _cells_of(pixels, config)
         return apart(torch.split(rows, [len(payload["pixel_values"]) * embeddings for payload in payloads]))
 
-    def positions(self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]) -> None:
-        """See `Family`: a position is the index."""
-
     def preparer(
         self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
-    ) -> Preparer:
-        """See `Family`."""
+    ) -> MediaPreparer:
         processor = _image_processor(folder)
         reader = _TileReader(
             processor=processor,
@@ -298,7 +258,7 @@ def _preparer(
     unread: tuple[int, ...] = (),
     around: tuple[str, str] = ("", ""),
 ) -> MediaPreparer:
-    return MediaPreparer.of(
+    return MediaPreparer.reading(
         tokenizer,
         reader,
         placeholder_id=config.image_token_id,

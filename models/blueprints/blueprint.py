@@ -1,18 +1,21 @@
-"""`WhisperBlueprint`: what is found out once about a model and its device, and what is built from it."""
+"""`Blueprint`: the facts that are found out once about a model and its device, and how the model is built from them."""
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from attrs import evolve, frozen
+from torch import nn
 
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
-from ..architectures.crossed_checkpoint import CrossedCheckpoint
-from ..architectures.text import TextCheckpoint
+from ..checkpoints.files import is_mapped
+from ..checkpoints.lengths import lengths_of
+from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
 from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..launch.pipeline import StagedKV
 from ..machine.devices import find_kv_dtype
@@ -21,13 +24,22 @@ from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
 from ..memory.resources import AnyHolder
 from ..memory.slots import CrossKV
+from ..native.crossed import CrossedDecoder
+from ..native.decoders import Decoder
 from ..native.library import MOST_THREADS, Library
+from ..native.program import Program
+from ..native.runner import Runner
+from ..networks.aligner import WhisperAligner
+from ..networks.causal import CausalNetwork
+from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.features import LogMel
-from ..networks.network import Aligner, Network
+from ..networks.network import Network
 from ..networks.whisper import WhisperModel
+from .comparison import LONGEST
+from .passed import PassedComparisons, comparison_key
 
 NATIVE_ROWS = 256
-"""Of one call of the native library: what is between its operations stays in the caches."""
+"""Rows of one call of the native library: what is between its operations stays in the caches."""
 
 AnyModel = WhisperModel | TransformerModel
 
@@ -45,115 +57,252 @@ class Parts:
 
     network: Network
     model: AnyModel
-    log_mel: LogMel | None
-    paged: PagedKV | StagedKV | None
-    cross: CrossKV | None
-    aligner: Aligner | None = None
+    log_mel: LogMel | None = None
+    paged: PagedKV | StagedKV | None = None
+    cross: CrossKV | None = None
+    aligner: WhisperAligner | None = None
 
 
-class Blueprint(Protocol):
+@frozen(kw_only=True, eq=False)
+class Blueprint:
     """`TorchExecutor.open` makes it once. `open` and `wake` build the model from it. It holds no tensor."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model runs."""
+    config: EngineConfig
+    device: torch.device
+    dtype: torch.dtype  # that the model computes in
+    checkpoint: Checkpoint | ModuleCheckpoint
+    budget: Budget | None = None  # when the weights are loaded
+    fingerprint: str = ""  # of the weights, when they have been read
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
         """The stages' devices; empty on one device."""
+        return ()
 
     @property
-    def dtype(self) -> torch.dtype:
-        """What it computes in."""
+    def device_names(self) -> str:
+        """As in `ModelDescription.device`: ``"cuda:0"``, or ``"cuda:0, cuda:1"``."""
+        return ", ".join(map(str, self.devices or (self.device,)))
 
     @property
-    def fingerprint(self) -> str:
-        """A hash that tells weights apart, once they are read."""
+    def decoder(self) -> DecoderShape:
+        """The sizes of the decoder."""
+        shape = self.checkpoint.shape
+        return shape if isinstance(shape, DecoderShape) else shape.decoder
 
     @property
-    def checkpoint(self) -> Checkpoint | CrossedCheckpoint | TextCheckpoint:
-        """What its files say."""
+    def positions(self) -> int:
+        """The most positions of a sequence."""
+        return min(self.decoder.positions, self.config.max_positions or self.decoder.positions)
 
-    def files(self) -> WeightFiles | ModuleFiles:
-        """Its weights, to be loaded. Raises `CheckpointError` when they cannot be read."""
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The dtype that keys and values are held in."""
+        return find_kv_dtype(self.config.kv_dtype, self.dtype)
 
-    def load(self, files: Any) -> AnyModel:
-        """The model, with weights of `files`."""
-
-    def place(self, model: Any, *, copied: bool = False) -> AnyModel:
-        """``model`` on the device, or the devices: tensors that are there already are shared, unless they are to be
-        ``copied``."""
+    @property
+    def keeps_kv(self) -> bool:
+        """False where there is no decoder, or one that reads prompts whole."""
+        return self.config.decodes
 
     @property
     def sizes(self) -> KVSizes:
         """The units of its keys and values."""
+        shape = self.decoder
+        position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.kv_dtype.itemsize * self.keeps_kv
+        return KVSizes(
+            page=position * self.config.page_size,
+            slot=position * shape.embeddings,
+            positions=self.positions,
+            page_size=self.config.page_size,
+        )
+
+    @property
+    def chosen(self) -> Budget:
+        """How many pages and slots there are."""
+        assert self.budget is not None, "pages and slots are counted when the weights are loaded"
+        return self.budget
+
+    def not_native(self) -> str | None:
+        """The reason why torch computes the model, as far as it is known before the weights. ``None``: the native
+        library may."""
+        if self.device.type != "cpu":
+            return f"it runs on {self.device}"
+        if self.dtype != torch.float32:
+            return f"it computes in {str(self.dtype).removeprefix('torch.')}; known: float32"
+        return "the package was installed without a compiler" if Library.load() is None else None
+
+    def check_kv_dtype(self, why_not: str | None) -> None:
+        """Raises `InvalidRequest` where torch computes a model whose keys and values are to be held in another dtype.
+
+        Args:
+            why_not: the reason why the native library does not compute it; ``None``: it does.
+        """
+        if why_not is None or not self.config.decodes or self.kv_dtype == self.dtype:
+            return
+        own = str(self.dtype).removeprefix("torch.")
+        raise InvalidRequest(
+            f"kv_dtype={self.config.kv_dtype!r}, but the native library does not compute the model: {why_not}; "
+            f"allowed: what it computes in, {own!r}, or 'auto'. Use kv_dtype='auto'"
+        )
+
+    def log_way(self, why_not: str | None) -> None:
+        """Logs how the model is computed; ``why_not`` as in `check_kv_dtype`."""
+        log, name = logging.getLogger("triolet"), self.checkpoint.architecture
+        if why_not is None:
+            threads = min(torch.get_num_threads(), MOST_THREADS)
+            log.info("%s runs by the native library, on %d threads", name, threads)
+        else:
+            log.info("%s runs by torch's operations, not by the native library: %s", name, why_not)
+
+    def files(self) -> WeightFiles | ModuleFiles:
+        """The weights, to be loaded. Raises `CheckpointError` when they cannot be read."""
+        raise NotImplementedError
+
+    def load(self, files: Any) -> AnyModel:
+        """The model, with weights of `files`."""
+        raise NotImplementedError
+
+    def place(self, model: Any, *, copied: bool = False) -> AnyModel:
+        """``model`` on the device, or the devices: tensors that are there already are shared, unless they are to be
+        ``copied``."""
+        raise NotImplementedError
 
     def take(self, own: Own, model: Any) -> Parts:
         """Takes all that the loaded ``model`` needs beside its weights, each thing in the name of its owner."""
+        raise NotImplementedError
 
-    def hasten(self, network: Network, own: Own) -> Network:
+    def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
         """``network`` with what makes it faster and refers to all the rest, so is taken after it and released
         before."""
+        return network
 
     def prove(self, network: Network) -> None:
         """Raises `UnsupportedModel` where the loaded model is not what was thought."""
 
     def describe(self, name: str) -> ModelDescription:
-        """What the engine must know."""
+        """The facts that the engine must know."""
+        raise NotImplementedError
+
+    def allocate_pages(self) -> PagedKV:
+        """Takes the pages."""
+        shape = self.decoder
+        return PagedKV.allocate(
+            layers=shape.layers,
+            pages=self.chosen.pages,
+            page_size=self.config.page_size,
+            heads=shape.kv_heads,
+            width=shape.kv_heads * shape.head_dim,
+            dtype=self.kv_dtype,
+            device=self.device,
+        )
+
+    def allocate_slots(self) -> CrossKV:
+        """Takes the cross-attention slots."""
+        shape = self.decoder
+        return CrossKV.allocate(
+            layers=shape.layers,
+            slots=self.chosen.slots,
+            heads=shape.kv_heads,
+            embeddings=shape.embeddings,
+            head_dim=shape.head_dim,
+            dtype=self.kv_dtype,
+            device=self.device,
+        )
+
+    def described(self, name: str, **own: Any) -> ModelDescription:
+        """The description of a model, with what is its ``own``."""
+        shape, checkpoint, embedding = self.decoder, self.checkpoint, self.decoder.hidden * self.dtype.itemsize
+        return ModelDescription(
+            name=name,
+            architecture=checkpoint.architecture,
+            device=self.device_names,
+            dtype=str(self.dtype).removeprefix("torch."),
+            vocabulary_size=shape.vocabulary,
+            max_positions=self.positions,
+            eos_token_ids=checkpoint.eos_token_ids,
+            suppress_token_ids=checkpoint.suppress_token_ids,
+            begin_suppress_token_ids=checkpoint.begin_suppress_token_ids,
+            page_size=self.config.page_size,
+            pages=self.chosen.pages,
+            cross_slots=self.chosen.slots,
+            encoder_embeddings=shape.embeddings,
+            encoder_bytes=shape.embeddings * embedding,
+            tokenizer=checkpoint.tokenizer,
+            lengths=lengths_of(checkpoint.tokenizer),
+            **own,
+        )
+
+    def open_runner(
+        self, program: Program, paged: PagedKV | None = None, cross: CrossKV | None = None, *, rows: int = NATIVE_ROWS
+    ) -> Runner:
+        """Opens the native library with a ``program``, over pages and slots."""
+        library = Library.load()
+        assert library is not None, "a model was packed without the library"
+        pages, slots = (None if kv is None else kv.tensors()[0] for kv in (paged, cross))
+        positions = rows if paged is None else max(LONGEST, self.positions)  # a comparison is as long
+        threads = torch.get_num_threads()
+        return Runner.open(library, program, pages, slots, rows=rows, positions=positions, threads=threads)
 
 
-def not_native(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the native library computes no model there, whatever the model; ``None``: it can."""
-    if device.type != "cpu":
-        return f"it runs on {device}"
-    if dtype != torch.float32:
-        return f"it computes in {str(dtype).removeprefix('torch.')}; known: float32"
-    return "the package was installed without a compiler" if Library.load() is None else None
+@frozen(kw_only=True, eq=False)
+class ModuleBlueprint(Blueprint):
+    """The blueprint of a module of transformers."""
 
+    checkpoint: ModuleCheckpoint
 
-def check_kv_dtype(config: EngineConfig, dtype: torch.dtype, why_not: str | None) -> None:
-    """Raises `InvalidRequest` where torch computes a model whose keys and values are to be held in another dtype.
+    def files(self) -> ModuleFiles:
+        return ModuleFiles(self.checkpoint.folder)
 
-    Args:
-        why_not: as of `tell_way`.
-    """
-    if why_not is None or not config.decodes or find_kv_dtype(config.kv_dtype, dtype) == dtype:
-        return
-    own = str(dtype).removeprefix("torch.")
-    raise InvalidRequest(
-        f"kv_dtype={config.kv_dtype!r}, but the native library does not compute the model: {why_not}; allowed: what it "
-        f"computes in, {own!r}, or 'auto'. Use kv_dtype='auto'"
-    )
+    def load(self, files: ModuleFiles) -> TransformerModel:
+        return files.read(self.read, partial(self.place, copied=is_mapped(self.checkpoint.folder)), self._change)
 
+    def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
+        whole: TransformerModel = model
+        return whole.to(self.device, copied=copied)
 
-def tell_way(architecture: str, why_not: str | None, threads: int) -> None:
-    """Logs how a model is computed.
+    def read(self) -> nn.Module:
+        """The module, on the CPU."""
+        raise NotImplementedError
 
-    Args:
-        why_not: why the native library does not compute it; ``None``: it does.
-    """
-    log = logging.getLogger("triolet")
-    if why_not is None:
-        log.info("%s runs by the native library, on %d threads", architecture, min(threads, MOST_THREADS))
-    else:
-        log.info("%s runs by torch's operations, not by the native library: %s", architecture, why_not)
+    def find_decoder(self, module: nn.Module) -> Decoder | CrossedDecoder:
+        """The decoder in a module, for the native library."""
+        raise NotImplementedError
 
+    def native_decoder(self, module: nn.Module) -> Any:
+        """The decoder that the native library computes, or a text that says why it does not."""
+        if why_not := self.not_native():
+            return why_not
+        decoder = self.find_decoder(module)
+        return decoder.unknown() or decoder
 
-def chosen(budget: Budget | None) -> Budget:
-    assert budget is not None, "pages and slots are counted when the weights are loaded"
-    return budget
+    def _change(self, module: nn.Module) -> None:
+        """Puts the decoder's weights in the order of the native library where that computes the model, or quantizes
+        them if they are to be."""
+        decoder = self.native_decoder(module)
+        self.check_kv_dtype(decoder if isinstance(decoder, str) else None)
+        self.pack(module, None if isinstance(decoder, str) else decoder)
 
+    def pack(self, module: nn.Module, decoder: Any) -> None:  # noqa: ARG002
+        """Packs the ``decoder``'s weights; ``None``: torch computes the module."""
+        if decoder is not None:
+            decoder.pack()
 
-def kept_by(config: EngineConfig, sizes: KVSizes) -> KVSizes:
-    """``sizes``, or none where there is no decoder."""
-    return sizes if config.decodes else evolve(sizes, page=0, slot=0)
+    def open_native(self, decoder: Any, network: Any) -> Runner:
+        """Opens the native library for a packed ``decoder``, over the pages and slots of ``network``."""
+        raise NotImplementedError
 
+    def hasten(self, network: Network, own: Own) -> Network:
+        if not isinstance(network, CausalNetwork | EncoderDecoderNetwork):
+            return network
+        decoder = self.native_decoder(network.model.module)
+        self.log_way(decoder if isinstance(decoder, str) else None)
+        if isinstance(decoder, str):
+            return network
+        return evolve(network, native=own("native", self.open_native(decoder, network)))
 
-def most_positions(config: EngineConfig, own: int) -> int:
-    """The most positions of a sequence; the model has ``own``."""
-    return min(own, config.max_positions or own)
-
-
-def name_devices(blueprint: Blueprint) -> str:
-    """As in `ModelDescription.device`: ``"cuda:0"``, or ``"cuda:0, cuda:1"``."""
-    return ", ".join(map(str, blueprint.devices or (blueprint.device,)))
+    def compare_once(self, compare: Any, *computed: object) -> None:
+        """Calls ``compare`` unless this model has passed it before; ``computed``: what else it depends on."""
+        devices, settings = self.devices or (self.device,), (self.config.quantization, self.kv_dtype, *computed)
+        key = comparison_key(self.checkpoint.stamps, self.fingerprint, devices, self.dtype, *settings)
+        PassedComparisons.of_user().once(key, compare)

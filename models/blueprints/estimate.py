@@ -16,7 +16,6 @@ from attrs import frozen
 
 from ...core.config import EngineConfig
 from ...core.plan import DeviceMemory
-from ..architectures.text import TextShape
 from ..checkpoints.files import find_weights
 from ..checkpoints.stored import open_weights
 from ..checkpoints.whisper import WhisperShape
@@ -25,7 +24,7 @@ from ..native.crossed import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.library import Library
 from ..native.panels import BATCH, GROUP, PANEL
-from .blueprint import NATIVE_ROWS, most_positions, name_devices
+from .blueprint import NATIVE_ROWS
 from .crossed import CrossedBlueprint
 from .read import AnyBlueprint, Blueprints
 from .text import TextBlueprint
@@ -85,7 +84,7 @@ def planned(blueprints: Blueprints, weights: int, native: int = 0) -> DeviceMemo
     )
     pages = budget.pages + 1 if together.page else 0
     return DeviceMemory(
-        device=name_devices(main),
+        device=main.device_names,
         by_owner={
             "weights": weights,
             "native": native,
@@ -127,12 +126,12 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
         found += 4 * (rows * (between + largest + 2 * shape.width) + threads * own) + _ROOM
     if not blueprint.config.decodes:
         return found
-    first = ("layers.0.",) if isinstance(shape, TextShape) else ("decoder.layers.0.", "decoder.block.0.")
+    first = ("layers.0.",) if isinstance(blueprint, TextBlueprint) else ("decoder.layers.0.", "decoder.block.0.")
     between, largest = _widths(stored, *first)
     if isinstance(shape, WhisperShape):
         between += shape.decoder_layers * shape.width  # queries are kept for words
-    turns = 16 * shape.head_dim if isinstance(shape, TextShape) else 0
-    positions = most_positions(blueprint.config, shape.positions)
+    turns = 16 * blueprint.decoder.head_dim if isinstance(blueprint, TextBlueprint) else 0
+    positions = blueprint.positions
     own = max(64 * largest, 3 * shape.vocabulary)  # to draw tokens
     found += 4 * (NATIVE_ROWS * (between + largest) + threads * own)
     return found + positions * (turns + largest // 8) + _ROOM

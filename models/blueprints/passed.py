@@ -1,4 +1,4 @@
-"""Trials that were passed before, in the user's cache: the same weights, code and machine pass them again."""
+"""Comparisons that were passed before, in the user's cache: the same weights, code and machine pass them again."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _KEPT = 200  # the latest
 
 
 @frozen
-class PassedTrials:
-    """What was passed, by hashes."""
+class PassedComparisons:
+    """The comparisons that were passed, by hashes."""
 
     file: CacheFile
 
     @classmethod
-    def of_user(cls) -> PassedTrials:
-        """Those that this user's engines remember."""
-        return cls(CacheFile.of_user("trials.json"))
+    def of_user(cls) -> PassedComparisons:
+        """The comparisons that this user's engines remember."""
+        return cls(CacheFile.of_user("comparisons.json"))
 
     def once(self, key: str, prove: Callable[[], None]) -> None:
         """Calls ``prove``, unless it has returned before under this ``key``."""
@@ -39,11 +39,11 @@ class PassedTrials:
         return passed if isinstance(passed, list) else []
 
 
-def trial_key(
+def comparison_key(
     stamps: Mapping[str, str], fingerprint: str, devices: Sequence[torch.device], dtype: torch.dtype, *computed: object
 ) -> str:
-    """A hash of all that a trial's outcome depends on: the checkpoint's files and weights, the devices and the dtype,
-    what else is ``computed`` in another way, the machine, and the code of the models."""
+    """A hash of all that the outcome of a comparison depends on: the checkpoint's files and weights, the devices and
+    the dtype, what else is ``computed`` in another way, the machine, and the code of the models."""
     import transformers
 
     models = Path(__file__).parents[1]

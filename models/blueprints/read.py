@@ -20,7 +20,6 @@ from ..launch.pipeline import cut
 from ..machine.devices import find_device, find_devices, find_dtype
 from ..memory.budget import Available, Budget, check_sizes
 from ..native.library import Library
-from .blueprint import check_kv_dtype
 from .crossed import CrossedBlueprint
 from .text import TextBlueprint
 from .whisper import WhisperBlueprint
@@ -78,7 +77,7 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
 def _checked(blueprint: _AnyBlueprint) -> _AnyBlueprint:
     """Raises `InvalidRequest` for sizes too small for one sequence, and for a dtype that keys and values cannot have,
     before anything is loaded."""
-    check_kv_dtype(blueprint.config, blueprint.dtype, blueprint.not_native())
+    blueprint.check_kv_dtype(blueprint.not_native())
     check_sizes(blueprint.config, blueprint.sizes)
     return blueprint
 
@@ -157,7 +156,7 @@ class Blueprints:
 
 def _check_draft(main: AnyBlueprint, draft: AnyBlueprint) -> None:
     """Raises `InvalidRequest` where the draft cannot propose for this model."""
-    ours, its = main.checkpoint.shape.vocabulary, draft.checkpoint.shape.vocabulary
+    ours, its = main.decoder.vocabulary, draft.decoder.vocabulary
     if ours != its:
         raise InvalidRequest(f"the draft model has a vocabulary of {its} tokens; allowed: the model's own, of {ours}")
     if isinstance(main, WhisperBlueprint) and isinstance(draft, WhisperBlueprint):

@@ -21,6 +21,7 @@ from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import WhisperTokens
 from .alignment import AlignmentSettings
 from .files import changed_files, file_stamps, find_weights, read_config
+from .modules import DecoderShape
 from .settings import Settings
 from .tokens import SpecialTokens
 from .whisper_tokenizer import WhisperTokenizer
@@ -107,6 +108,19 @@ class WhisperShape:
     def frames(self) -> int:
         """Feature frames of one window: the second convolution halves them."""
         return 2 * self.embeddings
+
+    @property
+    def decoder(self) -> DecoderShape:
+        """The sizes of the decoder."""
+        return DecoderShape(
+            layers=self.decoder_layers,
+            kv_heads=self.decoder_heads,
+            head_dim=self.width // self.decoder_heads,
+            hidden=self.width,
+            vocabulary=self.vocabulary,
+            positions=self.positions,
+            embeddings=self.embeddings,
+        )
 
 
 @frozen(kw_only=True)

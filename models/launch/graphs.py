@@ -71,7 +71,7 @@ class Recorder(Protocol):
 
 
 @define(eq=False)
-class Run:
+class _Eager:
     _function: Decode | None
     _inputs: FixedInputs | None = field(repr=False)
 
@@ -89,7 +89,7 @@ class EagerRecorder:
     """Records nothing: the function runs each time."""
 
     def capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
-        return Run(function, inputs)
+        return _Eager(function, inputs)
 
     def release(self) -> None:
         """There is nothing."""

@@ -1,5 +1,7 @@
 """A decoder whose layers lie on several devices, one stage behind the other.
 
+accelerate's `dispatch_model` moves arguments too, but by hooks that stay in the modules and hold them in closures.
+
 The embedding, and whatever encodes images or audio, is on the first device; the last norm and the head are on the last;
 each layer's pages are where the layer is. The modules stay transformers' own. What they are called with is moved by a
 step before their ``forward``, which is there during a call and at no other time, so nothing of it stays in the modules.
@@ -7,8 +9,8 @@ step before their ``forward``, which is there during a call and at no other time
 keeps them alive, see `core.frames`.) ::
 
     first device    embedding, rotary, layer 0 .. layer 3 --+
-                                                            | hidden states, into a buffer [rows, hidden] there;
-    last device                      layer 4 .. layer 7  <--+ positions' embeddings and the like, moved once a call
+                                                            | hidden states, positions' embeddings and the like,
+    last device                      layer 4 .. layer 7  <--+ each moved once a call
                                      norm, head -> logits
 
 One step runs through one stage after the other: this is for models that one device does not hold.
@@ -32,8 +34,6 @@ from ..attention.paged import PagedStep
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel, forwards
 from ..memory.rows import Rows
-
-_LEAST_ROWS = 64  # of a buffer: the trial's prompts
 
 
 @frozen(kw_only=True)
@@ -195,56 +195,9 @@ class StagedKV:
             part.release()
 
 
-@define(eq=False)
-class Buffers:
-    """Where hidden states arrive: for each stage but the first, [rows, hidden] on its device."""
-
-    _buffers: list[Tensor] = field(repr=False)
-
-    @classmethod
-    def allocate(cls, stages: Sequence[Stage], *, rows: int, hidden: int, dtype: torch.dtype) -> Buffers:
-        """For steps of up to ``rows`` tokens."""
-        rows = max(rows, _LEAST_ROWS)
-        return cls([torch.zeros(rows, hidden, dtype=dtype, device=stage.device) for stage in stages[1:]])
-
-    def take(self, index: int, hidden: Tensor) -> Tensor:
-        """``hidden`` [1, rows, hidden] in buffer ``index``, valid until the next call.
-
-        Raises:
-            UnsupportedModel: layers hand on something else.
-        """
-        buffer = self._buffers[index]
-        if (
-            hidden.ndim != 3
-            or hidden.shape[0] != 1
-            or hidden.shape[2] != buffer.shape[1]
-            or hidden.dtype != buffer.dtype
-        ):
-            raise UnsupportedModel(
-                f"layers that hand on {tuple(hidden.shape)} of {hidden.dtype}; allowed with several devices: hidden "
-                f"states [1, rows, {buffer.shape[1]}] of {buffer.dtype}"
-            )
-        rows = hidden.shape[1]
-        assert rows <= len(buffer), f"a step of {rows} rows, where buffers have {len(buffer)}"
-        buffer[:rows].copy_(hidden[0])
-        return buffer[None, :rows]
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The buffers."""
-        return tuple(self._buffers)
-
-    def release(self) -> None:
-        """Forgets the buffers."""
-        self._buffers.clear()
-
-
 _Moved = dict[tuple[int, torch.device], tuple[Tensor, Tensor]]
 """What was moved in a call, by identity and device: the tensor (kept, so that the identity stays its own) and where it
 is now."""
-_Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Arguments and keywords."""
-_Before = Callable[[tuple[Any, ...], dict[str, Any]], _Call]
-"""Changes what a module is called with."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -252,19 +205,16 @@ class Pipeline:
     """A placed model at work."""
 
     stages: tuple[Stage, ...]
-    buffers: Buffers
-    _layers: tuple[nn.Module, ...] = field(repr=False)
-    _others: tuple[tuple[nn.Module, torch.device], ...] = field(repr=False)  # beside the layers, with their devices
+    _modules: tuple[tuple[nn.Module, torch.device], ...] = field(repr=False)  # what arguments are moved for, and where
 
     @classmethod
-    def of(cls, model: TransformerModel, places: Places, buffers: Buffers) -> Pipeline:
+    def of(cls, model: TransformerModel, places: Places) -> Pipeline:
         """The pipeline of the placed ``model``."""
-        module = model.module
+        layers = [f"{places.layers}.{index}" for index in range(places.stages[0].stop, places.stages[-1].stop)]
+        names = (*places.before, *layers, *places.last)
         return cls(
             stages=places.stages,
-            buffers=buffers,
-            layers=tuple(module.get_submodule(places.layers)),
-            others=tuple((module.get_submodule(name), places.device(name)) for name in (*places.before, *places.last)),
+            modules=tuple((model.module.get_submodule(name), places.device(name)) for name in names),
         )
 
     @property
@@ -276,41 +226,23 @@ class Pipeline:
     def crossing(self) -> Iterator[None]:
         """The model can be called within."""
         moved: _Moved = {}
+        instead: list[tuple[nn.Module, Callable[..., Any]]] = []
+        for module, device in self._modules:  # no comprehension here: it would be a closure
+            instead.append((module, partial(_forward, moved, device, module.forward)))
         try:
-            with forwards(self._forwards(moved)):
+            with forwards(instead):
                 yield
         finally:
             moved.clear()
-
-    def _forwards(self, moved: _Moved) -> list[tuple[nn.Module, Callable[..., Any]]]:
-        """Each module's replaced forward. No comprehension here: it would be a closure."""
-        found: list[tuple[nn.Module, Callable[..., Any]]] = []
-        for module, device in self._others:
-            move = partial(_move, moved, device)
-            found.append((module, partial(_forward, (move,), module.forward)))
-        for index, stage in enumerate(self.stages[1:]):
-            move = partial(_move, moved, stage.device)
-            for number in range(stage.first, stage.stop):
-                layer = self._layers[number]
-                arrive = (partial(_hand_over, self.buffers, index),) if number == stage.first else ()
-                found.append((layer, partial(_forward, (*arrive, move), layer.forward)))
-        return found
 
     def step(self, paged: StagedKV, rows: Rows) -> StagedStep:
         """A step's attention."""
         return StagedStep(self.stages, tuple(map(PagedStep, paged.parts, repeat(rows))))
 
 
-def _forward(befores: tuple[_Before, ...], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    for before in befores:
-        args, kwargs = before(args, kwargs)
-    return forward(*args, **kwargs)
-
-
-def _move(moved: _Moved, device: torch.device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-    """Moves a module's arguments to ``device``."""
-    there: tuple[Any, ...] = _on(device, args, moved)
-    return there, _on(device, kwargs, moved)
+def _forward(moved: _Moved, device: torch.device, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls ``forward`` with its arguments on ``device``."""
+    return forward(*_on(device, args, moved), **_on(device, kwargs, moved))
 
 
 def _on(device: torch.device, value: Any, moved: _Moved) -> Any:
@@ -327,13 +259,6 @@ def _on(device: torch.device, value: Any, moved: _Moved) -> Any:
     if type(value) is dict:
         return dict(zip(value, map(_on, repeat(device), value.values(), repeat(moved)), strict=True))
     return value
-
-
-def _hand_over(buffers: Buffers, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
-    """Hidden states, a layer's first argument, come into their buffer."""
-    if args:
-        return (buffers.take(index, args[0]), *args[1:]), kwargs
-    return args, {**kwargs, "hidden_states": buffers.take(index, kwargs["hidden_states"])}
 
 
 @frozen(eq=False)

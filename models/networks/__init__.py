@@ -1,4 +1,4 @@
-"""The networks at work behind one protocol (`network`): Whisper, other encoder-decoders, decoders, encoders,
+"""The networks at work (`network` has their base): Whisper, other encoder-decoders, decoders, encoders,
 and the heads that pool.
 
 A network owns no tensor; it refers to what the executor's resource stack owns. The folder imports all folders of

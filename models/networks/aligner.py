@@ -19,7 +19,9 @@ from ...core.plan import AlignedTokens
 from ...core.request import Alignment
 from ..attention.alignment import cross_weights, first_frames, mean_weights
 from ..checkpoints.alignment import AlignmentSettings
-from .network import Feed, WhisperNetwork
+from ..memory.rows import slot_of
+from .network import Feed
+from .whisper_network import WhisperNetwork
 
 _ROWS = 32  # logits computed at once: a whole prompt's would take 90 MB
 
@@ -34,7 +36,7 @@ class _Read:
 
 @frozen(kw_only=True, eq=False)
 class WhisperAligner:
-    """Whisper's `Aligner`."""
+    """Tells when the tokens of a prompt of Whisper are spoken."""
 
     network: WhisperNetwork
     settings: AlignmentSettings
@@ -79,8 +81,7 @@ class WhisperAligner:
         return found
 
     def _answer(self, feed: Feed, read: _Read, alignment: Alignment) -> AlignedTokens:
-        slot = feed.part.cross_slot
-        assert slot is not None, f"sequence {feed.part.sequence_id} of an encoder-decoder model has no cross slot"
+        slot = slot_of(feed.part)
         queries = torch.from_numpy(np.concatenate(read.queries, 1)).to(self.network.device)
         mean = mean_weights(self._weights(queries, slot, alignment.frames), self.settings.filter_width)
         return AlignedTokens(frames=tuple(first_frames(mean.double().cpu().numpy())), logprobs=tuple(read.logprobs))

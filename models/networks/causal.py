@@ -27,7 +27,7 @@ from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
 from ..memory.rows import Rows
 from ..native.runner import Runner
-from .network import Feed, Outputs, Record
+from .network import Feed, Network, Outputs, Record
 from .pooling import PooledHead, Sums, check_pooling
 
 
@@ -41,7 +41,7 @@ class _Notes:
 
 
 @frozen(kw_only=True, eq=False)
-class CausalNetwork:
+class CausalNetwork(Network):
     """A decoder at work. ``generates`` is false where the module has no head for tokens; ``device`` is the first where
     there is a ``pipeline``, and pages are in stages then, and only then."""
 
@@ -64,25 +64,25 @@ class CausalNetwork:
         return "logits_to_keep" in signature(self.model.module.forward).parameters
 
     @property
-    def language(self) -> Any:
+    def decoder(self) -> Any:
         """The module whose attention is ours; others of it, which encode, keep their own."""
         return self.model.module if self.family is None else self.family.text(self.model.module)
 
+    @property
+    def is_native(self) -> bool:
+        """False of a multimodal model: torch computes its encoder."""
+        return self.native is not None and self.family is None
+
     def attach(self, implementation: str | None = None) -> None:
-        """Makes our attention, or another ``implementation``, the language model's."""
+        """Makes our attention, or another ``implementation``, the decoder's."""
         if implementation is None:
             implementation = PAGED if self.compiled is None else PAGED_APART
             register(implementation)
-        self.language.set_attn_implementation(implementation)
+        self.decoder.set_attn_implementation(implementation)
 
     def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
         assert self.family is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
         return encode_together(self.family, self.model, jobs)
-
-    def write_cross(self, slot: int, output: Tensor) -> None:
-        raise AssertionError(
-            f"slot {slot} is to be written with {tuple(output.shape)}, but there is no cross-attention"
-        )
 
     def start(self, record: Record) -> None:
         start = record.start
@@ -131,7 +131,7 @@ class CausalNetwork:
     def fed(
         self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs
     ) -> tuple[Tensor | Sequence[int], Rows]:
-        """See `Chooser`. Where no items are among the tokens, the library looks these up, too."""
+        """The step for the library, which looks tokens up itself where no items are among them."""
         rows = self._lay_out(feeds, wanted)
         if any(map(_holds_items, feeds)):
             return self._embed(feeds, rows.starts, outputs), rows

@@ -12,17 +12,16 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...core.plan import EncodeJob
 from ...core.request import Pooling
 from ..memory.module import TransformerModel
-from .network import Feed, Outputs, Record
+from .network import Feed, Network, Outputs, Record
 from .pooling import Sums, check_pooling, finish
 
 _FILLED = 0.25  # of a batch's rows, at most, are there to fill it up
 
 
 @frozen(kw_only=True, eq=False)
-class EncoderNetwork:
+class EncoderNetwork(Network):
     """An encoder of texts at work. ``pad`` fills prompts up: any token, since it is masked."""
 
     model: TransformerModel
@@ -31,22 +30,11 @@ class EncoderNetwork:
     classifies: bool
     device: torch.device
 
-    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
-        raise AssertionError(f"{len(jobs)} items are to be encoded, but the model reads text only")
-
-    def write_cross(self, slot: int, output: Tensor) -> None:
-        raise AssertionError(
-            f"slot {slot} is to be written with {tuple(output.shape)}, but there is no cross-attention"
-        )
-
     def start(self, record: Record) -> None:
         assert record.start.pooling is not None, (
             f"sequence {record.start.sequence_id} is to be generated, but the model gives vectors only"
         )
         check_pooling(record.start, classifies=self.classifies)
-
-    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
-        raise AssertionError(f"{wanted} of {len(feeds)} chunks are to be logits besides {outputs}, of vectors only")
 
     def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:  # noqa: ARG002
         answers: list[tuple[float, ...] | None] = [None] * len(feeds)

@@ -21,30 +21,22 @@ from ..architectures.crossed import CrossedFamily, Forward, told
 from ..attention.crossed import CROSSED, CrossCall, WriteCall, register_crossed
 from ..attention.layers import PagedCall, Witness
 from ..attention.paged import PagedStep
-from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel, forwards
-from ..memory.rows import Rows
-from ..memory.slots import CrossKV, CrossStep
+from ..memory.slots import CrossStep
 from ..native.crossed import CrossedDecoder
-from ..native.runner import Runner
-from .network import Feed, Outputs, Record
+from .network import CrossedNetwork, Feed, Outputs
 
 
 @frozen(kw_only=True, eq=False)
-class EncoderDecoderNetwork:
-    """An encoder-decoder at work. The witnesses hear what the decoder's layers ask for, see `trial_crossed.py`.
+class EncoderDecoderNetwork(CrossedNetwork):
+    """An encoder-decoder of transformers at work. The witnesses hear what the decoder's layers ask for.
 
     ``native`` computes steps; ``None``: the module does.
     """
 
     model: TransformerModel
     family: CrossedFamily
-    paged: PagedKV
-    cross: CrossKV
-    positions: int
     hidden: int  # numbers of one embedding of an encoder output
-    device: torch.device
-    native: Runner | None = None
     witness: Witness | None = None
     cross_witness: Witness | None = None
     _crossing: tuple[Any, ...] = field(init=False, repr=False)  # the cross-attention modules, one for each layer
@@ -65,6 +57,11 @@ class EncoderDecoderNetwork:
     def decoder(self) -> Any:
         """The module whose attention is ours."""
         return self.model.module.get_decoder()
+
+    @property
+    def is_native(self) -> bool:
+        """False: torch computes the encoder."""
+        return False
 
     def attach(self, implementation: str | None = None) -> None:
         """Makes our attention, or another ``implementation``, the decoder's."""
@@ -89,17 +86,12 @@ class EncoderDecoderNetwork:
         for module in self._crossing:
             module(hidden_states=row, key_value_states=output[None], triolet=call)
 
-    def start(self, record: Record) -> None:
-        start = record.start
-        assert not start.placeholders, f"sequence {start.sequence_id}: an encoder-decoder places no items in a prompt"
-        assert start.pooling is None, f"sequence {start.sequence_id}: an encoder-decoder pools nothing"
-
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
         if self.native is not None:
             return self.native.step(*self.fed(feeds, wanted, outputs))
         self.paged.enter([feed.part for feed in feeds])
-        rows = self._lay_out(feeds, wanted)
-        tokens = torch.tensor([token for index in rows.order for token in feeds[index].tokens]).to(self.device)
+        fed, rows = self.fed(feeds, wanted)
+        tokens = torch.tensor(fed).to(self.device)
         positions = torch.tensor(rows.positions).to(self.device)
         chosen = torch.tensor(rows.wanted, dtype=torch.long).to(self.device)
         distances = self.family.distances(self.model.module, self.positions)
@@ -114,19 +106,6 @@ class EncoderDecoderNetwork:
             call.step = cross_call.step = None
         logits: Tensor = answer.logits[0].float().contiguous()
         return logits
-
-    def _lay_out(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
-        return Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
-
-    def fed(
-        self,
-        feeds: Sequence[Feed],
-        wanted: Sequence[tuple[int, int]],
-        outputs: Outputs,  # noqa: ARG002
-    ) -> tuple[Sequence[int], Rows]:
-        """See `Chooser`."""
-        rows = self._lay_out(feeds, wanted)
-        return [token for index in rows.order for token in feeds[index].tokens], rows
 
     def _instead(
         self, positions: Tensor, distances: Tensor | None, rows: Tensor, call: PagedCall, cross_call: CrossCall
@@ -150,9 +129,6 @@ class EncoderDecoderNetwork:
         output: Any = BaseModelOutput(last_hidden_state=hidden)
         output.attention_mask = None  # which some encoders add
         return output
-
-    def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
-        raise AssertionError(f"{len(feeds)} chunks are to be pooled with {outputs}, but the model pools nothing")
 
 
 def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[EncodeJob]) -> list[Tensor]:

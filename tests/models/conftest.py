@@ -32,7 +32,7 @@ from triolet.core.config import EngineConfig
 from triolet.core.model import ModelDescription
 from triolet.core.plan import Chunk, CrossWrite, EncodeJob, SampledToken, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams, TimestampRules
-from triolet.models.blueprints.passed import PassedTrials
+from triolet.models.blueprints.passed import PassedComparisons
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import reachable_tensors, storages
 from triolet.models.native.library import Library
@@ -79,9 +79,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def every_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial that was passed is repeated: tests plant faults in what it finds."""
-    monkeypatch.setattr(PassedTrials, "once", lambda trials, key, prove: prove())
+def every_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison that was passed is repeated: tests plant faults in what it finds."""
+    monkeypatch.setattr(PassedComparisons, "once", lambda passed, key, prove: prove())
 
 
 @pytest.fixture(scope="session")
@@ -564,3 +564,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoi
         return Checkpoint.open(name, make_checkpoint(name, tmp_path_factory.mktemp(name)))
 
     return open_once
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``folder(family)`` gives the folder of a tiny checkpoint of the family. Nobody changes it."""
+    return functools.cache(lambda family: make_checkpoint(family, tmp_path_factory.mktemp(family)))

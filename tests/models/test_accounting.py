@@ -6,7 +6,6 @@ torch's operations make (`watch`), and from torch's allocator. On CUDA: from `to
 
 from __future__ import annotations
 
-import gc
 from functools import partial
 
 import numpy as np
@@ -15,14 +14,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError
-from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
+from triolet.core.plan import Chunk, CrossWrite, DeviceMemory, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models import executor as module
 from triolet.models import sampler as drawing
+from triolet.models.blueprints import blueprint as common
 from triolet.models.blueprints import read as reading
 from triolet.models.blueprints import whisper as blueprint
 from triolet.models.executor import TorchExecutor
-from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.resources import ResourceStack
 from triolet.models.native.library import Library
 from triolet.testing.tensors import live_bytes
@@ -148,28 +147,6 @@ class CapturesGraphs(TorchExecutor):
         return description
 
 
-class Speculates(TorchExecutor):
-    """The draft's KV is taken with the first step."""
-
-    draft = None
-
-    def step(self, plan):
-        if self.draft is None:
-            self.draft = PagedKV.allocate(
-                layers=1, pages=3, page_size=4, heads=1, width=8, dtype=torch.float32, device=torch.device("cpu")
-            )
-        return super().step(plan)
-
-
-class Pools(TorchExecutor):
-    """A pooling head of its own weights."""
-
-    def open(self):
-        description = super().open()
-        self.head = torch.nn.Linear(7, 1)
-        return description
-
-
 class Pipelines(TorchExecutor):
     """Buffers between the stages of a pipeline are in nobody's attribute."""
 
@@ -179,14 +156,6 @@ class Pipelines(TorchExecutor):
 
 
 PIPELINE: list[torch.Tensor] = []
-
-
-class Remembers(TorchExecutor):
-    """The last batch's output is kept until the next one."""
-
-    def encode(self, jobs):
-        super().encode(jobs)
-        self.last = self._open.outputs.get(jobs[0].key)[:1].clone()
 
 
 class Twice(TorchExecutor):
@@ -200,17 +169,14 @@ class Twice(TorchExecutor):
 
 PLANTED = [
     (CapturesGraphs, "leads to [44] bytes that nobody counts"),
-    (Speculates, "leads to [1024] bytes that nobody counts"),
-    (Pools, "leads to [4, 28] bytes that nobody counts"),
     (Pipelines, "[52, 52, 52] bytes live that nobody counts"),
-    (Remembers, "leads to [192] bytes that nobody counts"),
     (Twice, "counted twice: [('self_kv', 'pages')]"),
 ]
 
 
 @pytest.mark.parametrize(("make_executor", "told"), PLANTED, ids=[planted.__name__ for planted, _ in PLANTED])
 def test_a_kind_of_buffer_that_is_not_registered_is_found(books, drive, work, make_executor, told):
-    """S2, S3: captured graphs, a speculator, a pooling head, buffers of a pipeline, the last batch."""
+    """S2, S3: captured graphs, buffers of a pipeline, and one buffer under two names."""
     driver = drive(make_executor)
     work(driver)
     try:
@@ -219,36 +185,6 @@ def test_a_kind_of_buffer_that_is_not_registered_is_found(books, drive, work, ma
     finally:
         PIPELINE.clear()
     assert told in str(found.value)
-
-
-def test_a_new_kind_of_buffer_takes_one_line(books, drive, work):
-    """It is counted, released with the rest, taken again by `wake`, and bothers nobody."""
-
-    class Graphs:
-        def __init__(self):
-            self.inputs = [torch.zeros(11)]
-
-        def tensors(self):
-            return self.inputs
-
-        def release(self):
-            self.inputs.clear()
-
-    class CapturesGraphsProperly(TorchExecutor):
-        def _take(self, blueprint, load):
-            taken = super()._take(blueprint, load)
-            self.graphs = self._stack.own("graphs", Graphs())
-            return taken
-
-    driver = drive(CapturesGraphsProperly)
-    work(driver)
-    assert books.check(driver.executor)["graphs"] == 44
-    driver.executor.sleep(keep_weights=False)
-    assert books.check(driver.executor) == {}
-    driver.executor.wake()
-    assert books.check(driver.executor)["graphs"] == 44
-    driver.executor.close()
-    assert books.live() == {}
 
 
 @pytest.mark.parametrize("forgotten", [owner for owner in OWNERS if not (NATIVE and owner == "rule_masks")])
@@ -387,15 +323,8 @@ def read_once(monkeypatch):
 
 
 STAGES = [
-    (reading, "read_checkpoint"),
-    (blueprint.WeightFiles, "open"),
     (blueprint.WeightFiles, "get"),
-    (blueprint.LogMel, "build"),
-    (blueprint.WhisperModel, "load"),
-    (blueprint.PagedKV, "allocate"),
-    (blueprint.CrossKV, "allocate"),
-    (module.RuleMasks, "__init__"),
-    (module.EncoderOutputs, "__init__"),
+    (common.PagedKV, "allocate"),
     (module._Open, "__init__"),
     (blueprint.WhisperBlueprint, "describe"),
     (torch, "set_num_threads"),
@@ -523,19 +452,6 @@ def allocated(device, drive, work, no_collector):
     return live_bytes
 
 
-def test_close_gives_every_byte_back_in_time(device, allocated, drive, work):
-    """The count is as before `open`, exactly, when `close` returns."""
-    before = allocated()
-    driver = drive(device=device)
-    work(driver)
-    held = driver.executor.memory()
-    assert allocated() >= before + held.total  # CUDA rounds each up
-    driver.executor.close()
-    assert allocated() == before
-    assert driver.executor.released.before == held.by_owner
-    assert driver.executor.released.kept == {}
-
-
 def test_close_gives_every_byte_back_after_errors(device, allocated, drive, audio, ids, watch):
     """Errors of encode batches and steps are kept by somebody; the count is as before all the same."""
     before, kept = allocated(), []
@@ -569,24 +485,22 @@ def test_an_open_that_fails_gives_every_byte_back(device, allocated, checkpoint,
         assert allocated() == before, f"storage {number}: {kept.value}"
 
 
-@pytest.mark.parametrize("keep_weights", [True, False])
-def test_an_executor_that_sleeps_holds_nothing_of_the_device(device, allocated, drive, work, keep_weights):
-    """CUDA's count is as before `open`, whether the weights are parked or not; on the CPU parked weights are all that
-    is left. After `wake` and `close` nothing is."""
+def test_sleep_and_close_give_every_byte_back_in_time(device, allocated, drive, work):
+    """The count is as before `open`, exactly, when the call returns; on the CPU parked weights are all that is left."""
     before = allocated()
     driver = drive(device=device)
-    work(driver)
-    weights = driver.executor.memory().by_owner["weights"]
-    driver.executor.sleep(keep_weights=keep_weights)
-    assert driver.executor.memory().by_owner == ({"parked_weights": weights} if keep_weights else {})
-    assert driver.executor.memory().device == "cpu"
-    assert allocated() == before + (weights if device == "cpu" and keep_weights else 0)
-    driver.executor.wake()
-    work(driver)
-    driver.executor.close()
+    executor = driver.executor
+    for keep_weights in (True, False):
+        work(driver)
+        held = executor.memory()
+        assert allocated() >= before + held.total  # CUDA rounds each up
+        executor.sleep(keep_weights=keep_weights)
+        weights = held.by_owner["weights"] if keep_weights else 0
+        assert executor.memory() == DeviceMemory(device="cpu", by_owner={"parked_weights": weights} if weights else {})
+        assert allocated() == before + (weights if device == "cpu" else 0)
+        executor.wake()
+    held = executor.memory()
+    executor.close()
     assert allocated() == before
-
-
-def test_the_collector_is_off(no_collector):
-    """Else these tests would prove nothing of reference counts."""
-    assert not gc.isenabled()
+    assert executor.released.before == held.by_owner
+    assert executor.released.kept == {}

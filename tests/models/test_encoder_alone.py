@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +27,7 @@ from triolet.models.checkpoints.stored import StoredTensor
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import storages
 from triolet.models.native.library import Library
-from triolet.testing.families import FAMILIES, make_checkpoint
+from triolet.testing.families import FAMILIES
 
 from .media import PLACEHOLDERS, Checkpoint, sound
 
@@ -49,11 +48,6 @@ ALONE = evolve(SMALL, part="encoder")
 NATIVE = set() if Library.load() is None else {"native"}
 Opens = Callable[..., tuple[TorchExecutor, ModelDescription]]
 Folder = Callable[[str], Path]
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    return functools.cache(lambda name: make_checkpoint(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture
@@ -347,7 +341,7 @@ def test_a_sequence_is_not_started(opens: Opens, checkpoint: Path) -> None:
         probe=None,
     )
     plan = StepPlan(step_id=1, epoch=0, started=(start,), ended=(), cross_writes=(), chunks=())
-    with pytest.raises(AssertionError, match="no decoder"):
+    with pytest.raises(AssertionError, match="EncoderAlone starts no sequence"):
         alone.step(plan)
 
 

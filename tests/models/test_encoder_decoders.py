@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shutil
@@ -23,21 +22,9 @@ from triolet.models.executor import TorchExecutor
 from triolet.models.native.crossed import CrossedDecoder
 from triolet.models.native.library import Library
 from triolet.models.sampling.logits import SamplerInput, apply_rules, repeats
-from triolet.testing.families import make_checkpoint
 
 NAMES = ("moonshine", "bart", "t5")
 SMALL = EngineConfig(dtype="float32", device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """``folder(name)``: a tiny checkpoint of it, which nobody changes."""
-
-    @functools.cache
-    def make(name):
-        return make_checkpoint(name, tmp_path_factory.mktemp(name))
-
-    return make
 
 
 @pytest.fixture

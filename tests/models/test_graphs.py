@@ -7,7 +7,6 @@ tests run on captured graphs.
 
 from __future__ import annotations
 
-import functools
 import logging
 
 import pytest
@@ -28,29 +27,15 @@ from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.module import TransformerModel
 from triolet.models.memory.rows import Rows
 from triolet.models.networks.causal import CausalDecode
-from triolet.testing.families import make_checkpoint
 
-from .media import VISION
 from .texts import TextDriver, TextJob, generate, noise
 
-DECODERS = ("llama", "qwen3", "gemma2", "gemma3", "mistral")
 LENGTHS = (1, 5, 23, 40, 70)
 CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 BOTH = pytest.mark.parametrize(
     ("place", "mode"),
     [("cpu", "eager"), pytest.param("cuda", "eager", marks=CUDA), pytest.param("cuda", "auto", marks=CUDA)],
 )
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """``folder(family)``: a tiny checkpoint of it, which nobody changes."""
-
-    @functools.cache
-    def make(family):
-        return make_checkpoint(family, tmp_path_factory.mktemp(family))
-
-    return make
 
 
 @pytest.fixture
@@ -87,7 +72,7 @@ def mixed_jobs(**changes):
 
 
 @BOTH
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3"])
 def test_recorded_steps_give_the_tokens_of_transformers(start, folder, family, place, mode):
     """Joining, leaving and starting again, over the borders of buckets in both directions; prefill and mixed steps
     between them are computed as they come."""
@@ -104,16 +89,7 @@ def test_recorded_steps_give_the_tokens_of_transformers(start, folder, family, p
     assert told.refused == ""
 
 
-@BOTH
-@pytest.mark.parametrize("page_size", [1, 64])
-def test_page_sizes_change_no_token(start, place, mode, page_size):
-    """One position a page; more than a sequence."""
-    plain = start("gemma3", "off", place, page_size=page_size).run(*mixed_jobs())
-    recorded = start("gemma3", mode, place, page_size=page_size).run(*mixed_jobs())
-    assert [one.tokens for one in recorded] == [one.tokens for one in plain]
-
-
-@pytest.mark.parametrize("name", [*VISION, "qwen2_audio"])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen2_audio"])
 def test_what_follows_images_and_audio_is_recorded_too(open_driver, opened, name):
     """Where positions have three dimensions, a token behind the prompt has one number for all of them; inside, the step
     is computed as it comes."""
@@ -240,7 +216,7 @@ class NothingFromTheHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", [*DECODERS, "qwen2_vl", "qwen2_5_vl", "llava", "smolvlm", "qwen2_audio"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "gemma3", "qwen2_vl", "smolvlm"])
 def test_a_decode_asks_nothing_of_the_device_and_takes_nothing_to_it(start, name):
     """On the meta device a number cannot be asked for, and tensors of two devices cannot meet: what runs there can be
     captured, as far as the host is concerned."""
@@ -251,14 +227,13 @@ def test_a_decode_asks_nothing_of_the_device_and_takes_nothing_to_it(start, name
         CausalDecode.of(network).rehearse(inputs)
 
 
-@pytest.mark.parametrize("asks", [lambda logits: logits[0, 0].item(), lambda logits: logits.nonzero()])
-def test_a_model_that_asks_the_device_for_something_is_never_captured(start, monkeypatch, caplog, asks):
+def test_a_model_that_asks_the_device_for_something_is_never_captured(start, monkeypatch, caplog):
     """The rehearsal finds out: nothing is recorded that would have to be broken off. The tokens stay the same."""
     compute, captured = CausalDecode.__call__, []
 
     def asking(self, inputs):
         compute(self, inputs)
-        asks(inputs.logits)
+        inputs.logits[0, 0].item()
 
     monkeypatch.setattr(EagerRecorder, "capture", lambda self, function, inputs: captured.append(inputs))
     monkeypatch.setattr(CausalDecode, "__call__", asking)
@@ -444,16 +419,14 @@ def test_a_recorded_step_that_runs_out_of_memory_leaves_nothing(books, start, wa
     books.check(driver.executor)
 
 
-@pytest.mark.parametrize("target", ["GraphManager.allocate", "GraphManager.prove", "CausalDecode.of"])
-def test_an_open_that_fails_at_the_graphs_leaves_nothing(books, folder, config, monkeypatch, target):
-    """Before they are owned, and after."""
+def test_an_open_that_fails_at_the_graphs_leaves_nothing(books, folder, config, monkeypatch):
     executor = TorchExecutor(folder("llama"), config(graphs="eager"))
 
     def fail(*args, **kwargs):
         raise RuntimeError("planted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"triolet.models.{'networks.causal' if 'Causal' in target else 'launch.graphs'}.{target}", fail)
+        patch.setattr(GraphManager, "prove", fail)
         with pytest.raises(RuntimeError, match="planted") as kept:
             executor.open()
     assert books.live() == {}, f"{kept.value} keeps tensors"

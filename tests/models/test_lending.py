@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,18 +16,12 @@ from triolet.core.errors import BorrowFailed
 from triolet.core.model import ModelDescription
 from triolet.core.plan import EncodeJob, LentOutput
 from triolet.models.executor import TorchExecutor
-from triolet.testing.families import make_checkpoint
 
 from .media import PLACEHOLDERS, Checkpoint
 
 CROSSED = ("moonshine", "bart", "t5")
 SMALL = EngineConfig(dtype="float32", device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
 Opens = Callable[..., tuple[TorchExecutor, ModelDescription]]
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return functools.cache(lambda name: make_checkpoint(name, tmp_path_factory.mktemp(name)))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from triolet.core.plan import Chunk, SequenceStart
 from triolet.core.request import LogitRules, SamplingParams
 from triolet.models.architectures.crossed import find_crossed_family
-from triolet.models.blueprints.trial import Nothing
+from triolet.models.blueprints.comparison import Nothing
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.module import TransformerModel
 from triolet.models.memory.slots import CrossKV

@@ -1,4 +1,4 @@
-"""A trial that was passed is not repeated, until something that it depends on changes."""
+"""A comparison that was passed is not repeated, until something that it depends on changes."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from attrs import evolve
 from triolet.core.config import EngineConfig
 from triolet.core.errors import UnsupportedModel
 from triolet.models.blueprints import text
-from triolet.models.blueprints.passed import PassedTrials, trial_key
+from triolet.models.blueprints.passed import PassedComparisons, comparison_key
 from triolet.models.executor import TorchExecutor
 from triolet.models.machine.cache import CacheFile
 from triolet.testing.families import make_checkpoint
 
 
 @pytest.fixture(autouse=True)
-def every_trial():
+def every_comparison():
     """But not here."""
 
 
 @pytest.fixture
 def tried(monkeypatch, tmp_path):
-    """The checkpoints that were tried out."""
+    """The checkpoints that were compared."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tried, really = [], text.try_out
+    tried, really = [], text.compare_decoder
 
-    def try_out(network, checkpoint, dtype, native):
+    def compare_decoder(network, checkpoint, dtype, native):
         tried.append(checkpoint.folder.name)
         really(network, checkpoint, dtype, native)
 
-    monkeypatch.setattr(text, "try_out", try_out)
+    monkeypatch.setattr(text, "compare_decoder", compare_decoder)
     return tried
 
 
@@ -43,7 +43,7 @@ def opened(folder, **changes):
     executor.close()
 
 
-def test_a_checkpoint_is_tried_out_once(tried, tmp_path):
+def test_a_checkpoint_is_compared_once(tried, tmp_path):
     folder = make_checkpoint("llama", tmp_path / "llama")
     opened(folder)
     opened(folder)
@@ -59,54 +59,54 @@ def test_a_checkpoint_is_tried_out_once(tried, tmp_path):
 
 
 def test_what_was_refused_is_tried_again(tmp_path):
-    trials = PassedTrials(CacheFile(tmp_path / "trials.json"))
+    passed_ones = PassedComparisons(CacheFile(tmp_path / "comparisons.json"))
 
     def refuse():
         raise UnsupportedModel("it differs")
 
     for _ in range(2):
         with pytest.raises(UnsupportedModel):
-            trials.once("key", refuse)
+            passed_ones.once("key", refuse)
     passed = []
-    trials.once("key", lambda: passed.append(1))
-    trials.once("key", lambda: passed.append(2))
+    passed_ones.once("key", lambda: passed.append(1))
+    passed_ones.once("key", lambda: passed.append(2))
     assert passed == [1]
 
 
 def test_the_latest_are_kept(tmp_path):
-    trials = PassedTrials(CacheFile(tmp_path / "trials.json"))
+    passed_ones = PassedComparisons(CacheFile(tmp_path / "comparisons.json"))
     for key in range(300):
-        trials.once(str(key), lambda: None)
+        passed_ones.once(str(key), lambda: None)
     called = []
-    trials.once("299", lambda: called.append("299"))
-    trials.once("0", lambda: called.append("0"))
+    passed_ones.once("299", lambda: called.append("299"))
+    passed_ones.once("0", lambda: called.append("0"))
     assert called == ["0"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"passed": 7}'])
 def test_a_file_that_nobody_can_follow_is_replaced(tmp_path, text):
-    (tmp_path / "trials.json").write_text(text)
-    trials, called = PassedTrials(CacheFile(tmp_path / "trials.json")), []
-    trials.once("key", lambda: called.append(1))
-    trials.once("key", lambda: called.append(2))
+    (tmp_path / "comparisons.json").write_text(text)
+    passed_ones, called = PassedComparisons(CacheFile(tmp_path / "comparisons.json")), []
+    passed_ones.once("key", lambda: called.append(1))
+    passed_ones.once("key", lambda: called.append(2))
     assert called == [1]
 
 
 def test_a_key_is_of_all_that_matters(monkeypatch):
     base = ({"config.json": "a"}, "weights", [torch.device("cpu")], torch.float32)
     keys = [
-        trial_key(*base),
-        trial_key({"config.json": "b"}, *base[1:]),
-        trial_key(base[0], "others", *base[2:]),
-        trial_key(*base[:2], [torch.device("cpu")] * 2, base[3]),
-        trial_key(*base[:3], torch.bfloat16),
-        trial_key(*base, "int8"),
+        comparison_key(*base),
+        comparison_key({"config.json": "b"}, *base[1:]),
+        comparison_key(base[0], "others", *base[2:]),
+        comparison_key(*base[:2], [torch.device("cpu")] * 2, base[3]),
+        comparison_key(*base[:3], torch.bfloat16),
+        comparison_key(*base, "int8"),
     ]
-    assert trial_key(*base) == keys[0]
+    assert comparison_key(*base) == keys[0]
     monkeypatch.setattr("triolet.models.blueprints.passed.machine_name", lambda: "another machine")
-    keys.append(trial_key(*base))
+    keys.append(comparison_key(*base))
     monkeypatch.setattr("transformers.__version__", "99")
-    keys.append(trial_key(*base))
+    keys.append(comparison_key(*base))
     monkeypatch.setattr("pathlib.Path.read_bytes", lambda path: b"other code")
-    keys.append(trial_key(*base))
+    keys.append(comparison_key(*base))
     assert len(set(keys)) == 9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 
 import pytest
 import torch
@@ -23,12 +22,6 @@ from triolet.testing.families import make_checkpoint
 from .texts import TextDriver, TextJob, generate, noise
 
 FAMILIES = ("llama", "mistral", "qwen3", "gemma3")
-
-
-@pytest.fixture(scope="session")
-def folder(tmp_path_factory):
-    """``folder(family)``: a tiny checkpoint of it, which nobody changes."""
-    return functools.cache(lambda family: make_checkpoint(family, tmp_path_factory.mktemp(family)))
 
 
 def matrices(model):

@@ -1,0 +1,314 @@
+"""The comparison with transformers before an engine opens: a few tokens through the module as transformers runs it, and
+as the engine does. A decoder is read by our attention, in chunks and side by side, an encoder with prompts that are
+filled up to one length. A model whose numbers differ, or that cannot be run, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+import torch
+from attrs import define, evolve, field
+from torch import Tensor
+
+from ...core.errors import InvalidRequest, UnsupportedModel
+from ...core.plan import Chunk, SequenceStart
+from ...core.request import LogitRules, Pooling, SamplingParams
+from ..architectures.crossed_checkpoint import CrossedCheckpoint
+from ..architectures.text import TextCheckpoint
+from ..attention.layers import LayerRequest
+from ..linear.modules import exactly
+from ..memory.kv import PagedKV
+from ..native.runner import Runner
+from ..networks.causal import CausalNetwork
+from ..networks.encoder import EncoderNetwork
+from ..networks.encoder_decoder import EncoderDecoderNetwork
+from ..networks.network import Feed, Record
+
+_LENGTHS = (11, 5)  # of a decoder's two prompts; the first is read in two chunks
+LONGEST = max(_LENGTHS)
+_EMBEDDINGS = (9, 7)  # of the encoder outputs that they read: near enough to be attended together
+_SIMILAR = (17, 13)  # of an encoder's prompts: they share a batch, and the second is filled up
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest number
+_TOLERANCE_OF_INT8 = 0.1  # where inputs are quantized, one between two values may be rounded to either
+
+Checkpoint = TextCheckpoint | CrossedCheckpoint
+Decoder = CausalNetwork | EncoderDecoderNetwork
+
+
+class Nothing:
+    """No encoder outputs."""
+
+    def get(self, key: str) -> Tensor:
+        raise AssertionError(f"{key!r} is read in a comparison")
+
+
+def compare_decoder(
+    network: Decoder,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    open_native: Callable[[Any], Runner] | None = None,
+) -> None:
+    """Compares a decoder, and refuses the model or attaches our attention to it.
+
+    Args:
+        dtype: what the module computes in.
+        open_native: opens the native library over the pages and slots of a network; ``None``: the module computes.
+            Where the network's pages are of another dtype, both are compared: pages of ``dtype`` show that the library
+            computes the model, the others that their format costs no more than its bits.
+
+    Raises:
+        UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
+    """
+    prompts, outputs = _prompts(checkpoint, _LENGTHS), _outputs(network, dtype)
+    compiled, kept = getattr(network, "compiled", None), network.paged.dtype
+    own, witnesses = _over(network, dtype), [_Witness(checkpoint)]
+    if isinstance(own, CausalNetwork):
+        witnessed: Decoder = evolve(own, witness=witnesses[0])
+    else:
+        witnesses.append(_Witness(checkpoint))
+        witnessed = evolve(own, witness=witnesses[0], cross_witness=witnesses[1])
+    with refused(partial(_refusal, checkpoint)), exactly(own.decoder):
+        if not own.decoder._can_set_attn_implementation():
+            raise _refusal(checkpoint, "does not let its attention be replaced")
+        own.attach("eager")  # transformers' exact one
+        expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension: a closure, `core.frames`
+        own.attach()
+        found = _read(witnessed, prompts, outputs, witnesses)
+    _compare(expected, found, checkpoint, dtype, "with the engine's attention than with its own")
+    for stored in dict.fromkeys((dtype, kept)):
+        if open_native is None:
+            break
+        over = own if stored == dtype else _over(network, stored)
+        with _opened(open_native, over) as native, refused(partial(_refusal, checkpoint)):
+            found, int8 = _read(evolve(over, native=native), prompts, outputs), native.in_int8
+        _compare(expected, found, checkpoint, stored, _by_library(stored, dtype), int8=int8)
+    if isinstance(own, CausalNetwork) and compiled is not None:
+        found = _compile(evolve(own, compiled=compiled), prompts)
+        _compare(expected, found, checkpoint, dtype, "with compiled layers than with its own")
+
+
+def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: torch.dtype) -> None:
+    """Compares prompts that share a batch with each of them alone: padding of the shorter one is masked, but some
+    architectures mix it in all the same (by convolutions, Fourier transforms or pooling).
+
+    Raises:
+        UnsupportedModel: it cannot be run, or the numbers differ.
+    """
+    prompts = _prompts(checkpoint, _SIMILAR)
+    with refused(partial(_refusal, checkpoint)), exactly(network.model.module):
+        expected = [_mean(network, prompt) for prompt in prompts]
+        records = [_record(number, prompt, Pooling(kind="mean")) for number, prompt in enumerate(prompts)]
+        found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], Nothing())
+    _compare(
+        expected, list(map(torch.tensor, found)), checkpoint, dtype, "for a prompt that is read beside a longer one"
+    )
+
+
+def _over(network: Decoder, dtype: torch.dtype) -> Decoder:
+    """The network by torch alone, with a page, and a slot, of its own for each prompt."""
+    changes: dict[str, Any] = {"dtype": dtype} if isinstance(network.paged, PagedKV) else {}
+    paged: Any = network.paged.another(pages=len(_LENGTHS), page_size=LONGEST, **changes)
+    if isinstance(network, CausalNetwork):
+        return evolve(network, paged=paged, compiled=None, graphs=None, native=None)
+    return evolve(network, paged=paged, cross=network.cross.another(len(_LENGTHS), dtype), native=None)
+
+
+@contextmanager
+def _opened(open_native: Callable[[Any], Runner], network: Decoder) -> Iterator[Runner]:
+    runner = open_native(network)
+    try:
+        yield runner
+    finally:
+        runner.release()
+
+
+def _by_library(stored: torch.dtype, dtype: torch.dtype) -> str:
+    held = "" if stored == dtype else f" with keys and values in {str(stored).removeprefix('torch.')}"
+    return f"by the native library{held} than by transformers"
+
+
+def _compile(network: CausalNetwork, prompts: list[list[int]]) -> list[Tensor]:
+    """Each last row, by compiled layers. The code for all numbers of rows is made here.
+
+    Raises:
+        InvalidRequest: torch cannot compile here.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+
+    network.attach()
+    records = _started(network, prompts)
+    feeds = [_feed(record, 0, len(record.tokens)) for record in records]
+    try:
+        _last(network, feeds)
+        _last(network, feeds[1:])
+        return [_last(network, [_feed(record, len(record.tokens) - 1, 1)])[0] for record in records]
+    except TorchDynamoException as error:
+        raise InvalidRequest(
+            f"compile=True, but torch.compile fails here: {type(error).__name__}: {error}; use compile=False, or "
+            "install what it needs (a C++ compiler on the CPU)"
+        ) from error
+
+
+@contextmanager
+def refused(refusal: Callable[[str], UnsupportedModel]) -> Iterator[None]:
+    """Turns a module's errors into a ``refusal`` of the checkpoint. Errors of memory and of the device pass."""
+    try:
+        yield
+    except (UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # modules raise many kinds: wrapped, not hidden
+        if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for it
+            raise
+        raise refusal(f"cannot be run ({type(error).__name__}: {error})") from error
+
+
+def _prompts(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[list[int]]:
+    """Tokens from all over the vocabulary, but none that stands for an item."""
+    special = {getattr(checkpoint.config, name, None) for name in vars(checkpoint.config) if name.endswith("token_id")}
+    special |= set(checkpoint.tokenizer.all_special_ids)
+    size = checkpoint.shape.vocabulary
+    plain = (token for step in range(7 * size) if (token := (step * 7919 + 13) % size) not in special)
+    return [[next(plain, 0) for _ in range(min(length, checkpoint.shape.positions))] for length in lengths]
+
+
+def _outputs(network: Decoder, dtype: torch.dtype) -> list[Tensor]:
+    """An encoder output for each prompt of an encoder-decoder, as there may be one."""
+    if isinstance(network, CausalNetwork):
+        return [torch.empty(0)] * len(_LENGTHS)
+    lengths = [min(length, network.cross.embeddings) for length in _EMBEDDINGS]
+    rows = [torch.arange(length * network.hidden, device=network.device).float() for length in lengths]
+    return [row.mul(0.7).sin().view(length, -1).to(dtype) for row, length in zip(rows, lengths, strict=True)]
+
+
+def _reference(network: Decoder, prompt: list[int], output: Tensor) -> Tensor:
+    """The last position's row, by transformers alone."""
+    tokens, module = torch.tensor([prompt], device=network.device), network.model.module
+    if isinstance(network, EncoderDecoderNetwork):
+        read = network.encoder_output(output[None])
+        last: Tensor = module(encoder_outputs=read, decoder_input_ids=tokens, use_cache=False).logits
+        return last[0, -1].float()
+    positions = torch.arange(len(prompt), device=network.device)[None]
+    with network.crossing():
+        answer = (module if network.generates else module.base_model)(tokens, position_ids=positions, use_cache=False)
+    last = answer.logits if network.generates else answer.last_hidden_state
+    return last[0, -1].float()
+
+
+def _mean(network: EncoderNetwork, prompt: list[int]) -> Tensor:
+    """The mean of one prompt's last hidden states, by transformers alone."""
+    hidden: Tensor = network.model.module.base_model(torch.tensor([prompt], device=network.device)).last_hidden_state
+    return hidden[0].float().mean(0).cpu()
+
+
+def _read(
+    network: Decoder, prompts: list[list[int]], outputs: list[Tensor], witnesses: Sequence[_Witness] = ()
+) -> list[Tensor]:
+    """The last position's rows, by the engine: the first prompt's beginning beside the second, then its rest."""
+    if isinstance(network, EncoderDecoderNetwork):
+        for slot, output in enumerate(outputs):
+            network.write_cross(slot, output)
+    first, second = _started(network, prompts)
+    cut = max(1, len(first.tokens) - 4)
+    beginning = _last(network, [_feed(first, 0, cut), _feed(second, 0, len(second.tokens))])
+    for witness in witnesses:
+        witness.check()
+    if cut == len(first.tokens):
+        return beginning
+    return [_last(network, [_feed(first, cut, len(first.tokens) - cut)])[0], beginning[1]]
+
+
+def _started(network: Decoder, prompts: list[list[int]]) -> list[Record]:
+    records = list(map(_record, range(len(prompts)), prompts))
+    for record in records:
+        network.start(record)
+    return records
+
+
+def _last(network: Decoder, feeds: list[Feed]) -> list[Tensor]:
+    """The last row of each chunk."""
+    wanted = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
+    rows = network.rows if isinstance(network, CausalNetwork) else network.logits
+    return list(rows(feeds, wanted, Nothing()))
+
+
+def _record(number: int, prompt: list[int], pooling: Pooling | None = None) -> Record:
+    start = SequenceStart(
+        sequence_id=number,
+        token_ids=tuple(prompt),
+        prompt_length=len(prompt),
+        sampling=SamplingParams(),
+        rules=LogitRules(),
+        probe=None,
+        pooling=pooling,
+    )
+    return Record(start, list(prompt))
+
+
+def _feed(record: Record, start: int, length: int) -> Feed:
+    number = record.start.sequence_id
+    part = Chunk(sequence_id=number, start=start, length=length, page_table=(number,), cross_slot=number, samples=False)
+    return Feed(part=part, record=record)
+
+
+@define(eq=False)
+class _Witness:
+    """Notes that each layer asks once in a step, for what the KV was laid out for."""
+
+    checkpoint: Checkpoint
+    layers: list[int] = field(init=False, factory=list)
+
+    def hear(self, request: LayerRequest) -> None:
+        shape = self.checkpoint.shape
+        if request.layer in self.layers or not request.layer < shape.layers:
+            raise _refusal(
+                self.checkpoint,
+                f"has {shape.layers} layers by config.json, but attention is asked by layer {request.layer} after the "
+                f"layers {self.layers}",
+            )
+        self.layers.append(request.layer)
+        sizes = (request.kv_heads, request.head_dim, request.value_dim)
+        if sizes != (shape.kv_heads, shape.head_dim, shape.head_dim):
+            raise _refusal(
+                self.checkpoint,
+                f"has a layer {request.layer} with keys and values of {request.kv_heads} heads by {request.head_dim} "
+                f"and {request.value_dim}, where config.json tells {shape.kv_heads} by {shape.head_dim}",
+            )
+        if request.window != shape.windows[request.layer]:
+            raise _refusal(
+                self.checkpoint,
+                f"has a layer {request.layer} with a window of {request.window} positions, where config.json tells "
+                f"{shape.windows[request.layer]}",
+            )
+
+    def check(self) -> None:
+        """Refuses the model after a step in which not all layers have asked: somebody else mixes the positions."""
+        silent = sorted(set(range(self.checkpoint.shape.layers)) - set(self.layers))
+        if silent:
+            raise _refusal(self.checkpoint, f"asks for no attention in its layers {', '.join(map(str, silent))}")
+        self.layers.clear()
+
+
+def _compare(
+    expected: list[Tensor],
+    found: list[Tensor],
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    how: str,
+    *,
+    int8: bool = False,
+) -> None:
+    for theirs, ours in zip(expected, found, strict=True):
+        largest, apart = float(theirs.abs().max()), float((theirs - ours).abs().max())
+        if not apart <= (_TOLERANCE_OF_INT8 if int8 else _TOLERANCE[dtype]) * max(largest, 1e-6):
+            raise _refusal(
+                checkpoint, f"computes other numbers {how} ({apart:.3g} apart, the largest is {largest:.3g})"
+            )
+
+
+def _refusal(checkpoint: Checkpoint, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{checkpoint.architecture} in {checkpoint.folder} {reason}; allowed: {checkpoint.allowed}")

@@ -1,0 +1,118 @@
+"""Whisper as a `Network`: items are windows of samples, read through cross-attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ...core.errors import InvalidRequest
+from ...core.plan import EncodeJob
+from ..attention.paged import PagedStep
+from ..memory.slots import CrossStep
+from ..native.runner import Runner
+from .features import LogMel
+from .network import CrossedNetwork, Feed, Outputs
+from .whisper import WhisperModel
+
+
+@frozen(kw_only=True, eq=False)
+class Reading:
+    """What a decoder makes of the rows of some chunks."""
+
+    starts: Mapping[int, int]  # the first row of each chunk
+    hidden: Tensor  # [rows, width], for `WhisperNetwork.head`
+    queries: list[Tensor]  # scaled, [rows, width] of each layer that was asked for
+
+
+@frozen(kw_only=True, eq=False)
+class WhisperNetwork(CrossedNetwork):
+    """Whisper at work.
+
+    ``native`` computes steps, and ``encoder`` the output of a window; ``None``: torch computes both. ``queries`` are
+    the buffers of ``native`` that have the queries of each layer's cross-attention.
+    """
+
+    model: WhisperModel
+    log_mel: LogMel
+    encoder: Runner | None = None
+    queries: tuple[int, ...] = ()
+
+    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+        return encode_windows(self.model, self.log_mel, jobs, self.encoder)
+
+    def write_cross(self, slot: int, output: Tensor) -> None:
+        found = self.model.cross_keys_values(output) if self.encoder is None else self.encoder.head(output)
+        self.cross.write_all(slot, found)
+
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+        if self.native is not None:
+            return self.native.step(*self.fed(feeds, wanted, outputs))
+        reading = self.read(feeds, ())
+        if not wanted:
+            return reading.hidden.new_empty(0, self.model.shape.vocabulary, dtype=torch.float32)
+        rows_of = [reading.starts[index] + offset for index, offset in wanted]
+        return self.head(reading.hidden[torch.tensor(rows_of, device=self.device)])
+
+    def read(self, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
+        """Feeds chunks, and keeps the queries of the cross-attention of ``layers``."""
+        if self.native is not None:
+            return self._read_natively(self.native, feeds, layers)
+        self.paged.enter([feed.part for feed in feeds])
+        fed, rows = self.fed(feeds, ())
+        tokens, positions = torch.tensor([fed, rows.positions]).to(self.device)
+        kept: dict[int, Tensor] = {}
+        step, crossing = PagedStep(self.paged, rows), CrossStep.of(self.cross, rows)
+        hidden = self.model.decode(tokens, positions, step, crossing, kept)
+        starts = dict(zip(rows.order, rows.starts, strict=True))
+        return Reading(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocabulary], float32, of what `read` gives."""
+        return self.model.logits(hidden) if self.native is None else self.native.head(hidden)
+
+    def _read_natively(self, native: Runner, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
+        fed, rows = self.fed(feeds, ())
+        kept = {self.queries[layer]: torch.empty(len(fed), self.model.shape.width) for layer in layers}
+        in_order = evolve(rows, wanted=range(len(fed)))
+        hidden = native.step(fed, in_order, hidden=True, kept=kept)
+        starts = dict(zip(rows.order, rows.starts, strict=True))
+        return Reading(starts=starts, hidden=hidden, queries=list(kept.values()))
+
+
+def encode_windows(
+    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], runner: Runner | None = None
+) -> list[Tensor]:
+    """See `Network.encode`. Windows of one length share a launch, but not by a ``runner`` (see `WhisperModel.encode`):
+    one window has rows enough, and so its bits do not depend on the others."""
+    if runner is not None:
+        return [_encode(model, log_mel, [job], job.embeddings, runner)[0] for job in jobs]
+    outputs: dict[str, Tensor] = {}
+    for embeddings in {job.embeddings for job in jobs}:
+        alike = [job for job in jobs if job.embeddings == embeddings]
+        for job, output in zip(alike, _encode(model, log_mel, alike, embeddings, None), strict=True):
+            outputs[job.key] = output.clone()
+    return [outputs[job.key] for job in jobs]
+
+
+def _encode(
+    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], embeddings: int, runner: Runner | None
+) -> Tensor:
+    """Outputs [jobs, embeddings, width]. Fewer embeddings than the model's are of a window that is as much shorter."""
+    most = model.shape.embeddings
+    assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
+    limit = log_mel.settings.window_samples * embeddings // most
+    samples = log_mel.pad([_samples(job, limit) for job in jobs])
+    return model.encode(log_mel(samples, log_mel.settings.frames * embeddings // most), runner)
+
+
+def _samples(job: EncodeJob, limit: int) -> Tensor:
+    """A job's payload as a float32 vector on the CPU."""
+    samples = torch.as_tensor(job.payload, dtype=torch.float32)
+    if samples.ndim != 1 or not 1 <= len(samples) <= limit:
+        raise InvalidRequest(
+            f"encoder item {job.key!r} has samples of shape {tuple(samples.shape)}; allowed: (1..{limit},)"
+        )
+    return samples
