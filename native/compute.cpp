@@ -199,6 +199,7 @@ inline void block(const uint8_t* const* weights, int count, const float* x, int6
             for (auto& c : b) c = (V){};
     for (int k = 0; k < count; k++) {
         if (k < fetch.lines) __builtin_prefetch(fetch.from + 64 * k, 0, 3);
+        V wide[P][N];
 #pragma GCC unroll 4
         for (int p = 0; p < P; p++) {
             if (!fetch.from) {
@@ -207,11 +208,21 @@ inline void block(const uint8_t* const* weights, int count, const float* x, int6
             }
 #pragma GCC unroll 16
             for (int v = 0; v < N; v++) {
-                const V wide = W::widen(w[p] + v * VL * W::BYTES);
+                wide[p][v] = W::widen(w[p] + v * VL * W::BYTES);
+                if (P * N > R)  // rows are fewer: their inputs stay in registers, else the weights
 #pragma GCC unroll 16
-                for (int r = 0; r < R; r++) sums[p][v][r] = fuse(wide, all(x[r * stride + k]), sums[p][v][r]);
+                    for (int r = 0; r < R; r++) sums[p][v][r] = fuse(wide[p][v], all(x[r * stride + k]), sums[p][v][r]);
             }
             w[p] += PANEL * W::BYTES;
+        }
+        if (P * N > R) continue;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            const V input = all(x[r * stride + k]);
+#pragma GCC unroll 4
+            for (int p = 0; p < P; p++)
+#pragma GCC unroll 16
+                for (int v = 0; v < N; v++) sums[p][v][r] = fuse(wide[p][v], input, sums[p][v][r]);
         }
     }
     for (int p = 0; p < P; p++)
@@ -312,9 +323,9 @@ inline void multiply(const Matrix& m, int panel, int count, int apart, const flo
 // ---------------------------------------------------------------- products in int8
 
 #if defined(__AVX512VNNI__)
-constexpr int ROWS8 = 8;
+constexpr int ROWS8 = 12, RAISED = 128;
 #else
-constexpr int ROWS8 = 3;
+constexpr int ROWS8 = 3, RAISED = 0;
 #endif
 constexpr size_t GROUP_BYTES = PANEL * (4 + GROUP);
 
@@ -323,7 +334,7 @@ inline size_t panel_bytes(const Matrix& m) {
     return (size_t)m.inputs * PANEL * bytes_of(m.format);
 }
 
-// A row in int8, each group by the scale of its largest value
+// A row in int8, each group by the scale of its largest value, and `RAISED`
 void quantize(const float* x, int width, uint8_t* to) {
     const int groups = groups_of(width);
     int8_t* values = (int8_t*)to;
@@ -343,29 +354,34 @@ void quantize(const float* x, int width, uint8_t* to) {
         typedef int8_t B __attribute__((vector_size(VL), aligned(1), may_alias));
         for (int i = begin; i < end; i += VL) {
             const V rounded = (load_upto(x + i, end - i) * inverse + 12582912.0f) - 12582912.0f;  // to the nearest
-            *(B*)(values + i) = __builtin_convertvector(__builtin_convertvector(rounded, VI), B);
+            *(B*)(values + i) = __builtin_convertvector(__builtin_convertvector(rounded, VI) + RAISED, B);
         }
         for (int i = begin + (end - begin + VL - 1) / VL * VL; i < begin + GROUP; i++) values[i] = 0;
     }
 }
 
 // sums[r] += one group's products [PANEL] with a row's, exact. Instructions multiply bytes without a sign by bytes with
-// one: the weights' signs go over to the inputs.
+// one. VNNI: rows are kept 128 larger (`RAISED`), and what that adds is taken away first. AVX2: the weights' signs go over
+// to the inputs.
 #if defined(__AVX512VNNI__)
 template <int R>
 inline void group_of(const uint8_t* w, const int8_t* const* x, __m512i (*sums)[PANEL / 16]) {
+    constexpr int VECTORS = PANEL / 16;
+    const __m512i raised = _mm512_set1_epi8((char)RAISED);
+    __m512i added[VECTORS] = {};
+    for (int k = 0; k < GROUP; k += 4)
+        for (int v = 0; v < VECTORS; v++) added[v] = _mm512_dpbusd_epi32(added[v], raised, *(const __m512i*)(w + k * PANEL + 64 * v));
+    for (int r = 0; r < R; r++)
+        for (int v = 0; v < VECTORS; v++) sums[r][v] = _mm512_sub_epi32(_mm512_setzero_si512(), added[v]);
     for (int k = 0; k < GROUP; k += 4, w += 4 * PANEL) {
+        __m512i weights[VECTORS];
+        for (int v = 0; v < VECTORS; v++) weights[v] = *(const __m512i*)(w + 64 * v);
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            typedef int32_t Quad __attribute__((aligned(4), may_alias));
+            const __m512i inputs = _mm512_set1_epi32(*(const Quad*)(x[r] + k));
 #pragma GCC unroll 2
-        for (int v = 0; v < PANEL / 16; v++) {
-            const __m512i weights = *(const __m512i*)(w + 64 * v), sizes = _mm512_abs_epi8(weights);
-            const __mmask64 negative = _mm512_movepi8_mask(weights);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) {
-                typedef int32_t Quad __attribute__((aligned(4), may_alias));
-                const __m512i inputs = _mm512_set1_epi32(*(const Quad*)(x[r] + k));
-                const __m512i turned = _mm512_mask_sub_epi8(inputs, negative, _mm512_setzero_si512(), inputs);
-                sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], sizes, turned);
-            }
+            for (int v = 0; v < VECTORS; v++) sums[r][v] = _mm512_dpbusd_epi32(sums[r][v], inputs, weights[v]);
         }
     }
 }

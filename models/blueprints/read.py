@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from attrs import evolve, frozen
 
 from ...core.config import EngineConfig, Speculation
@@ -41,7 +40,7 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     int8 = config.quantization is not None
     if int8 and device.type != "cpu":
         raise InvalidRequest(f"quantization={config.quantization!r} on {device}; allowed: on the CPU. Use device='cpu'")
-    dtype = find_dtype(config.dtype, device, int8=int8)
+    dtype = find_dtype(config.dtype, device, int8=int8 and Library.load() is None)  # it computes in float32
     folder = resolve(model)
     if is_whisper(folder):
         _refuse(config, "Whisper")
@@ -57,8 +56,6 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
             )
         return _checked(CrossedBlueprint(config=config, device=device, dtype=dtype, checkpoint=crossed))
     text = read_text_checkpoint(folder)
-    if int8 and config.dtype == "auto" and Library.load() is not None:
-        dtype = torch.float32  # which the native library computes in
     if not text.causal:
         _refuse(config, text.architecture)
     if text.quantized:
