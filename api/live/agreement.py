@@ -18,16 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import define, frozen
+from attrs import define
 
-
-@frozen(kw_only=True)
-class TextWord:
-    """A word, or a mark, of a hypothesis: its text, usually with a leading space, and its tokens."""
-
-    text: str
-    token_ids: tuple[int, ...]
-
+from ..speech.words import TextWord
 
 Words = tuple[TextWord, ...]
 

@@ -11,9 +11,10 @@ from ..inputs.audio import Samples
 from ..outputs.results import Word
 from ..speech.history import History
 from ..speech.reader import WindowReader
+from ..speech.recipe import Context
 from ..speech.windows import Attempt
-from ..speech.words import split_words
-from .agreement import Agreement, TextWord, agreed, text_of
+from ..speech.words import TextWord, split_words
+from .agreement import Agreement, agreed, text_of
 from .endpoints import Reading
 from .words import TimedWord, cut, joined, timed
 
@@ -115,9 +116,8 @@ class UtteranceReader:
         room = max(self.thorough.recipe.half - 1 - len(begun), 0)
         before = self.history.last()
         reader, name = (self.thorough, "text") if reading.pauses or reading.full else (self.interim, "interim")
-        return await reader.read(
-            item, language, before[max(len(before) - room, 0) :], name=name, first=False, begun=begun
-        )
+        before = before[max(len(before) - room, 0) :]
+        return await reader.read(item, Context(name=name, language=language, before=before, begun=begun))
 
     async def _placed(
         self, reading: Reading, item: EncoderItem, language: str, words: Sequence[TextWord], samples: int
@@ -152,12 +152,7 @@ class UtteranceReader:
         if not (reading.pauses or reading.full or attempt.assessment.is_good(recipe.options)):
             return None
         tokens = [token for token in attempt.generated.token_ids if recipe.is_text(token)]
-        words: list[TextWord] = []
-        first = 0
-        for piece in split_words(tokens, recipe.decode, language):
-            words.append(TextWord(text=piece.text, token_ids=tuple(tokens[first : first + piece.tokens])))
-            first += piece.tokens
-        return tuple(words)
+        return tuple(split_words(tokens, recipe.decode, language))
 
     def _heard(self, reading: Reading, words: tuple[TextWord, ...], placed: tuple[TimedWord, ...]) -> Heard:
         known = len(self._agreement.stable)

@@ -11,8 +11,7 @@ from attrs import evolve, frozen
 
 from ...core.plan import AlignedTokens
 from ..outputs.results import Word
-from ..speech.words import LEAD, WordRules
-from .agreement import TextWord
+from ..speech.words import LEAD, TextWord, WordRules
 
 _SENTENCE_ENDS = (".", "。", "!", "！", "?", "？")
 _LONGEST_USUAL = 0.7  # seconds: of a word, however slowly somebody speaks

@@ -11,7 +11,7 @@ from ...core.errors import InvalidRequest
 from ..inputs.audio import Samples
 from ..inputs.recording import Recording
 from ..inputs.threads import run_in_thread
-from .spans import SpanRules, SpeechSpans
+from .spans import SpanRules, SpeechSpan, SpeechSpans
 from .voice import Listener, Probabilities, VoiceActivity
 
 _SECONDS_AT_ONCE = 8  # of audio that one call of a thread hears: some 30 ms, which a cancelled caller waits
@@ -45,15 +45,15 @@ class Hearing:
         self._detector = detector
         self._listener: Listener | None = None
         self._decides = SpeechSpans(rules, detector.sampling_rate, detector.frame_samples)
-        self._told: list[tuple[int, int]] = []
+        self._told: list[SpeechSpan] = []
         self._heard = 0  # samples
         self._hearing = trio.Lock()
 
     @property
-    def spans(self) -> list[tuple[int, int]]:
+    def spans(self) -> list[SpeechSpan]:
         """Speech, [start, stop) in samples, in order. The last span may grow."""
         last = self._decides.open
-        return self._told if last is None else [*self._told, (last.start, last.stop)]
+        return self._told if last is None else [*self._told, last]
 
     @property
     def heard(self) -> int:
@@ -88,7 +88,7 @@ class Hearing:
             if not len(samples):
                 found += self._decides.end(self._heard)
                 self.ended = True
-            self._told += [(span.start, span.stop) for span in found]
+            self._told += found
 
     def _ask(self, samples: Samples) -> Probabilities:
         if self._listener is None:

@@ -13,7 +13,7 @@ from ...core.request import EncoderItem, Request
 from ...core.timings import Timings
 from ..inputs.audio import Samples
 from ..inputs.prompts import audio_item
-from .recipe import Recipe
+from .recipe import Context, Recipe
 from .voice import is_silent
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
 
@@ -92,18 +92,8 @@ class WindowReader:
         (answer,) = await self.ask([self.recipe.detection(self.new_id("language"), item)], is_text=False)
         return self.recipe.detected(answer)
 
-    async def read(
-        self,
-        item: EncoderItem,
-        language: str,
-        previous: tuple[int, ...],
-        *,
-        name: str,
-        first: bool,
-        begun: tuple[int, ...] = (),
-    ) -> Attempt:
-        """The window's text, by the temperature fallback: the first good attempt, or the best of all. With ``begun``,
-        the tokens of its beginning, which is known, it is the text behind that.
+    async def read(self, item: EncoderItem, context: Context) -> Attempt:
+        """The window's text, by the temperature fallback: the first good attempt, or the best of all.
 
         The second temperature is tried when the first has failed, and all others together when the second has failed
         too: they share the encoding and each step's weights, so that together they take little longer than one. Where
@@ -111,43 +101,22 @@ class WindowReader:
         read instead.
         """
         options, found = self.recipe.options, list[Attempt]()
-        attempts = partial(self._attempts, language=language, previous=previous, name=name, first=first, begun=begun)
         if item.embeddings < self.recipe.description.encoder_embeddings:  # trimmed
-            (attempt,) = await attempts(item, range(1))
+            (attempt,) = await self._attempts(item, context, range(1))
             if self.once or (attempt.assessment.is_good(options) and not attempt.assessment.is_silent(options)):
                 return attempt
             item = await audio_item(self.recipe.description, item.payload)
         for indices in _rounds(len(options.temperature)):
-            for attempt in await attempts(item, indices):
+            for attempt in await self._attempts(item, context, indices):
                 if attempt.assessment.is_good(options):
                     return attempt
                 found.append(attempt)
         return best_attempt(found, options)
 
-    async def _attempts(
-        self,
-        item: EncoderItem,
-        indices: range,
-        *,
-        language: str,
-        previous: tuple[int, ...],
-        name: str,
-        first: bool,
-        begun: tuple[int, ...],
-    ) -> list[Attempt]:
+    async def _attempts(self, item: EncoderItem, context: Context, indices: range) -> list[Attempt]:
         """The attempts at several temperatures, run together."""
-        requests = [
-            self.recipe.attempt(
-                partial(self.new_id, f"{name}.{index}"),
-                item,
-                language,
-                index,
-                previous,
-                first=first,
-                begun=begun,
-            )
-            for index in indices
-        ]
+        names = [partial(self.new_id, f"{context.name}.{index}") for index in indices]
+        requests = [self.recipe.attempt(name, item, context, index) for name, index in zip(names, indices, strict=True)]
         answers = iter(await self.ask([request for group in requests for request in group], is_text=True))
         return [
             self._judged(item, index, list(itertools.islice(answers, len(group))))

@@ -20,6 +20,25 @@ from .words import WordRules, WordTokens, check_alignment
 _MOST_READ = 10_000  # characters of a prompt: all but its last tokens are left out anyway
 
 
+@frozen(kw_only=True)
+class Context:
+    """The surroundings of one window's text.
+
+    Args:
+        name: a part of the requests' ids.
+        language: its code.
+        before: the tokens of the text before, see `History`.
+        begun: the tokens that the window's text is known to begin with; the answer is what follows.
+        first: the window is the first of the whole audio: its text begins with the prefix.
+    """
+
+    name: str
+    language: str
+    before: tuple[int, ...] = ()
+    begun: tuple[int, ...] = ()
+    first: bool = False
+
+
 def language_probabilities(language_ids: Mapping[str, int], logprobs: Sequence[float]) -> dict[str, float]:
     """The probabilities among the languages alone, by code. ``logprobs`` has their log-probabilities, in order."""
     highest = max(logprobs)
@@ -207,27 +226,10 @@ class Recipe:
         languages = self.tokens.language_ids
         return language_probabilities(languages, generated.probe[: len(languages)])
 
-    def attempt(
-        self,
-        name: Callable[[], str],
-        item: EncoderItem,
-        language: str,
-        attempt: int,
-        previous: tuple[int, ...],
-        *,
-        first: bool,
-        begun: tuple[int, ...] = (),
-    ) -> list[Request]:
+    def attempt(self, name: Callable[[], str], item: EncoderItem, context: Context, attempt: int) -> list[Request]:
         """The requests for a window's text at the temperature of ``attempt``: one, or at a temperature above 0
-        ``best_of`` draws. The first has a probe for "no speech".
-
-        Args:
-            name: makes a new id.
-            previous: the text before, see `History`.
-            first: of the whole audio: its text begins with the prefix.
-            begun: text that the window is known to begin with; the answer is what follows.
-        """
-        prompt = (*self._prompt(language, previous, first=first), *begun)
+        ``best_of`` draws. The first has a probe for "no speech". ``name`` makes a new id."""
+        prompt = self._prompt(context)
         most = max(min(self.half, self.description.max_positions - len(prompt)), 1)
         silence = self.tokens.no_speech_id
         sampling = self._sampling(attempt, most)
@@ -257,10 +259,11 @@ class Recipe:
             )
         return SamplingParams(max_tokens=most, temperature=temperature, seed=options.seed + attempt, n=options.best_of)
 
-    def _prompt(self, language: str, previous: tuple[int, ...], *, first: bool) -> tuple[int, ...]:
-        before = (self.tokens.previous_id, *previous) if previous and self.tokens.previous_id is not None else ()
-        prefix = self.prefix[max(len(self.prefix) - self.half // 2, 0) :] if first else ()
-        return (*before, *self.start(language), *prefix)
+    def _prompt(self, context: Context) -> tuple[int, ...]:
+        previous_id = self.tokens.previous_id
+        before = (previous_id, *context.before) if context.before and previous_id is not None else ()
+        prefix = self.prefix[max(len(self.prefix) - self.half // 2, 0) :] if context.first else ()
+        return (*before, *self.start(context.language), *prefix, *context.begun)
 
     def start(self, language: str) -> tuple[int, ...]:
         """The tokens from <|startoftranscript|> on."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from attrs import define, frozen
 
@@ -27,8 +28,7 @@ _CHECKS = {
 }
 
 
-@frozen
-class SpeechSpan:
+class SpeechSpan(NamedTuple):
     """Samples ``start`` to ``stop`` of a recording, in which somebody speaks."""
 
     start: int

@@ -13,7 +13,7 @@ from .hallucinations import Surroundings, without_hallucinations
 from .history import History
 from .plan import AudioWindows, Plan
 from .reader import WindowReader
-from .recipe import Recipe
+from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Span, WindowCut
 from .words import place_words
 
@@ -90,13 +90,14 @@ class Walk:
     async def _read_twice(self, item: EncoderItem, language: str, start: int, stop: int) -> tuple[Attempt, Read]:
         """Reads the window [start, stop). Where somebody speaks and the model says nothing, the text before it may have
         misled it: the window is read once more without."""
-        name, before = f"{self.name}{self._windows}", self.history.last()
-        attempt = await self.reader.read(item, language, before, name=name, first=self.first)
+        before = self.history.last()
+        context = Context(name=f"{self.name}{self._windows}", language=language, before=before, first=self.first)
+        attempt = await self.reader.read(item, context)
         read = self._read(attempt, start, stop)
         speech = speech_within(self.plan.speech, start, stop)
         if read.segments or not before or speech < self.recipe.samples(_MISSED):
             return attempt, read
-        attempt = await self.reader.read(attempt.item, language, (), name=name, first=self.first)
+        attempt = await self.reader.read(attempt.item, evolve(context, before=()))
         return attempt, evolve(self._read(attempt, start, stop), misled=True)
 
     def _remember(self, assessment: Assessment, read: Read) -> None:

@@ -122,26 +122,11 @@ class WordRules:
 
 
 @frozen(kw_only=True)
-class Piece:
-    """A word's text, and how many tokens it has."""
+class TextWord:
+    """The text of a word or mark, usually with a leading space, and its tokens."""
 
     text: str
-    tokens: int
-
-
-@frozen(kw_only=True)
-class Spoken:
-    """A word in the making."""
-
-    text: str
-    start: float
-    end: float
-    probability: float
-
-    @property
-    def seconds(self) -> float:
-        """How long it lasts."""
-        return self.end - self.start
+    token_ids: tuple[int, ...]
 
 
 def place_words(
@@ -175,7 +160,7 @@ def place_words(
 
 def _spoken(
     segments: Sequence[Segment], tokens: WordTokens, aligned: AlignedTokens | None, rules: WordRules, offset: float
-) -> list[list[Spoken]]:
+) -> list[list[Word]]:
     """The words of each segment as they were aligned."""
     if aligned is None:
         return [[] for _ in segments]
@@ -185,9 +170,9 @@ def _spoken(
     for segment in segments:
         part = []
         for piece in split_words(segment.token_ids, rules.decode, rules.language):
-            own = [next(places) for _ in range(piece.tokens)]
+            own = [next(places) for _ in piece.token_ids]
             probability = fmean([math.exp(aligned.logprobs[index]) for index in own])
-            part.append(Spoken(text=piece.text, start=starts[own[0]], end=starts[own[-1] + 1], probability=probability))
+            part.append(Word(text=piece.text, start=starts[own[0]], end=starts[own[-1] + 1], probability=probability))
         parts.append(part)
     return parts
 
@@ -195,46 +180,46 @@ def _spoken(
 # -- tokens to words -------------------------------------------------------------------------------------------------
 
 
-def split_words(token_ids: Sequence[int], decode: Decode, language: str) -> list[Piece]:
+def split_words(token_ids: Sequence[int], decode: Decode, language: str) -> list[TextWord]:
     """The words of ``token_ids``: each token is in one word, and the words' texts joined are the text of all. A word
     begins with a space or is a mark; in `UNSPACED` languages it is a character, or the characters of one token."""
     pieces = _characters(token_ids, decode)
     if language in UNSPACED:
         return pieces
-    words: list[Piece] = []
+    words: list[TextWord] = []
     for piece in pieces:
         if not words or piece.text.startswith(" ") or piece.text.strip() in string.punctuation:
             words.append(piece)
         else:
-            words[-1] = Piece(text=words[-1].text + piece.text, tokens=words[-1].tokens + piece.tokens)
+            words[-1] = TextWord(text=words[-1].text + piece.text, token_ids=words[-1].token_ids + piece.token_ids)
     return words
 
 
-def _characters(token_ids: Sequence[int], decode: Decode) -> list[Piece]:
+def _characters(token_ids: Sequence[int], decode: Decode) -> list[TextWord]:
     """The least groups of tokens that are whole characters: one character may be of several tokens. What is left at the
     end, as half a character, is a group too, or belongs to the last one where it has no text."""
     text, begun, first = decode(token_ids), 0, 0
-    pieces: list[Piece] = []
+    pieces: list[TextWord] = []
     for last in range(1, len(token_ids) + 1):
         found = decode(token_ids[first:last]) if last < len(token_ids) else text[begun:]
         if found and text.startswith(found, begun):
-            pieces.append(Piece(text=found, tokens=last - first))
+            pieces.append(TextWord(text=found, token_ids=tuple(token_ids[first:last])))
             begun, first = begun + len(found), last
     if pieces and first < len(token_ids):
-        pieces[-1] = evolve(pieces[-1], tokens=pieces[-1].tokens + len(token_ids) - first)
+        pieces[-1] = evolve(pieces[-1], token_ids=pieces[-1].token_ids + tuple(token_ids[first:]))
     return pieces
 
 
-def merge_marks(words: Sequence[Spoken], prepended: str, appended: str) -> list[Spoken]:
+def merge_marks(words: Sequence[Word], prepended: str, appended: str) -> list[Word]:
     """``words`` with marks put to the word behind (``prepended``, where a space stands before them) or before
     (``appended``). A mark's time and probability count for nothing."""
-    behind: list[Spoken] = []
+    behind: list[Word] = []
     for word in reversed(words):
         if behind and word.text.startswith(" ") and word.text.strip() in prepended:
             behind[-1] = evolve(behind[-1], text=word.text + behind[-1].text)
         else:
             behind.append(word)
-    merged: list[Spoken] = []
+    merged: list[Word] = []
     for word in reversed(behind):
         if merged and not merged[-1].text.endswith(" ") and word.text in appended:
             merged[-1] = evolve(merged[-1], text=merged[-1].text + word.text)
@@ -246,13 +231,13 @@ def merge_marks(words: Sequence[Spoken], prepended: str, appended: str) -> list[
 # -- long words ------------------------------------------------------------------------------------------------------
 
 
-def _usual_seconds(words: Sequence[Spoken]) -> float:
+def _usual_seconds(words: Sequence[Word]) -> float:
     """How long a word of this window usually lasts; 0 where none lasts."""
-    lasting = [word.seconds for word in words if word.seconds > 0]
+    lasting = [_seconds(word) for word in words if _seconds(word) > 0]
     return min(_LONGEST_MEDIAN, median(lasting)) if lasting else 0.0
 
 
-def _without_long_ends(parts: Sequence[Sequence[Spoken]], longest: float) -> list[list[Spoken]]:
+def _without_long_ends(parts: Sequence[Sequence[Word]], longest: float) -> list[list[Word]]:
     """No mark at the end of a sentence, and no word behind one, lasts longer than ``longest``: they had the pause."""
     words = [word for part in parts for word in part]
     mended = words[:1] + [_cut(before, word, longest) for before, word in pairwise(words)]
@@ -260,8 +245,8 @@ def _without_long_ends(parts: Sequence[Sequence[Spoken]], longest: float) -> lis
     return [[next(left) for _ in part] for part in parts]
 
 
-def _cut(before: Spoken, word: Spoken, longest: float) -> Spoken:
-    if not 0 < longest < word.seconds:
+def _cut(before: Word, word: Word, longest: float) -> Word:
+    if not 0 < longest < _seconds(word):
         return word
     if word.text in _SENTENCE_ENDS:
         return evolve(word, end=word.start + longest)
@@ -270,31 +255,31 @@ def _cut(before: Spoken, word: Spoken, longest: float) -> Spoken:
     return word
 
 
-def _mended(segment: Segment, words: list[Spoken], usual: float, spoken_until: float) -> Segment:
+def _mended(segment: Segment, words: list[Word], usual: float, spoken_until: float) -> Segment:
     """``segment`` with ``words``, the first and last of which may be cut, and with their times."""
     if not words:
         return evolve(segment, words=())
     words = _after_pause(words, usual, spoken_until)
     words = _hinted(words, segment, usual)
-    found = tuple(_word(word) for word in words)
+    found = tuple(evolve(word, start=round(word.start, 3), end=round(word.end, 3)) for word in words)
     return evolve(segment, start=found[0].start, end=found[-1].end, words=found)
 
 
-def _after_pause(words: list[Spoken], usual: float, spoken_until: float) -> list[Spoken]:
+def _after_pause(words: list[Word], usual: float, spoken_until: float) -> list[Word]:
     """The first and second word behind a pause last no longer than twice a word's usual time."""
     longest, first, others = 2 * usual, words[0], words[1:]
     second = others[0] if others else None
     together = second.end - first.start if second is not None else 0.0
     is_pause = first.end - spoken_until > 2 * longest
-    if not is_pause or not (first.seconds > longest or together > 2 * longest):
+    if not is_pause or not (_seconds(first) > longest or together > 2 * longest):
         return words
-    if second is not None and second.seconds > longest:
+    if second is not None and _seconds(second) > longest:
         border = max(second.end / 2, second.end - longest)
         first, others = evolve(first, end=border), [evolve(second, start=border), *others[1:]]
     return [evolve(first, start=max(first.start, first.end - longest)), *others]
 
 
-def _hinted(words: list[Spoken], segment: Segment, usual: float) -> list[Spoken]:
+def _hinted(words: list[Word], segment: Segment, usual: float) -> list[Word]:
     """A first word that begins long before its segment begins with it, and a last word that ends long behind its
     segment ends with it: but each keeps its usual time."""
     first = words[0]
@@ -308,5 +293,5 @@ def _hinted(words: list[Spoken], segment: Segment, usual: float) -> list[Spoken]
     return words
 
 
-def _word(word: Spoken) -> Word:
-    return Word(text=word.text, start=round(word.start, 3), end=round(word.end, 3), probability=word.probability)
+def _seconds(word: Word) -> float:
+    return word.end - word.start

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from triolet.api.speech.options import TranscribeOptions
-from triolet.api.speech.recipe import Recipe
+from triolet.api.speech.recipe import Context, Recipe
 from triolet.api.speech.windows import (
     Assessment,
     Attempt,
@@ -62,7 +62,7 @@ Logits = dict[int, float]
 def request_of(options: TranscribeOptions = GREEDY, model: ModelDescription = MODEL) -> Request:
     """The first window's request."""
     recipe = Recipe(options=options, description=model)
-    return recipe.attempt(lambda: "r", ITEM, "en", 0, (), first=True)[0]
+    return recipe.attempt(lambda: "r", ITEM, Context(name="r", language="en", first=True), 0)[0]
 
 
 def sampled(

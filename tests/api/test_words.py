@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet import InvalidRequest
-from triolet.api.outputs.results import Segment
+from triolet.api.outputs.results import Segment, Word
 from triolet.api.speech.options import APPENDED, PREPENDED
 from triolet.api.speech.words import (
     LEAD,
-    Spoken,
     WordRules,
     WordTokens,
     check_alignment,
@@ -85,7 +84,7 @@ def test_words_begin_with_a_space_or_are_a_mark(text, language, words):
 def test_tokens_of_several_letters_stay_whole():
     vocabulary = {1: " do", 2: "n't", 3: " go", 4: "ing", 5: "."}
     pieces = split_words((1, 2, 3, 4, 5), lambda ids: "".join(vocabulary[one] for one in ids), "en")
-    assert [(piece.text, piece.tokens) for piece in pieces] == [(" don't", 2), (" going", 2), (".", 1)]
+    assert [(piece.text, len(piece.token_ids)) for piece in pieces] == [(" don't", 2), (" going", 2), (".", 1)]
 
 
 @pytest.mark.parametrize("broken", [b"\xe4", b"a\xe4\xb8", b"\xb8\xadb", b" \xff word", b"\xe4 \xe4\xb8\xad"])
@@ -93,7 +92,7 @@ def test_tokens_of_several_letters_stay_whole():
 def test_half_characters_are_in_words_too(broken, language):
     pieces = split_words(tuple(broken), decode, language)
     assert "".join(texts(pieces)) == decode(broken)
-    assert sum(piece.tokens for piece in pieces) == len(broken)
+    assert sum(len(piece.token_ids) for piece in pieces) == len(broken)
     assert all(texts(pieces))
 
 
@@ -103,7 +102,7 @@ BYTES = {"data": st.binary(max_size=20), "language": st.sampled_from(["en", "ja"
 def words_are_the_text(data, language):
     pieces = split_words(tuple(data), decode, language)
     assert "".join(texts(pieces)) == decode(data), "the words are the text"
-    assert sum(piece.tokens for piece in pieces) == len(data), "each token is in one word"
+    assert sum(len(piece.token_ids) for piece in pieces) == len(data), "each token is in one word"
 
 
 @settings(max_examples=150)
@@ -136,18 +135,18 @@ def test_every_token_is_in_one_word_and_the_text_is_whole(**drawn):
     ],
 )
 def test_marks_belong_to_the_words_beside_them(words, merged):
-    made = [Spoken(text=text, start=float(i), end=i + 1.0, probability=0.5) for i, text in enumerate(words)]
+    made = [Word(text=text, start=float(i), end=i + 1.0, probability=0.5) for i, text in enumerate(words)]
     assert texts(merge_marks(made, PREPENDED, APPENDED)) == merged
 
 
 def test_a_marks_time_and_probability_count_for_nothing():
     words = [(' "', 0.0, 1.0, 0.1), ("Go", 1.0, 2.0, 0.9), ("!", 2.0, 5.0, 0.2)]
-    made = [Spoken(text=text, start=start, end=end, probability=p) for text, start, end, p in words]
-    assert merge_marks(made, PREPENDED, APPENDED) == [Spoken(text=' "Go!', start=1.0, end=2.0, probability=0.9)]
+    made = [Word(text=text, start=start, end=end, probability=p) for text, start, end, p in words]
+    assert merge_marks(made, PREPENDED, APPENDED) == [Word(text=' "Go!', start=1.0, end=2.0, probability=0.9)]
 
 
 def test_other_marks_can_be_chosen():
-    made = [Spoken(text=text, start=0, end=0, probability=1) for text in (" a", "!", " #", "b")]
+    made = [Word(text=text, start=0, end=0, probability=1) for text in (" a", "!", " #", "b")]
     assert texts(merge_marks(made, "#", "")) == [" a", "!", " #b"]
 
 
@@ -158,7 +157,7 @@ def placed(text, times, *, start=0.0, end=30.0, spoken_until=0.0, offset=0.0):
     """The segment of ``text``, whose words (split, not merged) begin at ``times``, of which the last is the end."""
     pieces = split_words(tuple(text.encode()), decode, "en")
     assert len(pieces) + 1 == len(times), texts(pieces)
-    frames = [round(time / 0.02) - LEAD for i, piece in enumerate(pieces) for time in [times[i]] * piece.tokens]
+    frames = [round(time / 0.02) - LEAD for i, piece in enumerate(pieces) for time in [times[i]] * len(piece.token_ids)]
     aligned = AlignedTokens(frames=(*frames, round(times[-1] / 0.02) - LEAD), logprobs=(-0.5,) * len(text.encode()))
     tokens = WordTokens(special=(START, PLAIN), written=tuple(text.encode()), text=TEXT)
     (found,) = place_words(

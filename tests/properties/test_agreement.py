@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.api.live.agreement import Agreement, TextWord, agreed, text_of
+from triolet.api.live.agreement import Agreement, agreed, text_of
+from triolet.api.speech.words import TextWord
 
 texts = st.lists(st.sampled_from([" a", " b", "."]), max_size=5)
 hypothesis = st.tuples(st.just("hear"), texts)

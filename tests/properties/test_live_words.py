@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triolet.api.live import words as live_words
-from triolet.api.live.agreement import TextWord
 from triolet.api.live.words import TimedWord, is_mark, joined, timed
 from triolet.api.speech.options import APPENDED, PREPENDED
-from triolet.api.speech.words import LEAD, WordRules
+from triolet.api.speech.words import LEAD, TextWord, WordRules
 from triolet.core.plan import AlignedTokens
 
 RULES = WordRules(decode=str, language="en", prepended=PREPENDED, appended=APPENDED, frame_seconds=0.1)
