@@ -6,6 +6,7 @@ import io
 import logging
 from os import PathLike, fspath
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 ImageSource = Any  # what `load_image` takes
 
 _MOST_PIXELS = 64_000_000  # of one image: 192 MB of RGB
+_LOADING = Lock()  # Pillow reads a file on first use, and one image may stand in many requests at once
 _KINDS = "a path, bytes, a binary file, a PIL image, or a uint8 array of shape (height, width, 3)"
 
 
@@ -41,7 +43,8 @@ def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
     from PIL import Image
 
     if isinstance(source, Image.Image):
-        image = _with_pixels(source, "the PIL image", most_pixels)
+        with _LOADING:
+            image = _with_pixels(source, "the PIL image", most_pixels)
         as_opened = source.format is not None  # Pillow's own sign
         return _upright(image, "the PIL image") if as_opened else image
     if hasattr(source, "__array__"):

@@ -25,7 +25,7 @@ from ...models.sampling.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
 from .lengths import Limit, Pause, read_texts
-from .messages import Message, check_messages, names_part, texts_of, without_media
+from .messages import Conversation, Message
 from .sampling import resolved
 from .sources import is_pair
 from .threads import run_in_thread
@@ -132,9 +132,9 @@ def _embeddings_of(description: ModelDescription, samples: int) -> int:
 
 
 async def _prepare(description: ModelDescription, query: Query, reading: trio.CapacityLimiter | None) -> Prepared:
-    _check_query(description, query)
+    conversation = _checked(description, query)
     if description.preparer is not None:
-        prepared = await _prepare_placed(description, description.preparer, query, reading)
+        prepared = await _prepare_placed(description, description.preparer, query, conversation, reading)
     else:
         prepared = await _prepare_crossed(description, query, reading)
     if not prepared.token_ids:
@@ -143,7 +143,8 @@ async def _prepare(description: ModelDescription, query: Query, reading: trio.Ca
     return prepared
 
 
-def _check_query(description: ModelDescription, query: Query) -> None:
+def _checked(description: ModelDescription, query: Query) -> Conversation:
+    """The conversation of ``query``, whose arguments go together."""
     given = [value is not None for value in (query.prompt, query.prompt_token_ids, query.messages)]
     alone = query.audio is not None and description.preparer is not None and not description.preparer.needs_prompt
     if sum(given) != 1 and not (alone and not any(given)):
@@ -156,7 +157,7 @@ def _check_query(description: ModelDescription, query: Query) -> None:
     if query.messages is None and (query.tools or query.template_options):
         raise InvalidRequest("tools or template_options without messages; allowed: beside messages, for their template")
     check_kind("images", query.images, list | tuple, "a list of images")
-    check_messages(query.messages)
+    return Conversation.of(query.messages)
 
 
 # -- encoder-decoder models ------------------------------------------------------------------------------------------
@@ -205,15 +206,18 @@ async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
 
 
 async def _prepare_placed(
-    description: ModelDescription, preparer: Preparer, query: Query, reading: trio.CapacityLimiter | None
+    description: ModelDescription,
+    preparer: Preparer,
+    query: Query,
+    conversation: Conversation,
+    reading: trio.CapacityLimiter | None,
 ) -> Prepared:
-    messages, inline = without_media(query.messages or ())
-    images = (*query.images, *(item for kind, item in inline if kind == "image"))
-    audio = (*_several(query.audio), *(item for kind, item in inline if kind == "audio"))
-    if inline and (query.images or query.audio is not None):
+    images = (*query.images, *(item for kind, item in conversation.media if kind == "image"))
+    audio = (*_several(query.audio), *(item for kind, item in conversation.media if kind == "audio"))
+    if conversation.media and (query.images or query.audio is not None):
         raise InvalidRequest("images or audio are in the messages and beside them; give them in one place")
     for name, given in (("image", images), ("audio", audio)):
-        if (given or names_part(messages, name)) and name not in preparer.media:
+        if (given or name in conversation.types) and name not in preparer.media:
             reads = " and ".join(("text", *sorted(preparer.media)))
             raise InvalidRequest(
                 f"{name} in the request, but {description.architecture} reads {reads}; leave it out, or open "
@@ -222,11 +226,11 @@ async def _prepare_placed(
     limit = Limit.of_prompts(description)
     if query.prompt is not None:
         limit.check_length("a prompt", (query.prompt,))
-    limit.check_conversation(texts_of(messages))
+    limit.check_conversation(conversation.texts)
     has_media = bool(images or audio)  # which are read by several callers at a time, each before its turn
     if has_media:
         images, audio = await run_in_thread(partial(_loaded, description, preparer, images, audio))
-    work = partial(_read, description, preparer, query, messages, images, audio)
+    work = partial(_read, description, preparer, query, conversation.messages, images, audio)
     return await read_texts(work, short=not has_media and _is_short(query), reading=reading)
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
-import numpy as np
 import torch
 from attrs import field, frozen
 from PIL import Image
@@ -143,7 +141,6 @@ class _ImageReader:
     token: str
     medium: str = "image"
     sampling_rate: int = 0
-    _loading: Lock = field(factory=Lock, repr=False, eq=False)  # see `_rgb`
 
     def _process(self, item: Any, **options: Any) -> Mapping[str, Any]:
         image = self._rgb(item)
@@ -156,21 +153,13 @@ class _ImageReader:
             ) from error
         return outputs
 
-    def _rgb(self, item: Any) -> Image.Image:
-        """The image in RGB, transparency on white, as transformers converts it."""
+    def _rgb(self, item: Image.Image) -> Image.Image:
+        """The image, which `load_image` has read, in RGB, transparency on white, as transformers converts it."""
         from transformers.image_transforms import convert_to_rgb
 
-        if isinstance(item, np.ndarray):
-            return Image.fromarray(_checked(item))
-        if not isinstance(item, Image.Image):
-            raise InvalidRequest(
-                f"a {type(item).__name__}; allowed: a PIL image, or an array [height, width, 3] of uint8"
-            )
         if 0 in item.size:
             raise InvalidRequest(f"an image of {item.width} by {item.height} pixels; allowed: 1 or more each way")
         try:
-            with self._loading:  # a file is read on first use, and one image may stand in many requests at once
-                item.load()
             pixels: Any = convert_to_rgb(item, return_numpy=True)
             return Image.fromarray(pixels)
         except Exception as error:  # damaged files raise many kinds: wrapped, not hidden
@@ -236,14 +225,6 @@ class _TileReader(_ImageReader):
         ]
         gap = "\n" if lines else ""
         return f"{''.join(lines)}{gap}{around}{whole}{tile}{around}"
-
-
-def _checked(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or 0 in array.shape:
-        raise InvalidRequest(
-            f"an array {list(array.shape)} of {array.dtype}; allowed: [height, width, 3] of uint8, or a PIL image"
-        )
-    return np.ascontiguousarray(array)
 
 
 def _preparer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,14 @@ async def test_text_that_is_none_is_refused_to_its_caller(tmp_path: Path) -> Non
     async with triolet.Engine(demo.checkpoint()) as engine:
         with pytest.raises(InvalidRequest, match=told):
             await engine.generate("hi\udcff", audio=np.zeros(16_000, np.float32))
+
+
+def test_one_opened_file_may_stand_in_many_requests_at_once() -> None:
+    """It is decoded on first use, and Pillow's decoding is not made for two threads at once."""
+    written = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (600, 600, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(written, "PNG")
+    image = Image.open(written)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(load_image, [image] * 8))
+    assert all((np.asarray(one) == pixels).all() for one in found)

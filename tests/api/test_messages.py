@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import triolet
-from triolet.api.inputs.messages import check_messages, without_media
+from triolet.api.inputs.messages import Conversation
 from triolet.core.errors import InvalidRequest
 from triolet.models.architectures.contents import render_parts, render_texts
 from triolet.testing import make_checkpoint
@@ -136,7 +136,7 @@ def said(content: Any) -> list[dict[str, Any]]:
 )
 def test_what_is_no_conversation_is_told_by_its_place(messages: Any, told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
-        check_messages(messages)
+        Conversation.of(messages)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +151,15 @@ def test_what_is_no_conversation_is_told_by_its_place(messages: Any, told: str) 
     ],
 )
 def test_a_conversation_is_taken(messages: Sequence[Any] | None) -> None:
-    check_messages(messages)
+    assert len(Conversation.of(messages).messages) == len(messages or ())
 
 
 def test_images_and_audio_are_taken_out_in_their_order() -> None:
     content = [{"type": "image", "image": 1}, *parts("and"), {"type": "audio", "audio": 2}, {"type": "image"}]
-    messages, found = without_media(said(content))
-    assert found == [("image", 1), ("audio", 2)]
-    assert messages == said([{"type": "image"}, *parts("and"), {"type": "audio"}, {"type": "image"}])
+    found = Conversation.of(said(content))
+    assert found.media == [("image", 1), ("audio", 2)]
+    assert (found.texts, found.types) == (["and"], {"image", "audio", "text"})
+    assert found.messages == said([{"type": "image"}, *parts("and"), {"type": "audio"}, {"type": "image"}])
     assert content[0] == {"type": "image", "image": 1}
 
 
