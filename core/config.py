@@ -176,8 +176,8 @@ class EngineConfig:
         quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, each
             output with a scale of its own, a quarter of their bytes in float32. On the CPU alone. Tokens may differ
             from those of the checkpoint as it is. ``dtype`` is what is computed in; ``"auto"`` then is float32 by the
-            native library, and without it bfloat16 where the CPU has instructions for it. ``None``: as the checkpoint has
-            them.
+            native library, and without it bfloat16 where the CPU has instructions for it. ``None``: as the checkpoint
+            has them.
         graphs: record and replay the steps in which all sequences of a decoder-only model decode, which saves most of a
             small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot hold what the model does
             (the engine warns, and goes on without); nothing on the CPU. ``"off"``. ``"eager"``: the shapes and buffers
