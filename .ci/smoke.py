@@ -31,10 +31,10 @@ def command(*arguments: str) -> str:
     return subprocess.run([script, *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def conformance_kit() -> str:
-    """What is missing for it: nothing, or Hypothesis, which it asks for."""
+def strategies() -> str:
+    """What is missing for the strategies: nothing, or Hypothesis, which they ask for."""
     try:
-        return "" if callable(testing.check_encoder_cache) else "a function"
+        return "" if callable(testing.requests) else "a function"
     except ImportError as error:
         return str(error)
 
@@ -47,7 +47,7 @@ def main() -> None:
     assert triolet.__version__ == version
     assert version in command("--version")
     assert (Path(str(triolet.__file__)).parent / "py.typed").is_file()
-    assert ("triolet[test]" in conformance_kit()) is (importlib.util.find_spec("hypothesis") is None)
+    assert ("triolet[test]" in strategies()) is (importlib.util.find_spec("hypothesis") is None)
     trio.run(transcribe)
     said = command("transcribe", str(demo.samples()[0].path), "--model", "demo")
     assert said.strip() == demo.samples()[0].text, said

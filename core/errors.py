@@ -165,7 +165,7 @@ class InvariantViolation(EngineError):
     """The promise named ``invariant`` is broken; ``history`` has the events that show it, the last event last.
 
     Raised by an engine (`triolet.testing.TraceChecker`, in production with ``EngineConfig(verify=True)``), the error
-    shows a bug of Triolet; raised by the conformance kit in `triolet.testing`, a bug in what was checked.
+    shows a bug of Triolet; raised by `triolet.testing.check_model_adapter`, a bug of the adapter.
     """
 
     def __init__(self, invariant: str, what: str, history: tuple[object, ...] = ()) -> None:

@@ -1,5 +1,5 @@
 """The tools of Triolet's own tests, for yours: a simulated device, deterministic simulation, fault sweeps, a trace
-checker, a conformance kit for encoder caches and model adapters, tiny random checkpoints, and Hypothesis strategies.
+checker, a conformance kit for model adapters, tiny random checkpoints, and Hypothesis strategies.
 
 What is for any trio program is in `triolet.testing.trio_tools`, and what is for other engines in `triolet.testing.kit`.
 Each name is imported at its first use; some need Hypothesis (``pip install 'triolet[test]'``).
@@ -15,16 +15,13 @@ if TYPE_CHECKING:
     from ..core.model import Kind
     from ..core.request import Alignment, Pooling
     from .adapters import ADAPTER_INVARIANTS, check_model_adapter
-    from .cache_game import Answer, EncoderCache, play
-    from .cache_workloads import Ask, Encoded, Free, Release, Workload
     from .clients import SCENARIOS, Client, Scenario
-    from .conformance import check_encoder_cache
     from .families import FAMILIES, make_checkpoint
     from .faults import Fault, FaultKind
     from .sim import SimExecutor, SimWorker, sim_engine
     from .sim_model import SimModel, SimPreparer, expected_alignment, expected_tokens, expected_vector
     from .simulation import Outcome, simulate
-    from .strategies import image_requests, requests, scenarios, schedules, workloads
+    from .strategies import image_requests, requests, scenarios, schedules
     from .sweep import Failure, Report, sweep_all, sweep_scenario
     from .tensors import live_bytes
     from .trace import INVARIANTS, InvariantViolation, TraceChecker
@@ -34,16 +31,13 @@ _HOMES = {
     "..core.model": "Kind",
     "..core.request": "Alignment Pooling",
     ".adapters": "ADAPTER_INVARIANTS check_model_adapter",
-    ".cache_game": "Answer EncoderCache play",
-    ".cache_workloads": "Ask Encoded Free Release Workload",
     ".clients": "SCENARIOS Client Scenario",
-    ".conformance": "check_encoder_cache",
     ".families": "FAMILIES make_checkpoint",
     ".faults": "Fault FaultKind",
     ".sim": "SimExecutor SimWorker sim_engine",
     ".sim_model": "SimModel SimPreparer expected_alignment expected_tokens expected_vector",
     ".simulation": "Outcome simulate",
-    ".strategies": "image_requests requests scenarios schedules workloads",
+    ".strategies": "image_requests requests scenarios schedules",
     ".sweep": "Failure Report sweep_all sweep_scenario",
     ".tensors": "live_bytes",
     ".trace": "INVARIANTS InvariantViolation TraceChecker",
@@ -56,20 +50,14 @@ __all__ = [
     "INVARIANTS",
     "SCENARIOS",
     "Alignment",
-    "Answer",
-    "Ask",
     "Client",
-    "Encoded",
-    "EncoderCache",
     "Failure",
     "Fault",
     "FaultKind",
-    "Free",
     "InvariantViolation",
     "Kind",
     "Outcome",
     "Pooling",
-    "Release",
     "Report",
     "Scenario",
     "SimExecutor",
@@ -78,8 +66,6 @@ __all__ = [
     "SimWorker",
     "Speculation",
     "TraceChecker",
-    "Workload",
-    "check_encoder_cache",
     "check_model_adapter",
     "expected_alignment",
     "expected_tokens",
@@ -87,7 +73,6 @@ __all__ = [
     "image_requests",
     "live_bytes",
     "make_checkpoint",
-    "play",
     "requests",
     "scenarios",
     "schedules",
@@ -95,7 +80,6 @@ __all__ = [
     "simulate",
     "sweep_all",
     "sweep_scenario",
-    "workloads",
 ]
 
 

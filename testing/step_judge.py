@@ -17,6 +17,7 @@ from ..core.config import EngineConfig
 from ..core.errors import InvariantViolation
 from ..core.plan import Chunk, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
 from .kit import schedulers as kit
+from .kit.findings import Promise
 from .kit.paged_device import BALANCE, PagedDevice
 from .kit.scheduler_play import FREE_FOLLOWS, TERMINAL, describe_step
 from .sim import SimWorker
@@ -30,8 +31,8 @@ class _Device(PagedDevice):
 
     told: list[str]
 
-    def fail(self, promise: str, what: str) -> NoReturn:
-        raise InvariantViolation(promise, what, tuple(self.told[-8:]))
+    def fail(self, promise: Promise, what: str) -> NoReturn:
+        raise InvariantViolation(promise.name, what, tuple(self.told[-8:]))
 
 
 @define(eq=False)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for properties of your own: workloads, requests, schedules and whole scenarios.
+"""Hypothesis strategies for properties of your own: requests, schedules and whole scenarios.
 
 ::
 
@@ -18,12 +18,11 @@ import hypothesis.strategies as st
 from ..core.config import Speculation
 from ..core.model import Kind
 from ..core.request import Pooling
-from .cache_strategies import workloads
 from .clients import FOREVER, Client, Scenario
 from .sim_model import IMAGE, MOST_IMAGE, START, SimModel
 from .trio_tools.schedules import Listed, Pct, Schedule, Uniform
 
-__all__ = ["image_requests", "requests", "scenarios", "schedules", "workloads"]
+__all__ = ["image_requests", "requests", "scenarios", "schedules"]
 
 MOST_PROMPT, MOST_TOKENS, MOST_IMAGES = 6, 8, 3
 _MOMENTS = (0.0, 0.31, 0.33, 0.35, 0.5, 1.0)  # an encoding of the simulated device takes 0.3 s, a step 0.02 s

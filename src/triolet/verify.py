@@ -1,10 +1,10 @@
-"""The command ``triolet verify``: whether another engine's cache manager or scheduler keeps its promises."""
+"""The command ``triolet verify``: it checks the promises of another engine's cache manager or scheduler."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from .api.command_line.terminal import FAILED, OutputError, complain, stdout, wr
 if TYPE_CHECKING:
     from .testing.kit.findings import Findings
 
-PROTOCOLS = ("step", "cache", "scheduler")
 _BOOLEANS = {"yes": True, "true": True, "no": False, "false": False}
 _EXAMPLES = (
     ("triolet verify triolet.testing.kit.step_engine:Adapter", "the engine of the page"),
@@ -30,9 +29,9 @@ _EXAMPLES = (
 @click.argument("factory", metavar="MODULE:FACTORY")
 @click.option(
     "--protocol",
-    type=click.Choice(PROTOCOLS),
+    type=click.Choice(("step", "scheduler")),
     default="step",
-    help="How the adapter is called: step (plans of whole steps), cache (single operations), scheduler. Default: step.",
+    help="What is adapted: the cache manager of a step engine, or a whole scheduler. Default: step.",
 )
 @click.option(
     "--declare",
@@ -60,15 +59,14 @@ def verify(
     """
     out = stdout()
     make = _factory(factory)
-    examine, declaration = _protocol(protocol)
-    options: dict[str, Any] = {"seed": seed, "workloads": workloads, "subject": factory}
-    if declared or declaration is not None:
-        options["declared"] = _declaration(declaration, declared)
+    from .testing import kit
+
+    examine = {"step": kit.examine_steps, "scheduler": kit.examine_scheduler}[protocol]
+    declaration = {"step": kit.StepDeclaration, "scheduler": kit.SchedulerDeclaration}[protocol]
+    options: dict[str, Any] = {"declared": _declaration(declaration, declared), "subject": factory}
     try:
-        findings = examine(make, **options)
-    except TypeError as error:
-        if type(error).__name__ != "WrongAdapter":
-            raise
+        findings = examine(make, seed=seed, workloads=workloads, **options)
+    except kit.WrongAdapter as error:
         complain(str(error))
         return FAILED
     write(str(findings), out)
@@ -77,23 +75,8 @@ def verify(
     return FAILED if findings else 0
 
 
-def _protocol(name: str) -> tuple[Callable[..., Findings], type[Any] | None]:
-    """What plays the protocol, and the class of its declarations."""
-    if name == "step":
-        from .testing.kit import StepDeclaration, examine_steps
-
-        return examine_steps, StepDeclaration
-    if name == "scheduler":
-        from .testing.kit import SchedulerDeclaration, examine_scheduler
-
-        return examine_scheduler, SchedulerDeclaration
-    from .testing.kit import examine_cache
-
-    return examine_cache, None
-
-
 def _factory(named: str) -> Any:
-    """Imported as Python would in the working folder."""
+    """Imports the factory, as Python would in the working folder."""
     module, _, name = named.partition(":")
     if not module or not name:
         raise click.UsageError(
@@ -106,23 +89,22 @@ def _factory(named: str) -> Any:
         raise click.UsageError(f"{named!r} cannot be imported: {error}") from error
 
 
-def _declaration(declaration: type[Any] | None, declared: Sequence[str]) -> Any:
-    fields = {} if declaration is None else {one.name: one for one in attrs.fields(declaration)}
+def _declaration(declaration: type[Any], declared: Sequence[str]) -> Any:
+    fields = {one.name: one for one in attrs.fields(declaration)}
     values: dict[str, Any] = {}
     for one in declared:
         name, _, value = one.partition("=")
         if name not in fields:
-            allowed = ", ".join(fields) or "none, by this protocol"
-            raise click.UsageError(f"--declare {one}: there is no {name!r}; allowed: {allowed}")
+            raise click.UsageError(f"--declare {one}: there is no {name!r}; allowed: {', '.join(fields)}")
         values[name] = _value(one, value, fields[name].default)
     try:
-        return declaration(**values) if declaration is not None else None
+        return declaration(**values)
     except ValueError as error:
         raise click.UsageError(f"--declare: {error.args[0]}") from error
 
 
 def _value(told: str, value: str, default: object) -> Any:
-    """Of the default's type."""
+    """Reads a value of the default's type."""
     if isinstance(default, bool):
         if value not in _BOOLEANS:
             raise click.UsageError(f"--declare {told}: got {value!r}, allowed: yes or no")

@@ -11,7 +11,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .caches import examine_cache
     from .findings import BrokenPromise, Finding, Findings, Promise, Severity
     from .paged_device import EOS
     from .schedulers import Chunk, Item, Limits, NewRequest, Scheduler, SchedulerDeclaration, Step, examine_scheduler
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from .wrong_adapter import WrongAdapter
 
 _HOMES = {
-    ".caches": "examine_cache",
     ".findings": "BrokenPromise Finding Findings Promise Severity",
     ".paged_device": "EOS",
     ".schedulers": "Chunk Item Limits NewRequest Scheduler SchedulerDeclaration Step examine_scheduler",
@@ -44,7 +42,6 @@ __all__ = [
     "StepCache",
     "StepDeclaration",
     "WrongAdapter",
-    "examine_cache",
     "examine_scheduler",
     "examine_steps",
 ]

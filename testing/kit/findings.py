@@ -1,32 +1,25 @@
-"""What the kit finds, and the search for it. Nothing here knows what is played, with whom, or by which protocol.
+"""Findings of the kit, and the search for them, for every protocol.
 
 `examine` draws one workload after the other from a seed and plays each. A `play` that raises `BrokenPromise` is a
 finding: its workload is shrunk, and the search goes on for other promises until the workloads are used up. The same
 seed gives the same findings; no file is read or written, and the clock is not asked.
 
-A protocol brings four functions: ``draw`` (a workload by chance), ``play`` (raises `BrokenPromise`), ``simpler`` (what
-a workload may be shrunk to) and a `Script` (how a regression test is written)::
-
-    findings = examine(draw, partial(play, make_cache), simpler, script, seed=0, workloads=1000)
-    print(findings)
-    findings.raise_if_any()
+The shrinking is our own, since Hypothesis shrinks only what it has drawn itself, and the kit does without Hypothesis.
 """
 
 from __future__ import annotations
 
 import enum
-import inspect
 import random
 import re
 import textwrap
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
+import attrs
 from attrs import field, frozen
-
-from ...core.errors import InvariantViolation
 
 W = TypeVar("W")
 T = TypeVar("T")
@@ -73,11 +66,7 @@ RAISES_NOTHING = Promise(
     Severity.CRASHES,
     "An exception in the step loop ends the step, and in most engines every request that runs, or the process.",
 )
-"""Of every protocol: the subject raises nothing at what it is promised to be called with."""
-
-
-def _as_rows(rows: Iterable[Iterable[str]]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(row) for row in rows)
+"""The promise of every protocol: the subject raises nothing at the calls that its protocol has."""
 
 
 @frozen
@@ -86,7 +75,7 @@ class Table:
     out."""
 
     columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = field(default=(), converter=_as_rows)
+    rows: tuple[tuple[str, ...], ...] = field(default=(), converter=tuple)
 
     def __str__(self) -> str:
         used = [index for index in range(len(self.columns)) if any(row[index] for row in self.rows)]
@@ -98,26 +87,21 @@ class Table:
         )
 
 
-class BrokenPromise(InvariantViolation):
+class BrokenPromise(AssertionError):
     """``promise`` is broken; ``what`` says how, ``table`` what happened until then. ``kind`` tells apart different ways
     to break one promise: each is a finding of its own."""
 
     def __init__(self, promise: Promise, what: str, table: Table | None = None, kind: str = "") -> None:
-        super().__init__(promise.name, what)
-        self.promise = promise
-        self.table = table or Table()
-        self.kind = kind
+        self.promise, self.what, self.table, self.kind = promise, what, table or Table(), kind
+        super().__init__(promise, what, self.table, kind)
 
     def __str__(self) -> str:
-        told = super().__str__()
-        return f"{told}\n\n{self.table}" if self.table.rows else told
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.promise, self.what, self.table, self.kind)
+        broken = f"{self.promise.name}: {self.what}"
+        return f"{broken}\n\n{self.table}" if self.table.rows else broken
 
 
 def raised(error: Exception, table: Table) -> BrokenPromise:
-    """The finding that the subject raised ``error``. Errors of one type from one function are one kind."""
+    """Makes a finding of an error that the subject raised. Errors of one type from one function are one kind."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return BrokenPromise(
         RAISES_NOTHING,
@@ -128,21 +112,34 @@ def raised(error: Exception, table: Table) -> BrokenPromise:
 
 
 @frozen
-class Script(Generic[W]):
-    """How a regression test is written: plain Python, without Triolet.
+class Script:
+    """The form of regression tests: the imports of a file, and the call of ``play`` in each test, with ``arguments``
+    and then the test's workload."""
 
-    ``prelude`` is what all tests of a file share; ``body`` makes the statements of one test, from the workload.
-    """
+    imports: str
+    play: str
+    arguments: tuple[str, ...]
 
-    prelude: str
-    body: Callable[[W], str]
+    def call(self, workload: Any) -> str:
+        """The source of the call that plays ``workload``."""
+        lines = "".join(f"    {argument},\n" for argument in (*self.arguments, short(workload)))
+        return f"{self.play}(\n{lines})"
+
+
+def short(value: Any) -> str:
+    """Python that makes ``value``; where its class is one of attrs, without the arguments that are defaults."""
+    if not attrs.has(type(value)):
+        return repr(value)
+    told = [(one.name, getattr(value, one.name), one.default) for one in attrs.fields(type(value))]
+    arguments = ", ".join(f"{name}={here!r}" for name, here, default in told if here != default)
+    return f"{type(value).__name__}({arguments})"
 
 
 @frozen(kw_only=True)
 class Finding:
     """One way in which a promise is broken.
 
-    ``workload`` is the shrunk workload's ``repr``; ``number`` counts the workloads until it was found, from 1;
+    ``workload`` is the source of the shrunk workload; ``number`` counts the workloads until it was found, from 1;
     ``repeats`` is false where the same workload, played again, did not break the promise again.
     """
 
@@ -153,11 +150,11 @@ class Finding:
     workload: str
     number: int
     repeats: bool
-    script: Script[Any] = field(repr=False, eq=False)
+    script: Script = field(repr=False, eq=False)
     shrunk: Any = field(repr=False, eq=False)  # the workload itself
 
     def __str__(self) -> str:
-        """What an engineer reads."""
+        """The paragraph of the report."""
         promise = self.promise
         told = [
             f"{promise.name} ({_EFFECTS[promise.severity]}; workload {self.number})",
@@ -173,16 +170,16 @@ class Finding:
         return "\n".join(told)
 
     def test(self) -> str:
-        """The source of a stand-alone regression test."""
-        return f"{self.script.prelude}\n\n{self.test_function()}"
+        """The source of a file with this regression test alone."""
+        return f"{self.script.imports}\n\n{self.test_function()}"
 
     def test_function(self, number: int = 1) -> str:
-        """The test alone, without what the tests of a file share. Several of one promise are numbered."""
+        """The source of a regression test, without imports. Several tests of one promise are numbered."""
         words = re.findall(r"[a-z0-9]+", self.promise.name.lower())
         name = "_".join(["test", *words, *([str(number)] if number > 1 else [])])
         docstring = textwrap.fill(f"{self.what}. {self.promise.why}", _WIDTH - 4)
         docstring = docstring.replace("\\", "\\\\").replace('"', '\\"')
-        body = textwrap.indent(f'"""{docstring}"""\n{self.script.body(self.shrunk)}', "    ")
+        body = textwrap.indent(f'"""{docstring}"""\n{self.script.call(self.shrunk)}', "    ")
         return f"def {name}():\n{body}\n"
 
 
@@ -224,19 +221,19 @@ class Findings:
         """The source of a file with a regression test for each finding; empty without findings."""
         if not self.found:
             return ""
-        seen: dict[str, int] = {}
+        seen = Counter[str]()
         functions = []
         for finding in self.found:
-            seen[finding.promise.name] = seen.get(finding.promise.name, 0) + 1
+            seen[finding.promise.name] += 1
             functions.append(finding.test_function(seen[finding.promise.name]))
-        return "\n\n".join([self.found[0].script.prelude, *functions])
+        return "\n\n".join([self.found[0].script.imports, *functions])
 
 
 def examine(
     draw: Callable[[random.Random], W],
     play: Callable[[W], object],
     simpler: Callable[[W], Iterable[W]],
-    script: Script[W],
+    script: Script,
     *,
     seed: int = 0,
     workloads: int = WORKLOADS,
@@ -266,7 +263,7 @@ def examine(
             kind=broken.kind,
             what=broken.what,
             table=broken.table,
-            workload=repr(workload),
+            workload=short(workload),
             number=number,
             repeats=repeats is not None,
             script=script,
@@ -277,8 +274,8 @@ def examine(
 
 
 def without_some(parts: Sequence[T]) -> Iterator[tuple[T, ...]]:
-    """``parts`` without a run of them: all of them, then half of them, at last a single one. A building
-    block of ``simpler``."""
+    """Yields ``parts`` without a run of them: without all of them, then without half of them, at last without a single
+    one. A building block of ``simpler``."""
     size = len(parts)
     while size:
         yield from ((*parts[:at], *parts[at + size :]) for at in range(0, len(parts), size))
@@ -298,7 +295,7 @@ def _broken(play: Callable[[W], object], workload: W) -> BrokenPromise | None:
 
 
 def _breaks(play: Callable[[W], object], workload: W, identity: tuple[str, str]) -> BrokenPromise | None:
-    """How ``workload`` breaks the promise of ``identity``; ``None``: it does not."""
+    """The error by which ``workload`` breaks the promise of ``identity``; ``None``: it does not."""
     broken = _broken(play, workload)
     return broken if broken is not None and _identity(broken) == identity else None
 
@@ -317,24 +314,9 @@ def _shrink(
     return workload, broken
 
 
-def carried(*modules: ModuleType) -> str:
-    """The text of modules that a regression test carries along, as one: without their docstrings, and without imports
-    of each other."""
-    imports, texts = set(), []
-    for module in modules:
-        lines = inspect.getsource(module).split('"""', 2)[2].splitlines()
-        of_python = {line for line in lines if re.match(r"(from \w|import )", line)}
-        imports |= of_python
-        texts.append(
-            "\n".join(line for line in lines if line not in of_python and not line.startswith("from .")).strip()
-        )
-    ordered = sorted(imports, key=lambda line: ("__future__" not in line, line))
-    return "\n".join([ordered[0], "", *ordered[1:]]) + "\n\n" + "\n\n\n".join(texts) + "\n"
-
-
 def import_of(make: Callable[..., Any], subject: str | None) -> tuple[str, str]:
-    """The line by which a regression test imports what makes the subject, and the name it has then. ``subject`` is
-    ``module:name``; by default it is where ``make`` was defined, unless it has no name there that can be imported."""
+    """The line by which a regression test imports the subject's factory, and the factory's name. ``subject`` is
+    ``module:name``; by default it is where ``make`` was defined, unless ``make`` has no name there."""
     named = subject or f"{make.__module__}:{getattr(make, '__qualname__', '')}"
     module, _, name = named.partition(":")
     if module != "__main__" and all(part.isidentifier() for part in (*module.split("."), name)):

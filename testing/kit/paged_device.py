@@ -3,29 +3,63 @@
 Every position of a page holds a fingerprint of all that real KV would depend on: the tokens and items up to it. So a
 read of a wrong, stale or foreign page is seen as such. The device runs a step in this order: frees, encodings, all
 writes of the step, all reads. It runs steps in the order they were planned.
-
-Regression tests carry the text of this module, so it imports nothing of Triolet.
 """
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from .findings import BrokenPromise, Promise, Severity
+
 EOS = 0
 """The token that ends a request."""
 
-GIVEN_AWAY = "no page is given away in use"
-SHARED_WRITTEN = "no shared page is written"
-PREFIX_HITS = "prefix hits are what was computed"
-BEFORE_READY = "no use before ready"
-FREE_HELD = "no free while held"
-PHANTOM = "no phantom"
-ENCODE_ONCE = "encode once"
-BALANCE = "books balance"
+GIVEN_AWAY = Promise(
+    "no page is given away in use",
+    Severity.CORRUPTS,
+    "A request goes on with the keys and values of another one: it answers with the other's text, which may be another "
+    "user's.",
+)
+SHARED_WRITTEN = Promise(
+    "no shared page is written",
+    Severity.CORRUPTS,
+    "All who share the page read what one of them has written over it: their answers change, and so do those of "
+    "everybody who finds the page later.",
+)
+PREFIX_HITS = Promise(
+    "prefix hits are what was computed",
+    Severity.CORRUPTS,
+    "A request skips the computation of its prompt and goes on after another prompt, or after nothing.",
+)
+BEFORE_READY = Promise(
+    "no use before ready",
+    Severity.CORRUPTS,
+    "The decoder reads an output that does not exist: garbage, or an illegal access that ends the process.",
+)
+FREE_HELD = Promise(
+    "no free while held",
+    Severity.CORRUPTS,
+    "A request that still needs the output finds nothing, or another image in its place.",
+)
+PHANTOM = Promise(
+    "no phantom",
+    Severity.CORRUPTS,
+    "The books list an output that is gone: everybody who finds it there reads garbage, until a restart.",
+)
+BALANCE = Promise(
+    "books balance",
+    Severity.CRASHES,
+    "More is planned than there is: the step runs out of memory, or writes beyond its buffers.",
+)
+ENCODE_ONCE = Promise(
+    "encode once",
+    Severity.WASTES,
+    "The encoder computes what the device has already, and the copy that the books forget stays for ever.",
+)
 
 
 def sampled(fingerprint: int) -> int:
-    """The token that is sampled behind a position."""
+    """The token that is sampled after a position."""
     return fingerprint // 7 % 4
 
 
@@ -35,7 +69,7 @@ def first_wrong(held: list[int | None] | None, true: list[int]) -> int:
 
 
 class Record:
-    """What the device knows of one request."""
+    """The device's knowledge of one request."""
 
     def __init__(self, request: Any) -> None:
         self.tokens = list(request.tokens)
@@ -70,12 +104,12 @@ class PagedDevice:
         self.records: dict[str, Record] = {}
         self.writes: list[tuple[str, int, int, tuple[int, ...]]] = []  # request, first position, stop, pages
 
-    def fail(self, promise: str, what: str) -> NoReturn:
-        """A promise is broken."""
-        raise AssertionError(f"{promise}: {what}")
+    def fail(self, promise: Promise, what: str) -> NoReturn:
+        """Raises that a promise is broken."""
+        raise BrokenPromise(promise, what)
 
     def add(self, request: Any) -> None:
-        """A request that steps may run from now on."""
+        """Adds a request that steps may run from now on."""
         self.records[request.id] = Record(request)
 
     def run(self, step: Any) -> dict[str, int]:
@@ -118,7 +152,7 @@ class PagedDevice:
             self.fail(BALANCE, f"{there} take {taken} of {self.room} units of the room for encoder outputs")
 
     def read_items(self, chunk: Any) -> None:
-        """A chunk reads the items that lie among its positions."""
+        """Reads the items of a chunk: those that lie among its positions."""
         record = self.records[chunk.request]
         if record.began < 0:
             record.began = self.steps
@@ -136,7 +170,7 @@ class PagedDevice:
     # -- pages -------------------------------------------------------------------------------------------------------
 
     def write(self, chunk: Any) -> None:
-        """A chunk writes its positions."""
+        """Writes the positions of a chunk."""
         record, size, stop = self.records[chunk.request], self.page_size, chunk.start + chunk.length
         if chunk.start != record.verified:
             record.verified, record.began = 0, -1  # it starts anew, behind pages that it takes for computed
@@ -149,7 +183,7 @@ class PagedDevice:
         self.writes.append((chunk.request, chunk.start, stop, tuple(chunk.pages)))
 
     def read_pages(self, chunk: Any) -> None:
-        """A chunk reads every position up to its last one."""
+        """Reads every position up to the last one of a chunk."""
         record, size, stop = self.records[chunk.request], self.page_size, chunk.start + chunk.length
         true = record.upto(stop)
         for begin in range(0, stop, size):
@@ -160,7 +194,7 @@ class PagedDevice:
         record.verified, record.table = stop, tuple(chunk.pages)
 
     def sample(self, chunk: Any) -> int:
-        """The token behind a chunk. A token that was sampled before, and is computed anew, is the same."""
+        """Samples the token after a chunk. A token that was sampled before, and is computed anew, is the same."""
         record, stop = self.records[chunk.request], chunk.start + chunk.length
         if stop == len(record.tokens):
             record.tokens.append(sampled(record.fingerprints[stop - 1]))
@@ -185,7 +219,8 @@ class PagedDevice:
         self.fail(PREFIX_HITS, f"{reader} takes page {page} for its computed position {position}; {wrote}")
 
     def author(self, page: int, offset: int) -> tuple[str, int, bool] | None:
-        """Who wrote last at an offset of a page, its position, and whether the page began with another's positions."""
+        """Finds the request that wrote last at an offset of a page, the position that it wrote, and whether the page
+        began with another request's positions."""
         for number in range(len(self.writes) - 1, -1, -1):
             request, start, stop, pages = self.writes[number]
             for position in range(stop - 1, start - 1, -1):
@@ -195,7 +230,7 @@ class PagedDevice:
         return None
 
     def began_by_another(self, before: int, page: int, request: str) -> bool:
-        """Whether another than ``request`` wrote the first position of ``page`` last."""
+        """True if another than ``request`` wrote the first position of ``page`` last."""
         for other, start, stop, pages in reversed(self.writes[:before]):
             for position in range(start, stop):
                 if position % self.page_size == 0 and pages[position // self.page_size] == page:

@@ -1,22 +1,72 @@
-"""One workload played with a scheduler: its clients and its device, and what the scheduler may not do.
-
-Regression tests carry the text of this module and of `paged_device`, so it imports nothing else of Triolet, and its
-values are dataclasses.
-"""
+"""The clients and the device of a scheduler in one workload, and the judgement of the scheduler."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from .paged_device import BALANCE, EOS, PagedDevice, Record, sampled
+from .findings import RAISES_NOTHING, Promise, Severity
+from .paged_device import (
+    BALANCE,
+    BEFORE_READY,
+    ENCODE_ONCE,
+    EOS,
+    FREE_HELD,
+    GIVEN_AWAY,
+    PHANTOM,
+    PREFIX_HITS,
+    SHARED_WRITTEN,
+    PagedDevice,
+    Record,
+    sampled,
+)
 from .wrong_adapter import WrongAdapter, as_texts, check_methods
 
-ALWAYS_FREED = "always freed eventually"
-STARVES = "nobody starves"
-TERMINAL = "terminal once"
-FREE_FOLLOWS = "free follows completion"
-REFUSED = "what fits is not refused"
+STARVES = Promise(
+    "nobody starves",
+    Severity.HANGS,
+    "A client waits until its own timeout, and nothing in the log says why.",
+)
+REFUSED = Promise(
+    "what fits is not refused",
+    Severity.HANGS,
+    "A request that the engine could serve gets an error, or no answer at all.",
+)
+TERMINAL = Promise(
+    "terminal once",
+    Severity.HANGS,
+    "A request that ends twice, too early or never leaves its client with half an answer, or the device with work for "
+    "nobody.",
+)
+ALWAYS_FREED = Promise(
+    "always freed eventually",
+    Severity.LEAKS,
+    "What does not come back is missing for ever: the engine serves fewer and fewer, and stops at last.",
+)
+FREE_FOLLOWS = Promise(
+    "free follows completion",
+    Severity.CORRUPTS,
+    "Whatever still reads the page beside the steps, a transfer or the repetition of a failed step, reads another "
+    "request's keys and values.",
+)
+
+PROMISES = (
+    GIVEN_AWAY,
+    SHARED_WRITTEN,
+    PREFIX_HITS,
+    BEFORE_READY,
+    FREE_HELD,
+    PHANTOM,
+    FREE_FOLLOWS,
+    RAISES_NOTHING,
+    BALANCE,
+    STARVES,
+    REFUSED,
+    TERMINAL,
+    ALWAYS_FREED,
+    ENCODE_ONCE,
+)
+"""The promises of a `Scheduler`, the worst first."""
 
 IDLE = 3  # calls of schedule() that plan nothing, while nothing is in flight, after which nobody can be served any more
 
@@ -77,8 +127,8 @@ class SchedulerPlay:
         self.stuck = 0  # steps in a row that brought nobody further
         self.total = 0  # tokens of all requests
 
-    def fail(self, promise: str, what: str) -> NoReturn:
-        """A promise is broken."""
+    def fail(self, promise: Promise, what: str) -> NoReturn:
+        """Raises that a promise is broken."""
         self.device.fail(promise, what)
 
     def tell(self, event: str, answer: str = "", note: str = "") -> None:
@@ -89,7 +139,7 @@ class SchedulerPlay:
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def ask(self, request: Any) -> None:
-        """A client asks."""
+        """Lets a client ask."""
         fits = self.fits(request)
         taken = self.scheduler.add_request(request)
         if self.told is not None:
@@ -107,19 +157,19 @@ class SchedulerPlay:
         self.total += len(request.tokens) + request.max_tokens
 
     def fits(self, request: Any) -> bool:
-        """Whether the request could run alone."""
+        """True if the request could run alone."""
         pages = -(-(len(request.tokens) + request.max_tokens - 1) // self.limits.page_size)
         return pages <= self.limits.pages and all(item.size <= self.limits.room for item in request.items)
 
     def finish(self, request_id: str) -> None:
-        """The client of a request leaves; it may have ended already."""
+        """Lets the client of a request leave; the request may have ended already."""
         self.tell(f"the client of {request_id} leaves" + ("" if request_id in self.live else ", after its end"))
         if self.live.pop(request_id, None) is not None:
             self.left.add(request_id)
         self.scheduler.finish(request_id)
 
     def plan(self) -> bool:
-        """The next step is planned, if another one may be in flight. False: there is nothing to do in it."""
+        """Plans the next step, if another one may be in flight. False: there is nothing to do in it."""
         if len(self.flights) >= self.limits.steps_in_flight:
             return False
         step = checked(self.scheduler.schedule())
@@ -132,7 +182,7 @@ class SchedulerPlay:
         return has_work(step)
 
     def run(self) -> bool:
-        """The device runs the oldest step, and the scheduler is told. False: there was nothing to do in it, or none."""
+        """Runs the oldest step, and updates the scheduler. False: there was nothing to do in it, or none."""
         if not self.flights:
             return False
         step = self.flights.pop(0)
@@ -148,7 +198,11 @@ class SchedulerPlay:
         ended = () if answer is None else tuple(as_texts(answer, "what update returned"))
         if self.told is not None:
             got = "".join(f", {request} gets {token}" for request, token in tokens.items())
-            self.told[-1] = (f"run{got}", told_ends(ended), self.device_holds())
+            self.told[-1] = (
+                f"run{got}",
+                f"{', '.join(ended)} ended" if ended else "",
+                " ".join(sorted(self.device.outputs)),
+            )
         for request_id in ended:
             self.end(request_id)
         for request_id in tokens:
@@ -161,7 +215,7 @@ class SchedulerPlay:
         return int(len(request.tokens) + request.max_tokens - 1)
 
     def end(self, request_id: str) -> None:
-        """The scheduler says that a request has ended."""
+        """Takes the scheduler's word that a request has ended."""
         if request_id not in self.device.records:
             self.fail(TERMINAL, f"{request_id} is said to end, and it is not known")
         if request_id in self.left:
@@ -180,7 +234,7 @@ class SchedulerPlay:
         return tokens[len(self.live[request_id].tokens) :]
 
     def judge_end(self, request_id: str) -> None:
-        """Whether a request goes on that has all that it gets."""
+        """Judges a request that goes on: it has not got all of its tokens."""
         if request_id not in self.live:
             return
         got, most = self.got(request_id), self.live[request_id].max_tokens
@@ -189,14 +243,10 @@ class SchedulerPlay:
         if len(got) >= most:
             self.fail(TERMINAL, f"{request_id} has got {len(got)} of {most} tokens, and is not said to end")
 
-    def device_holds(self) -> str:
-        """The encoder outputs that are on the device."""
-        return " ".join(sorted(self.device.outputs))
-
     # -- a plan ------------------------------------------------------------------------------------------------------
 
     def judge(self, step: Any) -> None:
-        """What can be said of a step before it runs."""
+        """Judges a step before it runs."""
         limits = self.limits
         tokens = sum(chunk.length for chunk in step.chunks)
         if tokens > limits.max_step_tokens:
@@ -212,7 +262,7 @@ class SchedulerPlay:
             self.judge_settled(step)
 
     def judge_chunk(self, chunk: Any) -> None:
-        """Whether there are a request, tokens and pages for a chunk."""
+        """Judges whether there are a request, tokens and pages for a chunk."""
         name, stop = chunk.request, chunk.start + chunk.length
         if name not in self.live:
             why = "has ended" if name in self.device.records else "is not known"
@@ -226,7 +276,7 @@ class SchedulerPlay:
         if len(self.seen) > self.limits.pages:
             self.fail(BALANCE, f"there are {self.limits.pages} pages, and steps use {sorted(self.seen)}")
         if chunk.samples and stop < len(self.live[name].tokens):
-            self.fail(BALANCE, f"a token of {name} is sampled in the middle of its prompt, behind position {stop - 1}")
+            self.fail(BALANCE, f"a token of {name} is sampled in the middle of its prompt, after position {stop - 1}")
         if chunk.samples and stop > self.most(name):
             most = self.live[name].max_tokens
             self.fail(
@@ -236,7 +286,7 @@ class SchedulerPlay:
             self.known[name] += 1
 
     def judge_settled(self, step: Any) -> None:
-        """Whether a page that the step writes is in use by another request's step in flight."""
+        """Judges whether a page that the step writes is in use by another request's step in flight."""
         size = self.limits.page_size
         using = {page: chunk.request for flight in self.flights for chunk in flight.chunks for page in chunk.pages}
         for chunk in step.chunks:
@@ -248,20 +298,20 @@ class SchedulerPlay:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """One turn of the step loop: plans as far ahead as it may, and runs the oldest step."""
+        """Takes one turn of the step loop: plans as far ahead as it may, and runs the oldest step."""
         while self.plan():
             pass
         return self.run()
 
     def turn_until_idle(self) -> int:
-        """Turns until nobody is left, or nobody gets further. How often nothing was planned at the end."""
+        """Turns until nobody is left, or nobody gets further. Returns how often nothing was planned at the end."""
         idle = 0
         while self.live and idle < IDLE and self.stuck < 4 * self.total + 50:
             idle = 0 if self.turn() else idle + 1
         return idle
 
     def storm(self) -> None:
-        """Others go on asking, for little each and with no more urgency, while those who asked before them wait."""
+        """Lets others ask, for little each and with no more urgency, while those who asked before them wait."""
         victims, number = list(self.live), 0
         if not victims:
             return
@@ -277,7 +327,7 @@ class SchedulerPlay:
         self.give_up(f"{', '.join(waiting)} wait while {number} requests that came later are served")
 
     def serve_everybody(self) -> None:
-        """Nobody asks any more: every request ends."""
+        """Sees every request to its end, while nobody asks any more."""
         idle = self.turn_until_idle()
         while self.flights:
             self.run()
@@ -286,49 +336,43 @@ class SchedulerPlay:
             self.give_up(f"{', '.join(self.live)} never end, though nobody else asks: {how}")
 
     def give_up(self, what: str) -> NoReturn:
-        """Requests wait for ever: says whether pages were lost, or whether the scheduler forgot them."""
+        """Raises that requests wait for ever: either pages were lost, or the scheduler forgot the requests."""
         for name in list(self.live):
             self.finish(name)
         while self.flights:
             self.run()
-        if self.is_served(asked("a little one", (5,))):
+        if self.is_served(NewRequest(id="a little one", tokens=(5,), max_tokens=1)):
             self.look_for_leaks(what)
         self.fail(STARVES, what)
 
     def look_for_leaks(self, before: str = "") -> None:
-        """Nobody is left, so everything must have come back: a request for all pages, and one for the whole room."""
+        """Looks for what has not come back, when nobody is left: asks for all pages, and for the whole room."""
         limits = self.limits
-        self.serve_alone(asked("all pages", (5,) * (limits.pages * limits.page_size)), before)
+        tokens = (5,) * (limits.pages * limits.page_size)
+        self.serve_alone(NewRequest(id="all pages", tokens=tokens, max_tokens=1), before)
         if limits.room:
             whole = Item("whole", limits.room, 0, 1)
-            self.serve_alone(asked("the whole room", (9, 5), items=(whole,)), before)
+            self.serve_alone(NewRequest(id="the whole room", tokens=(9, 5), max_tokens=1, items=(whole,)), before)
 
     def serve_alone(self, request: Any, before: str) -> None:
-        """A request that is alone, and needs all there is."""
+        """Judges a request that is alone, and needs all there is."""
         if not self.is_served(request):
             what = f"a request for {request.id} waits for ever, though nobody else is left: some are lost"
             self.fail(ALWAYS_FREED, f"{what} ({before})" if before else what)
 
     def is_served(self, request: Any) -> bool:
-        """Whether a request that is alone ends."""
+        """True if a request that is alone ends."""
         self.stuck = 0
         self.ask(request)
         self.turn_until_idle()
         return not self.live
 
 
-def asked(
-    name: str, tokens: tuple[int, ...], priority: int = 0, items: tuple[Item, ...] = (), max_tokens: int = 1
-) -> NewRequest:
-    """A request of the kit's own."""
-    return NewRequest(id=name, tokens=tokens, max_tokens=max_tokens, priority=priority, items=items)
-
-
 def checked(step: Any) -> Any:
-    """What the scheduler has planned: a step, or nothing.
+    """Checks that the scheduler has planned a step, or nothing.
 
     Raises:
-        WrongAdapter: it is neither.
+        WrongAdapter: it has planned neither.
     """
     if step is None:
         return None
@@ -344,9 +388,9 @@ def checked(step: Any) -> Any:
 
 
 def lasting(name: str, steps: int, priority: int) -> NewRequest:
-    """A request for so many tokens, which does not end before."""
+    """Makes a request for so many tokens, which does not end before."""
     for first in range(3, 1000):
-        request = asked(name, (first,), priority, max_tokens=steps)
+        request = NewRequest(id=name, tokens=(first,), max_tokens=steps, priority=priority)
         record = Record(request)
         for position in range(1, steps):
             record.tokens.append(sampled(record.upto(position)[-1]))
@@ -356,20 +400,20 @@ def lasting(name: str, steps: int, priority: int) -> NewRequest:
 
 
 def describe(request: Any) -> str:
-    """What a client asks for."""
+    """The client's request in words."""
     items = "".join(f", {item.key} of size {item.size} at {item.start}" for item in request.items)
     priority = f", priority {request.priority}" if request.priority else ""
     tokens = " ".join(map(str, request.tokens))
-    return f"{request.id} asks for {request.max_tokens} behind {tokens}{items}{priority}"
+    return f"{request.id} asks for {request.max_tokens} after {tokens}{items}{priority}"
 
 
 def has_work(step: Any) -> bool:
-    """Whether a step does anything."""
+    """True if a step does anything."""
     return bool(step.chunks or step.frees or step.encodes)
 
 
 def describe_step(step: Any) -> str:
-    """What a step does."""
+    """The work of a step in words."""
     if not has_work(step):
         return "a step without work"
     told = [f"frees {', '.join(step.frees)}"] if step.frees else []
@@ -379,8 +423,3 @@ def describe_step(step: Any) -> str:
         pages = " ".join(map(str, chunk.pages))
         told.append(f"{chunk.request}: {chunk.start}-{chunk.start + chunk.length - 1} in pages {pages}{samples}")
     return "; ".join(told)
-
-
-def told_ends(ended: tuple[str, ...]) -> str:
-    """What the scheduler says of the ends of requests."""
-    return f"{', '.join(ended)} ended" if ended else ""

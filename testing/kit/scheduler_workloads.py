@@ -1,4 +1,4 @@
-"""Workloads for schedulers: who asks for what, and in which order clients, scheduler and device act.
+"""Workloads for schedulers: requests, and the order in which clients, scheduler and device act.
 
 Prompts begin alike, have few different tokens, and go on where another request's answer has ended, so that prefix
 caches hit, and would hit wrongly.
@@ -24,8 +24,8 @@ _PLACEHOLDER = 9  # the token at a position of an item
 
 @frozen(kw_only=True)
 class SchedulerDeclaration:
-    """What the scheduler does not promise, or promises beyond the others. A declaration turns off one check, or what
-    workloads have, and nothing else.
+    """The promises that the scheduler does not make, or makes beyond the others. A declaration turns off one check, or
+    what workloads have, and nothing else.
 
     Args:
         steps_in_flight: how many steps may be planned and not answered, at most: 1 for an engine that waits for each.
@@ -66,7 +66,7 @@ class SchedulerWorkload:
 
 
 def draw(declared: SchedulerDeclaration, random: Random) -> SchedulerWorkload:
-    """A workload of random numbers."""
+    """Draws a workload."""
     page_size = declared.page_size * random.choice((1, 2, 4) if declared.page_size < 4 else (1,))
     limits = Limits(
         pages=random.randint(3, 10),
@@ -160,32 +160,17 @@ def _turns(count: int, random: Random) -> list[Operation]:
 
 
 def simpler(workload: SchedulerWorkload) -> Iterator[SchedulerWorkload]:
-    """Workloads that are simpler than this one, the boldest first."""
+    """Yields workloads that are simpler than this one, the boldest first."""
     for operations in without_some(workload.operations):
         yield _without_strangers(evolve(workload, operations=operations))
     for number, request in enumerate(workload.requests):
-        for other in _simpler_requests(request, workload.limits):
+        for other in _simpler_requests(request):
             requests = (*workload.requests[:number], other, *workload.requests[number + 1 :])
             yield evolve(workload, requests=requests)
-    for limits in _smaller(workload.limits):
-        if all(_fits(request, workload.limits) <= _fits(request, limits) for request in workload.requests):
-            yield evolve(workload, limits=limits)
-
-
-def _smaller(limits: Limits) -> Iterator[Limits]:
-    least = {"steps_in_flight": 1, "max_running": 1, "room": min(1, limits.room), "pages": 1}
-    for name, allowed in least.items():
-        if getattr(limits, name) > allowed:
-            yield replace(limits, **{name: getattr(limits, name) - 1})
-
-
-def _fits(request: NewRequest, limits: Limits) -> bool:
-    stop = len(request.tokens) + request.max_tokens - 1
-    return stop <= limits.pages * limits.page_size and all(item.size <= limits.room for item in request.items)
 
 
 def _without_strangers(workload: SchedulerWorkload) -> SchedulerWorkload:
-    """Nobody leaves who has not asked, and the requests that nobody asks for are gone."""
+    """Drops the leaving of clients that have not asked, and requests that nobody asks for."""
     operations: list[Operation] = []
     numbers: dict[int, int] = {}
     for what, number in workload.operations:
@@ -198,23 +183,14 @@ def _without_strangers(workload: SchedulerWorkload) -> SchedulerWorkload:
     return evolve(workload, requests=requests, operations=tuple(operations))
 
 
-def _simpler_requests(request: NewRequest, limits: Limits) -> Iterator[NewRequest]:
+def _simpler_requests(request: NewRequest) -> Iterator[NewRequest]:
     for items in without_some(request.items):
         yield replace(request, items=items)
     if request.priority:
         yield replace(request, priority=0)
-    if request.max_tokens > 1:
-        yield replace(request, max_tokens=1)
-        yield replace(request, max_tokens=request.max_tokens - 1)
+    for fewer in {1, request.max_tokens - 1} - {0, request.max_tokens}:
+        yield replace(request, max_tokens=fewer)
     last = max((item.start + item.length for item in request.items), default=0)
-    for length in sorted({len(request.tokens) // 2, len(request.tokens) - limits.page_size, len(request.tokens) - 1}):
-        if last < length < len(request.tokens) and length >= 1:
+    for length in (len(request.tokens) // 2, len(request.tokens) - 1):
+        if last < length:
             yield replace(request, tokens=request.tokens[:length])
-    first = min((item.start for item in request.items), default=len(request.tokens) - 1)
-    for cut in sorted({first, limits.page_size, 1}, reverse=True):
-        if 0 < cut <= first:
-            items = tuple(replace(item, start=item.start - cut) for item in request.items)
-            yield replace(request, tokens=request.tokens[cut:], items=items)
-    plain = (1,) * len(request.tokens)
-    if request.tokens != plain and not request.items:
-        yield replace(request, tokens=plain)

@@ -1,5 +1,5 @@
-"""The clients and the device of a step engine, and the judgement of its cache manager: plain Python, standard library
-only, since regression tests carry this file along. `triolet.testing.kit.steps` says what the cache must do.
+"""The clients and the device of a step engine, and the judgement of its cache manager. `triolet.testing.kit.steps` says
+what the cache must do.
 
 The device runs the steps in their order, and in each the frees, then the encodings, then the reads. So what it will
 hold is known as soon as a step is planned, but for encodings that fail: a step is judged when it is planned.
@@ -8,31 +8,109 @@ hold is known as soon as a step is planned, but for encodings that fail: a step 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
-from .wrong_adapter import WrongAdapter, as_texts
+from attrs import field, frozen, validators
+
+from .findings import RAISES_NOTHING, BrokenPromise, Promise, Severity, Table
+from .wrong_adapter import WrongAdapter, as_texts, check_methods
 
 PATIENCE = 8  # empty-handed steps after which whoever still waits counts as waiting for ever
 PLENTY = 4  # times the room: a budget that lets several requests have the same room in one step
 ANSWERS = {"hit", "encode", "later", "never"}
 LAST, LATE, EVERYTHING = "last", "late", "everything"
+COLUMNS = ("step", "what happens", "answer", "frees", "encodes", "then on the device")
 
-NO_FREE_WHILE_HELD = "no free while held"
-NO_PHANTOM = "no phantom"
-ROOM_IS_KEPT = "room is kept"
-EVERY_ASK_ANSWERED = "every acquire is answered"
-ALWAYS_FREED = "always freed eventually"
-FREES_HIT = "frees hit"
-ENCODE_ONCE = "encode once"
-BUDGET_IS_KEPT = "budget is kept"
+NO_FREE_WHILE_HELD = Promise(
+    "no free while held",
+    Severity.CORRUPTS,
+    "A step reads an output that is gone: an error at best, another request's image or voice at worst.",
+)
+NO_PHANTOM = Promise(
+    "no phantom",
+    Severity.CORRUPTS,
+    "The runner finds nothing under the key and crashes, or reads what happens to lie there.",
+)
+ROOM_IS_KEPT = Promise(
+    "room is kept",
+    Severity.CRASHES,
+    "The device holds more than the books say: it runs out of memory under load, long after the cause.",
+)
+EVERY_ASK_ANSWERED = Promise(
+    "every acquire is answered",
+    Severity.HANGS,
+    "A request waits for ever, and its client with it; under load the whole queue stands behind it.",
+)
+ALWAYS_FREED = Promise(
+    "always freed eventually",
+    Severity.LEAKS,
+    "Memory that nobody gives back is lost until the process ends, and with it the next engine's start.",
+)
+FREES_HIT = Promise(
+    "frees hit",
+    Severity.LEAKS,
+    "The free came before the output: it misses, and the output that comes later is in no book any more.",
+)
+ENCODE_ONCE = Promise(
+    "encode once",
+    Severity.WASTES,
+    "The encoder computes what is there already, and writes over an output that others may be reading.",
+)
+BUDGET_IS_KEPT = Promise(
+    "budget is kept",
+    Severity.WASTES,
+    "The step takes longer than planned, for everybody in it, and its activations may not fit.",
+)
+
+PROMISES = (
+    NO_FREE_WHILE_HELD,
+    NO_PHANTOM,
+    ROOM_IS_KEPT,
+    RAISES_NOTHING,
+    EVERY_ASK_ANSWERED,
+    ALWAYS_FREED,
+    FREES_HIT,
+    ENCODE_ONCE,
+    BUDGET_IS_KEPT,
+)
+"""The promises of a `StepCache`, the worst first."""
 
 
-class Broken(AssertionError):
-    """A promise of the cache is broken."""
+@frozen(kw_only=True)
+class StepDeclaration:
+    """What the engine does otherwise. A declaration takes away what the kit does or the one complaint that it names;
+    all other promises stay.
 
-    def __init__(self, promise: str, what: str, kind: str) -> None:
-        super().__init__(f"{promise}: {what}")
-        self.promise, self.what, self.kind = promise, what, kind
+    Args:
+        closes: the cache has ``close``. False: the manager lives as long as the process.
+        resets: the cache has ``reset``, for engines that empty the encoder cache when weights change.
+        shared: requests share the entries of equal keys. False, for caches of one request's own entries, such as the
+            cross-attention of encoder-decoders: no two requests ask for one key.
+        missed_free: a free of what is not on the device is a ``"fault"``, or ``"harmless"`` where the runner takes the
+            key out of a dictionary if it is there. What such a free leaves behind is still found.
+        may_fail_after_plan: planned encodings may fail. False: a failed encoding ends the engine.
+        refuses: an output that is larger than the room is answered ``"never"``. False: such requests are refused before
+            they reach the cache manager, so that the kit has none.
+        evicts_within_step: the room of a step's frees is there for its encodings. False: the device frees behind the
+            encodings and reads, so that the room is there from the next step on.
+        budgets: the engine has a budget of encoder compute for each step. False: it is always plenty, four times
+            the room.
+        repeats: ``release`` and ``finish`` come again for what was given back, as from a step loop. False: each comes
+            once, where something is held.
+        steps_in_flight: most steps that are planned and have not run. 1: the engine plans one when the last has run.
+    """
+
+    closes: bool = True
+    resets: bool = False
+    shared: bool = True
+    missed_free: str = field(default="fault", validator=validators.in_(("fault", "harmless")))
+    may_fail_after_plan: bool = True
+    refuses: bool = True
+    evicts_within_step: bool = True
+    budgets: bool = True
+    repeats: bool = True
+    steps_in_flight: int = field(default=2, validator=validators.in_((1, 2)))
 
 
 class Hold:
@@ -45,25 +123,10 @@ class Hold:
 class StepGame:
     """Plays with one cache. What cannot be done now (the end of a step that nobody planned) is passed over."""
 
-    def __init__(
-        self,
-        cache: Any,
-        room: int,
-        sizes: dict[str, int],
-        *,
-        closes: bool = True,
-        resets: bool = False,
-        shared: bool = True,
-        missed_free: str = "fault",
-        evicts_within_step: bool = True,
-        repeats: bool = True,
-        steps_in_flight: int = 2,
-    ) -> None:
-        self.cache, self.room, self.sizes = cache, room, dict(sizes)
+    def __init__(self, cache: Any, room: int, sizes: Mapping[str, int], declared: StepDeclaration) -> None:
+        _check_methods(cache, declared)
+        self.cache, self.room, self.sizes, self.declared = cache, room, dict(sizes), declared
         self.plenty = PLENTY * room  # of budget
-        self.closes, self.resets, self.shared = closes, resets, shared
-        self.missed_free, self.evicts_within_step = missed_free, evicts_within_step
-        self.repeats, self.steps_in_flight = repeats, steps_in_flight
         self.steps = self.steps_run = 0
         self.in_flight: deque[list[str]] = deque()  # what each step encodes
         self.device: dict[str, int] = {}  # once all steps have run: each key, and the step that encoded it
@@ -78,7 +141,7 @@ class StepGame:
     def plan(self, wanted: list[tuple[str, ...]], budget: int | None = None) -> None:
         """Plans a step of ``("ask", request, key)`` and ``("preempt", request)``; by default with plenty of budget."""
         budget = self.plenty if budget is None else budget
-        if len(self.in_flight) >= self.steps_in_flight:
+        if len(self.in_flight) >= self.declared.steps_in_flight:
             return
         calls = self.possible(wanted)
         answers, frees, encodes = self.planned(calls, budget)
@@ -111,7 +174,7 @@ class StepGame:
         """``request`` has read ``key`` and goes on; it says so again, if it is to release once more."""
         hold = self.holds.get((request, key))
         if hold is None:
-            if self.repeats and (request, key) in self.released:
+            if self.declared.repeats and (request, key) in self.released:
                 self.tell(f"{request} releases {key} again")
                 self.cache.release(request, key)
         elif hold.read_in <= self.steps_run:
@@ -123,17 +186,17 @@ class StepGame:
     def finish(self, request: str) -> None:
         """``request`` has ended, or was aborted or preempted between two steps."""
         there = self.is_there(request)
-        if there or (self.repeats and request in self.known):
+        if there or (self.declared.repeats and request in self.known):
             self.forget(request)
             self.tell(f"{request} ends" if there else f"{request}, which holds nothing, ends")
             self.cache.finish(request)
 
     def reset(self) -> None:
         """The device is emptied and the books with it, between two steps; requests go on and ask anew."""
-        if not self.resets or self.in_flight:
+        if not self.declared.resets or self.in_flight:
             return
         for request in self.all_there():
-            if self.repeats:
+            if self.declared.repeats:
                 self.forget(request)
             else:
                 self.finish(request)
@@ -144,7 +207,8 @@ class StepGame:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Fair to the cache: all steps run, all holders release, and who waits goes on asking until it is served.
+        """Ends the workload in a way that is fair to the cache: all steps run, all holders release, and who waits goes
+        on asking until it is served.
 
         Before each release one request asks for the whole room, and another for the oldest output. The former must be
         served when nobody holds anything; then others ask for the rest. At last each key is asked for once more, and
@@ -154,7 +218,7 @@ class StepGame:
         self.sizes[EVERYTHING] = self.room
         for request, key in list(self.holds):
             oldest = next(iter(self.device), None)
-            late = [("ask", LATE, oldest)] if oldest is not None and self.shared else []
+            late = [("ask", LATE, oldest)] if oldest is not None and self.declared.shared else []
             self.plan([("ask", LAST, EVERYTHING), *late])
             self.run_all()
             self.release(request, key)
@@ -199,11 +263,11 @@ class StepGame:
         empty steps bring the frees to the device."""
         for request in self.all_there():
             self.finish(request)
-        if self.closes:
+        if self.declared.closes:
             self.tell("close")
             self.cache.close()
         self.run_all(failed)
-        patience = PATIENCE if self.closes else 0
+        patience = PATIENCE if self.declared.closes else 0
         while self.device and patience:
             there, told = len(self.device), len(self.rows)
             self.plan([])
@@ -211,13 +275,13 @@ class StepGame:
             patience = PATIENCE if len(self.device) < there else patience - 1
             if patience < PATIENCE - 1:
                 del self.rows[told:]
-        if self.device and self.closes:
+        if self.device and self.declared.closes:
             self.broken(ALWAYS_FREED, f"{' '.join(self.device)} on the device after close, and no step frees it")
 
     # -- judgement ---------------------------------------------------------------------------------------------------
 
     def judge_answer(self, hold: tuple[str, str], size: int, answer: str) -> list[tuple[str, str]]:
-        """What is wrong with an answer whatever the device holds, and the kind of it."""
+        """Lists what is wrong with an answer whatever the device holds, and the kind of it."""
         request, key = hold
         if answer == "later" and hold in self.holds:
             return [(f"{request} is to wait for {key}, which it holds", "waits for its own")]
@@ -228,7 +292,7 @@ class StepGame:
         return []
 
     def judge_step(self, frees: list[str], encodes: list[str], before: dict[str, int]) -> None:
-        """What the device makes of a step, the worst first."""
+        """Judges the effects of a step on the device, the worst first."""
         step = f"step {self.steps}"
         for (request, key), hold in self.holds.items():
             there = key in self.device
@@ -236,15 +300,15 @@ class StepGame:
                 self.broken(NO_FREE_WHILE_HELD, f"{step} frees {key}, which {request} may read")
             if hold.read_in == self.steps and not there:
                 self.broken(NO_PHANTOM, f"{step} reads {key} for {request}, but it is not on the device")
-        peak = self.device if self.evicts_within_step else {**before, **self.device}
+        peak = self.device if self.declared.evicts_within_step else {**before, **self.device}
         taken = sum(self.sizes[key] for key in peak)
         if taken > self.room:
             self.broken(ROOM_IS_KEPT, f"{step} has {' '.join(peak)} on the device: {taken} in a room of {self.room}")
-        could_be_freed = before if self.evicts_within_step else {*before, *encodes}
+        could_be_freed = before if self.declared.evicts_within_step else {*before, *encodes}
         missed = [key for at, key in enumerate(frees) if key not in could_be_freed or key in frees[:at]]
-        if missed and self.missed_free == "fault":
+        if missed and self.declared.missed_free == "fault":
             self.broken(FREES_HIT, f"{step} frees {missed[0]}, which is not on the device")
-        stays = {key for key in before if key not in frees or not self.evicts_within_step}
+        stays = {key for key in before if key not in frees or not self.declared.evicts_within_step}
         twice = [key for at, key in enumerate(encodes) if key in stays or key in encodes[:at]]
         if twice:
             self.broken(ENCODE_ONCE, f"{step} encodes {twice[0]}, which is on the device, or on its way there")
@@ -254,14 +318,14 @@ class StepGame:
             told = f"step {self.steps} encodes {' '.join(encodes)}: more than its budget of {budget}"
             self.broken(BUDGET_IS_KEPT, told)
 
-    def broken(self, promise: str, what: str, kind: str = "") -> None:
-        raise Broken(promise, what, kind)
+    def broken(self, promise: Promise, what: str, kind: str = "") -> None:
+        raise BrokenPromise(promise, what, Table(COLUMNS, self.rows), kind)
 
     # -- books -------------------------------------------------------------------------------------------------------
 
     def possible(self, wanted: list[tuple[str, ...]]) -> list[tuple[Any, ...]]:
-        """``wanted`` with sizes. A request asks for nothing more once it is preempted, and is preempted only where it
-        holds, waits or has asked."""
+        """Adds the sizes to ``wanted``. A request asks for nothing more once it is preempted, and is preempted only
+        where it holds, waits or has asked."""
         calls: list[tuple[Any, ...]] = []
         gone: set[str] = set()
         for word, request, *keys in wanted:
@@ -275,10 +339,10 @@ class StepGame:
         return calls
 
     def planned(self, calls: list[tuple[Any, ...]], budget: int) -> tuple[list[str], list[str], list[str]]:
-        """The cache's plan.
+        """Asks the cache for its plan.
 
         Raises:
-            WrongAdapter: it is none.
+            WrongAdapter: the answer is no plan.
         """
         plan = self.cache.plan(list(calls), budget)
         if not isinstance(plan, tuple | list) or len(plan) != 3:
@@ -297,10 +361,10 @@ class StepGame:
     def check_answers(
         self, asked: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str]
     ) -> None:
-        """Whether answers and encodings tell of one step. (What is on the device nowhere is for `judge_step`.)
+        """Checks that answers and encodings agree. (A key that is nowhere on the device is for `judge_step`.)
 
         Raises:
-            WrongAdapter: they do not.
+            WrongAdapter: they do not agree.
         """
         told: dict[str, set[str]] = {}
         for (_, _, key, _), answer in zip(asked, answers, strict=True):
@@ -314,13 +378,13 @@ class StepGame:
                 )
 
     def carry_out(self, frees: list[str], encodes: list[str]) -> None:
-        """What the device will hold once the step has run."""
+        """Notes the keys that the device will hold once the step has run."""
         stays = {key: step for key, step in self.device.items() if key not in frees}
-        later = [] if self.evicts_within_step else frees
+        later = [] if self.declared.evicts_within_step else frees
         self.device = {**stays, **{key: self.steps for key in encodes if key not in later}}
 
     def obey(self, calls: list[tuple[Any, ...]], answers: list[str]) -> list[tuple[str, str]]:
-        """Takes the answers into the books; what is wrong with them is returned."""
+        """Takes the answers into the books, and returns what is wrong with them."""
         told, complaints = iter(answers), []
         for word, request, *item in calls:
             if word == "preempt":
@@ -352,8 +416,8 @@ class StepGame:
         self.released = {hold for hold in self.released if hold[0] != request}
 
     def other(self, key: str) -> str:
-        """Who asks for ``key`` at the end: its own request, where entries are not shared."""
-        return LATE if self.shared else key.partition(".")[0]
+        """The request that asks for ``key`` at the end: the key's own, where entries are not shared."""
+        return LATE if self.declared.shared else key.partition(".")[0]
 
     # -- the history -------------------------------------------------------------------------------------------------
 
@@ -363,7 +427,7 @@ class StepGame:
     def tell_plan(
         self, calls: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str], budget: int
     ) -> None:
-        """A row for each ask; the last one tells what the device does and holds when the step has run."""
+        """Adds a row for each ask; the last one has what the device does, and what it holds when the step has run."""
         told = iter(answers)
         rows = [
             (f"{call[1]} asks for {call[2]} ({call[3]})", next(told))
@@ -376,3 +440,11 @@ class StepGame:
             last = number == len(rows)
             end = (" ".join(frees), " ".join(encodes), " ".join(self.device) or "-") if last else ("", "", "")
             self.rows.append((step if number == 1 else "", *row, *end))
+
+
+def _check_methods(cache: object, declared: StepDeclaration) -> None:
+    protocol = "triolet.testing.kit.steps.StepCache"
+    check_methods(cache, ("plan", "executed", "release", "finish"), protocol)
+    for name, has in (("close", declared.closes), ("reset", declared.resets)):
+        if has:
+            check_methods(cache, (name,), f"{protocol}, or declare {name}s=False")

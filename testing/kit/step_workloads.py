@@ -1,58 +1,15 @@
-"""What an engine declares, and workloads of step engines: drawn by chance, and made simpler."""
+"""Workloads of step engines: drawn by chance, and made simpler."""
 
 from __future__ import annotations
 
-import inspect
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import asdict, evolve, field, frozen, validators
+from attrs import evolve, frozen
 
 from .findings import without_some
-from .step_game import StepGame
-
-
-@frozen(kw_only=True)
-class StepDeclaration:
-    """What the engine does otherwise. A declaration takes away what the kit does or the one complaint that it names;
-    all other promises stay.
-
-    Args:
-        closes: the cache has ``close``. False: the manager lives as long as the process.
-        resets: the cache has ``reset``, for engines that empty the encoder cache when weights change.
-        shared: requests share the entries of equal keys. False, for caches of one request's own entries, such as the
-            cross-attention of encoder-decoders: no two requests ask for one key.
-        missed_free: a free of what is not on the device is a ``"fault"``, or ``"harmless"`` where the runner takes the
-            key out of a dictionary if it is there. What such a free leaves behind is still found.
-        may_fail_after_plan: planned encodings may fail. False: a failed encoding ends the engine.
-        refuses: an output that is larger than the room is answered ``"never"``. False: such requests are refused before
-            they reach the cache manager, so that the kit has none.
-        evicts_within_step: the room of a step's frees is there for its encodings. False: the device frees behind the
-            encodings and reads, so that the room is there from the next step on.
-        budgets: the engine has a budget of encoder compute for each step. False: it is always plenty, four times
-            the room.
-        repeats: ``release`` and ``finish`` come again for what was given back, as from a step loop. False: each comes
-            once, where something is held.
-        steps_in_flight: most steps that are planned and have not run. 1: the engine plans one when the last has run.
-    """
-
-    closes: bool = True
-    resets: bool = False
-    shared: bool = True
-    missed_free: str = field(default="fault", validator=validators.in_(("fault", "harmless")))
-    may_fail_after_plan: bool = True
-    refuses: bool = True
-    evicts_within_step: bool = True
-    budgets: bool = True
-    repeats: bool = True
-    steps_in_flight: int = field(default=2, validator=validators.in_((1, 2)))
-
-    def rules(self) -> dict[str, Any]:
-        """What a `StepGame` must know of it, where it differs from the default."""
-        known = inspect.signature(StepGame).parameters
-        return {name: told for name, told in asdict(self).items() if name in known and told != known[name].default}
-
+from .step_game import StepDeclaration
 
 Operation = tuple[str, tuple[Any, ...]]
 """The name of a `StepGame`'s method, and its arguments."""
@@ -60,23 +17,14 @@ Operation = tuple[str, tuple[Any, ...]]
 
 @frozen
 class StepWorkload:
-    """What requests and device do to a cache of ``room``. With ``hurried`` it is closed right after the last operation,
-    with steps in flight, of whose encodings those of ``late_failures`` fail."""
+    """The actions of requests and device on a cache of ``room``. With ``hurried`` it is closed right after the last
+    operation, with steps in flight, of whose encodings those of ``late_failures`` fail."""
 
     room: int
     sizes: Mapping[str, int]
     operations: tuple[Operation, ...] = ()
     hurried: bool = False
     late_failures: tuple[str, ...] = ()
-
-    def calls(self) -> list[str]:
-        """The operations as calls, for people and for a regression test."""
-        told = [f"{name}({', '.join(map(repr, arguments))})" for name, arguments in self.operations]
-        end = f"close({list(self.late_failures)!r})" if self.late_failures else "close()"
-        return [*told, end if self.hurried else "end()"]
-
-    def __repr__(self) -> str:
-        return f"room {self.room}, sizes {dict(self.sizes)}: {'; '.join(self.calls())}"
 
 
 _KEYS, _REQUESTS = "abcdef", ("r0", "r1", "r2", "r3", "r4", "r5")
@@ -85,8 +33,8 @@ _LARGE = 5_000_000_000  # what one item may take: more than 32 bits hold
 
 @frozen
 class _Rates:
-    """How often what happens in one workload. They differ from one to the next: a fault that needs one thing often, and
-    another never, is met sooner."""
+    """The rates of the events in one workload. They differ from one workload to the next: a fault that needs one event
+    often, and another never, is met sooner."""
 
     preempts: float
     tight: float  # budgets
@@ -106,8 +54,8 @@ class _Rates:
 
 
 def draw_workload(chance: random.Random, declared: StepDeclaration) -> StepWorkload:
-    """Up to 20 rounds of one to three requests on one to three keys in a room of 1 to 4, rarely of six each: few that
-    get in each other's way find faults soonest."""
+    """Draws up to 20 rounds of one to three requests on one to three keys in a room of 1 to 4, rarely of six each: few
+    that get in each other's way find faults soonest."""
     roll = chance.random
     keys = _KEYS[: chance.choice((1, 2, 2, 3, 3, 3, 4, 6))]
     requests = _REQUESTS[: chance.choice((1, 2, 2, 2, 3, 3, 3, 6))]
@@ -134,7 +82,7 @@ def _operations(
     pairs: Sequence[tuple[str, str]],
     sizes: Mapping[str, int],
 ) -> Iterator[Operation]:
-    """Plans and ends of steps in turn, with what requests do between them."""
+    """Yields plans and ends of steps in turn, with what requests do between them."""
     roll, in_flight = chance.random, 0
     for _ in range(chance.randint(1, 20)):
         if in_flight == declared.steps_in_flight or (in_flight and roll() < rates.runs):
@@ -153,7 +101,8 @@ def _operations(
 def _plan(
     chance: random.Random, rates: _Rates, pairs: Sequence[tuple[str, str]], sizes: Mapping[str, int]
 ) -> Iterator[Any]:
-    """Up to six asks and preemptions, mostly of those that have asked in the same step; a budget where it is tight."""
+    """Yields up to six asks and preemptions, mostly of requests that have asked in the same step; and a budget where it
+    is tight."""
     wanted: list[tuple[str, ...]] = []
     asked: list[str] = []
     for _ in range(chance.randint(0, 6)):
@@ -169,82 +118,28 @@ def _plan(
 
 
 def simpler_workloads(workload: StepWorkload) -> Iterator[StepWorkload]:
-    """Without some operations, without a part of one, with smaller numbers, with fewer names."""
+    """Yields ``workload`` without some operations, or without a part of one."""
     for fewer in without_some(workload.operations):
         yield evolve(workload, operations=fewer)
     for at, operation in enumerate(workload.operations):
         for smaller in _simpler_operations(operation):
             yield evolve(workload, operations=(*workload.operations[:at], smaller, *workload.operations[at + 1 :]))
+    plans = [arguments[0] for name, arguments in workload.operations if name == "plan"]
+    asked = {key for wanted in plans for _, _, *keys in wanted for key in keys}
+    if not asked >= set(workload.sizes):
+        yield evolve(workload, sizes={key: size for key, size in workload.sizes.items() if key in asked})
     if workload.late_failures:
         yield evolve(workload, late_failures=())
     if not workload.hurried:
         yield evolve(workload, hurried=True)
-    used = {name for _, arguments in workload.operations for name in _names(arguments)}
-    if not used >= set(workload.sizes):
-        yield evolve(workload, sizes={key: size for key, size in workload.sizes.items() if key in used})
-    yield from _smaller(workload)
-    yield from _renamed(workload)
 
 
 def _simpler_operations(operation: Operation) -> Iterator[Operation]:
     name, arguments = operation
-    if name == "executed" and arguments:
-        yield name, ()
-        if len(arguments[0]) > 1:
-            yield from ((name, (list(fewer),)) for fewer in without_some(arguments[0]) if fewer)
+    if name == "executed":
+        yield from ((name, (list(fewer),) if fewer else ()) for fewer in without_some(*arguments or ((),)))
     if name == "plan":
         wanted, *budget = arguments
         if budget:
             yield name, (wanted,)
         yield from ((name, (list(fewer), *budget)) for fewer in without_some(wanted))
-
-
-def _names(value: Any) -> Iterator[str]:
-    """Every text within."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Iterable):
-        for inner in value:
-            yield from _names(inner)
-
-
-def _smaller(workload: StepWorkload) -> Iterator[StepWorkload]:
-    """Numbers in units of the large one; the room one less; one size one less."""
-    if workload.room >= _LARGE:
-        yield _with_numbers(workload, lambda number: number // _LARGE)
-    elif workload.room > 1:
-        yield _with_numbers(workload, lambda number: min(number, workload.room - 1))
-    for key, size in workload.sizes.items():
-        if 1 < size < _LARGE:
-            yield evolve(workload, sizes={**workload.sizes, key: size - 1})
-
-
-def _with_numbers(workload: StepWorkload, change: Callable[[int], int]) -> StepWorkload:
-    """With another room, and with other sizes and budgets."""
-    operations = tuple(
-        (name, (arguments[0], *map(change, arguments[1:])) if name == "plan" else arguments)
-        for name, arguments in workload.operations
-    )
-    sizes = {key: change(size) for key, size in workload.sizes.items()}
-    return evolve(workload, room=change(workload.room), sizes=sizes, operations=operations)
-
-
-def _renamed(workload: StepWorkload) -> Iterator[StepWorkload]:
-    """With the first names instead of others; two names may become one. Where entries are not shared, names say whose
-    they are, and stay."""
-    for names in (_REQUESTS, _KEYS) if not any("." in key for key in workload.sizes) else ():
-        used = [name for name in names if name in _names(workload.operations)]
-        for at, name in enumerate(used):
-            for other in names[: names.index(name)]:
-                if other not in used or at:
-                    yield _with_name(workload, name, other)
-
-
-def _with_name(workload: StepWorkload, name: str, other: str) -> StepWorkload:
-    def named(value: Any) -> Any:
-        if isinstance(value, str):
-            return other if value == name else value
-        return type(value)(map(named, value)) if isinstance(value, tuple | list) else value
-
-    sizes = {other if key == name else key: size for key, size in workload.sizes.items()}
-    return evolve(workload, sizes=sizes, operations=named(workload.operations))

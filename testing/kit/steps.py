@@ -16,24 +16,10 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal, Protocol
 
-from . import step_game, wrong_adapter
-from .findings import (
-    RAISES_NOTHING,
-    WORKLOADS,
-    BrokenPromise,
-    Findings,
-    Promise,
-    Script,
-    Severity,
-    Table,
-    carried,
-    examine,
-    import_of,
-    raised,
-)
-from .step_game import Broken, StepGame
-from .step_workloads import StepDeclaration, StepWorkload, draw_workload, simpler_workloads
-from .wrong_adapter import WrongAdapter, check_methods
+from .findings import WORKLOADS, BrokenPromise, Findings, Script, Table, examine, import_of, raised, short
+from .step_game import COLUMNS, PROMISES, StepDeclaration, StepGame
+from .step_workloads import StepWorkload, draw_workload, simpler_workloads
+from .wrong_adapter import WrongAdapter
 
 __all__ = [
     "PROMISES",
@@ -55,7 +41,7 @@ StepPlanned = tuple[Collection[str], Collection[str], Collection[str]]
 
 
 class StepCache(Protocol):
-    """What the kit needs of the cache manager of a step engine: decisions about keys and sizes, never tensors. Requests
+    """The cache manager of a step engine, as the kit calls it: it decides about keys and sizes, never tensors. Requests
     and keys are texts, sizes and room are in one unit (bytes, embeddings), and everything is plain Python, so that an
     adapter need not import Triolet."""
 
@@ -98,57 +84,7 @@ MakeStepCache = Callable[[int], StepCache]
 """Makes an empty cache of so much room."""
 
 
-PROMISES = {
-    promise.name: promise
-    for promise in (
-        Promise(
-            step_game.NO_FREE_WHILE_HELD,
-            Severity.CORRUPTS,
-            "A step reads an output that is gone: an error at best, another request's image or voice at worst.",
-        ),
-        Promise(
-            step_game.NO_PHANTOM,
-            Severity.CORRUPTS,
-            "The runner finds nothing under the key and crashes, or reads what happens to lie there.",
-        ),
-        Promise(
-            step_game.ROOM_IS_KEPT,
-            Severity.CRASHES,
-            "The device holds more than the books say: it runs out of memory under load, long after the cause.",
-        ),
-        RAISES_NOTHING,
-        Promise(
-            step_game.EVERY_ASK_ANSWERED,
-            Severity.HANGS,
-            "A request waits for ever, and its client with it; under load the whole queue stands behind it.",
-        ),
-        Promise(
-            step_game.ALWAYS_FREED,
-            Severity.LEAKS,
-            "Memory that nobody gives back is lost until the process ends, and with it the next engine's start.",
-        ),
-        Promise(
-            step_game.FREES_HIT,
-            Severity.LEAKS,
-            "The free came before the output: it misses, and the output that comes later is in no book any more.",
-        ),
-        Promise(
-            step_game.ENCODE_ONCE,
-            Severity.WASTES,
-            "The encoder computes what is there already, and writes over an output that others may be reading.",
-        ),
-        Promise(
-            step_game.BUDGET_IS_KEPT,
-            Severity.WASTES,
-            "The step takes longer than planned, for everybody in it, and its activations may not fit.",
-        ),
-    )
-}
-"""The promises of a `StepCache`, the worst first."""
-
 # -- playing ---------------------------------------------------------------------------------------------------------
-
-COLUMNS = ("step", "what happens", "answer", "frees", "encodes", "then on the device")
 
 
 def play_steps(make_cache: MakeStepCache, declared: StepDeclaration, workload: StepWorkload) -> None:
@@ -160,9 +96,7 @@ def play_steps(make_cache: MakeStepCache, declared: StepDeclaration, workload: S
     """
     rows: list[tuple[str, ...]] = []
     try:
-        cache = make_cache(workload.room)
-        _check_methods(cache, declared)
-        game = StepGame(cache, workload.room, dict(workload.sizes), **declared.rules())
+        game = StepGame(make_cache(workload.room), workload.room, workload.sizes, declared)
         rows = game.rows
         for name, arguments in workload.operations:
             getattr(game, name)(*arguments)
@@ -170,9 +104,7 @@ def play_steps(make_cache: MakeStepCache, declared: StepDeclaration, workload: S
             game.close(workload.late_failures)
         else:
             game.end()
-    except Broken as broken:
-        raise BrokenPromise(PROMISES[broken.promise], broken.what, Table(COLUMNS, rows), broken.kind) from None
-    except WrongAdapter:
+    except (BrokenPromise, WrongAdapter):
         raise
     except Exception as error:
         raise raised(error, Table(COLUMNS, rows)) from error
@@ -199,29 +131,13 @@ def examine_steps(
         TypeError: the adapter lacks a method, or does not speak the protocol.
     """
     declared = declared or StepDeclaration()
-    script = _script(import_of(make_cache, subject), declared)
-    play = partial(play_steps, make_cache, declared)
+    line, factory = import_of(make_cache, subject)
+    imports = f"from triolet.testing.kit.steps import StepDeclaration, StepWorkload, play_steps\n\n{line}\n"
     return examine(
-        lambda chance: draw_workload(chance, declared), play, simpler_workloads, script, seed=seed, workloads=workloads
+        lambda chance: draw_workload(chance, declared),
+        partial(play_steps, make_cache, declared),
+        simpler_workloads,
+        Script(imports, "play_steps", (factory, short(declared))),
+        seed=seed,
+        workloads=workloads,
     )
-
-
-def _check_methods(cache: object, declared: StepDeclaration) -> None:
-    protocol = "triolet.testing.kit.steps.StepCache"
-    check_methods(cache, ("plan", "executed", "release", "finish"), protocol)
-    for name, has in (("close", declared.closes), ("reset", declared.resets)):
-        if has:
-            check_methods(cache, (name,), f"{protocol}, or declare {name}s=False")
-
-
-def _script(imported: tuple[str, str], declared: StepDeclaration) -> Script[StepWorkload]:
-    """Tests that carry the clients and the device along."""
-    line, factory = imported
-    prelude = f"{carried(wrong_adapter, step_game)}\n\n{line}  # noqa: E402\n"
-    rules = "".join(f", {name}={told!r}" for name, told in declared.rules().items())
-
-    def body(workload: StepWorkload) -> str:
-        begin = f"game = StepGame({factory}({workload.room}), {workload.room}, {dict(workload.sizes)!r}{rules})"
-        return "\n".join([begin, *(f"game.{call}" for call in workload.calls())])
-
-    return Script(prelude, body)

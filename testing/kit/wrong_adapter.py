@@ -1,4 +1,4 @@
-"""An adapter that does not speak its protocol. Regression tests carry the text of this module."""
+"""The error of an adapter that does not speak its protocol."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check_methods(adapter: Any, names: tuple[str, ...], protocol: str) -> None:
 
 
 def as_texts(value: Any, what: str) -> list[str]:
-    """What an adapter returned, as a list of texts.
+    """Lists the texts that an adapter returned.
 
     Raises:
         WrongAdapter: it is something else; a single text too, which would be taken for its letters.

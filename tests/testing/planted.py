@@ -109,7 +109,7 @@ class FailuresStayListed(StepEngine):
 
 
 class CalledOffTwice(StepEngine):
-    """What is called off gives its budget back, and so does every preemption behind it."""
+    """What is called off gives its budget back, and so does every preemption after it."""
 
     called_off = 0
 

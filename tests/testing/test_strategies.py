@@ -8,12 +8,11 @@ import pytest
 from hypothesis import find, given, settings
 
 import triolet.testing
-from triolet.testing import conformance, strategies
-from triolet.testing.cache_workloads import Ask, Workload
+from triolet.testing import strategies
 from triolet.testing.clients import Client
 from triolet.testing.sim_model import START
 from triolet.testing.simulation import simulate
-from triolet.testing.strategies import requests, scenarios, schedules, workloads
+from triolet.testing.strategies import requests, scenarios, schedules
 from triolet.testing.trio_tools import schedules as schedule_module
 from triolet.testing.trio_tools.schedules import Listed
 
@@ -40,8 +39,6 @@ def test_what_is_drawn_shrinks_to_little():
     assert find(schedules(), lambda schedule: any(getattr(schedule, "choices", ())), settings=BRIEF) == Listed((1,))
     assert find(requests(), lambda _: True, settings=BRIEF) == Client(audio=0, prompt=(START,), max_tokens=1)
     assert len(find(scenarios(), lambda _: True, settings=BRIEF).clients) == 1
-    asks = find(workloads(), lambda workload: any(isinstance(one, Ask) for one in workload.operations), settings=BRIEF)
-    assert asks == Workload(1, {"a": 1}, [Ask("r0", "a")])
 
 
 @given(schedules())
@@ -50,14 +47,12 @@ def test_a_schedule_is_its_repr(schedule):
     assert eval(repr(schedule), vars(schedule_module)) == schedule
 
 
-def test_hypothesis_is_needed_by_three_files_only():
+def test_hypothesis_is_needed_by_the_strategies_alone():
     """It is in the `test` extra: the simulation and the sweep run without it."""
-    folder = Path(conformance.__file__).parent
-    needing = {path.name for path in folder.glob("*.py") if "import hypothesis" in path.read_text(encoding="utf-8")}
-    assert needing == {"conformance.py", "cache_strategies.py", "strategies.py"}
+    files = Path(strategies.__file__).parent.rglob("*.py")
+    assert {path.name for path in files if "import hypothesis" in path.read_text(encoding="utf-8")} == {"strategies.py"}
 
 
 def test_every_strategy_is_what_the_page_says_it_is():
     """``from triolet.testing import scenarios`` once gave a module of that name."""
-    for name in (*strategies.__all__, "check_encoder_cache"):
-        assert callable(getattr(triolet.testing, name)), name
+    assert all(callable(getattr(triolet.testing, name)) for name in strategies.__all__)

@@ -1,9 +1,5 @@
-"""Triolet's own encoder ledger behind the step protocol. Its encode batches have a budget of their own, so that a step
-has none; it asserts that everything is given back once::
-
-    triolet verify triolet.testing.kit.ledger:LedgerSteps --declare budgets=no --declare repeats=no \
-        --declare evicts_within_step=no
-"""
+"""Triolet's own encoder ledger, adapted to the step protocol. Its encode batches have a budget of their own, so that a
+step has none; it asserts that everything is given back once."""
 
 from __future__ import annotations
 
@@ -11,10 +7,10 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
-from ...core.ledger import EncoderLedger
-from ...core.ledger_table import State
-from ...core.ledger_values import Hold
-from .steps import StepDeclaration, StepPlanned, Wanted
+from triolet.core.ledger import EncoderLedger
+from triolet.core.ledger_table import State
+from triolet.core.ledger_values import Hold
+from triolet.testing.kit.steps import StepDeclaration, StepPlanned, Wanted
 
 DECLARED = StepDeclaration(budgets=False, repeats=False, evicts_within_step=False)
 
@@ -33,7 +29,7 @@ class LedgerSteps:
         waits = Hold(request, key) in self.ledger.waiting()
         return "later" if waits else "encode" if self.ledger.state(key) is State.RESERVED else "hit"
 
-    def plan(self, wanted: Sequence[Wanted], budget: int) -> StepPlanned:  # noqa: ARG002
+    def plan(self, wanted: Sequence[Wanted], budget: int) -> StepPlanned:
         answers = [told for word, *one in wanted if (told := (self.ask if word == "ask" else self.finish)(*one))]
         freeing = [key for key, (state, *_) in self.ledger.entries().items() if state is State.FREEING]
         frees = [key for key in freeing if not any(key in planned for planned, _ in self.steps)]
