@@ -10,14 +10,14 @@ from attrs import frozen
 from ...core.tools import Tool
 from .calls import ToolCall
 from .scanner import NoCall, Scanner, Steps, is_value
-from .syntax import Calls, Literals, Tools, alternatives, first_of, json_rule, schema_of
+from .syntax import Calls, Literals, Syntax, Tools, choice, json_rule, schema_of
 
 _KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
 _NONE = "{}"
 
 
 @frozen(kw_only=True)
-class JsonCalls:
+class JsonCalls(Syntax):
     """``{"name": ..., "arguments": {...}}`` between ``begin`` and ``end``.
 
     Args:
@@ -36,9 +36,10 @@ class JsonCalls:
     array: bool = False
     arguments: str = "arguments"
 
-    def first(self, text: str, start: int, *, ended: bool) -> int:
-        """See `Syntax`."""
-        return first_of((self.begin.strip(),), text, start, ended=ended)
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """The marker before the calls."""
+        return (self.begin.strip(),)
 
     @property
     def opens(self) -> tuple[str, ...]:
@@ -67,20 +68,19 @@ class JsonCalls:
 
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
         """See `Syntax`."""
-        rules, calls = [], []
+        rules: dict[str, str] = {}
         for index, tool in enumerate(tools):
             head = f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": '
-            rules.append(f"call_{index}: {write(head)} arguments_{index} {write('}')}")
-            rules.append(json_rule(f"arguments_{index}", schema_of(tool)))
-            calls.append(f"call_{index}")
+            call = f"call_{index}: {write(head)} arguments_{index} {write('}')}"
+            rules[f"call_{index}"] = f"{call}\n{json_rule(f'arguments_{index}', schema_of(tool))}"
         opened, closed = ("[", "]") if self.array else ("", "")
         begin, end = write("" if self.bare else self.begin + opened), write(closed + self.end)
         if self.between:
             more = f"({write(self.between)} call)*" if several else ""
-            start = f"start: {begin} call {more} {end}"
+            start = f"{begin} call {more} {end}"
         else:
-            start = f"start: {begin} call {end} " + (f'("\\n" {begin} call {end})*' if several else "")
-        return "\n".join((start, alternatives("call", calls), *rules))
+            start = f"{begin} call {end} " + (f'("\\n" {begin} call {end})*' if several else "")
+        return choice(start, rules)
 
 
 def _array(scanner: Scanner, tools: Tools) -> Calls:

@@ -10,13 +10,13 @@ from attrs import frozen
 from ...core.tools import Tool
 from .calls import ToolCall
 from .scanner import NoCall, Scanner, Steps
-from .syntax import Calls, Literals, Tools, alternatives, first_of, json_rule, schema_of
+from .syntax import Calls, Literals, Syntax, Tools, choice, json_rule, schema_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
 
 @frozen(kw_only=True)
-class NamedCalls:
+class NamedCalls(Syntax):
     """``begin``, the name, ``middle``, the arguments, ``end``.
 
     Args:
@@ -32,18 +32,14 @@ class NamedCalls:
     ignored: str = ""
 
     @property
-    def opens(self) -> tuple[str, ...]:
-        """See `Syntax`."""
-        return ()
+    def begins(self) -> tuple[str, ...]:
+        """The first marker."""
+        return (self.before or self.begin,)
 
     @property
     def markers(self) -> tuple[str, ...]:
         """See `Syntax`."""
         return tuple(filter(None, (self.before, self.begin, self.middle, self.end, self.after)))
-
-    def first(self, text: str, start: int, *, ended: bool) -> int:
-        """See `Syntax`."""
-        return first_of((self.before or self.begin,), text, start, ended=ended)
 
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
         """See `Syntax`."""
@@ -73,11 +69,9 @@ class NamedCalls:
 
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
         """See `Syntax`."""
-        rules, calls = [], []
+        rules: dict[str, str] = {}
         for index, tool in enumerate(tools):
             head, end = write(self.begin + tool.name + self.middle), write(self.end)
-            rules.append(f"call_{index}: {head} arguments_{index} {end}")
-            rules.append(json_rule(f"arguments_{index}", schema_of(tool)))
-            calls.append(f"call_{index}")
-        start = f"start: {write(self.before)} call{'+' if several else ''} {write(self.after)}"
-        return "\n".join((start, alternatives("call", calls), *rules))
+            call = f"call_{index}: {head} arguments_{index} {end}"
+            rules[f"call_{index}"] = f"{call}\n{json_rule(f'arguments_{index}', schema_of(tool))}"
+        return choice(f"{write(self.before)} call{'+' if several else ''} {write(self.after)}", rules)

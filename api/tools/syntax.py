@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from ...core.tools import Tool
 from .calls import ToolCall
@@ -17,8 +18,23 @@ Calls = Generator[ToolCall | None, None, None]
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 
 
-class Syntax(Protocol):
-    """How a model writes its calls."""
+class Syntax(ABC):
+    """A way in which models write calls."""
+
+    @property
+    @abstractmethod
+    def begins(self) -> tuple[str, ...]:
+        """The texts with which calls begin."""
+
+    @property
+    def opens(self) -> tuple[str, ...]:
+        """Characters with which a call may begin, too, where nothing but blanks and calls stands before it."""
+        return ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts of this syntax that are special tokens in some checkpoints."""
+        return ()
 
     def first(self, text: str, start: int, *, ended: bool) -> int:
         """The first place in ``text``, from ``start`` on, where a call may begin; else its end.
@@ -26,22 +42,21 @@ class Syntax(Protocol):
         Args:
             ended: nothing follows ``text``; else what its end may become counts, too.
         """
+        return min(_first(begin, text, start, ended=ended) for begin in self.begins)
 
-    @property
-    def opens(self) -> tuple[str, ...]:
-        """Characters with which a call may begin, too, where nothing but blanks and calls stands before it."""
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """The texts of this syntax that are special tokens in some checkpoints."""
-
+    @abstractmethod
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
         """Reads a call, or several that belong together, from where one may begin. Gives each as soon as all of it is
-        read. Raises `NoCall`; what was read since the last call is content then."""
+        read. Raises `NoCall`; the text since the last call is content then."""
 
+    @abstractmethod
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
-        """The rules of a text that is one call of one of ``tools``, or several calls; the first rule is ``start``. In
-        llguidance's dialect of Lark."""
+        """The rules of a text that is one call of one of ``tools``, or several calls, in llguidance's dialect of Lark.
+        The first rule is ``start``.
+
+        Raises:
+            InvalidRequest: the syntax cannot force a call of these tools.
+        """
 
 
 class Literals:
@@ -58,11 +73,6 @@ class Literals:
             if found:
                 return " ".join(filter(None, (self(before), f"<[{token}]>", self(after))))
         return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def first_of(begins: Sequence[str], text: str, start: int, *, ended: bool) -> int:
-    """See `Syntax.first`, for calls that begin with one of ``begins``."""
-    return min(_first(begin, text, start, ended=ended) for begin in begins)
 
 
 def _first(begin: str, text: str, start: int, *, ended: bool) -> int:
@@ -85,6 +95,6 @@ def json_rule(name: str, schema: Mapping[str, Any]) -> str:
     return f"{name}: %json {json.dumps({'x-guidance': _COMPACT, **schema})}"
 
 
-def alternatives(name: str, rules: Sequence[str]) -> str:
-    """The rule ``name`` of one of ``rules``."""
-    return f"{name}: {' | '.join(rules)}"
+def choice(start: str, rules: Mapping[str, str]) -> str:
+    """The grammar that begins with the rule ``start`` of a ``call``, which is one of ``rules``."""
+    return "\n".join((f"start: {start}", f"call: {' | '.join(rules)}", *rules.values()))

@@ -18,7 +18,7 @@ _FIELD = "tool_calls"  # of the assistant's message
 
 
 @frozen(kw_only=True)
-class TemplatedCalls:
+class TemplatedCalls(Syntax):
     """The regions that the response template calls ``tool_calls``. Each is found by the template's patterns, and read
     by transformers alone: so what it cannot read is content, and nothing between the regions is lost."""
 
@@ -51,8 +51,8 @@ class TemplatedCalls:
         return cls(spec=alone, open=region.open_re, close=region.close_re, forced=forced)
 
     @property
-    def opens(self) -> tuple[str, ...]:
-        """See `Syntax`."""
+    def begins(self) -> tuple[str, ...]:
+        """None: `first` asks the template's pattern."""
         return ()
 
     @property

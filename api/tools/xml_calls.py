@@ -14,7 +14,7 @@ from ...core.tools import Tool
 from .calls import ToolCall
 from .scanner import NoCall, Scanner, Steps
 from .schemas import as_json, resolved, types_of
-from .syntax import Calls, Literals, Tools, alternatives, first_of, json_rule
+from .syntax import Calls, Literals, Syntax, Tools, choice, json_rule
 
 _KEY = re.compile(r"[^<>\n]+")
 _BEGIN, _FUNCTION, _PARAMETER = "<tool_call>", "<function=", "<parameter="
@@ -28,15 +28,11 @@ _NEEDED = frozenset({"pattern", "anyOf", "oneOf", "allOf", "not", "contentEncodi
 
 
 @frozen
-class XmlCalls:
-    """The one syntax of this kind. What an argument is, a number say, its schema tells."""
+class XmlCalls(Syntax):
+    """The one syntax of this kind. The schema of an argument says what it is, a number for one."""
 
-    opens: tuple[str, ...] = ()
+    begins: tuple[str, ...] = (_BEGIN, _FUNCTION)
     markers: tuple[str, ...] = (_BEGIN, _END)
-
-    def first(self, text: str, start: int, *, ended: bool) -> int:
-        """See `Syntax`."""
-        return first_of((_BEGIN, _FUNCTION), text, start, ended=ended)
 
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
         """See `Syntax`. Models leave out the outer tags now and then."""
@@ -58,11 +54,8 @@ class XmlCalls:
         """
         begin, end = write(_BEGIN + "\n"), write("\n" + _END)
         call = f"{begin} call {end}"
-        rules = [f"start: {call} " + (f'("\\n" {call})*' if several else "")]
-        rules.append(alternatives("call", [f"call_{index}" for index in range(len(tools))]))
-        for index, tool in enumerate(tools):
-            rules += _rules(tool, index)
-        return "\n".join(rules)
+        start = f"{call} " + (f'("\\n" {call})*' if several else "")
+        return choice(start, {f"call_{index}": "\n".join(_rules(tool, index)) for index, tool in enumerate(tools)})
 
 
 def _arguments(scanner: Scanner, schema: Mapping[str, Any]) -> Steps[str]:
