@@ -99,14 +99,6 @@ async def test_texts_that_are_surely_too_long_are_refused_without_the_tokenizer(
         assert calls.texts == []
 
 
-async def test_a_prompt_of_whisper_is_refused_without_its_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with triolet.Engine(demo.checkpoint(), config=CONFIG) as engine:
-        tokenizer = engine.model.tokenizer
-        monkeypatch.setattr(type(tokenizer), "encode", lambda *_, **__: pytest.fail("it was tokenized"))
-        with pytest.raises(triolet.ContextLengthExceeded, match="a prompt of"):
-            await engine.generate(LONG, audio=next(iter(demo.samples())).path)
-
-
 async def test_too_many_tokens_are_refused_before_any_is_looked_at(tmp_path: Path) -> None:
     async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
         most = engine.model.max_positions

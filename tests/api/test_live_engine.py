@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 
@@ -60,35 +59,6 @@ def test_a_session_is_fed_by_one_task_and_read_by_another(bench: Bench) -> None:
     assert set(bench.outcomes()) == {"finished"}
 
 
-def test_a_wrong_chunk_is_refused_and_the_session_goes_on(bench: Bench) -> None:
-    async def main() -> None:
-        async with bench.engine() as engine, engine.live(rate=8_000) as session:
-            with pytest.raises(InvalidRequest, match="a chunk at 16000 Hz; allowed: 8000 Hz"):
-                await session.feed((speech(1.0), RATE))
-            with pytest.raises(InvalidRequest, match="holds int32"):
-                await session.feed(np.zeros(10, np.int32))
-            await feed(session, speech(4.0)[::2].copy())
-            assert [update async for update in session]
-            with pytest.raises(EngineStateError, match=r"feed.. after finish"):
-                await session.feed(bytes(100))
-
-    speaking(bench).run(main)
-
-
-def test_options_that_cannot_work_are_refused_before_the_block(bench: Bench) -> None:
-    async def main() -> None:
-        async with bench.engine() as engine:
-            with pytest.raises(InvalidRequest, match="timestamps= is no option of a live session"):
-                engine.live(timestamps="word")
-            with pytest.raises(InvalidRequest, match="klingon"):
-                async with engine.live(language="klingon"):
-                    raise AssertionError("entered")
-            with pytest.raises(EngineStateError, match=r"async with engine.live\(...\)"):
-                [update async for update in engine.live()]
-
-    bench.run(main)
-
-
 def test_leaving_the_block_early_withdraws_what_runs(bench: Bench) -> None:
     async def main() -> None:
         hold = bench.hold(Job.ENCODE)
@@ -120,17 +90,6 @@ def test_a_reader_or_feeder_that_is_cancelled_costs_the_session_nothing(bench: B
             bench.worker.end_hold(hold)
             await session.finish()
             assert [update async for update in session][-1].ends_utterance
-
-    speaking(bench).run(main)
-
-
-def test_the_bodys_error_leaves_the_block_as_it_is(bench: Bench) -> None:
-    async def main() -> None:
-        async with bench.engine() as engine:
-            with pytest.raises(KeyError, match="mine"):
-                async with engine.live() as session:
-                    await session.feed(speech(8.0))
-                    raise KeyError("mine")
 
     speaking(bench).run(main)
 

@@ -84,14 +84,6 @@ def test_characters_spelled_in_bytes_between_words_come_whole(text):
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
 
 
-def test_a_character_of_four_tokens_comes_with_its_last_one():
-    assert pieces(BYTES, [*"é😀".encode()]) == ["", "é", "", "", "", "😀", ""]
-
-
-def test_an_unfinished_character_comes_with_the_end():
-    assert pieces(BYTES, [*"a😀".encode()[:3]]) == ["a", "", "", "\N{REPLACEMENT CHARACTER}"]
-
-
 def test_a_decoder_that_takes_text_back_loses_nothing_new():
     class Cleaning:
         """Drops the space before a full stop, as BERT's tokenizer may."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from triolet.api.outputs.results import Stretch
 from triolet.api.speech import cuts
 from triolet.api.speech.coverage import coverage
-from triolet.api.speech.cuts import CutRules, next_speech, speech_within
+from triolet.api.speech.cuts import CutRules, next_speech
 from triolet.api.speech.plan import MOST_WINDOWS, Clips, PlainPlan, Plan, VoicedPlan
 
 from .speech import EVERYTHING, PaperHearing
@@ -69,13 +69,6 @@ def rules(**changes: int) -> CutRules:
 )
 def test_a_window_is_cut(seek: int, spans: Sequence[Span], changed: dict[str, int], window: Span | None) -> None:
     assert cuts.window_at(seek, spans, rules(**changed)) == window
-
-
-def test_speech_is_counted_and_found() -> None:
-    spans = [(10, 20), (30, 40)]
-    assert [speech_within(spans, 0, 50), speech_within(spans, 15, 32), speech_within(spans, 20, 30)] == [20, 7, 0]
-    assert [next_speech(spans, seek, 99) for seek in (0, 15, 20, 39, 40)] == [10, 15, 30, 39, 99]
-    assert (speech_within([], 0, 9), next_speech([], 0, 9)) == (0, 9)
 
 
 # ---- all windows -----------------------------------------------------------------------------------------------------
@@ -283,29 +276,6 @@ def test_pieces_tile_the_speech_and_are_not_cut_in_its_middle(
             assert stop - start == MOST_WINDOWS * chosen.window, f"{start, stop} is cut inside of speech"
     known = PaperHearing(spans, length, length)
     assert found == planned(VoicedPlan(known, chosen, clips), length, pieces=1), "it depends on what is known ahead"
-
-
-@given(speech(), all_rules(), st.integers(1, 80), st.integers(1, 6))
-@settings(max_examples=120)
-def test_pieces_of_several_windows_are_not_cut_in_speech_either(
-    spans: list[Span], chosen: CutRules, block: int, windows: int
-) -> None:
-    """All speech lies in one of them, and none is longer than so many windows where nobody speaks at its end."""
-    length = spans[-1][1] + 7 if spans else 50
-    found = planned(VoicedPlan(PaperHearing(spans, length, block), chosen, EVERYTHING), length, pieces=windows)
-    assert inside(spans) <= inside(found), "speech is not read"
-    edges = [edge for piece in found for edge in piece]
-    assert edges == sorted(edges), "pieces overlap"
-    for start, stop in found:
-        assert stop - start <= MOST_WINDOWS * chosen.window, f"{start, stop} is too long"
-        if any(a < stop < b for a, b in spans):
-            assert stop - start == MOST_WINDOWS * chosen.window, f"{start, stop} is cut inside of speech"
-        else:
-            assert stop - start <= max(windows, MOST_WINDOWS) * chosen.window
-    known = PaperHearing(spans, length, length)
-    assert found == planned(VoicedPlan(known, chosen, EVERYTHING), length, pieces=windows), (
-        "it depends on what is known"
-    )
 
 
 @given(clips_of(), st.integers(1, 1_000), st.integers(20, 100))

@@ -117,16 +117,6 @@ async def test_no_piece_has_text_before_it_but_its_own() -> None:
         assert before == [(10 * n, expected[n % 3]) for n in range(6)]
 
 
-async def test_a_piece_ends_where_it_was_cut() -> None:
-    """A window that goes on within it reads nothing of the next piece."""
-    script = Script(answer(0.0, "a", 10.0, 10.0, "b"))
-    async with background() as start_soon:
-        transcript = await begin_parallel(ramp(60), script, start_soon).transcript()
-    ends = {extent(request.items[0].payload)[1] for request in script.requests}
-    assert ends == {WINDOW, 2 * WINDOW}
-    assert [(one.start, one.end) for one in transcript.segments] == [(10 * n, 10 * n + 10) for n in range(6)]
-
-
 async def test_the_language_is_decided_once_for_all_pieces() -> None:
     """Or, multilingual, by each piece for itself."""
     script = Script(detected(0.1, 0.9), answer(0.0, "a", 5.0))
@@ -155,24 +145,6 @@ async def test_an_error_is_raised_when_all_before_it_was_told_and_the_piece_can_
     assert [one.start for one in rest.segments] == [1, 2]
 
 
-async def test_errors_of_several_pieces_are_raised_in_turn() -> None:
-    """Each when all before it was told, whichever came first; the others are read meanwhile."""
-    run, told = Gates(errors={0: LookupError("0"), 60: LookupError("60")}), list[float]()
-    for second in (60, 30, 0):
-        run.gate(second).set()
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(90), run, start_soon, at_once=3)
-        for second in (0, 60):
-            with pytest.raises(LookupError, match=f"^{second}$"):
-                while (found := await transcription.next_window()) is not None:
-                    told += [one.start for one in found]
-            assert told == [0, 30][: second // 30]
-            del run.errors[second]
-        rest = await transcription.transcript()
-    assert [one.start for one in rest.segments] == [60]
-    assert sorted(run.asked) == [0, 0, 30, 60, 60], "what was read is not read again"
-
-
 async def test_what_a_piece_has_read_is_told_before_its_error() -> None:
     """Although both are known when its turn comes."""
     run, told = Gates(answered=answer(0.0, "a", 0.5, 0.5, "b")), list[float | str]()
@@ -198,27 +170,6 @@ async def test_what_a_piece_has_read_is_told_before_its_error() -> None:
             await settle()
             run.gate(0).set()
     assert told == [0, 0.5, 1, "error"]
-
-
-async def test_a_piece_that_failed_is_read_again_only_after_its_error_was_told() -> None:
-    """Else the error would come behind all of the piece's text, or with nothing wrong any more."""
-    run, events = Gates(errors={1: LookupError("1")}), list[object]()
-    for second in range(2):
-        run.gate(second).set()
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(2), run, start_soon, model=SECOND)
-        for _ in range(2):
-            events.append(len(await transcription.next_window() or []))
-            await settle()
-        with pytest.raises(LookupError):
-            await transcription.next_window()
-        await settle()
-        assert sorted(run.asked) == [0, 1], "nobody has asked for it again"
-        del run.errors[1]
-        rest = await transcription.transcript()
-    assert events == [1, 0]
-    assert [one.start for one in rest.segments] == [1]
-    assert sorted(run.asked) == [0, 1, 1]
 
 
 async def test_a_piece_that_failed_goes_on_at_the_window_that_failed() -> None:

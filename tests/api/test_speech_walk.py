@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.history import History
-from triolet.api.speech.languages import certain, mean
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.plan import PlainPlan, VoicedPlan
 from triolet.api.speech.transcription import Transcription
@@ -33,7 +32,6 @@ from .speech import (
     TRANSCRIBE,
     WINDOW,
     PaperHearing,
-    PaperRecording,
     Script,
     answer,
     begin,
@@ -93,15 +91,6 @@ async def test_after_two_small_moves_in_a_row_the_window_is_used_up() -> None:
     assert [(s.start, s.end) for s in transcript.segments] == [(0, 0.02), (0.02, 0.04), (30.02, 30.04), (30.04, 30.06)]
 
 
-async def test_one_small_move_is_followed() -> None:
-    """ "Yes." and a long sentence behind it: the window goes on behind the "Yes", as openai/whisper's does."""
-    script = Script(
-        answer(0.0, " Yes.", 0.6, 0.6, " A"), answer(0.0, " And so", 20.0, 20.0, " on"), answer(0.0, " x", 5.0)
-    )
-    await begin(ramp(45), script).transcript()
-    assert [start for start, _ in script.windows()] == [0, 9_600, 9_600 + 20 * RATE]
-
-
 @define(eq=False)
 class Worded:
     """A run that says one word in every window, which ends after ``seconds``, and goes on."""
@@ -134,12 +123,6 @@ async def test_after_two_small_moves_by_words_the_window_is_used_up(seconds: flo
     assert [after - before for before, after in pairwise(starts)] == pytest.approx(moves, abs=0.03)
 
 
-async def test_a_move_of_a_second_is_no_small_one() -> None:
-    script = Script(answer(0.0, " a", 1.0, 1.0, " b"))
-    await begin(ramp(33), script).transcript()
-    assert [start // RATE for start, _ in script.windows()] == list(range(33))
-
-
 async def test_without_timestamps_each_window_is_one_segment() -> None:
     """timestamps='none': windows of full length."""
     script = Script(answer(" text"))
@@ -157,12 +140,6 @@ async def test_a_rest_shorter_than_a_timestamp_step_is_not_read() -> None:
 
 
 # ---- which segments are told -----------------------------------------------------------------------------------------
-
-
-async def test_segments_end_with_the_audio() -> None:
-    """Times in the padding are cut; a span that begins there is left out."""
-    transcript = await begin(ramp(2.5), Script(answer(0.0, "a", 2.8, 2.8, "b", 4.0))).transcript()
-    assert [(s.start, s.end, s.text) for s in transcript.segments] == [(0, 2.5, "a")]
 
 
 @pytest.mark.parametrize(
@@ -184,14 +161,6 @@ async def test_the_only_text_is_kept_although_its_time_lies_behind_the_audio(
     assert [(s.start, s.end, s.text) for s in transcript.segments] == kept
 
 
-async def test_a_segment_of_no_length_is_left_out() -> None:
-    """And its text is not given on."""
-    script = Script(answer(0.0, "a", 0.0, 0.0, "b", 9.0), answer(0.0, "c", 5.0))
-    transcript = await begin(ramp(40), script).transcript()
-    assert [s.text for s in transcript.segments] == ["b", "c"]
-    assert ord("a") not in script.requests[1].prompt_token_ids
-
-
 # ---- silence ---------------------------------------------------------------------------------------------------------
 
 
@@ -204,14 +173,6 @@ async def test_exact_silence_is_never_asked() -> None:
     assert [one.text for one in transcript.segments] == ["a", "b"]
     assert script.windows() == [(30 * RATE, 60 * RATE), (90 * RATE, 120 * RATE)]
     assert ord("a") in script.requests[-1].prompt_token_ids
-
-
-async def test_one_sample_is_no_silence() -> None:
-    samples = np.zeros(40 * RATE, np.float32)
-    samples[-1] = 1e-9
-    script = Script(answer(0.0, "a", 5.0))
-    await begin(samples, script).transcript()
-    assert [len(request.items[0].payload) for request in script.requests] == [10 * RATE]
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -339,15 +300,6 @@ async def test_a_silence_between_speech_is_not_read() -> None:
 # ---- clips -----------------------------------------------------------------------------------------------------------
 
 
-async def test_only_clips_are_read() -> None:
-    """Each in windows of its own; times are those of the audio."""
-    clips = ((5 * RATE, 45 * RATE), (50 * RATE, None))
-    script = Script(answer(0.0, "a", 9.0))
-    transcription = await read_all(ramp(60), script, plan=PlainPlan(WINDOW, clips))
-    assert script.windows() == [(5 * RATE, 35 * RATE), (35 * RATE, 45 * RATE), (50 * RATE, 60 * RATE)]
-    assert times(transcription) == [(5, 14), (35, 44), (50, 59)]
-
-
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("language", ["en", None])
 async def test_a_clip_of_a_few_samples_does_not_end_the_others(parallel: bool, language: str | None) -> None:
@@ -359,12 +311,6 @@ async def test_a_clip_of_a_few_samples_does_not_end_the_others(parallel: bool, l
         ramp(60), script, options_of(language=language), plan=PlainPlan(WINDOW, clips), parallel=parallel, at_once=1
     )
     assert times(transcription) == [(1, 6), (50, 55)]
-
-
-async def test_clips_behind_the_audio_are_empty() -> None:
-    script = Script(answer(0.0, "a", 9.0))
-    await read_all(ramp(20), script, plan=PlainPlan(WINDOW, ((0, 5 * RATE), (30 * RATE, 40 * RATE), (50 * RATE, None))))
-    assert script.windows() == [(0, 5 * RATE)]
 
 
 # ---- languages -------------------------------------------------------------------------------------------------------
@@ -447,24 +393,6 @@ async def test_a_multilingual_recording_is_asked_for_its_language_in_every_windo
     assert transcript.language == "en"
 
 
-distributions = st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3).map(
-    lambda weights: {code: weight / sum(weights) for code, weight in zip(("en", "de", "fr"), weights, strict=True)}
-)
-
-
-@given(st.lists(distributions, min_size=1, max_size=5), st.floats(0, 1))
-@settings(max_examples=100)
-def test_the_mean_of_distributions_is_one(found: list[dict[str, float]], threshold: float) -> None:
-    """And lies between them; certain is the last alone, if it reaches the threshold."""
-    middle = mean(found)
-    assert sum(middle.values()) == pytest.approx(1)
-    for code, value in middle.items():
-        assert min(one[code] for one in found) - 1e-9 <= value <= max(one[code] for one in found) + 1e-9
-    sure = certain(found, threshold)
-    assert (sure is None) == (max(found[-1].values()) < threshold)
-    assert sure is None or sure == found[-1]
-
-
 # ---- the text before -------------------------------------------------------------------------------------------------
 
 texts = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=6), st.sampled_from([0.0, 0.5, 0.6, 1.0])), max_size=6)
@@ -485,11 +413,3 @@ def test_the_history_is_the_end_of_all_text_since_the_last_reset(
             since = len(every)
         expected = every[since:]
         assert history.last() == tuple(expected[max(len(expected) - room, 0) :])
-
-
-def test_paper_recordings_refuse_what_was_forgotten() -> None:
-    """The helper's own promise, on which the properties rest."""
-    recording = PaperRecording(ramp(1))
-    recording.forget(5)
-    with pytest.raises(AssertionError, match="was to be forgotten"):
-        trio.run(recording.window, 4, 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
-import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -14,19 +13,16 @@ from triolet.api.outputs.results import Segment, Stretch, Transcript
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.segments import SegmentStream
 from triolet.api.speech.windows import Generated
-from triolet.core.errors import EngineStateError, InvalidRequest
+from triolet.core.errors import EngineStateError
 from triolet.core.request import Request
 
 from .speech import (
     BEGIN,
-    GREEDY,
     LADDER,
-    MODEL,
     RATE,
     PaperRecording,
     Script,
     answer,
-    at,
     begin,
     describe,
     detected,
@@ -211,12 +207,6 @@ async def test_without_a_seed_each_transcription_draws_afresh() -> None:
     assert len(seeds - {None}) == 2
 
 
-async def test_audio_without_samples_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"no samples; allowed: 0.02 s of audio or more"):
-        async with opened(np.zeros(0, np.float32), Script(answer("a")), GREEDY) as transcription:
-            await transcription.transcript()
-
-
 # ---- the fallback over temperatures ----------------------------------------------------------------------------------
 
 
@@ -265,67 +255,6 @@ async def test_a_segment_has_the_log_probabilities_of_its_own_tokens() -> None:
     assert [len(segment.logprobs) for segment in segments] == [len(segment.token_ids) for segment in segments]
 
 
-async def test_of_repetitions_alone_the_least_is_taken() -> None:
-    script = Script(answer(0.0, LOOP, 5.0), answer(0.0, LOOP * 2, 5.0), answer(0.0, LOOP * 3, 5.0))
-    (segment,) = (await begin(ramp(5), script, LADDER).transcript()).segments
-    assert (segment.text, segment.temperature) == (LOOP, 0.0)
-    assert segment.compression_ratio > 2.4
-
-
-async def test_the_likeliest_of_the_draws_is_judged() -> None:
-    """It is better than the first one, which has the probe."""
-    bad = answer(0.0, "bad", 5.0, logprob=-2, no_speech=0.4)
-    script = Script(bad, attrs.evolve(bad, probe=None), attrs.evolve(answer(0.0, "good", 5.0), probe=None))
-    options = options_of(temperature=0.7, best_of=3)
-    (segment,) = (await begin(ramp(5), script, options).transcript()).segments
-    assert script.together == [3]
-    assert (segment.text, segment.no_speech_prob) == ("good", pytest.approx(0.4))
-
-
-async def test_text_that_failed_at_every_temperature_is_not_given_on() -> None:
-    """Whichever temperature it is of: here the first one's is the best, and the last one is above the limit."""
-    options = options_of(temperature=(0.0, 1.0), best_of=1)
-    script = Script(answer(0.0, "bad", 5.0, logprob=-2), answer(0.0, "worse", 5.0, logprob=-3), answer(0.0, "c", 5.0))
-    await begin(ramp(60), script, options).transcript()
-    assert len(script.requests[2].prompt_token_ids) == 3
-
-
-async def test_thresholds_can_be_switched_off() -> None:
-    """None: every text is good, no window is silent."""
-    options = attrs.evolve(LADDER, compression_ratio_threshold=None, logprob_threshold=None, no_speech_threshold=None)
-    script = Script(answer(0.0, LOOP, 5.0, logprob=-9, no_speech=0.99))
-    assert len((await begin(ramp(5), script, options).transcript()).segments) == 1
-    assert len(script.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("parts", "logprob", "no_speech", "silent"),
-    [
-        ((0.0, " you", 5.0), -1.5, 0.9, True),
-        ((0.0, " you", 5.0), -0.5, 0.9, False),
-        ((0.0, " you", 5.0), -0.5, 0.3, False),
-        ((0.0, " ", 5.0), -0.5, 0.9, True),
-        ((), -0.5, 0.9, True),
-    ],
-)
-async def test_a_window_is_silent_when_nothing_convincing_is_said(
-    parts: tuple[float | str, ...], logprob: float, no_speech: float, silent: bool
-) -> None:
-    """No speech is likely, and the text is a guess or empty: no segments, no second temperature, the window is over."""
-    script = Script(answer(*parts, logprob=logprob, no_speech=no_speech))
-    transcription = begin(ramp(40), script, LADDER)
-    found = await transcription.next_window()
-    assert (found == []) == silent
-    assert len(script.requests) == 1
-    assert transcription.position == 30
-
-
-async def test_the_first_timestamp_token_is_that_of_zero() -> None:
-    """The helper's own promise, on which the tables rest."""
-    assert at(0.0) == MODEL.whisper.timestamp_begin_id  # type: ignore[union-attr]
-    assert at(30.0) == MODEL.vocabulary_size - 1
-
-
 # -- trimmed windows ---------------------------------------------------------------------------------------------------
 
 TRIMMED = attrs.evolve(LADDER, encoder_context="trimmed")
@@ -359,13 +288,6 @@ async def test_text_of_a_trimmed_window_that_is_not_good_is_read_with_all_of_it(
     (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
     assert (segment.text, segment.temperature) == ("well", 0.2)
     assert [request.items[0].embeddings for request in script.requests] == [350, 1500, 1500]
-
-
-async def test_good_text_of_a_trimmed_window_is_taken():
-    script = Script(answer(0.0, "well", 5.0))
-    (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
-    assert segment.text == "well"
-    assert len(script.requests) == 1
 
 
 async def test_a_trimmed_window_without_text_is_read_with_all_of_it():

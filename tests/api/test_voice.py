@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
@@ -123,11 +122,6 @@ def test_listeners_do_not_hear_each_other(silero: Silero) -> None:
     np.testing.assert_array_equal(first.hear(samples), alone[: len(samples) // FRAME])
 
 
-def test_a_stream_of_nothing_has_no_frames(silero: Silero) -> None:
-    assert heard(silero, np.zeros(0, np.float32)).shape == (0,)
-    assert heard(silero, np.zeros(1, np.float32)).shape == (1,)
-
-
 def test_the_network_runs_within_what_it_is_given() -> None:
     inside: list[int] = []
 
@@ -219,11 +213,6 @@ async def test_nobody_speaks_in_silence_noise_and_tones(samples: Samples, silero
     assert await spans_of(samples, silero) == []
 
 
-@pytest.mark.parametrize("name", ["noise.flac", "silence.flac"])
-async def test_nobody_speaks_in_the_recordings_without_speech(name: str, silero: Silero) -> None:
-    assert await spans_of(SAMPLES[name], silero) == []
-
-
 @pytest.mark.parametrize("name", SPOKEN)
 async def test_speech_is_found_in_the_demo_recordings(name: str, silero: Silero) -> None:
     """Ordered, within the recording, none longer than a window; louder than what lies between."""
@@ -250,22 +239,6 @@ async def test_speech_is_found_where_it_was_put(silero: Silero) -> None:
         assert start - RATE // 2 <= span.start
         assert span.stop <= start + 3 * RATE + 0.6 * RATE
         assert span.stop - span.start >= 1.5 * RATE
-
-
-@pytest.mark.real
-@pytest.mark.skipif(not REAL, reason="TRIOLET_REAL is not set")
-def test_people_are_heard_as_by_the_packages_own_network(silero: Silero) -> None:
-    """Real voices: the same probabilities by the same weights, and most of every sentence is speech."""
-    network = packages_network()
-    ours = with_weights_of(network)
-    paths = sorted(Path(REAL or "", "speech").glob("*.wav"))
-    assert paths, f"no speech in {REAL}"
-    for path in paths:
-        samples = load_audio(path)
-        found = heard(ours, samples)
-        np.testing.assert_allclose(found, by_the_package(network, samples), atol=1e-4, err_msg=path.name)
-        spans = trio.run(spans_of, path, silero)
-        assert sum(span.stop - span.start for span in spans) > 0.6 * len(samples), path.name
 
 
 def test_exact_silence_is_known_without_a_network() -> None:

@@ -145,11 +145,6 @@ def test_a_marks_time_and_probability_count_for_nothing():
     assert merge_marks(made, PREPENDED, APPENDED) == [Word(text=' "Go!', start=1.0, end=2.0, probability=0.9)]
 
 
-def test_other_marks_can_be_chosen():
-    made = [Word(text=text, start=0, end=0, probability=1) for text in (" a", "!", " #", "b")]
-    assert texts(merge_marks(made, "#", "")) == [" a", "!", " #b"]
-
-
 # -- long words ------------------------------------------------------------------------------------------------------
 
 
@@ -255,11 +250,6 @@ def test_the_first_word_may_last_where_somebody_has_just_spoken():
 def test_a_slow_speakers_words_are_at_most_twice_seven_tenths_of_a_second():
     found = placed(" a. b c", [1.0, 3.0, 3.02, 6.0, 8.0], start=1.0, end=8.0, spoken_until=1.0)
     assert times_of(found)[1] == (" b", pytest.approx(4.6), 6.0)
-
-
-def test_words_that_take_no_time_are_kept():
-    found = placed(" a b", [1.0, 1.0, 1.0], start=1.0, end=1.0)
-    assert times_of(found) == [(" a", 1.0, 1.0), (" b", 1.0, 1.0)]
 
 
 def test_a_words_probability_is_the_mean_of_its_tokens():

@@ -66,8 +66,6 @@ PIECES = examples(
     cuts.clips_of(),
     st.integers(1, 80),
 )
-MISLED = walks.test_where_somebody_speaks_and_the_model_says_nothing_it_is_asked_without_the_text_before
-ONE_SECOND = ((0, 29), (32, 33))
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -239,14 +237,6 @@ MUTANTS: tuple[Mutant, ...] = (
         mistake="False",
         killer=timely(parallel.test_an_error_is_raised_when_all_before_it_was_told_and_the_piece_can_be_read_again),
         reason="TooSlowError",
-    ),
-    Mutant(
-        name="a piece is read again before its error was told",
-        function="api.speech.parallel:ParallelTranscription._go_on",
-        fragment=" and self._pieces[0].error is None",
-        mistake="",
-        killer=case(parallel.test_a_piece_that_failed_is_read_again_only_after_its_error_was_told),
-        reason="sorted(run.asked) == [0, 1]",
     ),
     Mutant(
         name="a recording that failed is never cut on",
