@@ -38,7 +38,6 @@ from .memory.encoder_outputs import EncoderOutputs, check_lent, from_host, to_ho
 from .memory.kv import PagedKV
 from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
 from .networks.network import Feed, Network, Record
-from .readers import read_prompts
 from .sampler import Sampler
 from .sampling.beams import Search
 from .sampling.logits import RuleMasks
@@ -401,7 +400,20 @@ class TorchExecutor:
 
     def _read(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """The vectors and alignments of the chunks that end their prompt."""
-        return read_prompts(now.main, feeds, now.outputs)
+        answers = [SampledToken(token_id=None)] * len(feeds)
+        pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
+        aligned = [index for index, feed in enumerate(feeds) if feed.record.start.alignment is not None]
+        if pooled:
+            vectors = now.main.network.vectors([feeds[index] for index in pooled], now.outputs)
+            for index, vector in zip(pooled, vectors, strict=True):
+                answers[index] = SampledToken(token_id=None, vector=vector)
+        if aligned:
+            aligner = now.main.aligner
+            assert aligner is not None, f"{len(aligned)} chunks are to be aligned, but the model aligns nothing"
+            found = aligner.align([feeds[index] for index in aligned])
+            for index, one in zip(aligned, found, strict=True):
+                answers[index] = SampledToken(token_id=None, aligned=one)
+        return answers
 
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
         """Sampled tokens, and the accepted draft tokens behind them; what searches have found. The records grow once

@@ -22,7 +22,8 @@ from ..checkpoints.files import file_stamps, find_weights
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
 from ..checkpoints.settings import Settings, read_json
 from .crossed import crossed_model_types
-from .families import Family, find_family
+from .families import find_family
+from .family import Family
 
 _LAYERS = {"full_attention", "sliding_attention"}
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
 from ..memory.slots import CrossKV, CrossStep
-from .layers import HARMLESS, LayerRequest, PagedCall, Witness, attend_paged
+from .layers import LayerRequest, PagedCall, Witness, attend_paged, check_request
 
 CROSSED = "triolet_crossed"
 """Our name among transformers' attention implementations."""
@@ -73,8 +73,13 @@ def attend_crossed(
         return query.new_zeros(query.shape).transpose(1, 2), None
     if isinstance(triolet, CrossCall):
         if triolet.witness is not None:
-            _check(module, attention_mask, position_bias, others)
-            triolet.witness.hear(_request(layer, key, value))
+            causal = others.pop("is_causal", None) or getattr(module, "is_causal", False)
+            others = {name: value for name, value in others.items() if value != 0.0}  # no dropout
+            added = position_bias is not None and bool(position_bias.any())
+            asked = {"something added to its scores": added, "causal attention": bool(causal)}
+            allowed = "plain attention to all of an encoder output, with grouped heads"
+            check_request(module, attention_mask, others, asked, allowed)
+            triolet.witness.hear(LayerRequest.of(layer, key, value))
         assert triolet.step is not None, "the step has ended"
         scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
         return triolet.step.attend(layer, query[0].transpose(0, 1), scale=scale)[None], None
@@ -84,29 +89,3 @@ def attend_crossed(
             "what depends on the distance of query and key alone, the same in all layers"
         )
     return attend_paged(module, query, key, value, attention_mask, scaling=scaling, triolet=triolet, **others)
-
-
-def _request(layer: int, key: Tensor, value: Tensor) -> LayerRequest:
-    return LayerRequest(
-        layer=layer, kv_heads=key.shape[1], head_dim=key.shape[-1], value_dim=value.shape[-1], window=None
-    )
-
-
-def _check(module: nn.Module, mask: Tensor | None, position_bias: Tensor | None, others: dict[str, Any]) -> None:
-    """Raises `UnsupportedModel` where a layer asks for what `CrossStep.attend` does not do."""
-    asked = [
-        name
-        for name, value in others.items()
-        if name not in HARMLESS and name != "is_causal" and value is not None and value is not False and value != 0.0
-    ]
-    if mask is not None:
-        asked.append("a mask of its own")
-    if position_bias is not None and bool(position_bias.any()):
-        asked.append("something added to its scores")
-    if others.get("is_causal") or getattr(module, "is_causal", False):
-        asked.append("causal attention")
-    if asked:
-        raise UnsupportedModel(
-            f"{type(module).__name__} of transformers asks for {', '.join(sorted(asked))} in cross-attention; allowed: "
-            "plain attention to all of an encoder output, with grouped heads"
-        )

@@ -6,7 +6,7 @@ layer asks for and we do not know must not be left out silently: it is refused, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from attrs import define, frozen
@@ -17,7 +17,7 @@ from ...core.errors import UnsupportedModel
 PAGED = "triolet_paged"
 """Our name among transformers' attention implementations."""
 
-HARMLESS = frozenset(
+_HARMLESS = frozenset(
     {
         "cache_position",
         "output_attentions",
@@ -55,9 +55,20 @@ class LayerRequest:
     value_dim: int
     window: int | None
 
+    @classmethod
+    def of(cls, layer: int, key: Tensor, value: Tensor, window: int | None = None) -> LayerRequest:
+        """The request of a layer with keys and values [1, kv_heads, rows, head_dim]."""
+        return cls(
+            layer=layer,
+            kv_heads=key.shape[1],
+            head_dim=key.shape[-1],
+            value_dim=value.shape[-1],
+            window=window,
+        )
+
 
 class Witness(Protocol):
-    """Hears what the layers ask for, before they are answered; see `trial.py`."""
+    """Hears what the layers ask for, before they are answered; see `comparison.py`."""
 
     def hear(self, request: LayerRequest) -> None:
         """May raise `UnsupportedModel`."""
@@ -108,15 +119,14 @@ def attend_paged(
             "attention function; allowed: decoders whose layers do, such as Llama, Mistral, Qwen, Gemma and Phi"
         )
     if triolet.witness is not None:
-        check_request(module, attention_mask=attention_mask, dropout=dropout, is_causal=is_causal, **others)
-        asked = LayerRequest(
-            layer=layer,
-            kv_heads=key.shape[1],
-            head_dim=key.shape[-1],
-            value_dim=value.shape[-1],
-            window=sliding_window,
-        )
-        triolet.witness.hear(asked)
+        asked = {
+            "dropout": dropout > 0,
+            "attention in both directions": is_causal is False or getattr(module, "is_causal", True) is False,
+            "attention sinks": getattr(module, "sinks", None) is not None,
+        }
+        allowed = "causal attention with grouped heads, a sliding window and a soft cap"
+        check_request(module, attention_mask, others, asked, allowed)
+        triolet.witness.hear(LayerRequest.of(layer, key, value, sliding_window))
     attended = triolet.step.attend(
         layer,
         query[0].transpose(0, 1),
@@ -130,22 +140,19 @@ def attend_paged(
 
 
 def check_request(
-    module: nn.Module, *, attention_mask: Tensor | None, dropout: float, is_causal: bool | None, **others: Any
+    module: nn.Module, mask: Tensor | None, others: Mapping[str, Any], asked: Mapping[str, bool], allowed: str
 ) -> None:
-    """Raises `UnsupportedModel` where a layer asks for what `attend_paged` does not do."""
-    asked = [
-        name for name, value in others.items() if name not in HARMLESS and value is not None and value is not False
-    ]
-    if attention_mask is not None:
-        asked.append("a mask of its own")
-    if dropout:
-        asked.append("dropout")
-    if is_causal is False or getattr(module, "is_causal", True) is False:
-        asked.append("attention in both directions")
-    if getattr(module, "sinks", None) is not None:
-        asked.append("attention sinks")
-    if asked:
+    """Raises `UnsupportedModel` where a layer asks for more than our attention does.
+
+    Args:
+        mask: of the layer's own.
+        others: keywords that our attention does not know.
+        asked: names of further wishes, and whether the layer has them.
+    """
+    wishes = {"a mask of its own": mask is not None, **asked}
+    wishes |= {name: bool(value is not None and value is not False) for name, value in others.items()}
+    found = sorted(name for name, wished in wishes.items() if wished and name not in _HARMLESS)
+    if found:
         raise UnsupportedModel(
-            f"{type(module).__name__} of transformers asks for {', '.join(sorted(asked))}; allowed: causal attention "
-            "with grouped heads, a sliding window and a soft cap"
+            f"{type(module).__name__} of transformers asks for {', '.join(found)}; allowed: {allowed}"
         )

@@ -2,7 +2,8 @@
 
 A piece is small, and is converted where it belongs. So reading makes no second copy of a matrix, not even where it is
 stored in another dtype than it is wanted in. Nothing of a safetensors file is mapped: what is mapped and touched
-counts as the process's memory. Pickles are mapped by torch.
+counts as the process's memory. The safetensors library reads all of a tensor for each slice where it does not map it.
+Pickles are mapped by torch.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -32,6 +33,10 @@ _GATHERED = 256 << 20  # bytes of one layer's keys and values that a recorded st
 _WARM_UP = 2  # runs before a capture: libraries choose and load their kernels
 
 
+Recorded = tuple[Callable[[], object], Callable[[], object]]
+"""A step: the call that runs it on what its inputs hold now, and the call that forgets it."""
+
+
 class Decode(Protocol):
     """Computes a step. Run twice, it does the same: a capture runs it before."""
 
@@ -46,20 +51,10 @@ class CannotCaptureError(Exception):
     """The function does what no graph can, or there is no memory for one; the device is in order."""
 
 
-class Replayable(Protocol):
-    """A recorded step."""
-
-    def replay(self) -> None:
-        """Runs it on what the inputs hold now."""
-
-    def release(self) -> None:
-        """Forgets it. Idempotent."""
-
-
 class Recorder(Protocol):
     """Makes steps replayable."""
 
-    def capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
+    def capture(self, function: Decode, inputs: FixedInputs) -> Recorded:
         """Records ``function(inputs)``.
 
         Raises:
@@ -70,43 +65,15 @@ class Recorder(Protocol):
         """Forgets what the recorded steps share, when all of them are released."""
 
 
-@define(eq=False)
-class _Eager:
-    _function: Decode | None
-    _inputs: FixedInputs | None = field(repr=False)
-
-    def replay(self) -> None:
-        assert self._function is not None, "the step is released"
-        assert self._inputs is not None, "the step is released"
-        self._function(self._inputs)
-
-    def release(self) -> None:
-        self._function = self._inputs = None
-
-
 @frozen
 class EagerRecorder:
     """Records nothing: the function runs each time."""
 
-    def capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
-        return _Eager(function, inputs)
+    def capture(self, function: Decode, inputs: FixedInputs) -> Recorded:
+        return partial(function, inputs), self.release
 
     def release(self) -> None:
-        """There is nothing."""
-
-
-@define(eq=False)
-class _CudaGraph:
-    _graph: Any
-
-    def replay(self) -> None:
-        assert self._graph is not None, "the graph is released"
-        self._graph.replay()
-
-    def release(self) -> None:
-        graph, self._graph = self._graph, None
-        if graph is not None:
-            graph.reset()
+        """Does nothing."""
 
 
 @define(eq=False)
@@ -117,7 +84,7 @@ class CudaRecorder:
     _stream: Any = field(init=False, default=None)
     _pool: Any = field(init=False, default=None)
 
-    def capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
+    def capture(self, function: Decode, inputs: FixedInputs) -> Recorded:
         stream = torch.cuda.current_stream(self.device)
         try:
             with torch.cuda.device(self.device):
@@ -138,7 +105,7 @@ class CudaRecorder:
                 function(inputs)
         current.wait_stream(self._stream)
 
-    def _capture(self, function: Decode, inputs: FixedInputs) -> Replayable:
+    def _capture(self, function: Decode, inputs: FixedInputs) -> Recorded:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -147,7 +114,7 @@ class CudaRecorder:
         )  # other threads, so other engines, may use the device meanwhile
         with _workspaces_apart(), recording:
             function(inputs)
-        return _CudaGraph(graph)
+        return graph.replay, graph.reset
 
     def release(self) -> None:
         self._stream = self._pool = None
@@ -193,7 +160,7 @@ class GraphManager:
     capacity: int = CAPACITY
     _numbers: Tensor = field(repr=False)
     _logits: Tensor = field(repr=False)
-    _recorded: dict[Bucket, tuple[FixedInputs, Replayable]] = field(init=False, factory=dict, repr=False)
+    _recorded: dict[Bucket, tuple[FixedInputs, Recorded]] = field(init=False, factory=dict, repr=False)
     _captures: int = field(init=False, default=0)
     _replays: int = field(init=False, default=0)
     _refused: str = field(init=False, default="")
@@ -248,7 +215,7 @@ class GraphManager:
         numbers = describe(bucket, rows, token_ids, positions, self.paged.page_size, self.paged.pages)
         self._numbers[: len(numbers)].copy_(numbers)
         try:
-            self._find(bucket, inputs).replay()
+            self._find(bucket, inputs)()
         except CannotCaptureError as error:
             self._refuse(str(error))
             return None
@@ -259,9 +226,9 @@ class GraphManager:
         """Records a step without sequences: what cannot be recorded is known before anybody waits for it."""
         self.run(Rows(positions=(), chunks=(), tables=(), wanted=()), (), ())
 
-    def _find(self, bucket: Bucket, inputs: FixedInputs) -> Replayable:
-        """The recorded step, the last used last. The new one is recorded before an old one goes: their pool of memory
-        would go with the last."""
+    def _find(self, bucket: Bucket, inputs: FixedInputs) -> Callable[[], object]:
+        """The call of the recorded step, the last used last. The new one is recorded before an old one goes: their pool
+        of memory would go with the last."""
         found = self._recorded.pop(bucket, None)
         if found is None:
             self._rehearse(inputs)
@@ -270,8 +237,8 @@ class GraphManager:
         self._recorded[bucket] = found
         while len(self._recorded) > self.capacity:
             oldest = next(iter(self._recorded))
-            self._recorded.pop(oldest)[1].release()
-        return found[1]
+            self._recorded.pop(oldest)[1][1]()
+        return found[1][0]
 
     def _rehearse(self, inputs: FixedInputs) -> None:
         """Before the first capture: one that is broken off may leave torch's allocator in it."""
@@ -291,7 +258,7 @@ class GraphManager:
 
     def _forget(self) -> None:
         while self._recorded:
-            self._recorded.popitem()[1][1].release()
+            self._recorded.popitem()[1][1][1]()
         self.recorder.release()
 
     def tensors(self) -> tuple[Tensor, ...]:

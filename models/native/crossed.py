@@ -7,7 +7,7 @@ behind the sum in BART (Lewis et al. 2020), before what is summed in mBART (Liu 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,64 +60,57 @@ class _Layer:
         return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
 
 
+def _layer(
+    own: Any, cross: Any, names: Sequence[str], feed: Any, widen: tuple[str, ...], narrow: str, **others: Any
+) -> _Layer:
+    """A layer. ``names``: the linear layers of attention for queries, keys and values, and the one that follows it."""
+    query, key, value, out = names
+    matrices = ((own, (query, key, value)), (own, (out,)), (cross, (query,)), (cross, (out,)), (feed, widen))
+    keys_values = (getattr(cross, key), getattr(cross, value))
+    return _Layer(own=own, cross=cross, matrices=(*matrices, (feed, (narrow,))), keys_values=keys_values, **others)
+
+
 def _of_bart(layer: Any) -> _Layer:
-    own, cross = layer.self_attn, layer.encoder_attn
-    return _Layer(
-        own=own,
-        cross=cross,
+    return _layer(
+        layer.self_attn,
+        layer.encoder_attn,
+        ("q_proj", "k_proj", "v_proj", "out_proj"),
+        layer,
+        ("fc1",),
+        "fc2",
         norms=(layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm),
-        matrices=(
-            (own, ("q_proj", "k_proj", "v_proj")),
-            (own, ("out_proj",)),
-            (cross, ("q_proj",)),
-            (cross, ("out_proj",)),
-            (layer, ("fc1",)),
-            (layer, ("fc2",)),
-        ),
-        keys_values=(cross.k_proj, cross.v_proj),
-        activation=own.config.activation_function,
+        activation=layer.self_attn.config.activation_function,
         behind=type(layer).__name__ == "BartDecoderLayer",
     )
 
 
 def _of_t5(layer: Any) -> _Layer:
     first, second, third = layer.layer
-    own, cross, feed = first.SelfAttention, second.EncDecAttention, third.DenseReluDense
+    feed = third.DenseReluDense
     gated = hasattr(feed, "wi_0")
-    return _Layer(
-        own=own,
-        cross=cross,
+    return _layer(
+        first.SelfAttention,
+        second.EncDecAttention,
+        "qkvo",
+        feed,
+        ("wi_0", "wi_1") if gated else ("wi",),
+        "wo",
         norms=(first.layer_norm, second.layer_norm, third.layer_norm),
-        matrices=(
-            (own, ("q", "k", "v")),
-            (own, ("o",)),
-            (cross, ("q",)),
-            (cross, ("o",)),
-            (feed, ("wi_0", "wi_1") if gated else ("wi",)),
-            (feed, ("wo",)),
-        ),
-        keys_values=(cross.k, cross.v),
-        activation=own.config.dense_act_fn,
+        activation=first.SelfAttention.config.dense_act_fn,
         ending=Ending.GATED if gated else Ending.ACTIVATED,
     )
 
 
 def _of_moonshine(layer: Any) -> _Layer:
-    own, cross = layer.self_attn, layer.encoder_attn
-    return _Layer(
-        own=own,
-        cross=cross,
+    return _layer(
+        layer.self_attn,
+        layer.encoder_attn,
+        ("q_proj", "k_proj", "v_proj", "o_proj"),
+        layer.mlp,
+        ("fc1",),
+        "fc2",
         norms=(layer.input_layernorm, layer.post_attention_layernorm, layer.final_layernorm),
-        matrices=(
-            (own, ("q_proj", "k_proj", "v_proj")),
-            (own, ("o_proj",)),
-            (cross, ("q_proj",)),
-            (cross, ("o_proj",)),
-            (layer.mlp, ("fc1",)),
-            (layer.mlp, ("fc2",)),
-        ),
-        keys_values=(cross.k_proj, cross.v_proj),
-        activation=own.config.hidden_act,
+        activation=layer.self_attn.config.hidden_act,
         ending=Ending.GATED_BY,
     )
 

@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ...core.plan import EncodeJob
-from ..architectures.families import Family
+from ..architectures.family import Family
 from ..attention.fixed import FixedInputs, FixedStep
 from ..attention.layers import PAGED, PAGED_APART, AnyStep, PagedCall, Witness, register
 from ..attention.paged import PagedStep

@@ -20,13 +20,13 @@ from torch.nn import functional
 
 from ...core.errors import CheckpointError
 from ..attention.paged import PagedStep
-from ..checkpoints.whisper import Activation, WhisperShape
+from ..checkpoints.whisper import Activation, WeightFiles, WhisperShape
 from ..linear.layers import Int8Linear, Linear, Plain
 from ..memory.rows import Rows
 from ..memory.slots import CrossStep
 from ..native.program import Program
 from ..native.runner import Runner
-from .whisper_loader import Loader, Weights
+from .whisper_loader import Loader
 from .whisper_program import WhisperProgram, write_encoder, write_program
 
 _BLOCK = 1600 << 10  # bytes of a block of hidden states
@@ -269,7 +269,7 @@ class WhisperModel:
     @classmethod
     def load(
         cls,
-        weights: Weights,
+        weights: WeightFiles,
         shape: WhisperShape,
         *,
         encoder_inner: int,

@@ -5,35 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from ..checkpoints.whisper import WeightFiles
 from ..linear.layers import FloatLinear, Int8Linear, Linear, PanelLinear, Plain, memory_of
 from ..native.panels import Panels
-
-
-class Weights(Protocol):
-    """Where `Loader` takes its tensors from; names are those of transformers, without ``model.``."""
-
-    def __contains__(self, name: object) -> bool:
-        """Whether the checkpoint has the tensor."""
-
-    def get(self, name: str, target: Tensor, *, scale: float = 1.0) -> None:
-        """Writes the tensor times ``scale`` to ``target``, in its dtype and on its device; raises `CheckpointError`
-        when it is missing or of another shape."""
-
-    def quantize(self, name: str, target: Tensor, scales: Tensor, *, scale: float = 1.0) -> None:
-        """The same, to ``target`` in int8 with ``scales``; see `checkpoints.int8.fill_quantized`."""
 
 
 @frozen(kw_only=True)
 class Loader:
     """Takes tensors in the model's dtype to the model's device."""
 
-    weights: Weights
+    weights: WeightFiles
     device: torch.device
     dtype: torch.dtype
     int8: bool  # whether linear layers, embedding and head are quantized

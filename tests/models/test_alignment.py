@@ -63,24 +63,6 @@ def test_the_path_is_that_of_the_textbook(gains):
     assert first_frames(gains) == plain_first_frames(gains)
 
 
-def test_the_path_of_real_weights_is_that_of_the_textbook():
-    gains = np.random.default_rng(1).standard_normal((23, 301))
-    assert first_frames(gains) == plain_first_frames(gains)
-
-
-def test_the_path_begins_at_the_first_frame_and_never_runs_back():
-    found = first_frames(np.random.default_rng(2).standard_normal((200, 1500)))
-    assert found[0] == 0
-    assert found == sorted(found)
-    assert found[-1] < 1500
-
-
-def test_more_tokens_than_frames_share_frames():
-    found = first_frames(np.zeros((5, 2)))
-    assert found == sorted(found)
-    assert {*found} <= {0, 1}
-
-
 @pytest.mark.parametrize("width", [1, 3, 7, 9])
 @pytest.mark.parametrize("frames", [1, 3, 4, 5, 50])
 def test_the_median_filter_is_transformers_own(width, frames):
@@ -209,17 +191,6 @@ def test_token_times_are_transformers_own(open_driver, save, make, tmp_path, ids
             torch.testing.assert_close(torch.tensor(found.logprobs), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_without_named_heads_the_upper_half_is_taken(open_driver, save, make, tmp_path, ids, sounds, features):
-    model = make_attentive(make, 2)
-    driver = open_driver(save(tmp_path, model))
-    driver.encode(**sounds)
-    tokens = (ids.start, ids.en, ids.transcribe, ids.no_timestamps, *b"Hello there")
-    (found,) = run_alignments(driver, [("whole", tokens, Alignment(start=4, frames=100))])
-    upper = [[1, 0], [1, 1], [1, 2]]
-    times, _ = transformers_times(model, features(sounds["whole"]), tokens, given=3, frames=100, heads=upper)
-    assert max(abs(SECONDS * ours - theirs) for ours, theirs in zip(found.frames, times, strict=True)) <= NEAR
-
-
 @pytest.mark.parametrize("chunk", [1, 3, 5, 7])
 def test_chunks_and_company_change_nothing(driver, sounds, ids, chunk):
     driver.encode(**sounds)
@@ -248,21 +219,6 @@ def test_log_probabilities_are_among_the_first_tokens(driver, sounds, ids):
     assert all(a < b for a, b in zip(free.logprobs[:2], text.logprobs[:2], strict=True))
     assert text.logprobs[2] == -np.inf
     assert free.frames == text.frames
-
-
-def test_impossible_alignments_are_our_bug(driver, sounds, ids):
-    driver.encode(whole=sounds["whole"])
-    with pytest.raises(AssertionError, match="no token from 9 on of 4"):
-        run_alignments(driver, [("whole", (ids.start, ids.en, 65, 66), Alignment(start=9, frames=100))])
-
-
-def test_a_dtype_of_half_precision_aligns_too(open_driver, checkpoint, sounds, ids):
-    driver = open_driver(checkpoint, dtype="bfloat16")
-    driver.encode(**sounds)
-    tokens = (ids.start, ids.en, ids.transcribe, ids.no_timestamps, *b"Hello")
-    (found,) = run_alignments(driver, [("whole", tokens, Alignment(start=4, frames=100))], chunk=4)
-    assert len(found.frames) == 6
-    assert all(np.isfinite(found.logprobs))
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------

@@ -261,15 +261,6 @@ def test_whispers_encoder_is_held_alone(
     assert (told.pages, told.cross_slots, told.encoder_bytes) == (0, 0, description.encoder_bytes)
 
 
-def test_whispers_decoder_is_not_read(opens: Opens, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[str] = []
-    pieces = StoredTensor.pieces
-    monkeypatch.setattr(StoredTensor, "pieces", lambda stored: (read.append(stored.name), pieces(stored))[1])
-    opens(checkpoint, ALONE)
-    assert read
-    assert [one for one in read if not one.startswith("model.encoder.")] == []
-
-
 def test_the_draft_models_encoder_goes_along(opens: Opens, checkpoint: Path, audio: Any) -> None:
     config = evolve(SMALL, speculation=Speculation(draft=str(checkpoint)))
     (whole, description), (alone, _) = opens(checkpoint, config), opens(checkpoint, evolve(config, part="encoder"))
@@ -283,26 +274,6 @@ def test_a_draft_model_that_encodes_nothing_is_left_out(opens: Opens, folder: Fo
     config = evolve(SMALL, speculation=Speculation(draft=str(folder("llama"))))
     alone, _ = opens(folder("llava"), evolve(config, part="encoder"))
     assert alone.memory().by_owner.keys() == {"weights", "encoder_outputs", "rule_masks"}
-
-
-@pytest.mark.parametrize("name", ["whisper", "bart", "llava"])
-def test_bytes_balance_at_work(name: str, folder: Folder, checkpoint: Path, audio: Any, books: Any) -> None:
-    """What lives is what is counted, each in one name."""
-    path = checkpoint if name == "whisper" else folder(name)
-    executor = TorchExecutor(path, ALONE)
-    description = executor.open()
-    opened = books.check(executor)
-    job = window(description, audio(1)) if name == "whisper" else job_of(items_of(name, path, description)[0])
-    executor.encode((job,))
-    key, size = job.key, job.size
-    del job  # its payload is the test's own
-    assert books.check(executor) == {**opened, "encoder_outputs": size}
-    executor.free((key,))
-    assert books.check(executor) == opened
-    executor.close()
-    assert executor.memory().total == 0
-    assert executor.released.kept == {}
-    assert not books.live()
 
 
 @pytest.mark.parametrize("keep_weights", [True, False])

@@ -102,15 +102,6 @@ def test_moonshine_has_as_many_embeddings_as_its_convolutions_make(opened, sampl
     assert len(executor._open.outputs.get(item.key)) == item.embeddings <= description.encoder_embeddings
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_decoder_has_a_configuration_of_its_own(opened, name):
-    """BART's and Moonshine's encoder shares its decoder's, and would attend by our function, causally."""
-    executor, _ = opened(name)
-    module = executor._open.main.model.module
-    assert module.get_decoder().config._attn_implementation == "triolet_crossed"
-    assert module.get_encoder().config._attn_implementation != "triolet_crossed"
-
-
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opened, normalizes):
     path = changed("moonshine", "preprocessor_config.json", do_normalize=normalizes)
@@ -120,12 +111,6 @@ def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opened, n
     extractor = transformers.AutoFeatureExtractor.from_pretrained(path)
     expected = extractor(samples, sampling_rate=16_000, return_tensors="pt")["input_values"][0]
     assert torch.equal(item.payload["input_values"], expected)
-
-
-def test_another_feature_extractor_is_refused(changed):
-    path = changed("moonshine", "preprocessor_config.json", feature_extractor_type="WhisperFeatureExtractor")
-    with pytest.raises(UnsupportedModel, match="is a WhisperFeatureExtractor; allowed: Wav2Vec2FeatureExtractor"):
-        TorchExecutor(path, SMALL).open()
 
 
 # -- what is opened ----------------------------------------------------------------------------------------------------
@@ -174,15 +159,6 @@ def test_the_page_on_adding_a_model_adds_one(opened, folder, tmp_path, monkeypat
     path = save_kin(tmp_path, folder("bart"), names["model_type"])
     _, description = opened(names["model_type"], path=path)
     assert description.architecture == names["family"].loader
-
-
-def test_slots_hold_the_largest_item_and_are_counted_by_the_budget(opened):
-    executor, description = opened("moonshine")
-    cross = executor._open.main.cross
-    assert description.cross_slots == cross.slots == (1 << 22) // (1_248 * 2 * 2 * 4 * 16 * 4)
-    assert executor.memory().by_owner["cross_kv"] == cross.slots * 1_248 * 2 * 2 * 4 * 16 * 4
-    assert description.window_samples == 480_000
-    assert description.sampling_rate == 16_000
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

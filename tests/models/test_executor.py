@@ -12,7 +12,6 @@ from triolet.core.errors import CheckpointError, DeviceOutOfMemory, EncodeFailed
 from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
-from triolet.models.memory.slots import CrossKV
 from triolet.models.native.library import Library
 
 from .conftest import encode_job
@@ -67,27 +66,6 @@ def run_a_little(driver, job, audio, ids):
     driver.run(*[job(key=key, prompt=(ids.start, ids.en), rules=rules, probe=probe, max_tokens=4) for key in "ab"])
 
 
-def test_close_returns_every_byte_by_reference_count(driver, job, audio, ids, no_collector):
-    """With the collector off, every tensor of the executor is dead when `close` returns, and the books say zero."""
-    run_a_little(driver, job, audio, ids)
-    held = driver.executor.memory()
-    assert set(held.by_owner) == {
-        *NATIVE,
-        "features",
-        "weights",
-        "self_kv",
-        "cross_kv",
-        "encoder_outputs",
-        "rule_masks",
-    }
-    assert all(count > 0 or (NATIVE and owner == "rule_masks") for owner, count in held.by_owner.items())
-    watched = tensors_of(driver.executor)
-    driver.executor.close()
-    assert [reference for reference in watched if reference() is not None] == []
-    assert driver.executor.memory().total == 0
-    driver.executor.close()
-
-
 def test_a_dropped_executor_dies_by_reference_count(checkpoint, config, audio, no_collector):
     """An executor that nobody closed is in no cycle: its last reference takes the tensors with it."""
     executor = TorchExecutor(checkpoint, config())
@@ -95,19 +73,6 @@ def test_a_dropped_executor_dies_by_reference_count(checkpoint, config, audio, n
     watched = tensors_of(executor)
     del executor
     assert [reference for reference in watched if reference() is not None] == []
-
-
-def test_books_equal_the_tensors(driver, audio):
-    """Bytes by owner are those of the description; each encoder output counts from its encoding to its freeing."""
-    description, before = driver.description, driver.executor.memory().by_owner
-    position = 2 * 2 * 48 * 4  # layers, keys and values, width, float32
-    assert before["self_kv"] == (description.pages + 1) * description.page_size * position
-    assert before["cross_kv"] == description.cross_slots * 100 * position
-    assert before["encoder_outputs"] == 0
-    driver.encode(a=audio(1), b=audio(2))
-    assert driver.executor.memory().by_owner["encoder_outputs"] == 2 * description.encoder_bytes
-    driver.executor.free(("a",))
-    assert driver.executor.memory().by_owner["encoder_outputs"] == description.encoder_bytes
 
 
 def test_every_tensor_is_one_of_inference(driver, job, audio, ids):
@@ -120,32 +85,12 @@ def test_every_tensor_is_one_of_inference(driver, job, audio, ids):
     assert all(reference().is_inference() for reference in tensors_of(driver.executor))
 
 
-def test_freeing_one_output_frees_its_storage(driver, audio, no_collector):
-    """Outputs of one batch share no storage, so freeing one gives its bytes back at once."""
-    driver.encode(a=audio(1), b=audio(2), c=audio(3))
-    outputs = [driver.executor._open.outputs.get(key) for key in "abc"]
-    assert {tensor.untyped_storage().nbytes() for tensor in outputs} == {driver.description.encoder_bytes}
-    watched = weakref.ref(outputs[0].untyped_storage())
-    del outputs
-    driver.executor.free(("a",))
-    assert watched() is None or watched().nbytes() == 0
-
-
 def test_free_of_an_absent_key_is_our_bug(driver, audio):
     """All keys or none: the resident one of the two stays."""
     driver.encode(a=audio(1))
     with pytest.raises(AssertionError, match="freed but not resident"):
         driver.executor.free(("a", "absent"))
     assert "a" in driver.executor._open.outputs
-
-
-def test_payloads_are_not_kept(driver, no_collector):
-    """After `encode` the samples belong to the caller alone."""
-    payload = np.zeros(16_000, dtype=np.float32)
-    watched = weakref.ref(payload)
-    driver.encode(a=payload)
-    del payload
-    assert watched() is None
 
 
 @pytest.mark.parametrize(
@@ -268,26 +213,6 @@ def test_rules_that_allow_nothing_are_told(driver, audio, ids):
         driver.executor.step(plan_of(started=[start], cross_writes=[CrossWrite(key="a", slot=0)], chunks=[chunk_of(1)]))
 
 
-def test_a_half_open_executor_gives_everything_back(checkpoint, config, monkeypatch, no_collector):
-    """An open that fails after the weights were loaded releases them, and can be tried again."""
-
-    executor, taken = TorchExecutor(checkpoint, config()), []
-
-    def fail(**settings):
-        taken.append(executor.memory().by_owner["weights"])
-        raise torch.OutOfMemoryError("no room for pages")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CrossKV, "allocate", fail)
-        with pytest.raises(DeviceOutOfMemory):
-            executor.open()
-    assert taken[0] > 0
-    assert executor.memory().total == 0
-    executor.close()
-    assert executor.open().cross_slots == 8
-    executor.close()
-
-
 def test_close_before_open_is_allowed(config, tmp_path):
     """Nothing was taken, nothing is given back."""
     executor = TorchExecutor(tmp_path / "absent", config())
@@ -296,16 +221,6 @@ def test_close_before_open_is_allowed(config, tmp_path):
         executor.open()
     assert executor.memory().by_owner == {}
     executor.close()
-
-
-def test_threads_are_restored(checkpoint, config):
-    """torch's thread count is the process's: set when asked for, as before when closed."""
-    before = torch.get_num_threads()
-    executor = TorchExecutor(checkpoint, config(threads=before + 1))
-    executor.open()
-    assert torch.get_num_threads() == before + 1
-    executor.close()
-    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize(
@@ -336,18 +251,3 @@ def test_sizes_follow_the_configuration(open_driver, checkpoint):
     assert (description.pages, description.cross_slots) == (16, 1)
     description = open_driver(checkpoint, max_running=3).description
     assert (description.pages, description.cross_slots) == (48, 3)
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_cuda_gives_the_memory_back(checkpoint, config, audio, ids, job, open_driver, dtype):
-    """Tokens on CUDA, and no byte left after the end; the first run is for the libraries' own workspaces."""
-    warm = open_driver(checkpoint, device="cuda", dtype=dtype)
-    run_a_little(warm, job, audio, ids)
-    warm.executor.close()
-    before = torch.cuda.memory_allocated()
-    driver = open_driver(checkpoint, device="cuda", dtype=dtype)
-    run_a_little(driver, job, audio, ids)
-    driver.executor.close()
-    assert torch.cuda.memory_allocated() == before

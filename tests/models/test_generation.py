@@ -93,20 +93,6 @@ def test_a_structure_is_followed_by_whatever_the_model_says_also_when_replayed(d
         assert replayed.tokens[: end + 1] == guided.tokens[: end + 1]
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 5])
-def test_joining_and_leaving_changes_no_token(driver, job, clips, prompts, chunk):
-    """Sequences that join late, are fed in chunks and leave early draw what each draws alone."""
-    driver.encode(**clips)
-    alone = [driver.run(one)[0] for one in jobs_for(job, clips, prompts)]
-    mixed = [
-        job(key=key, prompt=prompt, joins=2 * index, chunk=chunk, max_tokens=24 - 3 * index)
-        for index, (key, prompt) in enumerate(zip(clips, prompts, strict=True))
-    ]
-    for one, together, apart in zip(mixed, driver.run(*mixed), alone, strict=True):
-        assert together.tokens == apart.tokens[: one.max_tokens]
-        assert together.logprobs == pytest.approx(apart.logprobs[: one.max_tokens], abs=1e-4)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_replay_continues_identically(driver, job, clips, ids, temperature, timestamp_rules):
     """Started again with its prompt and the tokens committed so far, a sequence draws the rest of its tokens."""
@@ -135,19 +121,6 @@ def test_sampling_is_independent_of_the_batch(driver, job, clips, prompts):
     assert [one.tokens for one in driver.run(*reversed(chunked))] == alone[::-1]
     other = job(key="a", prompt=prompts[0], sampling=SamplingParams(temperature=0.9, seed=77))
     assert driver.run(other)[0].tokens != alone[0]
-
-
-def test_a_shared_slot_equals_separate_slots(driver, job, clips, prompts):
-    """Sequences that read one cross-attention slot draw what they draw from copies of it."""
-    driver.encode(a=clips["a"], b=clips["b"])
-    jobs = [
-        job(key="ab"[index % 2], prompt=prompts[index % 4], joins=index, sampling=SamplingParams(min_tokens=10))
-        for index in range(6)
-    ]
-    separate = driver.run(*jobs)
-    driver.share_slots = True
-    shared = driver.run(*jobs)
-    assert [one.tokens for one in shared] == [one.tokens for one in separate]
 
 
 def test_logprobs_and_probe_equal_transformers(driver, job, clips, prompts, reference, features, ids):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from attrs import evolve
 
-from triolet.core.config import EngineConfig, Speculation
+from triolet.core.config import EngineConfig
 from triolet.core.errors import InvalidRequest, UnsupportedModel
 from triolet.core.request import Alignment
 from triolet.models.blueprints.estimate import estimate
@@ -19,7 +19,6 @@ from triolet.models.native.runner import Runner
 from triolet.testing.families import make_checkpoint
 
 from .test_alignment import run_alignments
-from .texts import TextDriver, TextJob, noise
 
 SIXTEEN = pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16"])
 NATIVE = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
@@ -57,56 +56,7 @@ def test_keys_and_values_take_half_of_the_bytes(books, open_driver, folder, fami
     assert driver.executor.memory().by_owner == held
 
 
-@NATIVE
-@SIXTEEN
-@pytest.mark.parametrize("family", ["llama", "whisper"])
-def test_the_same_bytes_hold_twice_as_many(open_driver, folder, family, kv_dtype):
-    room = {"self_kv_bytes": 40 << 20, "cross_kv_bytes": 10 << 20 if family == "whisper" else 0}
-    plain, driver = (open_driver(folder(family), **room, kv_dtype=each) for each in ("auto", kv_dtype))
-    assert driver.description.pages + 1 in {2 * (plain.description.pages + 1) + one for one in (0, 1)}
-    assert driver.description.cross_slots in {2 * plain.description.cross_slots + one for one in (0, 1)}
-
-
-@NATIVE
-@SIXTEEN
-def test_every_tensor_has_its_owner(books, open_driver, checkpoint, audio, ids, job, kv_dtype):
-    driver = open_driver(checkpoint, kv_dtype=kv_dtype)
-    opened = books.check(driver.executor)
-    driver.encode(a=audio(1))
-    driver.run(job(key="a", prompt=(ids.start, ids.en), max_tokens=3))
-    driver.executor.free(("a",))
-    assert books.check(driver.executor) == opened
-    driver.executor.close()
-    assert books.live() == {}
-
-
 # -- numbers -----------------------------------------------------------------------------------------------------------
-
-
-@NATIVE
-@SIXTEEN
-@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
-def test_a_decoder_says_nearly_what_it_says_in_float32(open_driver, folder, family, kv_dtype):
-    logprobs = []
-    for each in ("auto", kv_dtype):
-        driver = open_driver(folder(family), kv_dtype=each)
-        jobs = [TextJob(prompt=noise(length, 4), max_tokens=1, chunk=7) for length in (1, 30, 60)]
-        logprobs.append([one.logprobs[0] for one in TextDriver(driver.executor, driver.description).run(*jobs)])
-    assert logprobs[1] == pytest.approx(logprobs[0], abs=8 * torch.finfo(getattr(torch, kv_dtype)).eps)
-    assert logprobs[1] != logprobs[0]
-
-
-@NATIVE
-@SIXTEEN
-def test_whisper_says_nearly_what_it_says_in_float32(open_driver, checkpoint, audio, ids, job, kv_dtype):
-    found = []
-    for each in ("auto", kv_dtype):
-        driver = open_driver(checkpoint, kv_dtype=each)
-        driver.encode(a=audio(1), b=audio(2, 0.5))
-        jobs = [job(key=key, prompt=(ids.start, ids.en, ids.transcribe), max_tokens=1) for key in "ab"]
-        found.append([one.logprobs[0] for one in driver.run(*jobs)])
-    assert found[1] == pytest.approx(found[0], abs=20 * torch.finfo(getattr(torch, kv_dtype)).eps)
-    assert found[1] != found[0]
 
 
 @NATIVE
@@ -121,16 +71,6 @@ def test_words_are_aligned_by_keys_of_16_bits(open_driver, checkpoint, audio, id
     frames, others = (torch.tensor(one.frames) for one in found)
     assert int((frames - others).abs().median()) <= 2
     assert found[1].logprobs == pytest.approx(found[0].logprobs, abs=20 * torch.finfo(getattr(torch, kv_dtype)).eps)
-
-
-@NATIVE
-def test_a_draft_model_keeps_16_bits_too(open_driver, folder):
-    draft = Speculation(draft=str(folder("llama")), tokens=3)
-    plain, driver = (open_driver(folder("llama"), speculation=draft, kv_dtype=each) for each in ("auto", "float16"))
-    assert 2 * kept(driver.executor)["self_kv"] == kept(plain.executor)["self_kv"]
-    result = TextDriver(driver.executor, driver.description).run(TextJob(prompt=noise(9, 1)))[0]
-    alone = open_driver(folder("llama"), kv_dtype="float16")
-    assert result == TextDriver(alone.executor, alone.description).run(TextJob(prompt=noise(9, 1)))[0]
 
 
 @NATIVE

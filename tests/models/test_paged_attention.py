@@ -8,9 +8,10 @@ import random
 import pytest
 import torch
 
+from triolet.core.errors import UnsupportedModel
 from triolet.core.plan import Chunk
 from triolet.models.attention import paged as module
-from triolet.models.attention.layers import PAGED, check_request, register
+from triolet.models.attention.layers import PAGED, PagedCall, attend_paged, register
 from triolet.models.attention.paged import PagedStep
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.rows import Rows
@@ -158,9 +159,14 @@ def test_registering_twice_changes_nothing():
 )
 def test_what_a_layer_may_not_ask(asked, told):
     """Each is named."""
-    from triolet.core.errors import UnsupportedModel
-
-    usual = {"attention_mask": None, "dropout": 0.0, "is_causal": None, "position_ids": torch.zeros(1), "s_aux": None}
-    check_request(torch.nn.Module(), **usual)
+    sequences, layer, heard = Sequences(4, 2, 2, seed=1), torch.nn.Module(), []
+    layer.layer_idx = 0
+    rows = Rows.of([sequences._slice(0, 3)], (), 4)
+    witness = type("Hears", (), {"hear": staticmethod(heard.append)})
+    call = PagedCall(step=PagedStep(sequences.paged, rows), witness=witness)
+    usual = {"attention_mask": None, "position_ids": torch.zeros(1), "s_aux": None, "triolet": call}
+    given = (layer, *torch.zeros(3, 1, 2, 3, HEAD))
+    attend_paged(*given, **usual)
+    assert len(heard) == 1
     with pytest.raises(UnsupportedModel, match=told):
-        check_request(torch.nn.Module(), **{**usual, **asked})
+        attend_paged(*given, **{**usual, **asked})
