@@ -116,8 +116,8 @@ class Preparer(Protocol):
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
         """Tokens and items of ``prompt``: text with the checkpoint's own placeholders, or tokens with one placeholder
-        for each image or audio. An image is a PIL image, or an array [height, width, 3] of uint8. An audio is an array
-        of float32 samples at ``ModelDescription.sampling_rate``.
+        for each image or audio. An image is a PIL image. An audio is an array of finite float32 samples at
+        ``ModelDescription.sampling_rate``.
 
         Raises:
             InvalidRequest: placeholders and items do not match, or an item cannot be read.

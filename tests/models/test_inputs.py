@@ -280,12 +280,8 @@ def test_a_size_that_the_processor_refuses_is_told(qwen: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("item", "told"),
     [
-        ([0.0, 0.1], "a list; allowed: float32 samples at 16000 Hz, 1 to 16000 of them"),
-        (np.zeros(100, np.float64), r"an array \[100\] of float64; allowed: float32 samples"),
-        (np.zeros((2, 100), np.float32), r"an array \[2, 100\] of float32; allowed: float32 samples"),
         (np.zeros(0, np.float32), "0 samples; allowed: float32 samples"),
         (np.zeros(16_001, np.float32), "16001 samples; allowed: .* Cut it into windows, one placeholder each"),
-        (np.full(1000, np.nan, np.float32), r"samples that are no numbers \(NaN or infinite\)"),
         (np.zeros(200, np.float32), "200 samples, too few for one embedding; allowed: 40 ms or more"),
     ],
 )
