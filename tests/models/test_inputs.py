@@ -70,15 +70,8 @@ def check_equal_to_the_processor(prepared: Prepared, inputs: dict[str, Any]) -> 
 # -- text and items, as the processor makes them ---------------------------------------------------------------------
 
 
-def test_tokens_and_items_are_those_of_the_processor(checkpoint: Checkpoint) -> None:
-    """Two items of different sizes, with text before, between and behind."""
-    mark = checkpoint.placeholder
-    prompt, items = f"What is {mark}\n\nand what is {mark} then?", checkpoint.items(0, 1)
-    check_equal_to_the_processor(checkpoint.prepare(prompt, items), checkpoint.process(prompt, items))
-
-
 @pytest.mark.parametrize("frame", ["{0}", "{0}{0}", "\n{0}\n", "a {0} b {0} c {0}\n"])
-def test_so_they_are_wherever_the_items_stand(frame: str, checkpoint: Checkpoint) -> None:
+def test_tokens_and_items_are_those_of_the_processor_wherever_items_stand(frame: str, checkpoint: Checkpoint) -> None:
     prompt = frame.format(checkpoint.placeholder)
     items = checkpoint.items(*range(frame.count("{0}")))
     check_equal_to_the_processor(checkpoint.prepare(prompt, items), checkpoint.process(prompt, items))
@@ -93,14 +86,6 @@ def test_spans_hold_the_placeholders_of_their_item_and_nothing_else(checkpoint: 
     for item in prepared.items:
         assert sum(stop - start for start, stop in item.spans) == item.embeddings
         assert item.size == item.embeddings * HIDDEN * 4
-
-
-@pytest.mark.parametrize("name", ["idefics3", "smolvlm"])
-def test_each_tile_has_a_span_of_its_own(name: str, opened: Opened) -> None:
-    checkpoint = opened(name)
-    (item,) = checkpoint.prepare("<image>", [picture(64, 64)]).items
-    assert len(item.spans) == 5  # two by two, and the whole
-    assert {stop - start for start, stop in item.spans} == {4}
 
 
 def test_an_image_that_is_not_cut_has_one_span(opened: Opened, tmp_path: Path) -> None:
@@ -122,11 +107,6 @@ def test_a_placeholder_among_tokens_is_expanded_likewise(checkpoint: Checkpoint)
     of_text, of_tokens = checkpoint.prepare(prompt, items), checkpoint.prepare(tokens, items)
     assert of_tokens.token_ids == of_text.token_ids
     assert [item.placeholder for item in of_tokens.items] == [item.placeholder for item in of_text.items]
-
-
-def test_text_alone_is_tokenized_as_it_is(checkpoint: Checkpoint) -> None:
-    prepared = checkpoint.prepare("text alone", [])
-    assert prepared == Prepared(token_ids=tuple(checkpoint.tokenizer("text alone")["input_ids"]))
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "I;16", "1"])
