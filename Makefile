@@ -12,7 +12,7 @@ SOURCES = setup.py core models actors api cluster server bench testing src demo 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md demo/training/*.py)
 
-.PHONY: demo test stubborn lint types docs dist sanitize soak proofs bench load memory clients clean
+.PHONY: demo test stubborn lint types docs dist sanitize mutants soak proofs bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
 # setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
@@ -81,7 +81,12 @@ soak: $(STAMP) sanitize  ## new random examples, a million faults, replicas that
 		tests/models/test_native.py tests/cluster \
 		-m "not thorough" --hypothesis-profile=soak
 	$(BIN)/python -m pytest tests -m thorough
+	$(MAKE) mutants N=500
 	for what in equal kill zipf scale; do $(BIN)/python benchmarks/cluster.py $$what || exit 1; done
+
+mutants: $(STAMP)  ## N mistakes in core/ and actors/, one at a time: how many the tests notice, and which not
+	$(BIN)/python -m pytest tests/properties tests/actors -q -p tests.mutation --mutants $(N) --mutants-seed $(SEED) \
+		--hypothesis-profile=mutation
 
 proofs: $(STAMP)  ## the models of the ledger and of the steps, by Spin: all states; needs the packages spin and gcc
 	$(BIN)/python proofs/check.py

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Tiny models gain nothing from a second thread of torch, and on a busy machine the two wait for each other: set before
 # anybody imports it.
@@ -35,6 +35,15 @@ settings.register_profile(
 )
 settings.register_profile(
     "soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile(  # many runs of the same tests: see `tests/mutation.py`
+    "mutation",
+    derandomize=True,
+    max_examples=50,
+    deadline=None,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("repeatable")
 

@@ -19,7 +19,7 @@ import triolet
 from triolet.core import events
 from triolet.testing.families import make_checkpoint
 
-from ..properties.mutants import planted, verdict
+from ..properties.planting import planted, verdict
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 ASKS = ((0,), (1, 0), (0, 1, 0), (1,), (2, 0), (0, 2))  # numbers of images: some come twice, some in several requests

@@ -1,5 +1,5 @@
 """Whatever the model writes: a transcription advances, ends, covers the audio and tells segments in order; read in
-parallel it is each piece alone. Mutants are in ``tests/properties/mutants_of_speech.py``."""
+parallel it is each piece alone."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from triolet.testing.simulation import simulate
 from ..actors import test_recovery as recovery_tests
 from ..api import test_memory as memory_tests
 from . import test_recovery
-from .mutants import LEDGER, PLANNER, Killer, engine_test, machine, planted, simulation, verdict
+from .planting import LEDGER, PLANNER, Killer, engine_test, machine, planted, simulation, verdict
 from .test_ledger import LedgerMachine
 from .test_planner_machines import PlannerMachine
 

@@ -18,7 +18,7 @@ from triolet.testing.clients import SCENARIOS, Client, Scenario
 from triolet.testing.sim_model import IMAGE, START
 from triolet.testing.simulation import simulate
 
-from .mutants import SHARING, Killer
+from .planting import SHARING, Killer
 from .test_known_bugs import Step, assert_caught, encodes, shrunk, step
 from .test_planner import asks, opened, request
 from .test_planner_machines import SharingMachine

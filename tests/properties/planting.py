@@ -1,8 +1,7 @@
-"""Hand-made mistakes of our own code, and what must notice them.
+"""Mistakes of public engines planted into our own code, and what must notice them.
 
-A `Mutant` is one function with one fragment of its source replaced; within `planted` the mistake is in force. A killer
-is a property that passes on our code and must fail on the mutant's, for the reason that the mutant's row names. The
-rows are in the `mutants_of_...` file of the part that the mutant breaks.
+Within `planted` one function has one fragment of its source replaced. A killer is a property that passes on our code
+and must fail meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from attrs import evolve, field, frozen
+from attrs import evolve
 from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.internal.cache import LRUCache
 from hypothesis.internal.conjecture import providers
@@ -39,39 +38,21 @@ from triolet.testing.trio_tools.schedules import Batches, Schedule, run_schedule
 from ..actors import shared
 from ..actors.test_promises import SCHEDULES
 from .test_ledger import LedgerMachine
-from .test_pages import PagesMachine, SlotsMachine
-from .test_planner_machines import PlannerMachine, SearchMachine, SharingMachine, WholePromptsMachine
+from .test_planner_machines import PlannerMachine, SharingMachine
 
 Killer = Callable[[], object]
 
 # -- planting --------------------------------------------------------------------------------------------------------
 
 
-@frozen(kw_only=True)
-class Mutant:
-    """``fragment`` of ``function`` becomes ``mistake``; then ``killer`` must fail and say ``reason``, or one of them
-    where the order of events decides which promise is broken first.
-
-    ``function`` is a name in the package: ``core.ledger:EncoderLedger.freed``. Fragments are as in the function's
-    source without the function's own indentation, and occur in it once.
-    """
-
-    name: str
-    function: str
-    fragment: str
-    mistake: str
-    killer: Killer = field(repr=False)
-    reason: tuple[str, ...] = field(converter=lambda words: (words,) if isinstance(words, str) else words)
-
-    @property
-    def room(self) -> str:
-        """The module that is mistaken, as ``core.ledger``."""
-        return self.function.split(":")[0]
-
-
 @contextmanager
 def planted(function: str, fragment: str, mistake: str) -> Iterator[None]:
-    """Within the block ``function`` has ``mistake`` in the place of ``fragment``."""
+    """Puts ``mistake`` in the place of ``fragment`` within the block.
+
+    Args:
+        function: its name in the package: ``core.ledger:EncoderLedger.freed``.
+        fragment: occurs once in the function's source, which is taken without the function's own indentation.
+    """
     module, path = function.split(":")
     *owners, name = path.split(".")
     owner = functools.reduce(getattr, owners, importlib.import_module(f"triolet.{module}"))
@@ -224,9 +205,4 @@ def without_collector() -> Iterator[None]:
 
 LEDGER = machine(LedgerMachine, examples=200)
 SHARING = machine(SharingMachine)
-WHOLE_PROMPTS = machine(WholePromptsMachine)
 PLANNER = machine(PlannerMachine)
-SEARCH = machine(SearchMachine)
-PAGES = machine(PagesMachine, examples=400)
-SLOTS = machine(SlotsMachine)
-SIMULATION = simulation()
