@@ -1,4 +1,4 @@
-"""From callers' inputs to requests: audio, images, prompts and texts, each decoded, checked and keyed by its content.
+"""Requests made of callers' inputs: audio, images, prompts and texts, each decoded, checked and keyed by its content.
 
 Audio has rooms of its own: `sources` (what may be given), `wav_header` and `decoding` (files to frames), `blocks`
 (frames to mono samples at one rate), `audio` (all of them at once), `recording` (hours of them, bit by bit). The folder

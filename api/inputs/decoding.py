@@ -1,6 +1,7 @@
-"""From a file to frames: libsndfile for the uncompressed formats and FLAC, FFmpeg's libraries for all others.
+"""Decoders, from a file to frames: libsndfile for the uncompressed formats and FLAC, FFmpeg for all others.
 
-libsndfile (soundfile) notices the damage of its formats. MP3 and Ogg are FFmpeg's (PyAV), since libsndfile silently
+libsndfile (soundfile) says at which frame a FLAC is damaged, where FFmpeg skips the frames without a word, and reads
+uncompressed files ten times as fast. MP3 and Ogg are FFmpeg's (PyAV), since libsndfile silently
 stops at the end of the first of several joined streams, as in podcasts with inserted parts and in recorded radio.
 
 A decoder is an iterator of parts: (rate in Hz, frames as float32 of shape (frames, channels), full scale at 1.0), each

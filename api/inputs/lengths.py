@@ -59,10 +59,10 @@ async def read_texts(work: Callable[[Pause], T], *, short: bool, reading: trio.C
 
 @frozen
 class Limit:
-    """How long a text may be.
+    """The longest text that is allowed.
 
     Args:
-        most: tokens.
+        most: the number of its tokens.
         allowed: the end of an error's message.
     """
 

@@ -1,4 +1,4 @@
-"""From a caller's query to the request that the engine runs: checks, media, tokens and encoder items."""
+"""The request of a caller's query: checks, media, tokens and encoder items."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for 
 INLINE_TEXT = 2_000  # characters; tokenizing more takes longer than a thread costs
 INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
 INLINE_HASHED = 32_000  # samples: hashing them takes 0.1 ms, as much as a thread; 30 s of audio take 2 ms and more
-_MARGIN = 2.0  # seconds of silence behind a trimmed window, at least
+_MARGIN = 2.0  # seconds of silence after a trimmed window, at least
 
 
 @frozen(kw_only=True, eq=False)
@@ -110,7 +110,7 @@ async def audio_item(description: ModelDescription, samples: Samples, *, trimmed
     """The item of one window of audio, for cross-attention. A long window is hashed in a thread.
 
     Args:
-        trimmed: without most of the silence that the model puts behind a window shorter than its own.
+        trimmed: most of the silence is left out with which the model fills a shorter window.
     """
     most = description.encoder_embeddings
     embeddings = _embeddings_of(description, samples.size) if trimmed else most

@@ -1,4 +1,4 @@
-"""What audio may be given as: a path, bytes, a binary file or an array, each checked and named for messages."""
+"""The sources of audio: a path, bytes, a binary file or an array, each checked and named for messages."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def _array(value: Any, what: str, *, int16: bool) -> npt.NDArray[Any]:
 
 
 def full_scale(dtype: np.dtype[Any]) -> int:
-    """What an integer sample is divided by."""
+    """The number by which an integer sample is divided."""
     bits = 8 * dtype.itemsize
     return int(2 ** (bits - 1))
 

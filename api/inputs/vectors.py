@@ -45,7 +45,7 @@ class VectorQuery:
 
 
 def embedding_pooling(description: ModelDescription, kind: str | None, normalize: bool | None) -> Pooling:
-    """How `Engine.embed` pools: as the caller says, or else as the checkpoint says.
+    """The pooling of `Engine.embed`: the caller's, or else the checkpoint's.
 
     Raises:
         InvalidRequest: the model gives no embeddings.
@@ -62,7 +62,7 @@ def embedding_pooling(description: ModelDescription, kind: str | None, normalize
 
 
 def scoring_pooling(description: ModelDescription) -> Pooling:
-    """How `Engine.score` and `Engine.classify` pool.
+    """The pooling of `Engine.score` and `Engine.classify`.
 
     Raises:
         InvalidRequest: the model has no classification head.

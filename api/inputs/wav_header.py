@@ -1,5 +1,5 @@
-"""How many bytes of samples a WAV or AIFF header promises, and how many the file has: libsndfile ignores the
-difference."""
+"""The frames that a WAV or AIFF header promises, and those that the file has. libsndfile and FFmpeg report the
+smaller number alone, so that a file that was cut short would pass for a whole one."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def data_chunk(file: IO[bytes]) -> DataChunk | None:
 
 
 def read_at(file: IO[bytes], position: int, count: int) -> bytes:
-    """Up to ``count`` bytes from ``position`` on."""
+    """Reads up to ``count`` bytes from ``position`` on."""
     file.seek(position)
     return file.read(count)

@@ -1,7 +1,7 @@
 """Local agreement: which words of a growing utterance are stable.
 
 A live session reads the same utterance again and again, each time with more of it. `Agreement` takes these hypotheses
-and decides: a word that two successive hypotheses have at the same place, behind words that are stable already, is
+and decides: a word that two successive hypotheses have at the same place, after words that are stable already, is
 stable (LocalAgreement-2: Liu et al. 2020, "Low-Latency Sequence-to-Sequence Speech Recognition and Translation by
 Partial Hypothesis Selection"; Macháček et al. 2023, "Turning Whisper into Real-Time Transcription System")::
 
@@ -26,7 +26,7 @@ Words = tuple[TextWord, ...]
 
 
 def agreed(before: Sequence[TextWord], words: Sequence[TextWord]) -> int:
-    """How many first words of both are the same by their text."""
+    """The number of first words that are the same in both by their text."""
     count = 0
     for first, second in zip(before, words, strict=False):
         if first.text != second.text:
@@ -40,7 +40,7 @@ class Agreement:
     """The words of one utterance, as far as its audio is still read.
 
     Attributes:
-        stable: words that never change; the latest hypothesis begins behind them.
+        stable: words that never change; the latest hypothesis begins after them.
         provisional: the rest of the latest hypothesis.
     """
 
@@ -48,7 +48,7 @@ class Agreement:
     provisional: Words = ()
 
     def hear(self, words: Sequence[TextWord], *, goes_on: bool = False) -> Words:
-        """Takes the next hypothesis: the words behind the stable ones. Returns those that are stable now. With
+        """Takes the next hypothesis: the words after the stable ones. Returns those that are stable now. With
         ``goes_on`` the audio ends in the middle of speech: the last word may be cut off, and is not stable."""
         most = max(len(words) - goes_on, 0)
         return self._accept(tuple(words), min(agreed(self.provisional, words), most))

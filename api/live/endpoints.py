@@ -1,4 +1,4 @@
-"""`Endpointer`: where the utterances of a live session begin and end, and when what of them is to be read.
+"""`Endpointer`: the utterances of a live session, and the readings of them that are due.
 
 It takes probabilities of speech, frame by frame, and decides; it holds no audio and knows no clock::
 
@@ -30,7 +30,7 @@ class Reading:
     """Samples ``start`` to ``stop`` are to be read.
 
     Args:
-        pauses: the speaker is silent behind ``stop``, for a while or for good: the text is worth some trouble, since
+        pauses: the speaker is silent after ``stop``, for a while or for good: the text is worth some trouble, since
             it may be the utterance's last one.
         full: the audio fills the model's window, so that its beginning must be done with after this reading.
     """

@@ -36,7 +36,7 @@ _CHECKS = {
 
 @frozen(kw_only=True)
 class LiveOptions:
-    """How live audio is transcribed. docs/speech_live.md explains the options.
+    """The options of a live session. docs/speech_live.md explains them.
 
     Args:
         rate: samples a second of the chunks that are fed.

@@ -24,8 +24,8 @@ _EDGE = 1.0  # seconds: words that end so near the end of a full window may be c
 
 @frozen(kw_only=True)
 class Heard:
-    """What one reading has changed: the words that are stable now, and ``moved``: the sample before which the audio is
-    done with; ``None``: all of it is still needed."""
+    """The changes by one reading: the words that are stable now, and ``moved``, the sample before which no audio is
+    needed any more; ``None``: all of it is."""
 
     stable: tuple[TimedWord, ...] = ()
     moved: int | None = None
@@ -38,7 +38,7 @@ class Heard:
 
 @define(eq=False)
 class UtteranceReader:
-    """Reads one utterance after the other, each as often as it is told to.
+    """Reads one utterance after the other, each as often as `read` is called.
 
     Nothing changes before a reading's last await.
 
@@ -67,7 +67,7 @@ class UtteranceReader:
 
     @property
     def provisional(self) -> str:
-        """The text of the utterance behind what is stable."""
+        """The text of the utterance after its stable part."""
         return text_of(self._agreement.provisional)
 
     async def read(self, reading: Reading, samples: Samples) -> Heard:
@@ -164,14 +164,14 @@ class UtteranceReader:
             count += len(self._agreement.settle(sum(one.word.end <= sure for one in rest)))
         moved = self._moved(reading)
         if moved is None and (reading.full or self._written > self.thorough.recipe.half):
-            # nothing could be left behind but all of it: one endless word, say
+            # nothing less than all of it could be moved: one endless word, say
             count += len(self._agreement.settle())
             self._leave(len(self._agreement.stable))
             moved = reading.stop
         return Heard(stable=placed[known : known + count], moved=moved)
 
     def _moved(self, reading: Reading) -> int | None:
-        """Leaves stable words of a long utterance behind. Returns the sample where the audio is cut."""
+        """Moves stable words of a long utterance to the text before. Returns the sample where the audio is cut."""
         recipe, stable = self.thorough.recipe, self._agreement.stable
         is_long = 2 * (reading.stop - reading.start) > recipe.description.window_samples
         is_wordy = 2 * self._written > recipe.half

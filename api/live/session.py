@@ -54,7 +54,7 @@ class LiveSession(Protocol):
         ...
 
     async def finish(self) -> None:
-        """Says that no more comes. Iteration ends behind the last text. Returns at once; again does nothing. A `feed`
+        """Says that no more comes. Iteration ends after the last text. Returns at once; again does nothing. A `feed`
         of another task that still waits for room is heard to its end."""
         ...
 
@@ -83,7 +83,7 @@ class _Bell:
         try:
             await self._rung.wait()
         except trio.Cancelled as cancelled:
-            cancelled.__traceback__ = None  # see `Mailbox.wait`
+            cancelled.__traceback__ = None  # as in `Mailbox.wait`
             raise
 
 
@@ -121,7 +121,7 @@ class LiveTranscription:
 
     @trio.lowlevel.enable_ki_protection
     async def feed(self, chunk: Any) -> None:
-        """See `LiveSession.feed`."""
+        """Implements `LiveSession.feed`."""
         self._check()
         if self._finished:
             raise EngineStateError("feed() after finish(); allowed: before it. Open another session")
@@ -141,7 +141,7 @@ class LiveTranscription:
 
     @trio.lowlevel.enable_ki_protection
     async def finish(self) -> None:
-        """See `LiveSession.finish`."""
+        """Implements `LiveSession.finish`."""
         self._check()
         self._finished = True
         self._bell.ring()

@@ -31,8 +31,8 @@ def timed(
 ) -> tuple[TimedWord, ...]:
     """The words with their times.
 
-    The alignment gives a pause to the mark before it, or to the word behind it. So marks have no length, and a word
-    behind a mark or at the beginning lasts no longer than twice a word's usual time: it begins later.
+    The alignment gives a pause to the mark before it, or to the word after it. So marks have no length, and a word
+    after a mark or at the beginning lasts no longer than twice a word's usual time: it begins later.
 
     Args:
         aligned: all tokens of ``words``, in order.
@@ -51,7 +51,7 @@ def timed(
 
 
 def _numbers(words: Sequence[TextWord], rules: WordRules) -> list[int]:
-    """For each word, the number of the word that it is part of: counting, and a mark has that of its word."""
+    """The number of each word: counting, and a mark has that of the word to which it belongs."""
     numbers: list[int] = []
     number, opens = -1, False  # opens: the mark before belongs to this word
     for word in words:
@@ -68,19 +68,19 @@ def is_mark(text: str) -> bool:
 
 
 def _mended(words: Sequence[TimedWord]) -> tuple[TimedWord, ...]:
-    """Marks without length; no long words at the beginning or behind marks."""
+    """The words, with marks without length, and no long words at the beginning or after marks."""
     lasting = [one.word.end - one.word.start for one in words if not is_mark(one.word.text)]
     longest = 2 * min(_LONGEST_USUAL, median(lasting)) if lasting else 0.0
     found: list[TimedWord] = []
-    behind_mark = True
+    after_mark = True
     for one in words:
         word = one.word
         if is_mark(word.text):
             at = word.end if word.text.startswith(" ") else word.start
             word = evolve(word, start=at, end=at)
-        elif behind_mark and 0 < longest < word.end - word.start:
+        elif after_mark and 0 < longest < word.end - word.start:
             word = evolve(word, start=word.end - longest)
-        behind_mark = is_mark(word.text)
+        after_mark = is_mark(word.text)
         found.append(evolve(one, word=evolve(word, start=round(word.start, 3), end=round(word.end, 3))))
     return tuple(found)
 
@@ -102,30 +102,30 @@ def _together(parts: Sequence[Word]) -> Word:
 
 
 def cut(words: Sequence[TimedWord], stable: int, start: float) -> tuple[int, float] | None:
-    """Where the audio of a long utterance is cut: how many first words are left behind, and the time of the cut in
-    seconds, which is later than ``start``. It is behind the last stable sentence, or else behind the last stable word
-    that is whole. ``None``: nothing is stable that could be left behind.
+    """The cut through the audio of a long utterance: the number of first words before it, and its time in seconds. It
+    is later than ``start``. It is after the last stable sentence, or else after the last stable word that is whole.
+    ``None``: there is no such word.
 
     Args:
-        words: of the latest hypothesis, stable and provisional.
-        stable: how many of them are stable.
-        start: where the utterance's audio begins, in seconds.
+        words: those of the latest hypothesis, stable and provisional.
+        stable: the number of them that are stable.
+        start: the beginning of the utterance's audio, in seconds.
     """
-    whole = [count for count in range(1, stable + 1) if _is_whole(words, count) and _behind(words, count) > start]
+    whole = [count for count in range(1, stable + 1) if _is_whole(words, count) and _border(words, count) > start]
     sentences = [count for count in whole if words[count - 1].word.text.strip().endswith(_SENTENCE_ENDS)]
     if not whole:
         return None
     count = (sentences or whole)[-1]
-    return count, _behind(words, count)
+    return count, _border(words, count)
 
 
 def _is_whole(words: Sequence[TimedWord], count: int) -> bool:
-    """True if no part of a word before the cut lies behind it."""
+    """True if no part of a word before the cut lies after it."""
     return count == len(words) or words[count].number != words[count - 1].number
 
 
-def _behind(words: Sequence[TimedWord], count: int) -> float:
-    """The middle between the last word before the cut and the first behind it."""
+def _border(words: Sequence[TimedWord], count: int) -> float:
+    """The middle between the last word before the cut and the first after it."""
     end = words[count - 1].word.end
     following = words[count].word.start if count < len(words) else end
     return (end + following) / 2 if following > end else end

@@ -19,7 +19,7 @@ def language_code(language: str) -> str | None:
 
 
 def unknown_language(language: str) -> str:
-    """What to say of a language that the table lacks: the names that are near, not all hundred."""
+    """The sentence on a language that the table lacks, with the names that are near, not all hundred."""
     known = [*LANGUAGES, *LANGUAGE_CODES]
     near = difflib.get_close_matches(language.strip().lower(), known, 3, 0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else "see the languages of Whisper"

@@ -13,7 +13,7 @@ from ...core.timings import Timings
 
 @frozen(kw_only=True)
 class Usage:
-    """How many tokens one request read and wrote, and its seed, which reproduces the sampled tokens."""
+    """The number of tokens that one request read and wrote, and its seed, which reproduces the sampled tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -35,7 +35,7 @@ class Completion:
 
     ``alternatives`` are the other completions of ``SamplingParams(n=...)``, each with a usage of its own and no
     alternatives; of a beam search, the next best hypotheses. ``score`` is what a beam search ranks its hypotheses by
-    (`triolet.core.plan.Hypothesis`), else ``None``. ``timings`` tell how long each stage took; completions are compared
+    (`triolet.core.plan.Hypothesis`), else ``None``. ``timings`` say how long each stage took; completions are compared
     without them.
     """
 
@@ -52,7 +52,7 @@ class Completion:
 
 @frozen(kw_only=True)
 class Delta:
-    """What a streaming request added since the last delta.
+    """The output of a streaming request since its last delta.
 
     ``text`` is ``""`` while a character is incomplete, or while the text may begin a stop string. ``logprobs`` and
     ``top_logprobs`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` come with the last delta
@@ -83,7 +83,7 @@ class Word:
 
 @frozen(kw_only=True)
 class Segment:
-    """A stretch of speech: what was said from ``start`` to ``end``, both in seconds from the beginning of the audio.
+    """A stretch of speech, from ``start`` to ``end``, both in seconds from the beginning of the audio.
 
     Segments of a transcript are in order and do not overlap; none reaches past the end of the audio.
 
@@ -114,21 +114,21 @@ class Segment:
 
 @frozen(kw_only=True)
 class LiveText:
-    """What a live session knows now that it did not know at its last update. All times are seconds of audio from the
+    """The news of a live session since its last update. All times are seconds of audio from the
     session's beginning.
 
-    The text of an utterance is its ``stable`` parts joined, and behind them the ``provisional`` text of the latest
+    The text of an utterance is its ``stable`` parts joined, followed by the ``provisional`` text of the latest
     update. The stable parts of all updates, joined, are the session's text.
 
     Args:
         utterance: 0 for the first utterance with a text, then counting.
         stable: text that is new and final, as the model wrote it, usually with a leading space; "" where none is.
         provisional: the rest of the utterance, which each update replaces; "" where none is.
-        words: of ``stable``; joined they are ``stable``. A mark that became stable later than its word is a word of its
-            own, without length.
-        start: where ``stable`` begins; ``None`` where it is empty.
-        end: where ``stable`` ends; ``None`` where it is empty.
-        position: so much audio was read for this update.
+        words: those of ``stable``; joined they are ``stable``. A mark that became stable later than its word is a word
+            of its own, without length.
+        start: the time at which ``stable`` begins; ``None`` where it is empty.
+        end: the time at which ``stable`` ends; ``None`` where it is empty.
+        position: the seconds of audio that were read for this update.
         language: the code of the spoken language.
         ends_utterance: the utterance is over; ``provisional`` is empty.
     """
@@ -144,7 +144,7 @@ class LiveText:
     ends_utterance: bool = False
 
     def followed_by(self, later: LiveText) -> LiveText:
-        """Both as one, for readers that are late. ``later`` is the next update, of the same utterance."""
+        """Joins both, for readers that are late. ``later`` is the next update, of the same utterance."""
         assert self.utterance == later.utterance, "updates of two utterances stay two"
         assert not self.ends_utterance, "an utterance ends once"
         return evolve(
@@ -158,7 +158,7 @@ class LiveText:
 
 @frozen(kw_only=True)
 class Stretch:
-    """A part of the audio and what became of it. ``kind`` is ``"speech"`` (it has text), ``"silent"`` (nobody speaks,
+    """A part of the audio and its fate. ``kind`` is ``"speech"`` (it has text), ``"silent"`` (nobody speaks,
     or it was left out by ``clip_timestamps``) or ``"failed"`` (somebody may speak, but there is no text)."""
 
     start: float
@@ -168,7 +168,7 @@ class Stretch:
 
 @frozen(kw_only=True)
 class Progress:
-    """Where a transcription is: the language, if known, ``duration`` and ``position`` (seconds of audio, all and
+    """The state of a transcription: the language, if known, ``duration`` and ``position`` (seconds of audio, all and
     done), and at its end ``timings`` and ``coverage``. ``duration`` is ``None`` while nobody knows the length. The
     other fields are what `Transcript` has of them so far."""
 
@@ -185,7 +185,7 @@ class Progress:
 
 @frozen(kw_only=True)
 class Transcript:
-    """What was said in one audio.
+    """The text of one audio.
 
     Args:
         text: the segments' text without outer blanks.
@@ -195,7 +195,7 @@ class Transcript:
         language_probabilities: the probability of each language by its code, where the language was detected.
         duration: the length of the audio in seconds.
         task: ``"transcribe"`` or ``"translate"``.
-        coverage: tells for every second what became of it.
+        coverage: the fate of every second.
         warnings: sentences on what was not done as asked.
         timings: how long each stage took; transcripts are compared without them.
     """

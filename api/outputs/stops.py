@@ -41,12 +41,12 @@ class StopStrings:
         return held[:found]
 
     def _found(self, text: str) -> int:
-        """Where the first complete stop string begins, else the text's end."""
+        """The place of the first complete stop string, else the text's end."""
         places = (text.find(stop) for stop in self.stops)
         return min((place for place in places if place >= 0), default=len(text))
 
     def _begun(self, text: str) -> int:
-        """Where the longest end of ``text`` that may still become a stop string begins, else the text's end."""
+        """The place of the longest end of ``text`` that may still become a stop string, else the text's end."""
         return len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)
 
 

@@ -158,7 +158,7 @@ class DeltaStream(Protocol):
 
     @property
     def timings(self) -> Timings | None:
-        """How long the request took, stage by stage; ``None`` until the request has ended, and where it failed."""
+        """The time that each stage of the request took; ``None`` until the request has ended, and where it failed."""
 
     def __aiter__(self) -> Self:
         """Itself."""
@@ -177,7 +177,7 @@ class Deltas:
 
     @property
     def timings(self) -> Timings | None:
-        """See `DeltaStream.timings`."""
+        """The time that each stage of the request took, as in `DeltaStream`."""
         return self._mailbox.timings
 
     def __aiter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""From sampled tokens to what callers see: text as it grows, its end at a stop string, deltas and completions.
+"""The text that callers see, of sampled tokens: as it grows, its end at a stop string, deltas and completions.
 
 Pure: nothing here waits. `Deltas` in `triolet.api.outputs.streams` feeds an `Output` from a request's mailbox.
 """
@@ -25,7 +25,7 @@ class TextDeltas:
     """Turns tokens into text as they come: bytes of an unfinished character are held back.
 
     The text of some tokens depends on the tokens before them: decoders drop the space at the beginning of a text, and
-    join bytes to characters. So a token is decoded behind the tokens that gave text last, and the text of those is
+    join bytes to characters. So a token is decoded after the tokens that gave text last, and the text of those is
     taken off. More tokens before them would only cost time.
 
     Args:
@@ -51,7 +51,7 @@ class TextDeltas:
         text = self._decode(self._window)
         if text.endswith(_UNFINISHED) or len(text) <= len(self._before):
             return ""
-        new = _behind(self._before, text)
+        new = _after(self._before, text)
         del self._window[: self._given]
         self._given, self._before = len(self._window), self._decode_given()
         return new
@@ -59,7 +59,7 @@ class TextDeltas:
     def rest(self) -> str:
         """The text still held back when the request has ended."""
         text, self._window = self._decode(self._window), []
-        new, self._given, self._before = _behind(self._before, text), 0, ""
+        new, self._given, self._before = _after(self._before, text), 0, ""
         return new
 
     def _decode_given(self) -> str:
@@ -75,9 +75,9 @@ class TextDeltas:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=self.skip)) if token_ids else ""
 
 
-def _behind(before: str, text: str) -> str:
-    """The part of ``text`` behind ``before``. Where a decoder changes its earlier text (spaces before a full stop,
-    bytes that are no character after all), the part behind the first change: no new text is lost."""
+def _after(before: str, text: str) -> str:
+    """The part of ``text`` after ``before``. Where a decoder changes its earlier text (spaces before a full stop,
+    bytes that are no character after all), the part from the first change on: no new text is lost."""
     if text.startswith(before):
         return text[len(before) :]
     pairs = zip(before, text, strict=False)
@@ -89,13 +89,13 @@ class Output:
     """The output of one request as it grows, one `Delta` after another.
 
     Args:
-        prompt_tokens: for the usage.
+        prompt_tokens: the number for the usage.
         stop_ids: tokens that end the request and are no part of its output.
         texts: ``None`` where the text of a delta is not needed.
         stops: the request's stop strings, which need ``texts``.
         tops: true if the caller asked for ``top_logprobs``.
-        seed: for the usage.
-        n: most hypotheses of a beam search to tell.
+        seed: the seed for the usage.
+        n: the most hypotheses of a beam search that a completion has.
         withdraw: called once, when a stop string or a fault ends the output before its request.
     """
 
@@ -117,7 +117,7 @@ class Output:
     fault: Exception | None = field(default=None, init=False)
     """The error that ended the output before its request; see `raise_fault`."""
     _sampled: int = field(default=0, init=False)
-    _found: Hypothesis | None = field(default=None, init=False)  # by a beam search, told at its end
+    _found: Hypothesis | None = field(default=None, init=False)  # by a beam search, which gives it at its end
 
     def __attrs_post_init__(self) -> None:
         self.eager = bool(self.stops.stops)
@@ -254,7 +254,7 @@ class Output:
 def output_of(
     request: Request, texts: TextDeltas | None, eos_ids: frozenset[int], withdraw: Callable[[], object]
 ) -> Output:
-    """The output of ``request``; ``texts``: if its deltas are read, or its text may end early."""
+    """The output of ``request``. It needs ``texts`` where its deltas are read, or its text may end early."""
     sampling = request.sampling
     stops = frozenset(sampling.stop_token_ids)
     return Output(
@@ -274,13 +274,13 @@ def completion_of(deltas: Sequence[Delta]) -> Completion:
     last = deltas[-1]
     assert last.finish_reason is not None, "a request ended without a reason"
     assert last.usage is not None, "a request ended without its usage"
-    asked = last.top_logprobs is not None
+    has_tops = last.top_logprobs is not None
     return Completion(
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         finish_reason=last.finish_reason,
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
-        top_logprobs=tuple(top for delta in deltas for top in delta.top_logprobs or ()) if asked else None,
+        top_logprobs=tuple(top for delta in deltas for top in delta.top_logprobs or ()) if has_tops else None,
         usage=last.usage,
     )
 

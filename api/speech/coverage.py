@@ -1,4 +1,4 @@
-"""What became of every second of the audio. Values in, values out, in seconds."""
+"""The coverage of an audio: the fate of every second. Values in, values out, in seconds."""
 
 from __future__ import annotations
 

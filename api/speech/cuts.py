@@ -1,4 +1,4 @@
-"""Where windows begin and end: at pauses, by what voice activity has found. Values in, values out, in samples."""
+"""The cuts between windows, at pauses that voice activity has found. Values in, values out, in samples."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Spans = Sequence[tuple[int, int]]  # speech: [start, stop), in order, with silen
 
 @frozen(kw_only=True)
 class CutRules:
-    """How windows are cut, in samples.
+    """The rules by which windows are cut, in samples.
 
     Args:
         window: most that the model reads at once.
         gap: a longer silence ends a window, and is not read.
         padding: silence that is read around speech.
-        earliest: a window that speech fills is cut at its longest pause behind so much. Where there is none it has its
+        earliest: a window that speech fills is cut at its longest pause after so much. Where there is none it has its
             full length, and the next one starts by the model's timestamps.
     """
 
@@ -29,10 +29,10 @@ class CutRules:
 
 
 def window_at(seek: int, spans: Spans, rules: CutRules) -> tuple[int, int] | None:
-    """The first window from ``seek`` on; ``None``: nobody speaks behind it.
+    """The first window from ``seek`` on; ``None``: nobody speaks from there on.
 
     Args:
-        spans: speech, known to the end of the audio, or to a whole window behind where it next begins.
+        spans: speech, known to the end of the audio, or for a whole window after its next beginning.
     """
     ahead = [(max(start, seek), stop) for start, stop in spans if stop > seek]
     if not ahead:
@@ -66,10 +66,10 @@ def speaks(spans: Spans, at: int) -> bool:
 
 
 def speech_within(spans: Spans, start: int, stop: int) -> int:
-    """How many samples of [start, stop) are speech."""
+    """The number of samples of [start, stop) that are speech."""
     return sum(max(0, min(end, stop) - max(begin, start)) for begin, end in spans)
 
 
 def next_speech(spans: Spans, seek: int, default: int) -> int:
-    """Where speech goes on at ``seek`` or behind; ``default`` where it does not."""
+    """The first sample of speech at ``seek`` or later; ``default`` where there is none."""
     return next((max(start, seek) for start, stop in spans if stop > seek), default)

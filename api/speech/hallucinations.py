@@ -41,15 +41,15 @@ def is_strange(segment: Segment | None) -> bool:
 
 @frozen(kw_only=True)
 class Surroundings:
-    """Where a window lies. All in seconds from the beginning of the audio.
+    """The place of a window. All in seconds from the beginning of the audio.
 
     Args:
-        start: of the window.
-        stop: of its audio.
-        full: where a window of full length ends.
-        audio: where the audio ends; ``None``: nobody knows.
-        last_speech: where the last word before the window ends.
-        closed: the model says that nobody speaks behind the window's last segment.
+        start: the beginning of the window.
+        stop: the end of its audio.
+        full: the end of a window of full length.
+        audio: the end of the audio; ``None``: nobody knows.
+        last_speech: the end of the last word before the window.
+        closed: the model says that nobody speaks after the window's last segment.
     """
 
     start: float
@@ -70,7 +70,7 @@ class Kept:
 
 def without_hallucinations(segments: Sequence[Segment], around: Surroundings, threshold: float) -> Kept:
     """Leaves out what nobody spoke, where silence of more than ``threshold`` seconds is around it, and skips it."""
-    seek = _behind_last_word(segments, around, threshold)
+    seek = _after_last_word(segments, around, threshold)
     first = _next_spoken(segments, 0)
     if first is not None and is_strange(first) and first.start - around.start > threshold:
         return Kept((), first.start)  # the silence before it is skipped, and it is heard again
@@ -85,8 +85,8 @@ def without_hallucinations(segments: Sequence[Segment], around: Surroundings, th
     return Kept(tuple(segments), seek)
 
 
-def _behind_last_word(segments: Sequence[Segment], around: Surroundings, threshold: float) -> float | None:
-    """Where the next window starts: behind the last word where a long silence follows it, else behind this window."""
+def _after_last_word(segments: Sequence[Segment], around: Surroundings, threshold: float) -> float | None:
+    """The start of the next window: after the last word where a long silence follows it, else after this window."""
     ends = [segment.words[-1].end for segment in segments if segment.words]
     if around.closed or not ends or ends[-1] <= around.start:
         return None
@@ -98,8 +98,8 @@ def _is_alone(segments: Sequence[Segment], index: int, last_end: float, around: 
     segment, following = segments[index], _next_spoken(segments, index + 1)
     next_start = around.stop if following is None or not following.words else following.words[0].start
     before = segment.start - last_end > threshold or segment.start < threshold or segment.start - around.start < _NEAR
-    behind = next_start - segment.end > threshold or is_strange(following) or around.full - segment.end < _NEAR
-    return before and behind
+    after = next_start - segment.end > threshold or is_strange(following) or around.full - segment.end < _NEAR
+    return before and after
 
 
 def _next_spoken(segments: Sequence[Segment], first: int) -> Segment | None:

@@ -1,4 +1,4 @@
-"""`Hearing`: where somebody speaks in a `Recording`, found as far ahead as anybody asks."""
+"""`Hearing`: the speech in a `Recording`, found as far ahead as anybody asks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS_AT_ONCE = 8  # of audio that one call of a thread hears: some 30 ms, wh
 
 
 class Hearing:
-    """Where somebody speaks in ``recording``, as far as anybody has asked.
+    """Finds the speech in ``recording``, as far as anybody asks.
 
     It reads the recording up to where it is asked, and keeps the spans. The samples stay in the recording until
     somebody has it forget them.
@@ -45,7 +45,7 @@ class Hearing:
         self._detector = detector
         self._listener: Listener | None = None
         self._decides = SpeechSpans(rules, detector.sampling_rate, detector.frame_samples)
-        self._told: list[SpeechSpan] = []
+        self._final: list[SpeechSpan] = []
         self._heard = 0  # samples
         self._hearing = trio.Lock()
 
@@ -53,7 +53,7 @@ class Hearing:
     def spans(self) -> list[SpeechSpan]:
         """Speech, [start, stop) in samples, in order. The last span may grow."""
         last = self._decides.open
-        return self._told if last is None else [*self._told, last]
+        return self._final if last is None else [*self._final, last]
 
     @property
     def heard(self) -> int:
@@ -62,7 +62,7 @@ class Hearing:
 
     @property
     def settled(self) -> int:
-        """Who speaks before this sample is known, and will not change."""
+        """The spans before this sample are known, and will not change."""
         return self._heard if self.ended else self._decides.settled
 
     def skip(self, before: int) -> None:
@@ -88,7 +88,7 @@ class Hearing:
             if not len(samples):
                 found += self._decides.end(self._heard)
                 self.ended = True
-            self._told += found
+            self._final += found
 
     def _ask(self, samples: Samples) -> Probabilities:
         if self._listener is None:

@@ -39,7 +39,7 @@ class Languages:
 
     @property
     def probability(self) -> float | None:
-        """Of the language that was detected."""
+        """The probability of the language that was detected; ``None`` where none was."""
         return None if self.probabilities is None or self.language is None else self.probabilities[self.language]
 
     async def detect(self, next_item: Callable[[], Awaitable[EncoderItem | None]]) -> None:

@@ -157,7 +157,7 @@ _PATIENCE = number(0, 100, above=True).or_none("until no better text can come")
 
 @frozen(kw_only=True)
 class TranscribeOptions:
-    """How an audio is transcribed. docs/speech.md explains the options with examples and figures.
+    """The options of a transcription. docs/speech.md explains them with examples and figures.
 
     A window is up to 30 s of audio, which the model reads at once. Where a window's text is not good enough by the
     thresholds, it is read again at the next temperature. Where no temperature gives good text, the best of all is

@@ -1,4 +1,4 @@
-"""`ParallelTranscription`: windows cut at pauses are read at the same time, and told in order."""
+"""`ParallelTranscription`: windows cut at pauses are read at the same time, and given in order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Excerpt:
 
     @property
     def duration(self) -> float | None:
-        """Of the whole recording: a piece may be its last one."""
+        """The duration of the whole recording: a piece may be its last one."""
         return self.whole.duration
 
     async def window(self, start: int, length: int) -> Samples:
@@ -42,7 +42,7 @@ class _Excerpt:
         return self.samples[first : first + length].copy()
 
     def forget(self, before: int) -> None:
-        """It is small."""
+        """Keeps all samples: they are few."""
 
 
 @define(eq=False)
@@ -51,12 +51,14 @@ class _Piece:
 
     stop: int
     walk: Walk | None  # until it is read
-    read: deque[tuple[tuple[Segment, ...], int]] = field(factory=deque, init=False)  # segments and where they end
-    error: Exception | None = field(default=None, init=False)  # not told yet
+    read: deque[tuple[tuple[Segment, ...], int]] = field(
+        factory=deque, init=False
+    )  # segments, and the end of their window
+    error: Exception | None = field(default=None, init=False)  # not raised yet
     failed: bool = field(default=False, init=False)  # nobody reads it now
 
     async def next_window(self) -> bool:
-        """Reads one window, whose segments wait until they are told. False: all is read."""
+        """Reads one window, whose segments wait for their turn. False: all is read."""
         assert self.walk is not None, "a piece is read once"
         segments = await self.walk.next_window()
         if segments is None:
@@ -67,8 +69,8 @@ class _Piece:
 
 
 class ParallelTranscription(Transcription):
-    """As `Transcription`, but the audio is cut at pauses into pieces of some windows first, and up to ``at_once`` of
-    these are read at the same time, none with the text before it. Segments come in order, each when all before it are
+    """A `Transcription` that cuts the audio at pauses into pieces of some windows first, and reads up to ``at_once`` of
+    these at the same time, none with the text before it. Segments come in order, each when all before it are
     there.
 
     Args:
@@ -81,13 +83,13 @@ class ParallelTranscription(Transcription):
         super().__init__(recording, plan, reader)
         self._start_soon = start_soon
         self._at_once = trio.Semaphore(at_once)
-        self._pieces: deque[_Piece] = deque()  # not told to the end yet
+        self._pieces: deque[_Piece] = deque()  # not given to the end yet
         self._news = trio.Event()
         self._cut_to = 0
         self._cutting = False
         self._all_cut = False
-        self._error: Exception | None = None  # of the cutter, not told yet
-        self._told_to = 0
+        self._error: Exception | None = None  # of the cutter, not raised yet
+        self._given_to = 0
 
     async def _next(self) -> tuple[Segment, ...] | None:
         self._go_on()
@@ -101,7 +103,7 @@ class ParallelTranscription(Transcription):
             await self._news.wait()
 
     def _go_on(self) -> None:
-        """Starts the cutter, and again the first piece where it has failed and the error was told."""
+        """Starts the cutter, and again the first piece where it has failed and its error was raised."""
         if not self._cutting and not self._all_cut and self._error is None:
             self._cutting = True
             self._start_soon(self._cut)
@@ -111,19 +113,23 @@ class ParallelTranscription(Transcription):
             self._start_soon(partial(self._read, piece))
 
     def _of_first(self, piece: _Piece) -> tuple[Segment, ...] | None:
-        """What the first piece has to tell; ``None``: nothing yet."""
+        """The next segments of the first piece; ``None``: nothing is ready yet.
+
+        Raises:
+            Exception: the piece has failed.
+        """
         if piece.read:
-            segments, self._told_to = piece.read.popleft()
+            segments, self._given_to = piece.read.popleft()
             return segments
         error, piece.error = piece.error, None
         _raise(error)
         if piece.walk is not None:
             return None
         self._pieces.popleft()
-        self._told_to = piece.stop
+        self._given_to = piece.stop
         return ()
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         """Wakes the reader."""
         self._news.set()
         self._news = trio.Event()
@@ -141,7 +147,7 @@ class ParallelTranscription(Transcription):
         except Exception as error:  # noqa: BLE001  (raised by `next_window`)
             self._error = error
         self._cutting = False
-        self._tell()
+        self._wake()
 
     async def _next_piece(self) -> _Piece | None:
         planned = await self.plan.piece(self._cut_to, self._windows())
@@ -166,8 +172,8 @@ class ParallelTranscription(Transcription):
         return _Piece(stop, walk)
 
     def _windows(self) -> int:
-        """How many windows a piece has: some, since each but its first is read with the text before it; but few where
-        the audio is short, so that at least `_LEAST_PIECES` are read at the same time."""
+        """The number of windows of a piece. There are several, since each but the first is read with the text before
+        it. There are few where the audio is short, so that at least `_LEAST_PIECES` are read at the same time."""
         if self.recording.duration is None:
             return _MOST_TOGETHER
         description = self.reader.recipe.description
@@ -177,15 +183,15 @@ class ParallelTranscription(Transcription):
     async def _read(self, piece: _Piece) -> None:
         try:
             while await piece.next_window():
-                self._tell()
+                self._wake()
         except Exception as error:  # noqa: BLE001  (raised by `next_window`)
             piece.error, piece.failed = error, True
         else:
             self._at_once.release()
-        self._tell()
+        self._wake()
 
     def _reached(self) -> int:
-        return self._told_to
+        return self._given_to
 
 
 def _raise(error: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Which stretch of the audio is read next: all of it window by window, or only where somebody speaks."""
+"""Plans of the windows to read: all of the audio, or only the speech in it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class AudioWindows(Protocol):
 
     @property
     def broken(self) -> str | None:
-        """Why the audio breaks off, once its end was reached."""
+        """The reason why the audio breaks off, once its end was reached."""
 
     async def window(self, start: int, length: int) -> Samples:
         """Mono samples, float32, a copy; fewer than ``length`` at the end of the audio."""
 
     def forget(self, before: int) -> None:
-        """No sample before ``before`` will be asked for again."""
+        """Drops the samples before ``before``, which nobody will ask for again."""
 
 
 MOST_WINDOWS = 8  # as long as so many may a piece be: somebody who never pauses is cut all the same
@@ -39,15 +39,15 @@ class Plan(Protocol):
 
     @property
     def speech(self) -> Spans:
-        """Where somebody speaks, as far as is known; nothing where nobody listens."""
+        """The speech, as far as is known; nothing where nobody listens."""
 
     async def next(self, seek: int, limit: int | None = None, *, ahead: bool = False) -> tuple[int, int] | None:
-        """The next window, [start, stop), at ``seek`` or behind, and before ``limit``; ``None``: nothing is left. It
-        may reach past the end of the audio. ``ahead``: who asks looks ahead, and what is before will be asked for."""
+        """The next window, [start, stop), at ``seek`` or later, and before ``limit``; ``None``: nothing is left. It
+        may reach past the end of the audio. ``ahead``: the caller looks ahead, so that earlier samples are kept."""
 
     async def piece(self, seek: int, windows: int) -> tuple[int, int] | None:
-        """As `next`, but several windows together, no longer than ``windows`` full ones: what may be read apart from
-        all else. Where somebody speaks at its end it goes on, up to `MOST_WINDOWS`, so that no word is cut."""
+        """The next windows together, no longer than ``windows`` full ones: they may be read apart from all else. Where
+        somebody speaks at its end the piece goes on, up to `MOST_WINDOWS`, so that no word is cut."""
 
 
 @frozen(eq=False)
@@ -116,7 +116,7 @@ class VoicedPlan:
         return any(last is not None and start <= last < stop for _, last in self.clips)
 
     async def _within(self, begin: int, end: float, *, ahead: bool) -> tuple[int, int] | None:
-        """As `next`, within one clip. Listens until the next speech is known for a whole window and a gap behind it."""
+        """The next window of one clip. Listens until the next speech is known for a whole window and a gap after it."""
         needed = self.rules.window + self.rules.gap + self.rules.padding
         while True:
             start = next_speech(self.hearing.spans, begin, self.hearing.settled)

@@ -22,7 +22,7 @@ Run = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # runs requ
 
 @define
 class Stopwatch:
-    """Adds up the timings of one transcription's requests, see `Timings`."""
+    """Adds up the timings of one transcription's requests."""
 
     asked: float | None  # None: the time of the first request
     _queued: float = field(default=0.0, init=False)
@@ -75,11 +75,11 @@ class WindowReader:
         return f"{self.request_id}/{what}/{next(self._requests)}"
 
     def ends_before(self, samples: Samples, planned: int) -> bool:
-        """True if the audio ends before a window of ``planned`` samples that has ``samples`` can be told of."""
+        """True if the audio ends before anything of a window of ``planned`` samples, of which ``samples`` came."""
         return len(samples) < min(planned, self.recipe.timestamp_step)
 
     def is_mute(self, samples: Samples) -> bool:
-        """True if a window is digital silence, which is nobody's speech, or shorter than the model can tell."""
+        """True if a window is digital silence, which is nobody's speech, or shorter than one timestamp step."""
         return len(samples) < self.recipe.timestamp_step or is_silent(samples)
 
     async def item(self, samples: Samples) -> EncoderItem:
@@ -139,7 +139,7 @@ class WindowReader:
 
 
 def _rounds(temperatures: int) -> list[range]:
-    """Which temperatures are tried together."""
+    """The temperatures that are tried together, in order."""
     cuts = [0, 1, 2, temperatures]
     rounds = [range(start, min(stop, temperatures)) for start, stop in itertools.pairwise(cuts)]
     return [one for one in rounds if one]

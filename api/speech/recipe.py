@@ -167,7 +167,7 @@ class Recipe:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the options cannot be used as it is."""
+        """Sentences on options that cannot be used as they are."""
         found = []
         for name, text, tokens, most in (
             ("initial_prompt", self.options.initial_prompt, self.initial, max(self.half - 1, 0)),
@@ -299,7 +299,7 @@ class Recipe:
         return WordTokens(special=self.start(language), written=written, text=text)
 
     def word_rules(self, language: str) -> WordRules:
-        """How a window's tokens become words."""
+        """The rules by which a window's tokens become words."""
         return WordRules(
             decode=self.decode,
             language=language,

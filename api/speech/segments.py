@@ -42,7 +42,7 @@ class ReadSoFar:
 
     @property
     def timings(self) -> Timings | None:
-        """How long the transcription took, by stages; ``None`` before the last window is done."""
+        """The time that each stage of the transcription took; ``None`` before the last window is done."""
         return self.progress().timings
 
 

@@ -98,7 +98,7 @@ class _Weights:
 
     @classmethod
     def read(cls, path: Path) -> _Weights:
-        """From the package's file.
+        """Reads the package's file.
 
         Raises:
             CheckpointError: it is damaged, or of another network.
@@ -111,7 +111,7 @@ class _Weights:
 
     @classmethod
     def of(cls, tensors: dict[str, Array]) -> _Weights:
-        """From the tensors of the package's file, by their names there."""
+        """Takes the tensors of the package's file, by their names there."""
         shapes = {name: tensors[name].shape if name in tensors else None for name in _SHAPES}
         if shapes != _SHAPES:
             wrong = {name: shape for name, shape in shapes.items() if shape != _SHAPES[name]}
@@ -212,9 +212,9 @@ class SileroListener:
         hidden = np.empty((len(gates), _WIDTH), np.float32)
         for row, gate in zip(hidden, gates, strict=True):
             gate += np.einsum("ij,j->i", weights.recurrent, self._hidden)  # noqa: PLW2901  (in place)
-            taken, kept, told = _sigmoid(gate.reshape(4, _WIDTH)[[0, 1, 3]])
+            taken, kept, shown = _sigmoid(gate.reshape(4, _WIDTH)[[0, 1, 3]])
             self._cell = kept * self._cell + taken * np.tanh(gate[2 * _WIDTH : 3 * _WIDTH])
-            row[:] = self._hidden = told * np.tanh(self._cell)
+            row[:] = self._hidden = shown * np.tanh(self._cell)
         return _sigmoid(np.maximum(hidden, 0) @ weights.output + np.float32(weights.output_bias))
 
 

@@ -1,4 +1,4 @@
-"""From probabilities of speech to spans: `SpeechSpans` decides, as soon as it can be decided.
+"""`SpeechSpans`: spans of speech from probabilities, each as soon as it can be decided.
 
 The spans of a recording follow from its probabilities in four steps::
 
@@ -37,7 +37,7 @@ class SpeechSpan(NamedTuple):
 
 @frozen(kw_only=True)
 class SpanRules:
-    """What counts as speech. All but the thresholds are in seconds.
+    """The rules of what counts as speech. All but the thresholds are in seconds.
 
     Args:
         threshold: the probability with which speech begins.
@@ -69,8 +69,8 @@ class SpanRules:
 
 @define
 class SpeechSpans:
-    """The speech spans of one recording, from the probabilities of its frames in order. It changes its mind about
-    nothing that it has told.
+    """The speech spans of one recording, from the probabilities of its frames in order. A span that it has
+    given never changes.
 
     Attributes:
         frames: how many were heard.
@@ -81,20 +81,20 @@ class SpeechSpans:
     frame_samples: int
     frames: int = 0
     _voiced: bool = False  # the last frame
-    _start: int | None = None  # the first frame of the run that is not told yet
-    _stop: int = 0  # the frame behind its last voiced one
+    _start: int | None = None  # the first frame of the run that is not given yet
+    _stop: int = 0  # the frame after its last voiced one
 
     @property
     def settled(self) -> int:
-        """Samples before this one lie in spans that were told, or in none."""
+        """Samples before this one lie in spans that were given, or in none."""
         if self._start is not None:
             return self._begin(self._start)
         return max(self.frames * self.frame_samples - self._padding, 0)
 
     @property
     def open(self) -> SpeechSpan | None:
-        """What is certain of the span that is not final yet: the rest may only make it longer. ``None``: nobody
-        speaks, as far as one can tell."""
+        """The certain part of the span that is not final yet: the rest may only make it longer. ``None``: nobody is
+        known to speak."""
         if self._start is None or self._stop - self._start < self._least_frames:
             return None
         return SpeechSpan(self._begin(self._start), self._stop * self.frame_samples + self._padding)
@@ -108,7 +108,7 @@ class SpeechSpans:
 
     def end(self, length: int) -> list[SpeechSpan]:
         """The recording has ended after ``length`` samples. Returns the last span, if one is open."""
-        return self._told(length)
+        return self._ended(length)
 
     # -- one frame -----------------------------------------------------------------------------------------------------
 
@@ -123,9 +123,9 @@ class SpeechSpans:
         if self._voiced:
             self._stop = self.frames
             return []
-        return self._told(None) if self.frames - self._stop >= self._silent_frames else []
+        return self._ended(None) if self.frames - self._stop >= self._silent_frames else []
 
-    def _told(self, length: int | None) -> list[SpeechSpan]:
+    def _ended(self, length: int | None) -> list[SpeechSpan]:
         """The run, which has ended: a span, or too short for one."""
         start, self._start = self._start, None
         if start is None:

@@ -55,7 +55,7 @@ class Transcription:
             history=reader.recipe.history(),
             language=self.languages.of,
         )
-        self._told: list[tuple[float, float]] = []  # the segments' times
+        self._times: list[tuple[float, float]] = []  # the segments' times
         self._pending: list[Segment] = []  # segments of the last window, while it is iterated over
         self._looked_to = 0  # where the window after those begins in which the language was detected
         self._started = False
@@ -65,7 +65,7 @@ class Transcription:
     # -- where it is -------------------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        """Where the transcription is. The coverage comes at the end alone, since it goes through all segments."""
+        """All that is known so far. The coverage comes at the end alone, since it goes through all segments."""
         recipe, duration, broken = self.reader.recipe, self.recording.duration, self.recording.broken
         return Progress(
             language=self.languages.language,
@@ -90,10 +90,10 @@ class Transcription:
 
     @property
     def coverage(self) -> tuple[Stretch, ...]:
-        """What became of the audio, up to `position`."""
+        """The fate of every second of the audio, up to `position`."""
         seconds = self.reader.recipe.seconds
         heard = [(seconds(start), seconds(stop)) for start, stop in self.plan.speech]
-        return coverage(self.position, self._told, heard)
+        return coverage(self.position, self._times, heard)
 
     # -- the walk ----------------------------------------------------------------------------------------------------
 
@@ -113,8 +113,8 @@ class Transcription:
                 self.ended = True
                 self.reader.stopwatch.end(trio.current_time())
                 return None
-            numbered = [evolve(one, id=len(self._told) + index) for index, one in enumerate(segments)]
-            self._told += [(one.start, one.end) for one in numbered]
+            numbered = [evolve(one, id=len(self._times) + index) for index, one in enumerate(segments)]
+            self._times += [(one.start, one.end) for one in numbered]
             return numbered
 
     def __aiter__(self) -> Self:

@@ -18,7 +18,7 @@ from .windows import Assessment, Attempt, Span, WindowCut
 from .words import place_words
 
 _LEAST_MOVE = 1.0  # seconds: after two moves that were shorter, or none at all, the window is used up
-_MISSED = 1.0  # seconds: so much speech behind a window's last segment is read once more
+_MISSED = 1.0  # seconds: so much speech after a window's last segment is read once more
 
 
 @frozen(kw_only=True)
@@ -28,7 +28,7 @@ class Read:
     segments: tuple[Segment, ...]
     token_ids: tuple[int, ...]  # of the segments, timestamps included
     seek: int
-    closed: bool  # nobody speaks behind its last segment, the model says
+    closed: bool  # nobody speaks after its last segment, the model says
     misled: bool = False  # by the text before it: the model said nothing, or stopped, although somebody speaks
 
 
@@ -39,10 +39,10 @@ class Walk:
     Nothing changes before a window's last await: where a request fails or is cancelled, the window can be read again.
 
     Args:
-        language: tells the language of a window.
-        limit: where the stretch ends; ``None``: at the end of the audio.
+        language: decides the language of a window.
+        limit: the end of the stretch; ``None``: that of the audio.
         first: the stretch is the first one: its first window begins with the prefix.
-        name: of its requests.
+        name: a part of the ids of its requests.
     """
 
     reader: WindowReader
@@ -54,7 +54,7 @@ class Walk:
     limit: int | None = None
     first: bool = True
     name: str = ""
-    _spoken: int = field(default=0, init=False)  # where the last segment ends
+    _spoken: int = field(default=0, init=False)  # the end of the last segment
     _windows: int = field(default=0, init=False)
     _short: bool = field(default=False, init=False)  # the last move was short
 
@@ -189,14 +189,14 @@ class Walk:
         self, spans: Sequence[Span], attempt: Attempt, start: int, stop: int
     ) -> tuple[tuple[Segment, ...], tuple[int, ...]]:
         """Segments within the window [start, stop), in order, and their tokens. Spans without text or time are left
-        out. So are spans that begin behind the window, where the model hears only padding. Where all begin there, the
+        out. So are spans that begin after the window, where the model hears only padding. Where all begin there, the
         first is kept: its words were said in the window, and only its time is wrong."""
         recipe, spoken = self.recipe, max(self._spoken, start)
         found: list[Segment] = []
         tokens: list[int] = []
-        told = [span for span in spans if recipe.decode(span.token_ids).strip()]
-        timely = [span for span in told if start + span.start * recipe.timestamp_step < stop]
-        for span in timely or [Span(0, None, span.token_ids, span.first) for span in told[:1]]:
+        spoken_spans = [span for span in spans if recipe.decode(span.token_ids).strip()]
+        timely = [span for span in spoken_spans if start + span.start * recipe.timestamp_step < stop]
+        for span in timely or [Span(0, None, span.token_ids, span.first) for span in spoken_spans[:1]]:
             begin = max(start + span.start * recipe.timestamp_step, spoken)
             end = stop if span.end is None else min(start + span.end * recipe.timestamp_step, stop)
             if begin < end:
@@ -212,7 +212,7 @@ class Walk:
             (token, logprob) for token, logprob in zip(span.token_ids, logprobs, strict=False) if recipe.is_text(token)
         ]
         return Segment(
-            id=0,  # numbered when it is told
+            id=0,  # numbered when it is given
             start=recipe.seconds(start),
             end=recipe.seconds(end),
             text=recipe.decode(span.token_ids),

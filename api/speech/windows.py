@@ -51,7 +51,7 @@ class Span:
 @frozen
 class WindowCut:
     """One window's spans, and where the next window starts, in timestamp steps from this window's start; ``None``: at
-    this window's end. ``closed``: a lone timestamp ends the window: nobody speaks behind it, the model says."""
+    this window's end. ``closed``: a lone timestamp ends the window: nobody speaks after it, the model says."""
 
     spans: tuple[Span, ...]
     next_start: int | None
@@ -61,7 +61,7 @@ class WindowCut:
 def cut_window(token_ids: Sequence[int], begin_id: int) -> WindowCut:
     """Reads the timestamps (ids from ``begin_id`` on) in a window's tokens, whatever they are.
 
-    Two timestamps in a row part two spans. Where the window has such a pair, the tokens behind the last pair are an
+    Two timestamps in a row part two spans. Where the window has such a pair, the tokens after the last pair are an
     unfinished span: they are dropped, and the next window starts at the pair's first timestamp. But where a lone
     timestamp ends the window, they are its last span, and the window is used up. Without a pair the whole window is one
     span, which ends at the last timestamp that is not 0, or at the window's end.

@@ -44,7 +44,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def check_alignment(description: ModelDescription) -> None:
-    """Raises `InvalidRequest` where the model cannot tell the times of words."""
+    """Raises `InvalidRequest` where the model cannot find the times of words."""
     if description.alignment_fault is not None:
         raise InvalidRequest(
             f"timestamps='word', but {description.architecture} cannot tell when words are spoken: "
@@ -57,10 +57,10 @@ class WordTokens:
     """A window's tokens whose times are wanted.
 
     Args:
-        special: what stands before them: <|startoftranscript|>, the language, the task; <|notimestamps|> too where the
+        special: the tokens before them: <|startoftranscript|>, the language, the task; <|notimestamps|> too where the
             model wrote no timestamps.
         written: all tokens that the model wrote in the window, timestamps among them, without the end-of-text.
-        text: how many tokens of the vocabulary, the first ones, are text; timestamps and special tokens lie behind.
+        text: the number of text tokens in the vocabulary; special tokens and timestamps come after them.
     """
 
     special: tuple[int, ...]
@@ -95,7 +95,7 @@ class WordTokens:
         )
 
     def places(self, segments: Sequence[Segment]) -> list[int]:
-        """Where among `aligned` the text tokens of ``segments`` are, in order. Text that is in no segment is passed
+        """The places among `aligned` of the text tokens of ``segments``, in order. Text that is in no segment is passed
         over: a window's last sentence may be read again in the next one."""
         texts = [index for index, token in enumerate(self.aligned) if token < self.text]
         found, first = [], 0
@@ -111,8 +111,9 @@ class WordTokens:
 
 @frozen(kw_only=True)
 class WordRules:
-    """How a window's tokens become words. ``decode`` gives the text of tokens, special ones left out; ``prepended`` and
-    ``appended`` are the marks that belong to the word behind and before them; ``frame_seconds`` is an encoder frame."""
+    """The rules by which a window's tokens become words. ``decode`` gives the text of tokens, special ones left out;
+    ``prepended`` and ``appended`` are the marks that belong to the word after and before them; ``frame_seconds`` is an
+    encoder frame."""
 
     decode: Decode
     language: str
@@ -141,10 +142,10 @@ def place_words(
     """A window's ``segments`` with words, and with the times of their first and last word.
 
     Args:
-        tokens: of the window.
+        tokens: those of the window.
         aligned: the answer to the request of ``tokens``; ``None``: there is no text.
         offset: seconds from the beginning of the audio to the window's.
-        spoken_until: where the last segment before the window ends, in seconds from the beginning of the audio; 0 where
+        spoken_until: the end of the last segment before the window, in seconds from the beginning of the audio; 0 where
             there is none.
     """
     parts = _spoken(segments, tokens, aligned, rules, offset)
@@ -211,7 +212,7 @@ def _characters(token_ids: Sequence[int], decode: Decode) -> list[TextWord]:
 
 
 def merge_marks(words: Sequence[Word], prepended: str, appended: str) -> list[Word]:
-    """``words`` with marks put to the word behind (``prepended``, where a space stands before them) or before
+    """``words`` with marks put to the word after (``prepended``, where a space stands before them) or before
     (``appended``). A mark's time and probability count for nothing."""
     behind: list[Word] = []
     for word in reversed(words):
@@ -232,13 +233,14 @@ def merge_marks(words: Sequence[Word], prepended: str, appended: str) -> list[Wo
 
 
 def _usual_seconds(words: Sequence[Word]) -> float:
-    """How long a word of this window usually lasts; 0 where none lasts."""
+    """The usual duration of a word of this window; 0 where none lasts."""
     lasting = [_seconds(word) for word in words if _seconds(word) > 0]
     return min(_LONGEST_MEDIAN, median(lasting)) if lasting else 0.0
 
 
 def _without_long_ends(parts: Sequence[Sequence[Word]], longest: float) -> list[list[Word]]:
-    """No mark at the end of a sentence, and no word behind one, lasts longer than ``longest``: they had the pause."""
+    """The words, with marks at the end of a sentence and words after one no longer than ``longest``: they had the
+    pause."""
     words = [word for part in parts for word in part]
     mended = words[:1] + [_cut(before, word, longest) for before, word in pairwise(words)]
     left = iter(mended)
@@ -266,7 +268,7 @@ def _mended(segment: Segment, words: list[Word], usual: float, spoken_until: flo
 
 
 def _after_pause(words: list[Word], usual: float, spoken_until: float) -> list[Word]:
-    """The first and second word behind a pause last no longer than twice a word's usual time."""
+    """The words, of which the first and second after a pause last no longer than twice a word's usual time."""
     longest, first, others = 2 * usual, words[0], words[1:]
     second = others[0] if others else None
     together = second.end - first.start if second is not None else 0.0
@@ -280,8 +282,8 @@ def _after_pause(words: list[Word], usual: float, spoken_until: float) -> list[W
 
 
 def _hinted(words: list[Word], segment: Segment, usual: float) -> list[Word]:
-    """A first word that begins long before its segment begins with it, and a last word that ends long behind its
-    segment ends with it: but each keeps its usual time."""
+    """The words, of which a first one that begins long before its segment begins with it, and a last one that ends long
+    after its segment ends with it: but each keeps its usual time."""
     first = words[0]
     if first.start + _HINT < segment.start < first.end:
         start = min(first.end - usual, segment.start)

@@ -1,4 +1,4 @@
-"""What a text with tool calls consists of, as frozen values."""
+"""The parts of a text with tool calls, as frozen values."""
 
 from __future__ import annotations
 

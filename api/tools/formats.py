@@ -1,4 +1,4 @@
-"""Which syntax a checkpoint's calls have, and what a caller does with it: `ToolFormat`."""
+"""`ToolFormat`: the syntax of a checkpoint's calls, and its uses."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def find_format(template: str) -> str | None:
 
 @frozen(kw_only=True)
 class ToolFormat:
-    """How a checkpoint writes tool calls: finds them in its text, and forces them.
+    """The form of a checkpoint's tool calls: finds them in its text, and forces them.
 
     ::
 
@@ -154,7 +154,7 @@ class ToolFormat:
     def structure(
         self, tools: Sequence[Mapping[str, Any] | Tool], choice: str = "auto", *, parallel: bool = False
     ) -> Structure | None:
-        """What the whole output must be, for `SamplingParams`; ``None``: any text.
+        """The structure of the whole output, for `SamplingParams`; ``None``: any text.
 
         Args:
             choice: ``"required"``: a call of any tool; the name of a tool: a call of it; ``"auto"`` and ``"none"``: any

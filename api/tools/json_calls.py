@@ -43,16 +43,16 @@ class JsonCalls(Syntax):
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """See `Syntax`."""
+        """A brace, where calls may come bare."""
         return ("{",) if self.bare else ()
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """See `Syntax`."""
+        """The markers before and after the calls."""
         return tuple(filter(None, (self.begin.strip(), self.end.strip())))
 
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
-        """See `Syntax`."""
+        """Reads one call, an array of calls, or calls with `between` between them."""
         begun = yield from scanner.maybe(self.begin.strip())
         if not begun and not self.bare:
             raise NoCall
@@ -67,7 +67,7 @@ class JsonCalls(Syntax):
         yield from scanner.tail(self.end.strip())
 
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
-        """See `Syntax`."""
+        """The grammar of calls with their keys in the order in which models write them."""
         rules: dict[str, str] = {}
         for index, tool in enumerate(tools):
             head = f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": '

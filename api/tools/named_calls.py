@@ -17,11 +17,11 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
 @frozen(kw_only=True)
 class NamedCalls(Syntax):
-    """``begin``, the name, ``middle``, the arguments, ``end``.
+    """Calls of ``begin``, the name, ``middle``, the arguments, and ``end``.
 
     Args:
         before, after: around all calls; empty: nothing.
-        ignored: a marker that may stand behind the name, with an id that means nothing to us.
+        ignored: a marker that may follow the name, with an id that means nothing to us.
     """
 
     begin: str
@@ -38,11 +38,11 @@ class NamedCalls(Syntax):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """See `Syntax`."""
+        """All markers."""
         return tuple(filter(None, (self.before, self.begin, self.middle, self.end, self.after)))
 
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
-        """See `Syntax`."""
+        """Reads one call, or with `before` several."""
         yield from scanner.literal(self.before)
         yield from scanner.blank()
         yield from scanner.literal(self.begin)
@@ -54,7 +54,7 @@ class NamedCalls(Syntax):
         yield from scanner.tail(self.after)
 
     def _call(self, scanner: Scanner, tools: Tools) -> Steps[ToolCall]:
-        """Reads a call behind ``begin``. Models leave out markers now and then, ``begin`` excepted."""
+        """Reads a call after ``begin``. Models leave out markers now and then, ``begin`` excepted."""
         yield from scanner.blank()
         name = yield from scanner.run(_NAME)
         if name not in tools:
@@ -68,7 +68,7 @@ class NamedCalls(Syntax):
         return ToolCall(name, scanner.text[start : scanner.place])
 
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
-        """See `Syntax`."""
+        """The grammar of calls with all their markers."""
         rules: dict[str, str] = {}
         for index, tool in enumerate(tools):
             head, end = write(self.begin + tool.name + self.middle), write(self.end)

@@ -14,23 +14,23 @@ from .syntax import Calls, Syntax, Tools
 class ToolReader:
     """Reads the text of one completion piece by piece.
 
-    The content is the text without its calls, and, if there are any, without blanks around the whole. What looks like a
-    call and is none is content: broken JSON, a tool that there is not. So a call is told when all of it is there. The
+    The content is the text without its calls, and, if there are any, without blanks around the whole. Text that
+    looks like a call and is not one is content: broken JSON, an unknown tool. So a call is given when it is whole. The
     joined parts depend on the text alone, never on how it was cut.
     """
 
     _syntax: Syntax
     _tools: Tools
     _scanner: Scanner = field(init=False, factory=Scanner)
-    _start: int = field(init=False, default=0)  # of what is neither told nor passed over, in the scanner's text
-    _blanks: list[str] = field(init=False, factory=list)  # behind the content: told with what follows them
-    _told: bool = field(init=False, default=False)  # there was content
+    _start: int = field(init=False, default=0)  # of the text that is neither given nor passed over, in the scanner's
+    _blanks: list[str] = field(init=False, factory=list)  # after the content: given with what follows them
+    _has_content: bool = field(init=False, default=False)  # there was content
     _calls: int = field(init=False, default=0)
     _candidate: Calls | None = field(init=False, default=None)  # what may be calls, from ``_begun`` on
     _begun: int = field(init=False, default=0)
 
     def feed(self, text: str) -> tuple[ToolPart, ...]:
-        """What the next piece of the text, ``text``, makes certain.
+        """The parts that the next piece of the text, ``text``, makes certain.
 
         Raises:
             InvalidRequest: the text has ended.
@@ -41,7 +41,7 @@ class ToolReader:
         return self._read()
 
     def end(self) -> tuple[ToolPart, ...]:
-        """What was held back; the text has ended."""
+        """The parts that were held back; the text has ended."""
         self._scanner.ended = True
         return self._read()
 
@@ -57,10 +57,10 @@ class ToolReader:
         return _joined(parts)
 
     def _begin(self, parts: list[ToolPart]) -> bool:
-        """Tells the content up to where a call may begin. False: there is no such place yet."""
+        """Adds the content before the place where a call may begin. False: there is no such place yet."""
         scanner = self._scanner
         place = self._next()
-        self._tell(scanner.text[self._start : place], parts)
+        self._add(scanner.text[self._start : place], parts)
         self._start = self._begun = scanner.place = place
         if place < len(scanner.text):
             self._candidate = self._syntax.read(scanner, self._tools)
@@ -69,7 +69,7 @@ class ToolReader:
     def _next(self) -> int:
         """The first place where a call may begin, as far as the text is there; else its end."""
         text, ended = self._scanner.text, self._scanner.ended
-        if not self._told and self._syntax.opens:
+        if not self._has_content and self._syntax.opens:
             place = len(text) - len(text[self._start :].lstrip())
             if text.startswith(self._syntax.opens, place):
                 return place
@@ -84,8 +84,8 @@ class ToolReader:
             self._candidate, self._start = None, self._scanner.place
         except NoCall:
             self._candidate = None
-            if self._start == self._begun:  # without a call: the next one may begin behind its first character
-                self._tell(self._scanner.text[self._start], parts)
+            if self._start == self._begun:  # without a call: the next one may begin after its first character
+                self._add(self._scanner.text[self._start], parts)
                 self._start += 1
         else:
             if call is None:
@@ -95,13 +95,13 @@ class ToolReader:
             self._calls += 1
         return True
 
-    def _tell(self, text: str, parts: list[ToolPart]) -> None:
-        """Adds content. Blanks wait for what follows them; behind calls that begin the text they are dropped."""
+    def _add(self, text: str, parts: list[ToolPart]) -> None:
+        """Adds content. Blanks wait for what follows them; after calls that begin the text they are dropped."""
         content = text.rstrip()
         if content:
-            first = self._calls and not self._told
+            first = self._calls and not self._has_content
             parts += map(ContentPiece, (content.lstrip(),) if first else (*self._blanks, content))
-            self._blanks, self._told = [], True
+            self._blanks, self._has_content = [], True
         if len(content) < len(text):
             self._blanks.append(text[len(content) :])
 

@@ -1,6 +1,6 @@
 """Reads syntax from a text that is still being written.
 
-What reads a syntax is a generator: it asks a `Scanner` for literals, blanks and JSON, and stands still (``yield``)
+The reader of a syntax is a generator: it asks a `Scanner` for literals, blanks and JSON, and stands still (``yield``)
 where the answer depends on text that is not there yet. So it comes to the same end however the text is cut, and reads
 each character once. Where the text is something else it raises `NoCall`.
 """
@@ -27,7 +27,7 @@ _DEEPEST = 100  # levels of JSON; readers of JSON have a limit, too
 
 
 class NoCall(Exception):
-    """What stands here is no call."""
+    """The text here is no call."""
 
 
 @define(eq=False)
@@ -70,7 +70,7 @@ class Scanner:
             self.place += 1
 
     def tail(self, literal: str) -> Steps[bool]:
-        """Reads blanks and ``literal``, if they come next: else nothing. Of an empty literal nothing, too."""
+        """Reads blanks and ``literal``, if they come next: else nothing. An empty literal reads nothing, too."""
         if not literal:
             return False
         place = self.place
@@ -107,7 +107,7 @@ class Scanner:
         """Reads an object. Returns the text of each value by its key.
 
         Args:
-            keys: all that may be there; empty: any. A key that is there twice is refused where the keys are told.
+            keys: all that may be there; empty: any. A key that is there twice is refused where the keys are given.
         """
         found: dict[str, str] = {}
         yield from self.literal("{")
@@ -159,7 +159,7 @@ class Scanner:
         return False
 
     def _string(self) -> Steps[str]:
-        """Returns its text with the quotation marks."""
+        """Reads a string; returns its text with the quotation marks."""
         start = self.place
         yield from self.literal('"')
         while True:
@@ -186,7 +186,7 @@ class Scanner:
 
 
 def is_value(text: str) -> bool:
-    """Whether ``text`` is a JSON value."""
+    """True if ``text`` is a JSON value."""
     scanner = Scanner(text)
     scanner.ended = True
     try:

@@ -24,7 +24,7 @@ _SPELLED = {"true": "true", "false": "false", "null": "null", "none": "null"}  #
 
 
 def resolved(schema: Schema, root: Schema) -> Mapping[str, Any]:
-    """``schema``, or what its ``$ref`` into ``root`` refers to; nothing where that is not there."""
+    """``schema``, or the schema to which its ``$ref`` into ``root`` refers; empty where that is not there."""
     for _ in range(_MOST_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
@@ -77,7 +77,7 @@ def as_json(text: str, types: tuple[str, ...]) -> str:
 
 
 def _is_a(text: str, kind: str) -> bool:
-    """Whether ``text``, a JSON value, is a ``kind``."""
+    """True if ``text``, a JSON value, is a ``kind``."""
     match kind:
         case "object":
             return text.startswith("{")

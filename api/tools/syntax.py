@@ -1,4 +1,4 @@
-"""What every syntax of tool calls can do, and what the syntaxes share."""
+"""`Syntax`: the base of all syntaxes of tool calls, and the parts that they share."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class TemplatedCalls(Syntax):
 
     @classmethod
     def of(cls, spec: dict[str, Any], forced: Syntax | None) -> Self | None:
-        """For the ``response_template`` of a tokenizer; ``None``: it says nothing of calls.
+        """The calls of a tokenizer's ``response_template``; ``None``: it says nothing of calls.
 
         Args:
             forced: the syntax of the chat template, which can be forced: no grammar is made of a response template.
@@ -57,16 +57,16 @@ class TemplatedCalls(Syntax):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """See `Syntax`."""
+        """The markers of the syntax that can be forced."""
         return () if self._forced is None else self._forced.markers
 
     def first(self, text: str, start: int, *, ended: bool) -> int:
-        """See `Syntax`."""
+        """The first match of the template's pattern, or of a part of it at the end of the text."""
         found = self._open.search(text, start, partial=not ended)
         return len(text) if found is None else int(found.start())
 
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
-        """See `Syntax`."""
+        """Reads one region of the template, and the calls in it."""
         start = scanner.place
         yield from self._opened(scanner)
         yield from self._closed(scanner)
@@ -109,7 +109,7 @@ class TemplatedCalls(Syntax):
         return calls
 
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
-        """See `Syntax`.
+        """The grammar of the chat template's syntax.
 
         Raises:
             InvalidRequest: the chat template has none of the known syntaxes.

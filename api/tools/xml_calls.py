@@ -20,11 +20,11 @@ _KEY = re.compile(r"[^<>\n]+")
 _BEGIN, _FUNCTION, _PARAMETER = "<tool_call>", "<function=", "<parameter="
 _END, _FUNCTION_END, _PARAMETER_END = "</tool_call>", "</function>", "</parameter>"
 _SAID = frozenset({"type", "properties", "required", "additionalProperties"})
-"""What a grammar can say of the parameters."""
+"""The keys of a schema of parameters that a grammar can follow."""
 _SILENT = frozenset({"title", "description", "$defs", "definitions", "$schema", "x-guidance"})
-"""What says nothing of them."""
+"""The keys that say nothing of the parameters."""
 _NEEDED = frozenset({"pattern", "anyOf", "oneOf", "allOf", "not", "contentEncoding"})
-"""What a grammar cannot say of a text."""
+"""The keys of a schema of a text that a grammar cannot follow."""
 
 
 @frozen
@@ -35,7 +35,7 @@ class XmlCalls(Syntax):
     markers: tuple[str, ...] = (_BEGIN, _END)
 
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
-        """See `Syntax`. Models leave out the outer tags now and then."""
+        """Reads one call. Models leave out the outer tags now and then."""
         yield from scanner.maybe(_BEGIN)
         yield from scanner.blank()
         yield from scanner.literal(_FUNCTION)
@@ -47,7 +47,7 @@ class XmlCalls(Syntax):
         yield from scanner.tail(_END)
 
     def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
-        """See `Syntax`.
+        """The grammar of calls whose parameters come in the order of the schema.
 
         Raises:
             InvalidRequest: the arguments of a tool are not described one by one.
@@ -131,7 +131,7 @@ def _value_rule(tool: str, name: str, value: Any, schema: Mapping[str, Any]) -> 
 
 
 def _check(tool: str, what: str, names: Collection[str]) -> None:
-    """Raises `InvalidRequest` where there are ``names`` of what a rule cannot say."""
+    """Raises `InvalidRequest` where there are ``names`` that a rule cannot follow."""
     if names:
         raise InvalidRequest(
             f"a call of {tool!r} cannot be forced in this format: {what} {', '.join(sorted(map(repr, names)))}; "
