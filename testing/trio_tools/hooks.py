@@ -1,6 +1,6 @@
 """The private parts of trio that deterministic simulation needs: all of them, and in this file alone.
 
-`self_test` runs each hook against the installed trio and says which one a new release has moved.
+Where a release of trio has moved one, `TrioChanged` names it at the first use.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import operator
 import random
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import trio
@@ -29,7 +28,11 @@ class TrioChanged(RuntimeError):
 
 
 def _run_module() -> Any:
-    """The module of trio's run loop; `TrioChanged` where it has moved."""
+    """Returns the module of trio's run loop.
+
+    Raises:
+        TrioChanged: a part of it has moved.
+    """
     try:
         import trio._core._run as run
     except ImportError as error:
@@ -84,9 +87,9 @@ class _OneTaskQueue(list[trio.lowlevel.Task]):
 
 
 class _AsksSeldom:
-    """Replaces trio's I/O manager, and asks the system in a tick only where there may be an event: where a task waits
-    for a file, or where a thread or a signal handler has handed a call over. One task always waits for a file: the task
-    that takes these calls."""
+    """Replaces trio's I/O manager, and asks the system in a tick only where there may be an event: a task waits for a
+    file, or a thread or a signal handler has handed a call over. One task always waits for a file: the task that takes
+    these calls."""
 
     def __init__(self, runner: Any) -> None:
         manager = self._manager = runner.io_manager
@@ -233,190 +236,3 @@ def errors_within(nursery: trio.Nursery | None) -> int:
     """How many errors the tasks of ``nursery`` have ended with so far."""
     hidden: Any = nursery
     return len(getattr(hidden, "_pending_excs", ()))
-
-
-# -- the self-test ---------------------------------------------------------------------------------------------------
-
-
-def self_test() -> None:
-    """Raises `TrioChanged` unless every hook does with the installed trio what it promises."""
-    if (_order("ab", later="b"), _order("ab", later="a")) != ("aaabbb", "bbbaaa"):
-        raise TrioChanged("the run queue was replaced, but trio does not run the tasks that are picked")
-    orders = []
-    for seed in (1, 1, 2, 3, 4):
-        with seeded_batches(seed):
-            orders.append(_order("abcdefgh"))
-    if orders[0] != orders[1] or len(set(orders)) == 1:
-        raise TrioChanged("trio's batches do not follow the seed")
-    if not _is_thrown_into():
-        raise TrioChanged("an error does not come out where it was thrown in")
-    if (heard := _how_tasks_end()) != ["sound: told", "sound: 1 more", "swallows: told", "swallows: 0 more"]:
-        raise TrioChanged(f"of tasks that are cancelled one sees only {heard}")
-    if not _tells_of_a_deadlock():
-        raise TrioChanged("the virtual clock does not tell of a deadlock")
-    if (heard := _hears_of_files_and_threads()) != ["handed over", "then", "handed over once", "then", "file"]:
-        raise TrioChanged(f"of a file and what is handed over, a run with one task a tick hears only {heard}")
-    if (times := _times_of_alarms()) != [0.5, 1.0, 2.0]:
-        raise TrioChanged(f"alarms do not ring when they should, but at {times}")
-    if (times := _times_of_sleeps()) != [0.5, 1.75]:
-        raise TrioChanged(f"the virtual clock does not jump to the next deadline, but to {times}")
-
-
-def _order(names: str, *, later: str = "") -> str:
-    """The order in which tasks of these names take three steps each; ``later`` runs only when no other task can."""
-    order: list[str] = []
-
-    async def take_steps(name: str) -> None:
-        for _ in range(3):
-            order.append(name)
-            await trio.lowlevel.checkpoint()
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            for name in names:
-                nursery.start_soon(take_steps, name, name=name)
-
-    def pick(tasks: list[trio.lowlevel.Task]) -> int:
-        return min(range(len(tasks)), key=lambda index: tasks[index].name == later)
-
-    trio.run(main, instruments=[OneTaskPerTick(pick)] if later else [])
-    return "".join(order)
-
-
-def _hears_of_files_and_threads() -> list[str]:
-    """The events that reach a run while one of its tasks is always ready: one after another, so that no two come
-    together."""
-    heard: list[str] = []
-    near, far = socket.socketpair()
-
-    async def read() -> None:
-        await trio.lowlevel.wait_readable(near)
-        heard.append("file")
-
-    async def go_on() -> None:
-        for _ in range(20):
-            await trio.lowlevel.checkpoint()
-
-    async def main() -> None:
-        token = trio.lowlevel.current_trio_token()
-        await go_on()
-        token.run_sync_soon(heard.append, "handed over")
-        await go_on()
-        heard.append("then")
-        token.run_sync_soon(heard.append, "handed over once", idempotent=True)
-        await go_on()
-        heard.append("then")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(read)
-            await go_on()
-            far.send(b"!")
-            await go_on()
-            nursery.cancel_scope.cancel()
-
-    with near, far:
-        trio.run(main, instruments=[OneTaskPerTick(lambda _: 0)])
-    return heard
-
-
-def _is_thrown_into() -> bool:
-    class Thrower(trio.abc.Instrument):
-        def before_task_step(self, task: trio.lowlevel.Task) -> None:
-            if task.name == "victim" and task.coro.cr_await is not None:
-                throw_into(task, LookupError("thrown"))
-
-    caught: list[Exception] = []
-
-    async def wait() -> None:
-        try:
-            await trio.lowlevel.checkpoint()
-        except LookupError as error:
-            caught.append(error)
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait, name="victim")
-
-    trio.run(main, instruments=[Thrower()])
-    return len(caught) == 1
-
-
-def _how_tasks_end() -> list[str]:
-    """What is seen of two tasks that are cancelled, one after the other, of which the second swallows it."""
-    seen: list[str] = []
-
-    class Observer(trio.abc.Instrument):
-        errors = 0
-
-        def before_task_step(self, task: trio.lowlevel.Task) -> None:
-            self.errors = errors_within(task.parent_nursery)
-            if isinstance(about_to_raise(task), trio.Cancelled) and not task.name.startswith("<"):
-                seen.append(f"{task.name}: told")
-
-        def task_exited(self, task: trio.lowlevel.Task) -> None:
-            if seen and seen[-1] == f"{task.name}: told":
-                seen.append(f"{task.name}: {errors_within(task.parent_nursery) - self.errors} more")
-
-    async def swallows() -> None:
-        with suppress(trio.Cancelled):
-            await trio.sleep_forever()
-
-    async def main() -> None:
-        for name, waits in (("sound", trio.sleep_forever), ("swallows", swallows)):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(waits, name=name)
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.cancel_scope.cancel()
-
-    trio.run(main, instruments=[Observer()])
-    return seen
-
-
-def _tells_of_a_deadlock() -> bool:
-    scope = trio.CancelScope()
-
-    async def main() -> None:
-        with scope:
-            await trio.sleep_forever()
-
-    trio.run(main, clock=virtual_clock(scope.cancel))
-    return scope.cancelled_caught
-
-
-def _times_of_sleeps() -> list[float]:
-    """The virtual times at which two tasks wake up that sleep 0.5 s and 1.75 s."""
-    times: list[float] = []
-
-    async def nap(seconds: float) -> None:
-        await trio.sleep(seconds)
-        times.append(trio.current_time())
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            for seconds in (1.75, 0.5):
-                nursery.start_soon(nap, seconds)
-
-    trio.run(main, clock=virtual_clock(lambda: None))
-    return times
-
-
-def _times_of_alarms() -> list[float]:
-    """When a task wakes up whose alarm rings 0.5 s after it was set, is rung after 0.5 s more instead of later, and is
-    cancelled after another second."""
-    times: list[float] = []
-    alarm = Alarm()
-
-    async def ring() -> None:
-        await trio.sleep(1.0)
-        alarm.ring()
-
-    async def main() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ring)
-            for deadline in (0.5, 7.0, 9.0):
-                alarm.set(deadline)
-                with trio.move_on_at(2.0):
-                    await alarm.wait()
-                times.append(trio.current_time())
-
-    trio.run(main, clock=virtual_clock(lambda: None))
-    return times

@@ -12,9 +12,9 @@ from triolet import EncodeFailed, EngineConfig
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.testing.sim import SimExecutor
-from triolet.testing.sim_lenders import SimLender, SimLenders, sim_borrower
 
 from .shared import Trace, all_returned, ask
+from .sim_lenders import SimLender, SimLenders, sim_borrower
 
 
 def settings(trace: Trace, **changes: object) -> EngineConfig:

@@ -1,6 +1,8 @@
-"""The private hooks into trio work, and a trio that has moved them is told of by name."""
+"""The private hooks into trio work, and one that a release of trio has moved is named."""
 
 from __future__ import annotations
+
+import socket
 
 import pytest
 import trio
@@ -9,48 +11,63 @@ import trio.testing
 from trio.testing import MockClock
 
 from triolet.testing.trio_tools import hooks as trio_hooks
-from triolet.testing.trio_tools.hooks import TrioChanged, leaves_a_nursery, self_test
+from triolet.testing.trio_tools.hooks import TrioChanged, leaves_a_nursery
+from triolet.testing.trio_tools.schedules import run_scheduled
 
 
-def test_the_hooks_do_what_they_promise_with_the_installed_trio():
-    self_test()
+async def nothing() -> None:
+    """The shortest program."""
 
 
 @pytest.mark.parametrize("name", ["_r", "_ALLOW_DETERMINISTIC_SCHEDULING", "GLOBAL_RUN_CONTEXT"])
 def test_a_hook_that_a_release_has_moved_is_named(monkeypatch, name):
     if name == "GLOBAL_RUN_CONTEXT":  # trio itself needs it
-        monkeypatch.setattr(trio_hooks, "_NEEDED", ("GLOBAL_RUN_CONTEXT_MOVED",))
         name = "GLOBAL_RUN_CONTEXT_MOVED"
+        monkeypatch.setattr(trio_hooks, "_NEEDED", (name,))
     else:
         monkeypatch.delattr(run, name)
     with pytest.raises(TrioChanged, match=name):
-        self_test()
+        run_scheduled(nothing)
 
 
-def test_a_run_queue_that_trio_no_longer_asks_is_noticed(monkeypatch):
-    monkeypatch.setattr(trio_hooks.OneTaskPerTick, "before_run", lambda _: None)
-    with pytest.raises(TrioChanged, match="picked"):
-        self_test()
-
-
-@pytest.mark.parametrize("left_out", ["_waited_for", "_handed_over", "_handed_over_once"])
-def test_what_a_run_no_longer_hears_of_is_noticed(monkeypatch, left_out):
-    """Deaf to one of those for whose sake the system is asked at all."""
-    init = trio_hooks._AsksSeldom.__init__
-
-    def deaf(manager, runner):
-        init(manager, runner)
-        setattr(manager, left_out, ())
-
-    monkeypatch.setattr(trio_hooks._AsksSeldom, "__init__", deaf)
-    with pytest.raises(TrioChanged, match="hears only"):
-        self_test()
-
-
-def test_a_clock_without_autojump_is_noticed(monkeypatch):
+def test_a_clock_without_autojump_is_named(monkeypatch):
     monkeypatch.delattr(MockClock, "_autojump")
     with pytest.raises(TrioChanged, match="_autojump"):
-        self_test()
+        run_scheduled(nothing)
+
+
+@pytest.mark.real_time
+def test_a_run_with_one_task_a_tick_hears_of_files_and_of_what_threads_hand_over():
+    heard: list[str] = []
+    near, far = socket.socketpair()
+
+    async def read() -> None:
+        await trio.lowlevel.wait_readable(near)
+        heard.append("file")
+
+    async def go_on() -> None:
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        token = trio.lowlevel.current_trio_token()
+        await go_on()
+        token.run_sync_soon(heard.append, "handed over")
+        await go_on()
+        heard.append("then")
+        token.run_sync_soon(heard.append, "handed over once", idempotent=True)
+        await go_on()
+        heard.append("then")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await go_on()
+            far.send(b"!")
+            await go_on()
+            nursery.cancel_scope.cancel()
+
+    with near, far:
+        trio.run(main, instruments=[trio_hooks.OneTaskPerTick(lambda _: 0)])
+    assert heard == ["handed over", "then", "handed over once", "then", "file"]
 
 
 def test_the_seeding_leaves_nothing_behind():

@@ -8,15 +8,15 @@ from collections.abc import Callable
 import trio
 from attrs import define, evolve, field
 
-from ..actors import messages as m
-from ..actors.supervisor import Supervisor
-from ..api.engine import Engine
-from ..api.hosts.trio_engine import TrioEngine
-from ..core.config import EngineConfig
-from ..core.errors import BorrowFailed
-from ..core.plan import LentOutput
-from ..core.request import EncoderItem
-from .sim import SimExecutor, SimWorker
+from triolet.actors import messages as m
+from triolet.actors.supervisor import Supervisor
+from triolet.api.engine import Engine
+from triolet.api.hosts.trio_engine import TrioEngine
+from triolet.core.config import EngineConfig
+from triolet.core.errors import BorrowFailed
+from triolet.core.plan import LentOutput
+from triolet.core.request import EncoderItem
+from triolet.testing.sim import SimExecutor, SimWorker
 
 _SECONDS = 0.05  # of a message, at most
 
