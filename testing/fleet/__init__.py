@@ -1,6 +1,6 @@
-"""A fleet of replicas on virtual time, without a device: what routing does to a thousand engines.
+"""A fleet of replicas on virtual time, without a device: the effects of routing on many engines.
 
-Each replica keeps the real ledger of encoder outputs, acquires as the planner does, and shares its device between
-encodings and steps as the runner does; its costs are those of the simulated device. Launches and steps that nothing
-changes are one event. May use `core`, the names of the worker's jobs and the simulated device's costs; nothing of Ray.
+Each replica is the engine's own planner, ledger and time share; its costs are those of the simulated device. The fleet
+is part of the repository, not of the wheel. It uses `core`, the names of the worker's jobs and the simulated device's
+costs; nothing of Ray.
 """

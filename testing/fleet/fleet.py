@@ -17,7 +17,7 @@ from .replica import Costs, Replica, SimRequest
 
 @frozen(kw_only=True)
 class Loss:
-    """At ``at`` a ``share`` of the replicas dies. New ones, which hold nothing, are there ``seconds`` later."""
+    """The death of a ``share`` of the replicas at ``at``. New ones, which hold nothing, are there ``seconds`` later."""
 
     at: float
     share: float = field()
@@ -31,15 +31,15 @@ class Loss:
 
 @frozen(kw_only=True)
 class Fleet:
-    """What a fleet is made of.
+    """The parts of a fleet.
 
     Attributes:
         replicas: how many.
         costs: of each replica.
         routers: ingresses, each with a router of its own; requests come to them in turn.
-        tell_seconds: how often a replica tells each router what it holds.
-        load_seconds: how often it tells its load.
-        most_told: keys that it tells at most, the newest.
+        tell_seconds: how often a replica reports the keys that it holds to each router.
+        load_seconds: how often it reports its load.
+        most_told: keys that it reports at most, the newest.
         full: at the start the caches hold the most wanted contents, each where the first router would send it.
     """
 
@@ -84,7 +84,7 @@ class Play:
         self._next_arrival()
 
     def fill(self) -> None:
-        """The caches hold the most wanted contents, and the routers know it."""
+        """Fills the caches with the most wanted contents, and lets the routers know."""
         kept: dict[str, list[str]] = {name: [] for name in self.replicas}
         for rank in range(self.fleet.replicas * self.fleet.costs.outputs):
             kept[self.routers[0].choose((content(rank),))].append(content(rank))
@@ -94,7 +94,7 @@ class Play:
                 router.told(name, self.replicas[name].held(0.0))
 
     def run(self) -> None:
-        """Until every request has ended, and every output is freed."""
+        """Plays until every request has ended, and every output is freed."""
         now = 0.0
         while self._events:
             now, _, event = heapq.heappop(self._events)
@@ -103,7 +103,7 @@ class Play:
             replica.close(now)
 
     def at(self, time: float, event: _Event) -> None:
-        """``event`` is called at ``time``, with the time."""
+        """Has ``event`` called at ``time``, with the time."""
         self._order += 1
         heapq.heappush(self._events, (time, self._order, event))
 
@@ -155,7 +155,7 @@ class Play:
         return self.arriving and replica.name in self.replicas
 
     def _tell(self, replica: Replica, now: float) -> None:
-        """The replica tells every router what it holds, as long as it lives and requests come."""
+        """Reports the keys that the replica holds to every router, as long as it lives and requests come."""
         if not self._tells(replica):
             return
         held = replica.held(now)[-self.fleet.most_told :]

@@ -1,4 +1,4 @@
-"""Who asks for what, and when: Zipf contents, Poisson arrivals, bursts."""
+"""The requests of a fleet: Zipf contents, Poisson arrivals, bursts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .replica import SimRequest
 
 @frozen(kw_only=True)
 class Burst:
-    """From ``begin`` on, for ``seconds``: ``times`` as many requests, of which ``share`` ask for one new content."""
+    """A time of more requests: from ``begin`` on, for ``seconds``, there are ``times`` as many, of which ``share`` ask
+    for one new content."""
 
     begin: float
     seconds: float

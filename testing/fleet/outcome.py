@@ -1,4 +1,4 @@
-"""What a load on a fleet came to, in figures."""
+"""The outcome of a load on a fleet, in figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .replica import SimRequest
 
 @frozen(kw_only=True)
 class Played:
-    """What a load came to. Seconds are virtual. Requests of the warm-up are not in the figures, but for ``encodes``.
+    """The outcome of a load. Seconds are virtual. Requests of the warm-up are not in the figures, but for ``encodes``.
 
     Attributes:
         requests: that ended: all that arrived.
@@ -60,5 +60,5 @@ def summary(ended: Sequence[SimRequest], *, warm: float, busy: Sequence[float], 
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value of sorted ``values`` that ``share`` of them lie below; NaN where there are none."""
+    """Returns the value of sorted ``values`` that ``share`` of them lie below; NaN where there are none."""
     return values[min(int(share * len(values)), len(values) - 1)] if values else math.nan

