@@ -6,27 +6,33 @@ SEED ?= 1
 N ?= 200
 ONLY ?= tests
 WORKERS ?= $(shell nproc)
+USABLE = $(VENV)/.usable
 STAMP = $(VENV)/.installed
 SOURCES = setup.py core models actors api cluster server bench testing src demo tests benchmarks examples docs/site proofs .ci
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
-	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md demo/training/*.py)
+	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
 
 .PHONY: demo test stubborn lint types docs dist sanitize mutants soak proofs bench load memory clients clean
 
 # torch first and by its exact version, so that a CPU build is taken where the machine offers one.
-# setuptools tells at every editable installation of mapped folders to be careful with a folder named like the package:
-# here there is none, and nothing else is left unsaid.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard native/*)
-	@echo "setting up $(VENV) with the versions of constraints.txt, which takes some minutes"
+# setuptools warns at every editable installation of mapped folders of a folder named like the package: there is none.
+$(USABLE): pyproject.toml setup.py constraints.txt $(wildcard native/*)
+	@echo "setting up $(VENV) with the versions of constraints.txt, which takes a minute"
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	@PYTHONWARNINGS="ignore:Editable installation" \
-		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@touch $(STAMP)
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
 
-demo: $(STAMP)  ## transcribe the shipped recordings with the shipped checkpoint
+$(STAMP): $(USABLE)
+	@echo "adding what tests and linters need to $(VENV), which takes some minutes"
+	@PYTHONWARNINGS="ignore:Editable installation" \
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(USABLE)  ## transcribe the shipped recordings with the shipped checkpoint; installs what a user needs
 	@$(BIN)/triolet transcribe --model demo demo/samples/*.flac demo/samples/*.ogg demo/samples/*.mp3 demo/samples/*.wav
 
 # a folder of its own for each run: pytest clears the common one of older runs, and another run may be at it
