@@ -97,22 +97,17 @@ mutants: $(STAMP)  ## N mistakes in core/ and actors/, one at a time: how many t
 proofs: $(STAMP)  ## the models of the ledger and of the steps, by Spin: all states; needs the packages spin and gcc
 	$(BIN)/python proofs/check.py
 
-bench: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
-	$(BIN)/python benchmarks/offline.py
-	$(BIN)/python benchmarks/continuous.py
-	$(BIN)/python benchmarks/prefix.py
+bench: $(STAMP)  ## the engine on this machine beside transformers, with the toy; or with MODEL and AUDIO, two folders
+	$(BIN)/triolet bench speech --model $(or $(MODEL),demo/checkpoint) --audio $(or $(AUDIO),demo/samples) \
+		--peer transformers --rounds 3
 
-load: $(STAMP)  ## what the engine does under load, on virtual time and over devices that answer at once
+load: $(STAMP)  ## the host's work in a step, over a device that answers at once; the server beside the engine in process
 	$(BIN)/python benchmarks/load.py
+	$(BIN)/python benchmarks/server.py load
+	$(BIN)/python benchmarks/server.py streams
 
 memory: $(STAMP)  ## memory round by round under large requests, and how long an engine takes to end
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[bench]'
-	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/memory.py --load images
-	$(BIN)/python benchmarks/hours.py --voice
-	$(BIN)/python benchmarks/teardown.py
-	$(BIN)/python benchmarks/open_close.py
+	for what in speech images hours engines exits; do $(BIN)/python benchmarks/memory.py $$what || exit 1; done
 
 clients:  ## OpenAI's client for Node.js, for the tests marked node
 	npm ci --prefix tests/server/node

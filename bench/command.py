@@ -1,4 +1,4 @@
-"""The command ``triolet bench``: how fast the engine is here, beside other engines."""
+"""The command ``triolet bench``, which measures the engine on this machine, beside other engines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +30,7 @@ REAL = "TRIOLET_REAL"
 """The variable that names the folder with real weights and speech."""
 
 _ROOM = 0.7  # of what we can do offline arrives in a second
-_TRIMMED, _WINDOW = 2.0, 30.0  # seconds: of silence behind a trimmed clip at least, and of a whole window
+_TRIMMED, _WINDOW = 2.0, 30.0  # seconds: of silence after a trimmed clip at least, and of a whole window
 _VARIANTS = ("float32", "bfloat16", "int8")
 _PEERS_OF_SPEECH = {"faster-whisper": ("float32", "int8"), "transformers": ("float32",)}
 _PEERS_OF_TEXT = {"transformers": ("float32", "bfloat16"), "llama.cpp": ("int8",)}
@@ -102,10 +103,10 @@ def speech(
 ) -> int:
     """One clip, several at once, short ones, the same again, by chance, beside a busy process or thread; the start."""
 
-    def contest(folder: Path) -> int:
-        from .inputs import Clips
-        from .scenarios import SPEECH, speech_scenarios
+    from .inputs import Clips
+    from .scenarios import SPEECH, speech_scenarios
 
+    with _folder_of_clips() as folder:
         whisper = _folder("--model", model, "whisper-base")
         recordings = _folder("--audio", audio, "speech")
         lacking = {"reuse"} if _writes_english_alone(whisper) else set()
@@ -125,8 +126,6 @@ def speech(
 
         return _play(whisper, entries, scenarios, wanted, [clips.texts, short.texts], how)
 
-    return _in_a_folder(contest)
-
 
 @bench.command(cls=Page, examples=_EXAMPLES_OF_TEXT, short_help="Prompts to go on with, and the start.")
 @click.option("--model", metavar="DIR", help=f"A decoder's folder. Default: smollm2 in ${REAL}.")
@@ -145,10 +144,10 @@ def speech(
 def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
     """One prompt, several at once, by chance, beside a busy thread; and the start."""
 
-    def contest(_: Path) -> int:
-        from .inputs import prompts_of
-        from .scenarios import names_of_text, text_scenarios
+    from .inputs import prompts_of
+    from .scenarios import names_of_text, text_scenarios
 
+    with _folder_of_clips():
         decoder = _folder("--model", model, "smollm2")
         wanted = _wanted(names_of_text(together), how)
         entries = [*_ours(decoder, "text", how), *_peers(decoder, _PEERS_OF_TEXT, "text", how)]
@@ -163,17 +162,16 @@ def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) 
 
         return _play(decoder, entries, scenarios, wanted, [], how)
 
-    return _in_a_folder(contest)
 
-
-def _in_a_folder(contest: Callable[[Path], int]) -> int:
-    """Runs it with a folder for its files."""
+@contextmanager
+def _folder_of_clips() -> Iterator[Path]:
+    """Gives a folder for files. What fails in the block is reported, and ends the command with 1."""
     try:
         with TemporaryDirectory(prefix="triolet-bench-") as folder:
-            return contest(Path(folder))
+            yield Path(folder)
     except TrioletError as error:
         complain(str(error))
-        return FAILED
+        raise click.exceptions.Exit(FAILED) from None
 
 
 def _folder(option: str, given: str | None, name: str) -> Path:
@@ -234,7 +232,7 @@ def _writes_english_alone(whisper: Path) -> bool:
 
 
 def _wanted(names: Sequence[str], how: dict[str, Any]) -> tuple[str, ...]:
-    """The scenarios to play, of those that there are."""
+    """Returns the scenarios to play, of all that there are."""
     known = [name for name in ("start", *names) if name != "online" or how["online"]]
     for name in how["only"]:
         if name not in known:
@@ -243,7 +241,7 @@ def _wanted(names: Sequence[str], how: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _rate(ours: Contender, task: Callable[[int], dict[str, Any]], count: int, how: dict[str, Any]) -> float:
-    """Inputs a second: as asked, or so many that leave us some room."""
+    """Returns the inputs a second: the number asked for, or one that leaves the engine some room."""
     if how["rate"] or not how["online"] or "online" not in (how["only"] or ("online",)):
         return how["rate"] or 1.0
     ours.run(task(-2))  # warms up
@@ -262,7 +260,7 @@ def _play(
     from .contest import Rules, play, starts
     from .machine import Machine
     from .report import as_json, plot, shown
-    from .rounds import Contest
+    from .rounds import opened
     from .work import Work
 
     _check_packages(texts, how)
@@ -274,20 +272,19 @@ def _play(
     tables: list[Table] = []
     about: dict[str, Any] = {}
 
-    def tell(table: Table) -> None:
+    def show(table: Table) -> None:
         tables.append(table)
         for line in shown([table]):
             write(line, out)
 
     try:
         if "start" in wanted:
-            tell(starts(entries, rules))
-        with Contest() as contest:
-            contest.open(entries)
-            about.update({one.entry.name: dict(one.about) for one in contest.contenders})
-            planned = [each for each in scenarios(contest.contenders) if each.name in wanted]
-            for table in play(contest.contenders, planned, rules):
-                tell(table)
+            show(starts(entries, rules))
+        with opened(entries) as contenders:
+            about.update({one.entry.name: dict(one.about) for one in contenders})
+            planned = [each for each in scenarios(contenders) if each.name in wanted]
+            for table in play(contenders, planned, rules):
+                show(table)
     finally:  # what was measured before an error is kept
         if how["json_path"] and tables:
             Path(how["json_path"]).write_text(as_json(machine, about, tables), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs a contest: opens the contenders, plays the scenarios, and makes the tables of what came out."""
+"""Runs a contest: opens the contenders, plays the scenarios, and makes tables of the outcomes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from statistics import median
-from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from .inputs import word_error_rate
 from .machine import Machine
 from .report import Line, Table, is_ours, ratios_of, waits_of
-from .rounds import Contender, Entry, Outcome, Ratio, take_turns
+from .rounds import Contender, Entry, Outcome, take_turns
 from .scenarios import Scenario
 from .work import Work
 
@@ -23,17 +22,17 @@ Say = Callable[[str], None]
 
 @frozen(kw_only=True, eq=False)
 class Rules:
-    """How a contest is played and judged."""
+    """Rules by which a contest is played and judged."""
 
     machine: Machine
     work: Work
     rounds: int
-    texts: Mapping[str, str | None] = field(factory=dict)  # what is said in each input
+    texts: Mapping[str, str | None] = field(factory=dict)  # that are said in the inputs
     say: Say = field(repr=False)
 
 
 def play(contenders: Sequence[Contender], scenarios: Sequence[Scenario], rules: Rules) -> Iterator[Table]:
-    """The table of each scenario, as soon as it was played."""
+    """Plays the scenarios. Yields the table of each as soon as it was played."""
     for scenario in scenarios:
         taking_part = [one for one in contenders if is_ours(one.entry) or not scenario.only_ours]
         rules.say(f"{scenario.name}: {scenario.what}, {rules.rounds} rounds of {len(taking_part)}")
@@ -44,7 +43,7 @@ def play(contenders: Sequence[Contender], scenarios: Sequence[Scenario], rules: 
 
 @contextmanager
 def _neighbour() -> Iterator[None]:
-    """Another process that computes all the time."""
+    """Runs another process, which computes all the time."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -54,7 +53,7 @@ def _neighbour() -> Iterator[None]:
 
 
 def starts(entries: Sequence[Entry], rules: Rules) -> Table:
-    """How long each takes from the start of its process until its model is open."""
+    """Measures the seconds of each entry from the start of its process until its model is open."""
     rules.say(f"start: {rules.rounds} rounds of {len(entries)}")
     seconds: dict[str, list[float]] = {entry.name: [] for entry in entries}
     for number in range(-1, rules.rounds):
@@ -64,71 +63,38 @@ def starts(entries: Sequence[Entry], rules: Rules) -> Table:
             if number >= 0:
                 seconds[entry.name].append(contender.started)
     outcomes = {name: Outcome(seconds=tuple(found), answers=()) for name, found in seconds.items()}
-    lines = [
-        Line(
-            contender=entry.name,
-            seconds=outcomes[entry.name].seconds,
-            median=outcomes[entry.name].median,
-            ratios=ratios_of(entry, entries, outcomes),
-        )
-        for entry in entries
-    ]
+    lines = [_line(entry, entries, outcomes) for entry in entries]
     return Table(name="start", what="from the start of the process until the model is open", lines=tuple(lines))
 
 
 def _table(scenario: Scenario, entries: Sequence[Entry], outcomes: Mapping[str, Outcome], rules: Rules) -> Table:
     task = scenario.task(rules.rounds - 1)
     inputs: list[str] = task.get("paths") or task["prompts"]
-    reference = _reference(entries, outcomes)
-    lines = [
-        _line(entry, scenario, inputs, outcomes, reference, _ratios(scenario, entry, entries, outcomes), rules)
-        for entry in entries
-    ]
+    reference = outcomes.get("transformers float32")
+    lines = []
+    for entry in entries:
+        answers, line = outcomes[entry.name].answers, _line(entry, entries, outcomes)
+        heard = dict(zip(inputs, (answer["text"] for answer in answers), strict=True))
+        line = evolve(line, error_rate=word_error_rate(rules.texts, heard))
+        if reference and is_ours(entry) and entry.numbers == "float32":
+            pairs = zip(answers, reference.answers, strict=True)
+            line = evolve(line, equal=sum(one["tokens"] == other["tokens"] for one, other in pairs) / len(answers))
+        if scenario.online:  # the arrivals decide how long a round takes
+            line = evolve(line, ratios={}, waits=waits_of(answers))
+        else:
+            steps, share = max(len(answer["tokens"]) for answer in answers), scenario.share
+            limit = rules.work.limit(rules.machine, entry.numbers, windows=scenario.windows, share=share, steps=steps)
+            line = evolve(line, limit=limit)
+        lines.append(line)
     return Table(name=scenario.name, what=scenario.what, lines=tuple(lines))
 
 
-def _ratios(
-    scenario: Scenario, entry: Entry, entries: Sequence[Entry], outcomes: Mapping[str, Outcome]
-) -> dict[str, Ratio]:
-    """None where the arrivals tell how long a round takes."""
-    return {} if scenario.online else ratios_of(entry, entries, outcomes)
-
-
-def _reference(entries: Sequence[Entry], outcomes: Mapping[str, Outcome]) -> list[Any] | None:
-    """The tokens of transformers in float32, of each input."""
-    for entry in entries:
-        if entry.name == "transformers float32":
-            return [answer["tokens"] for answer in outcomes[entry.name].answers]
-    return None
-
-
-def _line(
-    entry: Entry,
-    scenario: Scenario,
-    inputs: Sequence[str],
-    outcomes: Mapping[str, Outcome],
-    reference: Sequence[Any] | None,
-    ratios: Mapping[str, Any],
-    rules: Rules,
-) -> Line:
+def _line(entry: Entry, entries: Sequence[Entry], outcomes: Mapping[str, Outcome]) -> Line:
     outcome = outcomes[entry.name]
-    answers = outcome.answers
-    steps = max(len(answer["tokens"]) for answer in answers)
-    limit = rules.work.limit(rules.machine, entry.numbers, windows=scenario.windows, share=scenario.share, steps=steps)
-    same = (
-        reference
-        and is_ours(entry)
-        and [answer["tokens"] == tokens for answer, tokens in zip(answers, reference, strict=True)]
-    )
-    heard = dict(zip(inputs, (answer["text"] for answer in answers), strict=True))
     return Line(
         contender=entry.name,
         seconds=outcome.seconds,
         median=outcome.median,
-        ratios=ratios,
-        limit=None if scenario.online else limit,
-        error_rate=word_error_rate(rules.texts, heard),
-        equal=sum(same) / len(same) if same and entry.numbers == "float32" else None,
-        waits=waits_of(answers) if scenario.online else {},
+        ratios=ratios_of(entry, entries, outcomes),
         counted=median(outcome.counted) if outcome.counted else None,
     )

@@ -1,10 +1,9 @@
-"""What the contenders are asked: clips cut of a folder's recordings, and prompts."""
+"""The inputs of the contenders: clips cut of a folder's recordings, and prompts."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +26,7 @@ PROMPTS = tuple(
 
 
 def prompts_of(count: int, number: int) -> list[str]:
-    """Prompts of a round. No round has those of another."""
+    """Returns the prompts of a round. No round has those of another."""
     return [f"({number}.{index // len(PROMPTS)}) {PROMPTS[index % len(PROMPTS)]}" for index in range(count)]
 
 
@@ -36,11 +35,11 @@ class Piece:
     """Speech that is not cut: a short recording, or what is said between two pauses of a long one."""
 
     samples: Any = field(repr=False)  # numpy float32
-    text: str | None  # None: nobody has told
+    text: str | None  # None: not known
 
 
 def pieces_of(recording: Path, longest: float) -> list[Piece]:
-    """The pieces of a recording. ``NAME.txt`` has the text of a short one; of a long one ``NAME.json``, as
+    """Returns the pieces of a recording. ``NAME.txt`` has the text of a short one; of a long one ``NAME.json``, as
     benchmarks/recordings.py writes it, has the times of its words. One without is cut anywhere. What is said in one
     breath and is longer than ``longest`` is left out."""
     from ..api.inputs.audio import load_audio
@@ -50,29 +49,27 @@ def pieces_of(recording: Path, longest: float) -> list[Piece]:
     most = round(longest * RATE)
     if times.exists():
         words = json.loads(times.read_text(encoding="utf-8"))["words"]
-        return [one for one in map(partial(_phrase, whole), _phrases(words)) if len(one.samples) <= most]
+        return [one for one in _phrases(whole, words) if len(one.samples) <= most]
     if len(whole) <= most:
         return [Piece(whole, text.read_text(encoding="utf-8") if text.exists() else None)]
     return [Piece(whole[start : start + most], None) for start in range(0, len(whole) - most + 1, most)]
 
 
-def _phrases(words: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Words that no pause parts."""
+def _phrases(whole: Any, words: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
+    """The pieces with words that no pause parts."""
     found: list[list[Mapping[str, Any]]] = []
     for word in words:
         if not found or word["start"] - found[-1][-1]["end"] >= _PAUSE:
             found.append([])
         found[-1].append(word)
-    return found
-
-
-def _phrase(whole: Any, words: Sequence[Mapping[str, Any]]) -> Piece:
-    start, end = words[0]["start"] - _PAUSE / 2, words[-1]["end"] + _PAUSE / 2
-    return Piece(whole[max(round(start * RATE), 0) : round(end * RATE)], " ".join(word["word"] for word in words))
+    for group in found:
+        start, end = group[0]["start"] - _PAUSE / 2, group[-1]["end"] + _PAUSE / 2
+        text = " ".join(word["word"] for word in group)
+        yield Piece(whole[max(round(start * RATE), 0) : round(end * RATE)], text)
 
 
 def packed(pieces: Sequence[Piece], longest: float) -> list[Piece]:
-    """Pieces one behind the other, each no longer than ``longest`` seconds."""
+    """Joins pieces, one after the other, to clips no longer than ``longest`` seconds."""
     found: list[list[Piece]] = []
     room = 0
     silence = np.zeros(round(_PAUSE * RATE), np.float32)
@@ -82,13 +79,12 @@ def packed(pieces: Sequence[Piece], longest: float) -> list[Piece]:
             room = round(longest * RATE)
         found[-1].append(piece)
         room -= len(piece.samples) + len(silence)
-    return [_joined(group, silence) for group in found]
-
-
-def _joined(group: Sequence[Piece], silence: Any) -> Piece:
-    texts = [piece.text for piece in group]
-    samples = np.concatenate([part for piece in group for part in (piece.samples, silence)])
-    return Piece(samples[: -len(silence)], None if None in texts else " ".join(map(str, texts)))
+    joined = []
+    for group in found:
+        texts = [piece.text for piece in group]
+        samples = np.concatenate([part for piece in group for part in (piece.samples, silence)])
+        joined.append(Piece(samples[: -len(silence)], None if None in texts else " ".join(map(str, texts))))
+    return joined
 
 
 @define(eq=False)
@@ -99,11 +95,11 @@ class Clips:
     seconds: float  # at most
     _pieces: list[Piece] = field(repr=False)
     texts: dict[str, str | None] = field(factory=dict, init=False)
-    """What is said in each clip, by path; ``None``: nobody has told."""
+    """The text of each clip, by its path; ``None`` where it is not known."""
 
     @classmethod
     def of(cls, recordings: Path, folder: Path, seconds: float) -> Self:
-        """Of all recordings in a folder, the longest clips first.
+        """Makes clips of all recordings in a folder, the longest ones first.
 
         Raises:
             InvalidRequest: there is none.
@@ -134,8 +130,8 @@ class Clips:
 
 
 def word_error_rate(texts: Mapping[str, str | None], heard: Mapping[str, str]) -> float | None:
-    """Percent of the words of all texts that are told; ``None``: none is. Both sides are put through transformers'
-    English normalizer."""
+    """Returns the percent of wrong words in all known texts, ``None`` where none is known. Both sides are put through
+    transformers' English normalizer."""
     told = {path: text for path in heard if (text := texts.get(path))}
     if not told:
         return None

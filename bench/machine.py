@@ -1,4 +1,4 @@
-"""What this machine can do at most: products, and reading memory. Limits that nothing that is computed can pass."""
+"""The limits of this machine: products of matrices, and reading memory. Nothing that is computed can pass them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TURNS = 9
 
 @frozen(kw_only=True)
 class Machine:
-    """A machine's limits, as measured with the threads that were asked for."""
+    """A machine's limits, measured with the threads that were asked for."""
 
     cpu: str
     threads: int
@@ -26,7 +26,7 @@ class Machine:
 
     @classmethod
     def measure(cls, threads: int) -> Self:
-        """Takes about two seconds. The fastest of some runs counts: this is a limit, not a mean."""
+        """Measures for about two seconds. The fastest of some runs counts: this is a limit, not a mean."""
         import torch
 
         from ..models.machine.host import cpu_name, read_file

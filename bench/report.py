@@ -18,7 +18,7 @@ _OURS = "triolet"
 
 @frozen(kw_only=True)
 class Line:
-    """What one contender did in one scenario."""
+    """The figures of one contender in one scenario."""
 
     contender: str
     seconds: tuple[float, ...]  # of each round
@@ -34,7 +34,7 @@ class Line:
 
 @frozen(kw_only=True)
 class Table:
-    """One scenario."""
+    """The figures of one scenario."""
 
     name: str
     what: str
@@ -47,7 +47,8 @@ def is_ours(entry: Entry) -> bool:
 
 
 def ratios_of(entry: Entry, entries: Sequence[Entry], outcomes: Mapping[str, Outcome]) -> dict[str, Ratio]:
-    """Of one of ours: over all peers that compute in the same numbers; over those without such a one of ours, too."""
+    """Returns the ratios of one of our entries, by the names of the peers that it is compared with. These are the peers
+    that compute in the same numbers, and those in whose numbers none of ours computes. A peer has no ratios."""
     if not is_ours(entry):
         return {}
     numbers = {one.numbers for one in entries if is_ours(one)}
@@ -57,7 +58,7 @@ def ratios_of(entry: Entry, entries: Sequence[Entry], outcomes: Mapping[str, Out
 
 
 def waits_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Percentiles of what the inputs of an online scenario waited."""
+    """Percentiles of the seconds that the inputs of an online scenario waited."""
     found: dict[str, float] = {}
     for name, key in (("", "total"), ("first token ", "first")):
         values = [answer[key] for answer in answers if answer.get(key) is not None]
@@ -68,7 +69,7 @@ def waits_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def shown(tables: Sequence[Table]) -> list[str]:
-    """Lines for people."""
+    """Returns the lines of the report for people."""
     lines = []
     for table in tables:
         lines += ["", f"{table.name}: {table.what}"]
@@ -92,13 +93,13 @@ def _line(one: Line) -> str:
 
 
 def as_json(machine: Machine, about: Mapping[str, Any], tables: Sequence[Table]) -> str:
-    """Everything."""
+    """Returns the whole report as JSON."""
     told = {"machine": asdict(machine), "contenders": dict(about), "scenarios": [asdict(table) for table in tables]}
     return json.dumps(told, indent=1)
 
 
 def plot(tables: Sequence[Table], path: Path) -> None:
-    """Bars of the medians, a panel for each scenario; the limit of the machine is a line across each bar.
+    """Draws the medians as bars, a panel for each scenario; the limit of the machine is a line across each bar.
 
     Raises:
         ImportError: matplotlib is not installed (``pip install 'triolet[bench]'``).

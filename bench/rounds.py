@@ -1,4 +1,4 @@
-"""Contenders that take turns, and what their times say: medians, and ratios within each round."""
+"""Contenders that take turns, and their times: medians, and ratios within each round."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import IO, Any, Self
 
 from attrs import define, field, frozen
@@ -30,7 +29,7 @@ class BenchError(TrioletError):
 
 @frozen(kw_only=True)
 class Entry:
-    """Who takes part: a program of `contenders` and its arguments."""
+    """An engine that takes part: a program of `contenders` and its arguments."""
 
     name: str
     program: str
@@ -41,15 +40,14 @@ class Entry:
 
 @define(eq=False)
 class Contender:
-    """A running entry. ``opened`` is the seconds that it says its model took to open, ``started`` those from its start
-    as a process."""
+    """A running entry. ``started`` are the seconds from its start as a process until its model was open, ``about`` are
+    the versions of its packages."""
 
     entry: Entry
-    opened: float
-    started: float
-    about: Mapping[str, str]
     _process: subprocess.Popen[str]
     _said: IO[str]
+    started: float = 0.0
+    about: Mapping[str, str] = field(factory=dict)
 
     @classmethod
     def start(cls, entry: Entry) -> Self:
@@ -71,20 +69,19 @@ class Contender:
         except OSError as error:
             said.close()
             raise BenchError(f"{entry.name} cannot be run by {entry.python}: {error}") from error
-        contender = cls(entry, 0.0, 0.0, {}, process, said)
+        contender = cls(entry, process, said)
         try:
-            told = contender._read()
+            contender.about = contender._read()["about"]
         except BaseException:
             contender.close()
             raise
-        contender.opened, contender.about = told["opened"], told["about"]
         contender.started = time.perf_counter() - begun
         return contender
 
     def run(self, task: Mapping[str, Any]) -> Answer:
-        """The answer to a task. Raises `BenchError` where the program has ended."""
+        """Returns the answer to a task. Raises `BenchError` where the program has ended."""
         assert self._process.stdin is not None, "it was asked for"
-        with suppress(BrokenPipeError):  # it has ended; what it said is told below
+        with suppress(BrokenPipeError):  # it has ended; the error below has what it said
             self._process.stdin.write(json.dumps(task) + "\n")
             self._process.stdin.flush()
         return self._read()
@@ -116,31 +113,21 @@ class Contender:
         self._said.close()
 
 
-@define(eq=False)
-class Contest:
-    """Contenders that are open together; a context that closes all of them."""
-
-    contenders: list[Contender] = field(factory=list)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for contender in self.contenders:
-            contender.close()
-
-    def open(self, entries: Sequence[Entry]) -> None:
-        """Starts them, one after the other."""
+@contextmanager
+def opened(entries: Sequence[Entry]) -> Iterator[list[Contender]]:
+    """Starts the entries, one after the other, and closes all of them at the end of the block."""
+    with ExitStack() as stack:
+        contenders: list[Contender] = []
         for entry in entries:
-            self.contenders.append(Contender.start(entry))
+            contenders.append(Contender.start(entry))
+            stack.callback(contenders[-1].close)
+        yield contenders
 
 
 @frozen(kw_only=True)
 class Outcome:
-    """What one contender did in all rounds of a scenario: ``seconds`` of each, how far a thread beside it counted in a
-    second, and the answers of the last."""
+    """The seconds of one contender in all rounds of a scenario, the counts a second of a thread beside it, and its
+    answers in the last round."""
 
     seconds: tuple[float, ...]
     counted: tuple[float, ...] = ()
@@ -148,7 +135,7 @@ class Outcome:
 
     @property
     def median(self) -> float:
-        """Of the seconds."""
+        """The median of the seconds."""
         return median(self.seconds)
 
 
@@ -191,6 +178,6 @@ class Ratio:
 
     @classmethod
     def of(cls, peer: Outcome, ours: Outcome) -> Self:
-        """Paired: both of a round had the machine as it was then."""
+        """Compares the two within each round, since both had the machine as it was then."""
         found = [theirs / mine for theirs, mine in zip(peer.seconds, ours.seconds, strict=True)]
         return cls(median=median(found), lowest=min(found), highest=max(found))

@@ -1,4 +1,4 @@
-"""How much is to be computed and read: the weights of a checkpoint, by its files alone."""
+"""The work of a model: the weights that are computed with and read, by the files of its checkpoint alone."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..models.checkpoints.stored import open_weights
 from .machine import Machine
 
 _BYTES = {"float32": 2, "bfloat16": 2, "int8": 1}
-"""That a weight takes at least: what is computed in float32 may be held in 16 bits, see `Panels`."""
+"""Bytes that a weight takes at least: `Panels` may hold in 16 bits a weight that is computed in float32."""
 
 
 @frozen(kw_only=True)
 class Work:
-    """Of a model: what one window costs its encoder, and what one step costs its decoder.
+    """The work of a model: of one window in its encoder, and of one step in its decoder.
 
     A step of one token multiplies every matrix of the decoder once, so it reads each of them: no step of a sequence
-    alone is faster than that. Keys and values are left out: they are what a request brings.
+    alone is faster than that. Keys and values are left out, since each request brings its own.
     """
 
     window_flops: float  # of the products of a whole window's rows with weights; 0: there is no encoder
@@ -30,7 +30,7 @@ class Work:
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """By the shapes of the weights."""
+        """Reads the work of a checkpoint from the shapes of its weights."""
         config, shapes = read_config(folder), dict[str, tuple[int, ...]]()
         for path in find_weights(folder):
             shapes.update((name.removeprefix("model."), one.shape) for name, one in open_weights(path).items())
@@ -49,8 +49,8 @@ class Work:
         )
 
     def limit(self, machine: Machine, numbers: str, *, windows: float, share: float, steps: int) -> float:
-        """Seconds that ``windows`` windows, each a ``share`` of a whole one, and ``steps`` steps take at least on
-        ``machine``."""
+        """Returns the seconds that ``windows`` windows, each a ``share`` of a whole one, and ``steps`` steps take at
+        least on ``machine``."""
         flops = windows * (share * self.window_flops + share**2 * self.attention_flops)
         computed = flops / (machine.gigaflops[numbers] * 1e9)
         return computed + steps * self.step_weights * _BYTES[numbers] / (machine.gigabytes * 1e9)

@@ -15,28 +15,25 @@ gives the same files. An odd and an even seed never share a chapter: tune on one
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import re
 import subprocess
-import wave
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import cycle, islice
+from itertools import accumulate, cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import click
 import numpy as np
 import soundfile
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 RATE = 16_000
 LOUDNESS = 0.08  # root mean square of each sentence; full scale is 1
 EDGE = 0.04  # seconds of the synthesizer's silence that stay around a sentence
-MIXED = ("read", "noisy", "pauses", "dialogue", "rushed")  # the styles of a mix, in an order drawn for each
-STRETCH = 75.0  # seconds of each style in a mix
 NOVELS = ("sensesensibility", "prideprejudice", "mansfieldpark", "emma", "northangerabbey", "persuasion")
 SPEEDS = (0.94, 0.97, 1.0, 1.03, 1.06)  # of the tape: pitch and tempo, so that one program has several voices
 FLITE = ("slt", "rms", "awb")
@@ -80,13 +77,7 @@ class Speech:
         return len(self.samples) / RATE
 
 
-@frozen
-class Voice:
-    """A voice of a program, played at ``speed``."""
-
-    program: str
-    name: str
-    speed: float
+Voice = tuple[str, str, float]  # a program, its voice, and the speed at which it is played
 
 
 @frozen(kw_only=True)
@@ -115,13 +106,7 @@ STYLES = {
     "rushed": Style(voices=2, run=(2, 5), length=(18, 60), pause=(0.0, 0.05), between=(0.0, 0.05), noise=("white", 20)),
     "harsh": Style(voices=3, run=(1, 4), between=(0.5, 9.0), noise=("white", 15.0), certain="kal16"),
 }
-RECORDINGS = {  # how often the minutes; the place is part of the seed
-    **dict.fromkeys(MIXED, 1),
-    "empty": 1,
-    "mix": 2,
-    "long": 3,
-    "harsh": 1,
-}
+RECORDINGS = {"read": 0, "noisy": 1, "pauses": 2, "dialogue": 3, "rushed": 4, "empty": 5, "harsh": 8}  # in the seed
 
 
 # -- the text --------------------------------------------------------------------------------------------------------
@@ -165,27 +150,34 @@ def run(command: list[str]) -> str:
     return subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True).stdout
 
 
-class Flite:
-    """flite's library, since its command does not print when a word begins."""
+class Speaker:
+    """Says sentences, in a folder of its own. flite's library speaks, since its command does not print when a word
+    begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._c = ctypes.CDLL("libc.so.6")
         self._flite = ctypes.CDLL("libflite.so.1", mode=ctypes.RTLD_GLOBAL)
         for part in ("usenglish", "cmulex"):
             ctypes.CDLL(f"libflite_{part}.so.1", mode=ctypes.RTLD_GLOBAL)
         self._flite.flite_init()
-        self._function("flite_synth_text", ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-        self._function("delete_utterance", None, ctypes.c_void_p)
-        self._function("utt_relation", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-        self._function("utt_wave", ctypes.c_void_p, ctypes.c_void_p)
-        self._function("cst_wave_save_riff", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
-        self._function("relation_head", ctypes.c_void_p, ctypes.c_void_p)
-        self._function("item_next", ctypes.c_void_p, ctypes.c_void_p)
-        self._function("ffeature_string", ctypes.c_char_p, ctypes.c_void_p, ctypes.c_char_p)
-        self._function("ffeature_float", ctypes.c_float, ctypes.c_void_p, ctypes.c_char_p)
+        place = ctypes.c_void_p
+        for name, result, arguments in (
+            ("flite_synth_text", place, (ctypes.c_char_p, place)),
+            ("delete_utterance", None, (place,)),
+            ("utt_relation", place, (place, ctypes.c_char_p)),
+            ("utt_wave", place, (place,)),
+            ("cst_wave_save_riff", ctypes.c_int, (place, ctypes.c_char_p)),
+            ("relation_head", place, (place,)),
+            ("item_next", place, (place,)),
+            ("ffeature_string", ctypes.c_char_p, (place, ctypes.c_char_p)),
+            ("ffeature_float", ctypes.c_float, (place, ctypes.c_char_p)),
+        ):
+            function = getattr(self._flite, name)
+            function.restype, function.argtypes = result, arguments
         self._voices: dict[str, int] = {}
 
-    def say(self, text: str, voice: str, path: Path) -> list[Word]:
+    def flite(self, text: str, voice: str, path: Path) -> list[Word]:
         self._c.srand(1)  # flite's breath is drawn by C's generator: the same for a sentence, whatever was said before
         utterance = self._flite.flite_synth_text(text.encode("ascii"), self._voice(voice))
         self._flite.cst_wave_save_riff(self._flite.utt_wave(utterance), str(path).encode())
@@ -209,9 +201,21 @@ class Flite:
             self._voices[name] = register(None)
         return self._voices[name]
 
-    def _function(self, name: str, result: type | None, *arguments: type) -> None:
-        function = getattr(self._flite, name)
-        function.restype, function.argtypes = result, arguments
+    def say(self, text: str, voice: Voice) -> Speech | None:
+        """``None`` where the program read other words than are written, so that their times are unknown."""
+        raw, played = self._folder / "raw.wav", self._folder / "played.wav"
+        program, name, speed = voice
+        spoken = (self.flite if program == "flite" else festival)(text, name, raw)
+        written = text.split()
+        if len(written) != len(spoken) or any(word.end <= word.start for word in spoken):
+            return None
+        run(["sox", "-D", str(raw), "-r", str(RATE), "-c", "1", str(played), "speed", str(speed)])
+        samples, _ = soundfile.read(played, dtype="float32")
+        words = [Word(word, at.start, at.end).moved(0.0, speed) for word, at in zip(written, spoken, strict=True)]
+        begin = max(0.0, words[0].start - EDGE)
+        cut = samples[int(begin * RATE) : int((words[-1].end + EDGE) * RATE)]
+        loud = cut * (LOUDNESS / np.sqrt(np.mean(cut**2)))
+        return Speech(loud, tuple(word.moved(-begin) for word in words))
 
 
 def festival(text: str, voice: str, path: Path) -> list[Word]:
@@ -226,35 +230,6 @@ def festival(text: str, voice: str, path: Path) -> list[Word]:
     return words
 
 
-class Speaker:
-    """Says sentences, in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._flite = Flite()
-
-    def say(self, text: str, voice: Voice) -> Speech | None:
-        """``None`` where the program read other words than are written, so that their times are unknown."""
-        raw, played = self._folder / "raw.wav", self._folder / "played.wav"
-        say = self._flite.say if voice.program == "flite" else festival
-        spoken = say(text, voice.name, raw)
-        written = text.split()
-        if len(written) != len(spoken) or any(word.end <= word.start for word in spoken):
-            return None
-        run(["sox", "-D", str(raw), "-r", str(RATE), "-c", "1", str(played), "speed", str(voice.speed)])
-        samples = read_wave(played)
-        words = [Word(word, at.start, at.end).moved(0.0, voice.speed) for word, at in zip(written, spoken, strict=True)]
-        begin = max(0.0, words[0].start - EDGE)
-        cut = samples[int(begin * RATE) : int((words[-1].end + EDGE) * RATE)]
-        loud = cut * (LOUDNESS / np.sqrt(np.mean(cut**2)))
-        return Speech(loud, tuple(word.moved(-begin) for word in words))
-
-
-def read_wave(path: Path) -> np.ndarray:
-    with wave.open(str(path)) as file:
-        return np.frombuffer(file.readframes(file.getnframes()), np.int16).astype(np.float32) / 32768
-
-
 def voices(style: Style, rng: np.random.Generator) -> list[Voice]:
     """As many as take turns, all different. A single one is of the two that are understood best."""
     names = [("flite", name) for name in FLITE] + [("festival", name) for name in FESTIVAL]
@@ -262,19 +237,10 @@ def voices(style: Style, rng: np.random.Generator) -> list[Voice]:
         names = names[:2]
     drawn = [names[number] for number in rng.permutation(len(names))]
     certain = [("flite", style.certain)] if style.certain else []
-    return [Voice(program, name, float(rng.choice(SPEEDS))) for program, name in (certain + drawn)[: style.voices]]
+    return [(program, name, float(rng.choice(SPEEDS))) for program, name in (certain + drawn)[: style.voices]]
 
 
 # -- stretches -------------------------------------------------------------------------------------------------------
-
-
-def joined(parts: list[Speech]) -> Speech:
-    words: list[Word] = []
-    before = 0.0
-    for part in parts:
-        words += [word.moved(before) for word in part.words]
-        before += part.seconds
-    return Speech(np.concatenate([part.samples for part in parts]), tuple(words))
 
 
 def silence(seconds: float) -> Speech:
@@ -292,46 +258,26 @@ def noise(colour: str, count: int, rng: np.random.Generator) -> np.ndarray:
     return np.asarray(pink / pink.std())
 
 
-def noisy(speech: Speech, kind: tuple[str, float], rng: np.random.Generator) -> Speech:
-    """With noise throughout, so many dB below the sentences."""
-    colour, ratio = kind
-    level = LOUDNESS * 10 ** (-ratio / 20)
-    return evolve(speech, samples=speech.samples + level * noise(colour, len(speech.samples), rng))
-
-
 def stretch(style: Style, seconds: float, text: Iterator[str], speaker: Speaker, rng: np.random.Generator) -> Speech:
     """At least ``seconds`` of speech and pauses."""
     least, most = style.length
     fitting = (sentence for sentence in text if least <= len(sentence.split()) <= most)
     parts = [silence(rng.uniform(0.1, 1.0))]
-    length = 0.0
     for voice in cycle(voices(style, rng)):
-        for said in turn(style, voice, fitting, speaker, rng):
+        run_length = int(rng.integers(*style.run, endpoint=True))
+        spoken = (said for sentence in fitting if (said := speaker.say(sentence, voice)) is not None)
+        for said in islice(spoken, run_length):
             parts += [said, silence(rng.uniform(*style.pause))]
         parts[-1] = silence(rng.uniform(*style.between))
-        length = sum(part.seconds for part in parts)
-        if length >= seconds:
+        if sum(part.seconds for part in parts) >= seconds:
             break
-    speech = joined(parts)
-    return noisy(speech, style.noise, rng) if style.noise else speech
-
-
-def turn(
-    style: Style, voice: Voice, text: Iterator[str], speaker: Speaker, rng: np.random.Generator
-) -> Iterator[Speech]:
-    said = (speaker.say(sentence, voice) for sentence in text)
-    return islice((speech for speech in said if speech is not None), int(rng.integers(*style.run, endpoint=True)))
-
-
-def mixed(seconds: float, text: Iterator[str], speaker: Speaker, rng: np.random.Generator) -> Speech:
-    """Stretches of all styles."""
-    parts: list[Speech] = []
-    while sum(part.seconds for part in parts) < seconds:
-        for name in rng.permutation(MIXED):
-            parts.append(stretch(STYLES[name], STRETCH, text, speaker, rng))
-            if sum(part.seconds for part in parts) >= seconds:
-                break
-    return joined(parts)
+    starts = accumulate((part.seconds for part in parts), initial=0.0)
+    words = tuple(word.moved(start) for part, start in zip(parts, starts, strict=False) for word in part.words)
+    samples = np.concatenate([part.samples for part in parts])
+    if style.noise is not None:
+        colour, ratio = style.noise
+        samples = samples + LOUDNESS * 10 ** (-ratio / 20) * noise(colour, len(samples), rng)
+    return Speech(samples, words)
 
 
 def empty(seconds: float, rng: np.random.Generator) -> Speech:
@@ -368,15 +314,12 @@ def clicks(times: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def recording(name: str, seed: int, seconds: float, folder: Path) -> Speech:
-    number = list(RECORDINGS).index(name)
+    number = RECORDINGS[name]
     rng = np.random.default_rng([seed, number])
     if name == "empty":
         return empty(seconds, rng)
     text = reading(NOVELS[(number + seed) % len(NOVELS)], seed, rng)
-    speaker = Speaker(folder)
-    if name in STYLES:
-        return stretch(STYLES[name], seconds, text, speaker, rng)
-    return mixed(seconds, text, speaker, rng)
+    return stretch(STYLES[name], seconds, text, Speaker(folder), rng)
 
 
 def save(out: Path, name: str, speech: Speech) -> None:
@@ -392,21 +335,19 @@ def save(out: Path, name: str, speech: Speech) -> None:
     (out / f"{name}.json").write_text(table, encoding="utf-8")
 
 
-@click.command(help=(__doc__ or "").partition("\n")[0])
-@click.argument("out", type=click.Path(path_type=Path))
-@click.option("--seed", default=1, show_default=True, help="Of voices, chapters, pauses and noise.")
-@click.option(
-    "--minutes", default=5.0, show_default=True, help="Of each recording; a mix has twice as many, a long one thrice."
-)
-@click.option("--only", multiple=True, type=click.Choice(list(RECORDINGS)), help="This recording; may be repeated.")
-def main(out: Path, seed: int, minutes: float, only: tuple[str, ...]) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    print("| recording | seconds | words |\n|---|---|---|")
-    for name in only or RECORDINGS:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=1, help="of voices, chapters, pauses and noise")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of each recording")
+    parser.add_argument("--only", action="append", choices=RECORDINGS, help="may be repeated")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for name in asked.only or RECORDINGS:
         with TemporaryDirectory() as folder:
-            speech = recording(name, seed, minutes * 60 * RECORDINGS[name], Path(folder))
-        save(out, name, speech)
-        print(f"| {name} | {speech.seconds:.1f} | {len(speech.words)} |", flush=True)
+            speech = recording(name, asked.seed, asked.minutes * 60, Path(folder))
+        save(asked.out, name, speech)
+        print(f"{name}: {speech.seconds:.1f} seconds, {len(speech.words)} words", flush=True)
 
 
 if __name__ == "__main__":

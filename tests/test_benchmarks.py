@@ -1,12 +1,13 @@
-"""The benchmarks run, each at its smallest size, and those that look at their process in one of their own. What they
-measure is not asserted here."""
+"""The scripts in `benchmarks/` run, each at its smallest size. Their figures are not asserted here."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,116 +21,72 @@ from triolet import demo
 pytestmark = pytest.mark.real_time
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-NEEDS = {  # packages of the extra "bench"
-    "memory.py": "psutil",
-    "open_close.py": "psutil",
-    "hours.py": "psutil",
-    "fleet.py": "matplotlib",
-}
-OF_THE_PROCESS = {"memory.py", "open_close.py", "teardown.py"}
+PROGRAMS = ("flite", "festival", "sox", "Rscript")
+OF_THE_PROCESS = ("memory.py speech", "memory.py images", "memory.py engines", "memory.py exits", "server.py")
 SECONDS = 600  # only a fault takes so long; less than `faulthandler_timeout`, which would end all tests
 CLAIM = r"(?:holds|FAILS): "  # of a size or of a time, which says little at this size
 
 PRINTED = {
-    "continuous.py --size tiny --requests 5 --running 5 --tokens 4 --repeat 1": [
-        "10 of 10 answers are those of `generate`",
-        r"\| generate_batch \| \d",
+    "verify.py --pairs 2": [r"in 2 pairs: -?\d+ us a step, quartiles "],
+    "load.py": [CLAIM + r"8 streams run, 0 wait: a step takes \d", CLAIM + "256 streams run, 1000 wait"],
+    "memory.py exits --count 1": [
+        r"holds: idle: nothing is left \d+ ms after the end",
+        CLAIM + "step: median ",
+        "holds: encode: nothing is left ",
     ],
-    "verify.py --clients 1 --rounds 1 --repeats 1": [r"\d+ steps of ", r"the checker, median share: \d"],
-    "teardown.py --requests 1 --repeats 1": [
-        r"\| idle \| ",
-        r"\| an encoding runs, cancelled \| ",
-        CLAIM + r"the way out took .* Nothing was left behind in 12 exits",
+    "memory.py engines --count 6": [CLAIM + "grown by ", CLAIM + r"tensor bytes, threads, descriptors left: \[0, "],
+    "memory.py speech --count 3": [
+        "round 3: ",
+        CLAIM + "growth a round: ",
+        r"holds: the books and the walk over live tensors differ by \[0\] bytes",
+        "holds: bytes of tensors left after the block: 0",
     ],
-    "open_close.py --engines 10": [
-        r"\| 1 \| ",
-        r"\| 10 \| ",
-        CLAIM + "grown by ",
-        CLAIM + r"tensor bytes, threads, descriptors left: \(0, -?\d+, 0\)",  # idle threads of trio come and go
+    "memory.py images --count 3": [
+        r"holds: the books and the walk over live tensors differ by \[0\] bytes",
+        "holds: bytes of tensors left after the block: 0",
+        "holds: encoder outputs evicted: ",
     ],
-    "memory.py --rounds 3 --requests 1": [
-        r"\| 3 \| ",
-        r"\| closed \| ",
-        CLAIM + "growth in the 1 rounds after round 2",
-        "holds: the books and the walk over live tensors differ by ",
-        "holds: tensors alive: ",
-    ],
-    "memory.py --load images --rounds 3 --requests 2": [
-        r"\| 3 \| ",
-        r"encodings: \d+ computed, \d+ found, [1-9]",
-        r"\| closed \| ",
-        CLAIM + "growth in the 1 rounds after round 2",
-        "holds: the books and the walk over live tensors differ by ",
-        "holds: tensors alive: ",
-    ],
-    "divergence.py tiny --tokens 50": [
-        r"\| 50 \| \d+\.\d\d \| \d+\.\d\d \| \d\.\d{4} \| ",
-        CLAIM + "perplexity ",
-        CLAIM + "divergence ",
-    ],
-    "fleet.py --replicas 4 --workers 1 --images .": [
+    "memory.py hours --count 1": ["1 minutes: ", "holds: the recording was read to its end", CLAIM + "grown by "],
+    "divergence.py tiny --tokens 50": ["50 tokens: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "],
+    "fleet.py --replicas 4": [
         r"\| steady \| by load \| \d+ \| ",
         r"\| high load \| by content \| ",
-        "wrote fleet-policies.svg",
-        CLAIM + "steady: the hit rate is ",
-        CLAIM + "high load: the longest device time is ",
+        CLAIM + "steady: ",
     ],
-    "fleet.py --replicas 1 --workers 1 --only sweeps": [
-        r"\| 64 ingresses \| ",
-        r"\| catalogue of 200 x all caches \| ",
-    ],
-    "fleet.py --replicas 2 --only routers": [r"\| 2 \| 64 \| \d", r"\| 20 \| 64 \| \d"],
-    "hours.py --minutes 1 --kind flac --voice": [
-        r"\d+ MB of flac, 1 minutes",
-        r"\| 1 \| ",
-        CLAIM + "grown by ",
-        r"most samples at once: [34]\d\.",
-    ],
-    "prefix.py --repeats 1 --layers 2 --tokens 500": [
-        r"\| 1 \| 51\d \| 51\d \| 1 \| .* \| [12]\d \| 0 \| ",
-        CLAIM + "time to first token",
-    ],
-    "recordings.py spoken --only empty --minutes 0.1": [
-        r"\| recording \| seconds \| words \|",
-        r"\| empty \| 6.0 \| 0 \|",
-    ],
-    "speech.py --only en-command --only silence --show": [
-        r"\| en-command \| triolet \| 0.00 \| 10 \| 0 \| 0 \| 0 \| - \| \d",
-        r"\| silence \| triolet \| - \| 0 \| 0 \| 0 \| 0 \| 0 \| \d",
-        r"\| sum \| triolet \| 0.00 \| 10 \| ",
-        "triolet, en-command:",
-        "holds: triolet hears 0 words where nobody speaks",
+    "fleet.py --replicas 1 --only sweeps": [r"\| 64 ingresses \| ", r"\| catalogue of 200 x all caches \| "],
+    "recordings.py spoken --only empty --minutes 0.1": ["empty: 6.0 seconds, 0 words"],
+    "server.py streams --count 5": ["5 streams of 100 tokens in ", "holds: 5 of 5 streams came to their end"],
+    "server.py sigterm --count 1": ["holds: 1 of 1 times each request was answered"],
+    "server.py hostile --count 1": [
+        "round 1: ",
+        "holds: no answer was 500 or above",
+        "holds: every good request was answered",
     ],
 }
 COMMANDS = [
-    pytest.param(command, marks=[pytest.mark.thorough] * (command.split(" ")[0] in OF_THE_PROCESS))
+    pytest.param(command, marks=[pytest.mark.thorough] * command.startswith((*OF_THE_PROCESS, "load.py")))
     for command in PRINTED
 ]
 
 
-@pytest.mark.real_time
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split(" ")[0])
-def test_a_benchmark_ends_with_its_table_and_its_claims(command, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_benchmark_ends_with_its_figures_and_its_claims(command, tmp_path, monkeypatch, capfd):
     """With 0, or with 1 where a claim fails that needs the full size."""
     name, *arguments = command.split(" ")
-    if name in NEEDS:
-        pytest.importorskip(NEEDS[name], reason=f"{name} needs {NEEDS[name]}; pip install 'triolet[bench]'")
     monkeypatch.chdir(tmp_path)
-    if name in OF_THE_PROCESS:
-        status, printed = in_a_process_of_its_own(BENCHMARKS / name, arguments)
+    if command.startswith(OF_THE_PROCESS):
+        status, printed = in_a_process_of_its_own(name, arguments)
     else:
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        monkeypatch.syspath_prepend(BENCHMARKS)  # as for a script
-        status, printed = here(BENCHMARKS / name), capfd.readouterr().out
+        status, printed = here(monkeypatch, name, *arguments), capfd.readouterr().out
     assert status == (1 if re.search("^FAILS: ", printed, re.MULTILINE) else 0)
     lines = iter(printed.splitlines())
     for expected in PRINTED[command]:  # in this order
         assert any(re.match(expected, line) for line in lines), f"{expected!r} is missing:\n{printed}"
 
 
-def in_a_process_of_its_own(path: Path, arguments: list[str]) -> tuple[int, str]:
+def in_a_process_of_its_own(name: str, arguments: list[str]) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, path, *arguments],
+        [sys.executable, BENCHMARKS / name, *arguments],
         capture_output=True,
         encoding="utf-8",
         timeout=SECONDS,
@@ -140,28 +97,60 @@ def in_a_process_of_its_own(path: Path, arguments: list[str]) -> tuple[int, str]
     return done.returncode, done.stdout
 
 
-def here(path: Path) -> int:
-    """Without another import of torch; as many threads as before afterwards."""
+def here(monkeypatch, name: str, *arguments: str) -> int:
+    """Runs a script without another import of torch, and puts back what it changes of the process."""
+    monkeypatch.setattr(sys, "argv", [str(BENCHMARKS / name), *arguments])
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "0")  # so that no script replaces this process
+    monkeypatch.syspath_prepend(BENCHMARKS)  # as for a script
     before = torch.get_num_threads()
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
     except SystemExit as end:
         return int(end.code or 0)
     finally:
         torch.set_num_threads(before)
+        gc.enable()
     return 0
 
 
-def test_live_plays_a_folder_of_recordings_on_virtual_time(tmp_path, monkeypatch, capfd):
-    """The demo checkpoint understands its own sample."""
-    sample = next(sample for sample in demo.samples() if sample.path.stem == "en-command")
-    samples, rate = soundfile.read(sample.path)
-    soundfile.write(tmp_path / "one.wav", samples, rate)
-    times = [{"word": word, "start": 0.5, "end": 1.0} for word in sample.text.split()]
-    (tmp_path / "one.json").write_text(json.dumps({"words": times}))
-    command = ["live.py", str(tmp_path), str(demo.checkpoint()), "--model-seconds", "0.2", "--show"]
-    monkeypatch.setattr(sys, "argv", command)
-    assert here(BENCHMARKS / "live.py") == 0
+@pytest.fixture
+def said(tmp_path):
+    """A folder with a recording that the demo checkpoint understands, and one in which nobody speaks."""
+    for sample in demo.samples():
+        if sample.path.stem in ("en-command", "silence"):
+            samples, rate = soundfile.read(sample.path)
+            soundfile.write(tmp_path / f"{sample.path.stem}.wav", samples, rate)
+            words = [{"word": word, "start": 0.5, "end": 1.0} for word in sample.text.split()]
+            (tmp_path / f"{sample.path.stem}.json").write_text(json.dumps({"words": words}))
+            (tmp_path / f"{sample.path.stem}.txt").write_text(sample.text)
+    return tmp_path
+
+
+def test_live_plays_a_recording_on_virtual_time(said, monkeypatch, capfd):
+    options = ("--model-seconds", "0.2", "--only", "en-command")
+    assert here(monkeypatch, "live.py", str(said), str(demo.checkpoint()), *options) == 0
+    assert re.search(r"en-command: 10 words, WER 0.0%; stable after \d+\.\d\d s, p90 ", capfd.readouterr().out)
+
+
+def test_speech_counts_wrong_words_and_words_where_nobody_speaks(said, monkeypatch, capfd):
+    (said / "en-command.txt").write_text("Please set the temperature in the garden to eighteen degrees.")
+    assert here(monkeypatch, "speech.py", str(said), str(demo.checkpoint()), "--show") == 0
     printed = capfd.readouterr().out
-    assert re.search(rf"\| one \| \d+ \| {len(times)} \| 0.0 % \| \d+\.\d\d s \| \d+\.\d\d s \| ", printed), printed
-    assert printed.splitlines()[-1].strip() == sample.text
+    assert re.search(r"en-command: triolet WER 10.00% of 10 words", printed)
+    assert re.search(r"garden.*\n.*cellar", printed)
+    assert "holds: silence: triolet hears 0 words" in printed
+    (said / "silence.wav").write_bytes((said / "en-command.wav").read_bytes())
+    assert here(monkeypatch, "speech.py", str(said), str(demo.checkpoint()), "--only", "silence") == 1
+
+
+@pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=f"speaks by {', '.join(PROGRAMS)}; see recordings.py")
+def test_the_same_seed_speaks_the_same_recording_and_words_lie_in_it_in_order(tmp_path, monkeypatch):
+    for name in ("first", "again"):
+        assert here(monkeypatch, "recordings.py", str(tmp_path / name), "--only", "dialogue", "--minutes", "0.1") == 0
+    files = [sorted((tmp_path / name).iterdir()) for name in ("first", "again")]
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+    table = json.loads((tmp_path / "first" / "dialogue.json").read_text(encoding="utf-8"))
+    assert " ".join(word["word"] for word in table["words"]) == files[0][1].read_text(encoding="utf-8").strip()
+    times = [time for word in table["words"] for time in (word["start"], word["end"])]
+    assert 0 < times[0] < times[-1] < table["seconds"] == soundfile.info(files[0][2]).duration
+    assert times == sorted(times)

@@ -1,4 +1,5 @@
-"""What every contender does: opens, says so, and answers tasks until its input ends. Python's library alone."""
+"""The part that all contenders share: each opens, says so, and answers tasks until its input ends. It needs nothing but
+Python's own library."""
 
 from __future__ import annotations
 
@@ -13,14 +14,14 @@ from typing import IO, Any
 
 
 def connect() -> IO[str]:
-    """The stream for answers. What libraries print to standard output goes to standard error from now on."""
+    """Returns the stream for answers. What libraries print to standard output goes to standard error from now on."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
 
 
 def say(stream: IO[str], **told: Any) -> None:
-    """One answer."""
+    """Writes one answer."""
     stream.write(json.dumps(told) + "\n")
     stream.flush()
 
@@ -68,7 +69,7 @@ def beside(task: dict[str, Any]) -> Iterator[dict[str, float]]:
 
 
 def in_order(task: dict[str, Any], inputs: Sequence[str], one: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Answers ``inputs`` one after the other, each when it has arrived: what an engine does that runs one at a time."""
+    """Answers ``inputs`` one after the other, each when it has arrived, as an engine does that runs one at a time."""
     begun = time.perf_counter()
     arrivals = task.get("arrivals") or [0.0] * len(inputs)
     found = []

@@ -14,7 +14,7 @@ GREEDY = {"beam_size": 1, "temperature": 0.0, "timestamps": "none", "voice_activ
 
 
 async def main() -> None:
-    """Serves as `serve.serve` does."""
+    """Answers tasks, as `serve.serve` does."""
     answers = connect()
     folder, config, kind = sys.argv[1:]
     begun = time.perf_counter()
@@ -39,7 +39,7 @@ async def main() -> None:
 async def arrive(
     engine: Any, answer: Any, task: Any, index: int, item: str, found: list[dict[str, Any]], begun: float
 ) -> None:
-    """Answers one input when it arrives. It waits from then on, whether anybody has noticed or not."""
+    """Answers one input when it arrives. Its time runs from then on, though nobody may have noticed."""
     arrival = (task.get("arrivals") or [0.0] * len(found))[index]
     await trio.sleep(max(begun + arrival - time.perf_counter(), 0.0))
     late = time.perf_counter() - begun - arrival

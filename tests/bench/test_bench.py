@@ -20,7 +20,7 @@ from triolet.bench.contest import Rules, play
 from triolet.bench.inputs import RATE, Clips, Piece, packed, pieces_of, prompts_of, word_error_rate
 from triolet.bench.machine import Machine
 from triolet.bench.report import as_json, plot, ratios_of, shown, waits_of
-from triolet.bench.rounds import BenchError, Contender, Contest, Entry, Outcome, Ratio, take_turns
+from triolet.bench.rounds import BenchError, Contender, Entry, Outcome, Ratio, opened, take_turns
 from triolet.bench.scenarios import SPEECH, arrivals, names_of_text, speech_scenarios, text_scenarios
 from triolet.bench.work import Work
 from triolet.core.errors import InvalidRequest
@@ -56,11 +56,10 @@ def entry(tmp_path):
 
 @pytest.mark.real_time
 def test_contenders_take_turns_and_the_first_round_does_not_count(entry):
-    with Contest() as contest:
-        contest.open([entry("triolet float32", 2.0), entry("peer float32", 3.0)])
-        assert [one.opened for one in contest.contenders] == [0.5, 0.5]
+    with opened([entry("triolet float32", 2.0), entry("peer float32", 3.0)]) as contenders:
+        assert [one.about for one in contenders] == [{"name": "2.0"}, {"name": "3.0"}]
         tasks = []
-        outcomes = take_turns(contest.contenders, lambda n: tasks.append(n) or {"paths": ["a" * (n + 2)]}, rounds=3)
+        outcomes = take_turns(contenders, lambda n: tasks.append(n) or {"paths": ["a" * (n + 2)]}, rounds=3)
     assert tasks == [-1, -1, 0, 0, 1, 1, 2, 2]
     assert outcomes["triolet float32"].seconds == (2.0, 4.0, 6.0)
     assert outcomes["peer float32"].answers == [{"tokens": [4], "text": "aaaa", "total": 1.0}]
@@ -70,12 +69,11 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(entry):
 
 @pytest.mark.real_time
 def test_a_contender_that_ends_says_why(entry):
-    with Contest() as contest:
-        contest.open([entry("peer")])
+    with opened([entry("peer")]) as (contender,):
         with pytest.raises(BenchError, match=r"(?s)peer ended with status 1; a missing package is inst.*no such thing"):
-            contest.contenders[0].run({"paths": ["end"]})
+            contender.run({"paths": ["end"]})
         with pytest.raises(BenchError, match="peer ended"):
-            contest.contenders[0].run({"paths": []})
+            contender.run({"paths": []})
 
 
 @pytest.mark.real_time
@@ -110,9 +108,8 @@ def test_a_thread_of_the_contenders_process_computes_while_it_answers_and_no_lon
             serve(lambda: (None, {{}}), run)
         """)
     )
-    with Contest() as contest:
-        contest.open([Entry(name="peer", program=str(program), arguments=())])
-        outcome = take_turns(contest.contenders, lambda _: {"paths": ["a"], "thread": thread}, rounds=2)["peer"]
+    with opened([Entry(name="peer", program=str(program), arguments=())]) as contenders:
+        outcome = take_turns(contenders, lambda _: {"paths": ["a"], "thread": thread}, rounds=2)["peer"]
     assert [answer["tokens"] for answer in outcome.answers] == [["MainThread", "beside"] if thread else ["MainThread"]]
     assert len(outcome.counted) == (2 if thread else 0)
 
@@ -185,9 +182,9 @@ def test_scenarios_ask_for_as_many_inputs_as_they_say():
     some = lambda count, number: [f"{number}-{index}" for index in range(count)]  # noqa: E731
     speech = speech_scenarios(some, some, together=8, online=5, rate=1.0, trimmed=0.25)
     assert tuple(each.name for each in speech) == SPEECH
-    assert [len(each.task(0)["paths"]) for each in speech] == [each.inputs for each in speech]
+    assert [len(each.task(0)["paths"]) for each in speech] == [1, 1, 1, 8, 1, 1, 1, 5]
     text = text_scenarios(some, tokens=9, together=(8, 32), online=5, rate=1.0)
-    assert [each.inputs for each in text] == [1, 1, 8, 32, 5]
+    assert [len(each.task(0)["prompts"]) for each in text] == [1, 1, 8, 32, 5]
     assert tuple(each.name for each in text) == names_of_text((8, 32))
     assert text[0].task(3) == {"prompts": ["3-0"], "tokens": 9}
     assert [each.name for each in (*speech, *text) if each.task(0).get("thread")] == ["thread", "thread"]
@@ -229,9 +226,8 @@ def contest(entry, say=lambda line: None):
     some = lambda count, number: [f"{number % 10}" for _ in range(count)]  # noqa: E731
     scenarios = speech_scenarios(some, some, together=2, online=3, rate=9.0, trimmed=0.25)
     rules = Rules(machine=MACHINE, work=WORK, rounds=2, texts={"1": "2"}, say=say)
-    with Contest() as open_contest:
-        open_contest.open(entries)
-        return list(play(open_contest.contenders, scenarios, rules))
+    with opened(entries) as contenders:
+        return list(play(contenders, scenarios, rules))
 
 
 @pytest.mark.real_time

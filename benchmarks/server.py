@@ -1,0 +1,277 @@
+"""`triolet serve` under load and under attack, and its end.
+
+::
+
+    python benchmarks/server.py load      # 64 clients over HTTP and in process, in turns
+    python benchmarks/server.py streams   # 500 completions are streamed at once
+    python benchmarks/server.py sigterm   # SIGTERM while requests run, 50 times
+    python benchmarks/server.py hostile   # 45 rounds of 400 hostile clients: does the server keep memory for them?
+
+``--count`` changes the number of turns, streams, times or rounds.
+
+``load``: each client asks again as soon as it has the text of one short recording, over HTTP and by `Engine.transcribe`
+in the clients' own process. Both engines are open all the time and have turns of 5 s, since a virtual machine is a
+third faster in one minute than in the next. The clients of HTTP take their part of the machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+from typing import Any
+
+import psutil
+import trio
+from claims import Claims
+
+from triolet import Engine, demo
+from triolet.testing.families import make_checkpoint
+
+Ask = Callable[[int], Awaitable[bool]]
+EDGE = "edge-of-a-part"
+FORM, JSON = f"multipart/form-data; boundary={EDGE}", "application/json"
+SPEECH, CHAT = "/v1/audio/transcriptions", "/v1/chat/completions"
+RECORDINGS = [sample.path for sample in demo.samples() if sample.path.stem.endswith("-command")]
+HOST = "host: localhost\r\nconnection: close"
+HEALTH = f"GET /health HTTP/1.1\r\n{HOST}\r\n\r\n".encode()
+MB = 1e6
+claim = Claims()
+
+
+@contextmanager
+def server(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """``triolet serve`` of the demo checkpoint: its process and port. At the end SIGTERM stops it."""
+    command = [sys.executable, "-m", "triolet", "serve", "--model", "demo=demo", "--port", "0", "--no-access-log"]
+    with NamedTemporaryFile("w+", encoding="utf-8") as log:  # the server would wait for a pipe that nobody reads
+        process = subprocess.Popen([*command, *options], stderr=log, text=True)
+        said = Path(log.name).read_text
+        while not (found := re.search(r": serving demo.*:(\d+)\n", said())):
+            if process.poll() is not None:
+                raise SystemExit(f"the server ended with {process.returncode}: {said()}")
+            time.sleep(0.02)
+        yield process, int(found[1])
+        process.terminate()
+        process.wait(timeout=60)
+        claim("Traceback" not in said(), "the server's log has no traceback")
+
+
+def post(path: str, body: bytes, kind: str) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\n{HOST}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def hear(number: int) -> bytes:
+    """A whole request for the text of a recording."""
+    path = RECORDINGS[number % len(RECORDINGS)]
+    head = f'--{EDGE}\r\ncontent-disposition: form-data; name="model"\r\n\r\ndemo\r\n--{EDGE}\r\n'
+    file = f'content-disposition: form-data; name="file"; filename="{path.name}"\r\n\r\n'
+    return post(SPEECH, (head + file).encode() + path.read_bytes() + f"\r\n--{EDGE}--\r\n".encode(), FORM)
+
+
+async def ask(port: int, request: bytes) -> tuple[int, bytes]:
+    """The status and the body of an answer; status 0 where the server closed the connection without one."""
+    stream, got = await trio.open_tcp_stream("127.0.0.1", port), b""
+    async with stream:
+        with suppress(trio.BrokenResourceError):
+            await stream.send_all(request)
+        with suppress(trio.BrokenResourceError):
+            async for more in stream:
+                got += more
+    head, _, body = got.partition(b"\r\n\r\n")
+    return int(head.split()[1]) if head else 0, body
+
+
+async def at_once(count: int, one: Callable[[int], Awaitable[Any]]) -> list[Any]:
+    """The results of ``one`` for each number below ``count``, in the order in which they come."""
+    found = []
+
+    async def note(number: int) -> None:
+        found.append(await one(number))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(note, number)
+    return found
+
+
+# -- load ------------------------------------------------------------------------------------------------------------
+
+
+async def turn(one: Ask, seconds: float) -> tuple[float, list[float], int]:
+    """64 clients ask for some seconds: answers a second, the seconds of each, and how many were lost."""
+    begun, times, lost = time.perf_counter(), [], 0
+
+    async def client(number: int) -> None:
+        nonlocal lost
+        while (asked := time.perf_counter()) < begun + seconds:
+            right = await one(number)
+            times.append(time.perf_counter() - asked)
+            lost += not right
+
+    await at_once(64, client)
+    return len(times) / (time.perf_counter() - begun), times, lost
+
+
+async def turns(port: int, count: int, seconds: float = 5.0) -> None:
+    async with Engine(demo.checkpoint()) as engine:
+
+        async def in_process(number: int) -> bool:
+            return bool((await engine.transcribe(RECORDINGS[number % 3].read_bytes(), seed=None)).text)
+
+        async def over_http(number: int) -> bool:
+            status, body = await ask(port, hear(number))
+            return status == 200 and b'"text"' in body
+
+        found = [[await turn(one, seconds) for one in (in_process, over_http)] for _ in range(count + 1)][1:]
+    for way, played in zip(("in process", "over HTTP"), zip(*found, strict=True), strict=True):
+        times = sorted(second for _, some, _ in played for second in some)
+        at = [times[int(len(times) * share)] for share in (0.5, 0.95, 0.99)]
+        told = ", ".join(f"{second:.2f}" for second in at)
+        print(f"{way}: {median(rate for rate, _, _ in played):.1f} answers a second, p50, p95, p99: {told} s")
+    shares = [1 - http[0] / own[0] for own, http in found]
+    claim(not sum(lost for pair in found for *_, lost in pair), "no request was lost")
+    claim(median(shares) < 0.1, f"HTTP takes {median(shares):.1%} of the requests a second, median of {count} turns")
+
+
+def load(count: int) -> None:
+    with server() as (_, port):
+        trio.run(turns, port, count)
+
+
+def streams(count: int) -> None:
+    def stream(port: int, number: int) -> Awaitable[tuple[int, bytes]]:
+        asked = {"model": "lm", "prompt": f"{number}", "max_tokens": 100, "stream": True, "ignore_eos": True}
+        return ask(port, post("/v1/completions", json.dumps(asked).encode(), JSON))
+
+    with TemporaryDirectory() as folder:
+        options = ("--model", f"lm={make_checkpoint('llama', folder)}", "--preload", "--max-pending", str(count))
+        with server(*options, "--max-requests", str(count)) as (_, port):
+            begun = time.perf_counter()
+            found = trio.run(at_once, count, partial(stream, port))
+            seconds = time.perf_counter() - begun
+    ended = sum(b"[DONE]" in body for _, body in found)
+    print(f"{count} streams of 100 tokens in {seconds:.1f} s, {100 * count / seconds:.0f} tokens a second")
+    claim(ended == count, f"{ended} of {count} streams came to their end")
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+async def interrupt(process: subprocess.Popen[str], port: int, after: float) -> list[int]:
+    """The status of every request that was begun before and after SIGTERM."""
+    statuses = []
+
+    async def client(number: int) -> None:
+        with suppress(OSError):  # the server listens no more
+            while not statuses or statuses[-1] == 200:
+                statuses.append((await ask(port, hear(number)))[0])
+
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(client, number)
+        await trio.sleep(after)
+        process.terminate()
+    return statuses
+
+
+def sigterm(count: int) -> None:
+    good, slowest = 0, 0.0
+    for number in range(count):
+        with server("--drain-seconds", "20") as (process, port):
+            statuses = trio.run(interrupt, process, port, 0.02 + 0.5 * number / count)  # another moment each time
+            begun = time.perf_counter()
+            process.wait(timeout=50)
+            slowest = max(slowest, time.perf_counter() - begun)
+        good += process.returncode == 0 and set(statuses) <= {200, 503}
+    told = f"each request was answered, and the server left with 0; the slowest end took {slowest:.1f} s"
+    claim(good == count, f"{good} of {count} times {told}")
+
+
+# -- hostile clients -------------------------------------------------------------------------------------------------
+
+
+async def attack(port: int) -> Counter[tuple[bool, int]]:
+    """400 clients at once. Returns the statuses of the answers, by whether the request was a good one."""
+    good, statuses = hear(0), Counter[tuple[bool, int]]()
+    huge = f"POST {SPEECH} HTTP/1.1\r\n{HOST}\r\ncontent-type: {FORM}\r\ncontent-length: {2**30}\r\n\r\n"
+    upgrade = "GET /v1/realtime?model=demo HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
+    upgrade += "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+
+    async def leaves(parts: list[bytes], pause: float) -> None:
+        """Sends the parts, and closes without waiting for an answer."""
+        with suppress(trio.BrokenResourceError):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                for part in parts:
+                    await stream.send_all(part)
+                    await trio.sleep(pause)
+
+    async def hears(request: bytes) -> None:
+        statuses[request is good, (await ask(port, request))[0]] += 1
+
+    async with trio.open_nursery() as nursery:
+        for number in range(200):
+            nursery.start_soon(leaves, [good[: len(good) * number // 200]], 0.0)
+        for number in range(50):
+            nursery.start_soon(leaves, [bytes([letter]) for letter in good[: 20 + number]], 0.01)
+            nursery.start_soon(leaves, [good + good[:number]], 0.01 * number)
+            nursery.start_soon(hears, post(SPEECH, f"--{EDGE}\r\n".encode() * number + bytes(range(number)), FORM))
+        for number in range(20):
+            frames = b"\x82\xfe\x00\x10" + bytes(20) + bytes([0x81, 0x80 | number]) + bytes(4 + number)
+            nursery.start_soon(leaves, [upgrade.encode(), frames], 0.1)
+            nursery.start_soon(hears, good)
+        for _ in range(10):
+            nursery.start_soon(hears, huge.encode() + b"x" * 2**20)
+    return statuses
+
+
+async def quiet(port: int) -> None:
+    """Returns when nothing runs any more."""
+    with trio.fail_after(10):
+        while json.loads((await ask(port, HEALTH))[1])["running"]:  # noqa: ASYNC110
+            await trio.sleep(0.1)
+
+
+def hostile(count: int) -> None:
+    sizes, statuses = [], Counter[tuple[bool, int]]()
+    with server("--preload") as (process, port):
+        for number in range(count):
+            statuses += trio.run(attack, port)
+            trio.run(quiet, port)
+            seen = psutil.Process(process.pid)
+            sizes.append(seen.memory_info().rss)
+            print(f"round {number + 1}: {sizes[-1] / MB:.0f} MB, {seen.num_fds()} file descriptors", flush=True)
+    growth = sizes[-1] / sizes[2 * count // 3] - 1
+    claim(max(status for _, status in statuses) < 500, f"no answer was 500 or above: {dict(statuses)}")
+    claim(statuses[True, 200] == 20 * count, "every good request was answered")
+    claim(growth <= 0.01, f"in the last third of the rounds the size grew by {growth:.1%}; claimed: at most 1 %")
+
+
+def main() -> None:
+    parts: dict[str, tuple[Callable[[int], None], int]] = {
+        "load": (load, 12),
+        "streams": (streams, 500),
+        "sigterm": (sigterm, 50),
+        "hostile": (hostile, 45),
+    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=parts)
+    parser.add_argument("--count", type=int)
+    asked = parser.parse_args()
+    measure, default = parts[asked.what]
+    measure(asked.count or default)
+    claim.exit()
+
+
+if __name__ == "__main__":
+    main()
