@@ -34,8 +34,11 @@ class Instant(SimExecutor):
 
 async def step(running: int, waiting: int) -> float:
     """Seconds of a step, all of them the host's."""
-    device = Instant(SimModel(kind=Kind.DECODER, max_positions=8192, page_size=16, pages=running * 520))
-    sampling, ended = SamplingParams(max_tokens=max(300, 20_000 // running)), trio.Event()
+    pages = running * 520
+    model = SimModel(kind=Kind.DECODER, max_positions=8192, page_size=16, pages=pages, vocabulary_size=64)
+    device = Instant(model)
+    sampling = SamplingParams(max_tokens=max(300, 20_000 // running), ignore_eos=True)
+    ended = trio.Event()
 
     async def read(number: int) -> None:
         prompt = [1, *(2 + (number * 7 + index) % 50 for index in range(100))]

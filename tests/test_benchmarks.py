@@ -46,7 +46,7 @@ PRINTED = {
         "holds: bytes of tensors left after the block: 0",
         "holds: encoder outputs evicted: ",
     ],
-    "memory.py hours --count 1": ["1 minutes: ", "holds: the recording was read to its end", CLAIM + "grown by "],
+    "memory.py hours --count 1": ["holds: the recording was read to its end", CLAIM + "grown by "],
     "divergence.py tiny --tokens 50": ["50 tokens: ", CLAIM + "perplexity ", CLAIM + "Kullback-Leibler divergence "],
     "fleet.py --replicas 4": [
         r"\| steady \| by load \| \d+ \| ",
