@@ -81,7 +81,7 @@ async def look(engine: Engine, number: int, seed: int, _: float) -> None:
     """Asks about two images of noise: one is the round's, and one the request's own."""
     kinds = (number, 1_000_000 + seed)
     images = [np.random.default_rng(kind).integers(0, 256, (1640, 1640, 3), dtype=np.uint8) for kind in kinds]
-    prompt = " ".join(f"{f'{kind} cats ' * 25} {IMAGE}" for kind in kinds)
+    prompt = " ".join(f"{' '.join([f'{text} cats'] * 25)} {IMAGE}" for text in (number, seed))
     await engine.generate(prompt, images=images, sampling=SamplingParams(max_tokens=24, ignore_eos=True))
 
 
