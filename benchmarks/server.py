@@ -155,7 +155,7 @@ def streams(count: int) -> None:
         return ask(port, post("/v1/completions", json.dumps(asked).encode(), JSON))
 
     with TemporaryDirectory() as folder:
-        options = ("--model", f"lm={make_checkpoint('llama', folder)}", "--preload", "--max-pending", str(count))
+        options = ("--model", f"lm={make_checkpoint('llama', folder)}", "--preload")
         with server(*options, "--max-requests", str(count)) as (_, port):
             begun = time.perf_counter()
             found = trio.run(at_once, count, partial(stream, port))
