@@ -16,11 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError
 from triolet.core.plan import Chunk, CrossWrite, DeviceMemory, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
-from triolet.models import executor as module
 from triolet.models import sampler as drawing
-from triolet.models.blueprints import blueprint as common
 from triolet.models.blueprints import read as reading
-from triolet.models.blueprints import whisper as blueprint
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import ResourceStack
 from triolet.models.native.library import Library
@@ -240,13 +237,6 @@ def step_of(ids):
     )
 
 
-def storages_of(watch, call):
-    """How many storages a call makes."""
-    with watch() as watched:
-        call()
-    return len(watched.made)
-
-
 def test_what_a_step_makes_dies_with_it(books, driver, audio, ids, watch):
     """A step that goes well leaves one mask, whoever holds its result; in the library it needs none. A step that runs
     out of memory, at whichever of its storages, leaves nothing but that mask, although the error is kept."""
@@ -320,42 +310,6 @@ def read_once(monkeypatch):
         return known[folder]
 
     monkeypatch.setattr(reading, "read_checkpoint", read_checkpoint)
-
-
-STAGES = [
-    (blueprint.WeightFiles, "get"),
-    (common.PagedKV, "allocate"),
-    (module._Open, "__init__"),
-    (blueprint.WhisperBlueprint, "describe"),
-    (torch, "set_num_threads"),
-]
-
-
-@pytest.mark.parametrize(("owner", "name"), STAGES, ids=[f"{owner.__name__}.{name}" for owner, name in STAGES])
-def test_s7_an_open_that_fails_at_a_stage_leaves_nothing(books, checkpoint, config, monkeypatch, owner, name):
-    """S7: half-way through its start. Nothing lives, though the error is kept; the threads are as they were; the same
-    executor opens when the fault is gone."""
-    executor, threads = TorchExecutor(checkpoint, config(threads=torch.get_num_threads() + 1)), torch.get_num_threads()
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("planted")
-
-    with monkeypatch.context() as patch:
-        if owner is not torch:
-            patch.setattr(owner, name, fail)
-        else:  # only the call that sets, not the one that restores
-            restore = torch.set_num_threads
-            patch.setattr(owner, name, lambda count: restore(count) if count == threads else fail())
-        with pytest.raises(RuntimeError, match="planted") as kept:
-            executor.open()
-        assert books.live() == {}, f"{kept.value} keeps tensors"
-        assert executor.memory().by_owner == {}
-        assert executor.released.kept == {}
-        assert torch.get_num_threads() == threads
-    executor.open()
-    assert books.check(executor)["weights"] > 0
-    executor.close()
-    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.parametrize("call", ["own", "callback"])
@@ -477,7 +431,9 @@ def test_an_open_that_fails_gives_every_byte_back(device, allocated, checkpoint,
     """S7, by the device's count, after each failure: weights, pages or slots do not fit, and the error is kept."""
     before = allocated()
     executor = TorchExecutor(checkpoint, config(device=device))
-    count = storages_of(watch, executor.open)
+    with watch() as watched:
+        executor.open()
+    count = len(watched.made)
     executor.close()
     for number in [*range(1, count, 97), *range(count - 6, count + 1)]:
         with watch(fail_at=number), pytest.raises(NO_MEMORY) as kept:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from triolet.core.errors import CheckpointError, EncodeFailed, InvalidRequest, UnsupportedModel
+from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
 from triolet.core.plan import Chunk, DeviceMemory, EncodeJob, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
@@ -134,15 +134,6 @@ def test_a_probe_is_answered_from_its_position(text_driver, reference):
     for probes, at in zip(told, (3, 19), strict=True):
         assert probes[0] == pytest.approx(expected[at, [5, 9]].tolist(), abs=1e-4)
         assert len(probes) == 1
-
-
-def test_sampling_is_independent_of_the_batch(text_driver):
-    """Seeded draws alone and together."""
-    driver = text_driver("qwen3")
-    sampling = SamplingParams(temperature=0.9, top_k=40, seed=5)
-    jobs = [TextJob(prompt=noise(length, length), sampling=sampling) for length in LENGTHS]
-    alone = [driver.run(job)[0].tokens for job in jobs]
-    assert [result.tokens for result in driver.run(*jobs)] == alone
 
 
 # -- images and audio --------------------------------------------------------------------------------------------------
@@ -273,21 +264,6 @@ def test_a_model_on_another_device_shares_what_is_shared(text_driver):
     head = moved.module.lm_head
     assert getattr(head, "packed", head.weight) is moved.module.model.embed_tokens.weight
     assert len({id(tensor) for tensor in moved.tensors()}) == len({id(tensor) for tensor in model.tensors()})
-
-
-def test_a_step_that_runs_out_of_memory_leaves_nothing(books, text_driver, watch):
-    """At whichever of its storages; the other sequences go on."""
-    driver = text_driver("gemma2")
-    plan = first_step((1, 30))
-    with watch() as watched:
-        driver.executor.step(plan)
-    assert watched.alive == 0
-    for number in range(1, len(watched.made), 9):
-        driver.executor.reset()
-        with watch(fail_at=number) as failed, pytest.raises(Exception, match="no memory at storage") as kept:
-            driver.executor.step(plan)
-        assert failed.alive == 0, f"storage {number}: {kept.value}"
-    books.check(driver.executor)
 
 
 def first_step(lengths):
@@ -494,12 +470,6 @@ def test_a_checkpoint_that_changed_while_it_slept_is_told(open_driver, folder, t
         executor.wake()
     shutil.copytree(folder("llama"), copy, dirs_exist_ok=True)
     executor.wake()
-
-
-def test_pages_too_few_for_one_sequence_are_refused(open_driver, folder):
-    """With the least that is enough."""
-    with pytest.raises(InvalidRequest, match=r"self_kv_bytes=1; allowed: \d+ or more"):
-        open_driver(folder("llama"), self_kv_bytes=1)
 
 
 def test_the_description_says_what_the_files_say(open_driver, folder, tmp_path):

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch._dynamo.exc import TorchDynamoException
 
-from triolet.core.config import EngineConfig
 from triolet.core.errors import InvalidRequest, UnsupportedModel
 from triolet.models.executor import TorchExecutor
 from triolet.models.launch import compiled
@@ -149,13 +148,3 @@ def test_what_the_native_library_computes_is_not_compiled(open_driver, folder):
     network = open_driver(folder, compile=True).executor._open.main.network
     assert network.native is not None
     assert network.compiled is None
-
-
-def test_only_decoders_are_compiled(open_driver, checkpoint):
-    """Whisper says what is allowed; so do settings that do not go together."""
-    with pytest.raises(InvalidRequest, match="compile=True of Whisper; allowed: decoder-only models"):
-        open_driver(checkpoint, compile=True)
-    with pytest.raises(InvalidRequest, match="allowed: compile=False on several devices"):
-        EngineConfig(compile=True, devices=("cpu", "cpu"))
-    with pytest.raises(InvalidRequest, match="compile=1; allowed: True or False"):
-        EngineConfig(compile=1)

@@ -201,14 +201,6 @@ def test_transformers_takes_what_leaves_parts_out_for_its_own() -> None:
     assert made.__name__ == "LlavaForConditionalGeneration"
 
 
-@pytest.mark.parametrize("name", ["llava", "bart"])
-def test_pickles_have_encoders_too(name: str, opens: Opens, folder: Folder, tmp_path: Path) -> None:
-    path = copied(folder(name), tmp_path)
-    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
-    (path / "model.safetensors").unlink()
-    check_alone(name, path, opens)
-
-
 def test_a_weight_of_the_encoder_that_is_missing_is_told(folder: Folder, tmp_path: Path) -> None:
     path = copied(folder("llava"), tmp_path)
     weights = load_file(path / "model.safetensors")
@@ -268,12 +260,6 @@ def test_the_draft_models_encoder_goes_along(opens: Opens, checkpoint: Path, aud
     assert len(lent(alone, job)) == 2
     assert lent(alone, job) == lent(whole, job)
     assert alone.memory().by_owner["draft_weights"] == alone.memory().by_owner["weights"]
-
-
-def test_a_draft_model_that_encodes_nothing_is_left_out(opens: Opens, folder: Folder) -> None:
-    config = evolve(SMALL, speculation=Speculation(draft=str(folder("llama"))))
-    alone, _ = opens(folder("llava"), evolve(config, part="encoder"))
-    assert alone.memory().by_owner.keys() == {"weights", "encoder_outputs", "rule_masks"}
 
 
 @pytest.mark.parametrize("keep_weights", [True, False])

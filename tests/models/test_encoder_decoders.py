@@ -116,15 +116,6 @@ def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opened, n
 # -- what is opened ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", NAMES)
-def test_small_dtypes_open(opened, name, dtype):
-    _, description = opened(
-        name, EngineConfig(dtype=dtype, device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
-    )
-    assert description.dtype == dtype
-
-
 def save_kin(path, like, model_type):
     """Saves a random model of ``model_type`` with the sizes, tokens and rules of the checkpoint ``like``."""
     settings = json.loads((like / "config.json").read_text())

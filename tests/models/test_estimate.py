@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from triolet import CheckpointError, EngineConfig, Speculation, demo
+from triolet import EngineConfig, Speculation, demo
 from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.budget import Available, Budget
@@ -84,12 +84,6 @@ def test_an_estimate_is_no_less_than_what_is_held_and_hardly_more(folder, name, 
     assert thought.by_owner["cross_kv"] == found.get("cross_kv", 0)
 
 
-@pytest.mark.parametrize(("name", "encodes"), [("demo", 1), ("llama", 0), ("bert", 0), ("qwen2_vl", 1), ("t5", 1)])
-def test_models_that_encode_count_their_whole_encoder_cache(folder, name, encodes):
-    config = EngineConfig(device="cpu", encoder_cache_bytes=12_345_678)
-    assert estimate(folder(name), config).by_owner["encoder_outputs"] == 12_345_678 * encodes
-
-
 def test_a_draft_model_counts(folder):
     plain = EngineConfig(device="cpu", threads=1)
     config = EngineConfig(device="cpu", threads=1, speculation=Speculation(draft=str(folder("llama"))))
@@ -114,21 +108,6 @@ def test_weights_that_are_stored_in_int8_count_as_they_are_stored(folder, tmp_pa
     config = EngineConfig(device="cpu", threads=1, dtype="float32")
     thought, found = estimate(model, config), held(model, config)
     assert abs(thought.by_owner["weights"] - ODDS - found["weights"]) < 10_000
-
-
-def test_pickles_are_estimated_too(folder, tmp_path):
-    model = make_checkpoint("llama", tmp_path / "model")
-    before = estimate(model, EngineConfig(device="cpu"))
-    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
-    (model / "model.safetensors").unlink()
-    assert estimate(model, EngineConfig(device="cpu")) == before
-
-
-def test_what_is_no_checkpoint_is_said_so(tmp_path):
-    with pytest.raises(CheckpointError, match="there is no folder"):
-        estimate(tmp_path / "nothing", EngineConfig())
-    with pytest.raises(CheckpointError, match=r"no config\.json"):
-        estimate(tmp_path, EngineConfig())
 
 
 @given(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from triolet.core.errors import CheckpointError, DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
+from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
 from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models.executor import TorchExecutor
@@ -211,16 +211,6 @@ def test_rules_that_allow_nothing_are_told(driver, audio, ids):
     start = start_of(1, ids, rules=LogitRules(allowed=(5,), suppress=(5,)))
     with pytest.raises(EngineError, match="allow none"):
         driver.executor.step(plan_of(started=[start], cross_writes=[CrossWrite(key="a", slot=0)], chunks=[chunk_of(1)]))
-
-
-def test_close_before_open_is_allowed(config, tmp_path):
-    """Nothing was taken, nothing is given back."""
-    executor = TorchExecutor(tmp_path / "absent", config())
-    executor.close()
-    with pytest.raises(CheckpointError):
-        executor.open()
-    assert executor.memory().by_owner == {}
-    executor.close()
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from triolet.core.config import EngineConfig
-from triolet.core.errors import DeviceOutOfMemory, InvalidRequest
-from triolet.core.plan import Chunk, StepPlan
+from triolet.core.errors import InvalidRequest
+from triolet.core.plan import Chunk
 from triolet.core.request import Probe, SamplingParams
-from triolet.models.attention.fixed import Bucket, Buckets, FixedInputs, describe
+from triolet.models.attention.fixed import Bucket, Buckets, FixedInputs
 from triolet.models.executor import TorchExecutor
 from triolet.models.launch import graphs as module
 from triolet.models.launch.graphs import CannotCaptureError, EagerRecorder, GraphManager, find_recorder
@@ -174,26 +174,6 @@ def test_a_step_has_the_next_larger_shape(count, start, bucket):
     buckets = Buckets(rows=20, pages=5, cells=1000)
     found = buckets.fit(rows_at(*[start] * count), 4)
     assert found == (bucket and Bucket(*bucket))
-
-
-def test_a_step_that_gathers_too_much_has_no_shape():
-    """Bytes are bounded, whatever rows and pages alone may be."""
-    buckets = Buckets(rows=20, pages=5, cells=16)
-    assert buckets.fit(rows_at(*[8] * 4), 4) == Bucket(4, 4)
-    assert buckets.fit(rows_at(*[8] * 5), 4) is None
-    assert buckets.numbers == 4 * 20 + 16
-
-
-def test_what_describes_a_step_is_as_drawn():
-    """Columns one after the other; rows left over are nobody's."""
-    numbers = describe(Bucket(3, 4), rows_at(9, 2), (109, 102), (14, 7), 4, 50)
-    inputs = FixedInputs.of(Bucket(3, 4), torch.cat([numbers, torch.full((9,), -1)]), torch.zeros(8, 6))
-    assert inputs.token_ids.tolist() == [109, 102, 0]
-    assert inputs.starts.tolist() == [9, 2, 0]
-    assert inputs.positions.tolist() == [14, 7, 0]
-    assert inputs.slot_mapping.tolist() == [9 * 4 + 1, 7 * 4 + 2, 200]
-    assert inputs.table.view(3, 4).tolist() == [[7, 8, 9, 50], [7, 50, 50, 50], [50] * 4]
-    assert inputs.logits.shape == (3, 6)
 
 
 def test_a_step_that_is_too_large_is_computed_as_it_comes(start):
@@ -385,39 +365,6 @@ def test_static_buffers_are_counted_and_die_first(books, start, monkeypatch):
     assert executor.released.kept == {}
     del graphs
     assert books.live() == {}
-
-
-def test_a_recorded_step_that_runs_out_of_memory_leaves_nothing(books, start, watch):
-    """At whichever of its storages; the next one goes well."""
-    driver = start("gemma2")
-    job = TextJob(prompt=noise(5, 5), max_tokens=30)
-    plans = []
-
-    def step(plan):
-        if plan.chunks and plan.chunks[0].start == 20:
-            plans.append(plan)
-            raise StopIteration
-        return TorchExecutor.step(driver.executor, plan)
-
-    played = TextDriver(type("Played", (), {"step": staticmethod(step)}), driver.description)
-    with pytest.raises(StopIteration):
-        played.run(job)
-    (plan,) = plans
-    record = driver.executor._records[plan.chunks[0].sequence_id]
-    tokens = list(record.tokens)
-    with watch() as watched:
-        driver.executor.step(plan)
-    assert watched.alive == 0
-    assert len(watched.made) > 30
-    for number in range(1, len(watched.made), 5):
-        record.tokens[:] = tokens
-        driver.executor._records[plan.chunks[0].sequence_id] = record
-        with watch(fail_at=number) as failed, pytest.raises(DeviceOutOfMemory) as kept:
-            driver.executor.step(plan)
-        assert failed.alive == 0, f"storage {number}: {kept.value}"
-    driver.executor.step(StepPlan(step_id=9, epoch=0, started=(), ended=(), cross_writes=(), chunks=()))
-    del record
-    books.check(driver.executor)
 
 
 def test_an_open_that_fails_at_the_graphs_leaves_nothing(books, folder, config, monkeypatch):

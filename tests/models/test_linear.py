@@ -106,18 +106,3 @@ def test_a_head_is_the_embedding_too():
     assert torch.equal(linear.rows(indices), linear.weight[indices])
     quantized = int8_linear(linear)
     assert torch.equal(quantized.rows(indices), dequantized(quantized)[indices])
-
-
-def test_rows_may_lie_apart():
-    """As those that are cut out of others."""
-    linear = float_linear(300, 32)
-    apart = inputs_for(float_linear(1, 64), 6).T[:32].T[::2]
-    torch.testing.assert_close(linear(apart), apart @ linear.weight.T + linear.bias, atol=1e-4, rtol=1e-4)
-    quantized = int8_linear(linear)
-    torch.testing.assert_close(quantized(apart), quantized(apart.contiguous()))
-
-
-def test_more_dimensions_are_rows():
-    for linear in (float_linear(6, 4), int8_linear(float_linear(6, 4))):
-        inputs = inputs_for(linear, 6).view(2, 3, 4)
-        torch.testing.assert_close(linear(inputs), linear(inputs.view(6, 4)).view(2, 3, 6))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from triolet.models.machine.openmp import prepare_openmp, wait_policy
+from triolet.models.machine.openmp import prepare_openmp
 
 WATCHED = """
 import os, sys
@@ -56,9 +56,3 @@ def test_too_late_is_told_with_what_to_do(caplog):
     assert policy.setting is None
     assert environment == {}
     assert "set OMP_WAIT_POLICY=PASSIVE in the environment" in caplog.text
-
-
-def test_looking_changes_nothing():
-    environment: dict[str, str] = {}
-    assert wait_policy(environment, ()).setting is None
-    assert environment == {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -278,15 +277,3 @@ def test_what_a_model_cannot_give_is_our_bug(start, tmp_path):
     ]
     with pytest.raises(AssertionError, match="mean needs all positions"):
         decoder.run(*shared)
-
-
-def test_the_last_vector_behind_a_shared_prefix_is_the_same(start, tmp_path):
-    """Pages that another prompt has written serve it."""
-    driver = start(make_checkpoint("llama", tmp_path))
-    pooling = Pooling(kind="last", normalize=True)
-    prompt = noise(23, 1)
-    first, second = driver.run(
-        TextJob(prompt=prompt, pooling=pooling), TextJob(prompt=prompt, pooling=pooling, shared=4, joins=1)
-    )
-    assert second.vector == pytest.approx(first.vector, abs=1e-5)
-    assert np.linalg.norm(second.vector) == pytest.approx(1.0)

@@ -100,16 +100,6 @@ def test_a_holder_that_cannot_count_is_released():
     assert stack.report == ReleaseReport(before={"slots": 0, "pages": 2}, after={"slots": 0, "pages": 0})
 
 
-def test_resources_of_one_owner_are_counted_together():
-    """An owner may own more than once; callbacks hold no bytes and are not listed."""
-    stack = ResourceStack()
-    stack.own("buffers", Buffers.of(3))
-    stack.own("buffers", Buffers.of(4))
-    stack.own("outputs", Buffers.of())
-    stack.callback("threads", lambda: None)
-    assert stack.bytes_by_owner() == {"buffers": 7, "outputs": 0}
-
-
 def test_what_is_counted_is_the_storage():
     """A view pins its whole storage; a storage that is held twice counts once, for its first owner, and both are
     named."""

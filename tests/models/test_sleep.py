@@ -16,7 +16,6 @@ from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models import executor as module
 from triolet.models.blueprints import blueprint as common
 from triolet.models.blueprints import whisper as blueprint
-from triolet.models.executor import TorchExecutor
 from triolet.models.networks.whisper import WhisperModel
 
 BOTH_WAYS = pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
@@ -73,18 +72,6 @@ def test_the_same_tokens_before_and_after(books, open_driver, checkpoint, transc
     executor.close()
     assert executor.released.before == parked
     assert books.live() == {}
-
-
-@BOTH_WAYS
-def test_what_it_knew_is_forgotten(driver, audio, ids, job, keep_weights):
-    """Encoder outputs and sequences: the same keys are encoded again, and no record is left."""
-    driver.encode(a=audio(1))
-    driver.executor._records[7] = None
-    driver.executor.sleep(keep_weights=keep_weights)
-    assert not driver.executor._records
-    driver.executor.wake()
-    driver.encode(a=audio(1))
-    assert driver.run(job(key="a", prompt=(ids.start,), max_tokens=2))[0].tokens
 
 
 def test_threads_are_given_back_while_it_sleeps(open_driver, checkpoint):
@@ -328,11 +315,3 @@ def test_another_training_of_the_same_model_is_told(open_driver, checkpoint, tmp
         executor.wake()
     assert executor.memory().by_owner == {}
     executor.close()
-
-
-def test_memory_that_is_not_there_is_told(checkpoint, config):
-    """A petabyte of pages: `DeviceOutOfMemory`, on the CPU too, and nothing is left."""
-    executor = TorchExecutor(checkpoint, config(self_kv_bytes=1 << 50))
-    with pytest.raises(DeviceOutOfMemory, match="the model does not fit the host's memory"):
-        executor.open()
-    assert executor.memory().by_owner == {}

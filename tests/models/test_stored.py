@@ -67,13 +67,6 @@ class WatchedPath(type(Path())):
         return self.files[-1]
 
 
-def test_the_file_is_opened_once_for_all_pieces_and_closed_with_the_last(large: tuple[Path, torch.Tensor]) -> None:
-    path = WatchedPath(large[0])
-    stored = evolve(stored_tensors(large[0])["large"], path=path)
-    stored.to()
-    assert [file.closed for file in path.files] == [True]
-
-
 def test_a_file_that_is_not_read_to_its_end_is_closed_too(large: tuple[Path, torch.Tensor]) -> None:
     """Where the reader leaves, where the target has no room and where the file ends early, though the error is kept."""
     path, tensor = WatchedPath(large[0]), large[1]
@@ -97,18 +90,6 @@ def test_a_pickle_is_read_in_pieces_too(tmp_path: Path, large: tuple[Path, torch
     assert isinstance(stored, MappedTensor)
     assert (stored.shape, stored.dtype) == (tuple(tensor.shape), tensor.dtype)
     assert torch.equal(torch.cat(list(stored.pieces())), tensor.flatten())
-
-
-def test_a_file_that_has_become_shorter_is_told(large: tuple[Path, torch.Tensor]) -> None:
-    path, _ = large
-    stored = stored_tensors(path)["large"]
-    with path.open("r+b") as file:
-        file.truncate(stored.begin + 10)
-    with pytest.raises(CheckpointError, match=r"'large' of .* cannot be read: the file ends within it"):
-        stored.to()
-    path.unlink()
-    with pytest.raises(CheckpointError, match=r"cannot be read: .*No such file"):
-        stored.to()
 
 
 def test_a_dtype_that_torch_does_not_have_is_told(large: tuple[Path, torch.Tensor]) -> None:

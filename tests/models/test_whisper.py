@@ -7,8 +7,6 @@ import torch
 
 from triolet.core.request import LogitRules, Probe
 
-from .conftest import encode_job
-
 
 def encoder_output(driver, key):
     return driver.executor._open.outputs.get(key)
@@ -24,15 +22,6 @@ def test_encoder_outputs_equal_transformers(driver, audio, reference, features):
         torch.testing.assert_close(encoder_output(driver, key), expected, atol=2e-5, rtol=1e-5)
 
 
-def test_an_output_does_not_depend_on_its_batch(driver, audio):
-    """Encoded alone or with others, a window has one output, up to rounding."""
-    driver.encode(alone=audio(1, 1.1))
-    driver.encode(with_others=audio(1, 1.1), other=audio(2))
-    torch.testing.assert_close(
-        encoder_output(driver, "alone"), encoder_output(driver, "with_others"), atol=1e-5, rtol=1e-5
-    )
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -41,8 +30,6 @@ def test_an_output_does_not_depend_on_its_batch(driver, audio):
         {"decoder_layers": 1, "encoder_layers": 3},
         {"num_mel_bins": 128, "encoder_attention_heads": 2, "decoder_attention_heads": 6},
         {"tie_word_embeddings": False},
-        {"encoder_layers": 12, "decoder_layers": 4},  # distil-small.en
-        {"encoder_layers": 32, "decoder_layers": 2, "num_mel_bins": 128},  # distil-large-v3
         {"encoder_layers": 32, "decoder_layers": 4, "num_mel_bins": 128},  # large-v3-turbo
     ],
     ids=str,
@@ -83,11 +70,3 @@ def test_half_precision_runs_and_is_close(open_driver, checkpoint, job, audio, i
         for step, key in enumerate("ab")
     ]
     assert all(len(one.tokens) == 24 or one.tokens[-1] == ids.eos for one in driver.run(*jobs))
-
-
-def test_encode_jobs_may_be_lists_or_arrays(driver, audio):
-    """Payloads are anything torch takes as a float vector."""
-    samples = audio(1, 0.2)
-    driver.executor.encode((encode_job(driver.description, "list", samples.tolist()),))
-    driver.executor.encode((encode_job(driver.description, "array", samples),))
-    torch.testing.assert_close(encoder_output(driver, "list"), encoder_output(driver, "array"))
