@@ -1,4 +1,4 @@
-"""From the planner's chunks to what a network feeds: checks of a chunk, and a chunk of a beam search as one chunk for
+"""The way of the planner's chunks to a network: checks of a chunk, and a chunk of a beam search as one chunk for
 each beam. No network knows of beams."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def is_over(record: Record) -> bool:
 
 
 def _known(record: Record) -> int:
-    """How many tokens the sequence has. Of a search that is done, the most that it may have."""
+    """The number of tokens of the sequence; of a search that is done, the most that it may have."""
     if record.search is None:
         return len(record.tokens)
     if record.search.state.done:

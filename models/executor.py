@@ -61,7 +61,7 @@ def _still_the_same(folder: Path) -> Iterator[None]:
 
 @frozen(kw_only=True, eq=False)
 class _Open:
-    """What an open executor works with. The executor and the resource stack hold it, nothing else.
+    """The parts that an open executor works with. The executor and the resource stack hold it, nothing else.
 
     Every holder of tensors here has an owner in the stack: `TorchExecutor._take` looks for tensors without one.
     """
@@ -77,7 +77,7 @@ class _Open:
 
     @property
     def all_parts(self) -> tuple[Parts, ...]:
-        """Of the model, and of the draft model if there is one."""
+        """The parts of the model, and of the draft model if there is one."""
         return (self.main,) if self.draft is None else (self.main, self.draft)
 
     def crossed(self) -> list[tuple[Parts, EncoderOutputs]]:
@@ -109,7 +109,7 @@ class TorchExecutor:
     model: str | Path
     config: EngineConfig
     released: ReleaseReport = field(init=False, factory=ReleaseReport, repr=False)
-    """What the last `sleep` or `close`, or failed `open` or `wake`, gave back, also where it raised: bytes by owner,
+    """The report of the last `sleep` or `close`, or failed `open` or `wake`, also where it raised: bytes by owner,
     before and after."""
     _stack: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
@@ -416,7 +416,7 @@ class TorchExecutor:
         return answers
 
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
-        """Sampled tokens, and the accepted draft tokens behind them; what searches have found. The records grow once
+        """Sampled tokens, and the accepted draft tokens after them; what searches have found. The records grow once
         all has gone well."""
         every, owned, copies = spread_all(feeds)
         if not every:
@@ -444,7 +444,7 @@ class TorchExecutor:
 
     def memory(self) -> DeviceMemory:
         """Bytes held now, by owner; asleep, the bytes parked in host memory. None before `open` and after `close`,
-        unless released tensors are still alive: their bytes are told, too."""
+        unless released tensors are still alive: their bytes are counted, too."""
         by_owner = {**self._stack.bytes_by_owner(), **self._parked.bytes_by_owner()}
         asleep = self._blueprints is not None and self._open is None
         return DeviceMemory(device=str(_HOST) if asleep else self._device, by_owner=by_owner)
@@ -476,7 +476,7 @@ class TorchExecutor:
 
 
 def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:
-    """In the name of the draft model."""
+    """Takes over ``holder`` in the name of the draft model."""
     return own(f"draft_{owner}", holder)
 
 

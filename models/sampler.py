@@ -1,6 +1,6 @@
 """`Sampler`: which logits a step needs, the tokens sampled from them, and the draft tokens that were right.
 
-A chunk that samples gives the token behind its last one. Where draft tokens were proposed behind it, the row of each
+A chunk that samples gives the token after its last one. Where draft tokens were proposed after it, the row of each
 draft token gives one more: a draft token is accepted if it is the very token that is sampled before it. So speculation
 changes no token, greedy or not: sampling is keyed by position (`triolet.models.sampling.logits`), and a sampled token
 depends on no draft token that was rejected. The distribution is that of speculative sampling (Leviathan et al. 2023,
@@ -67,7 +67,8 @@ class Sampler:
         return sampled
 
     def try_sample(self, feeds: Sequence[Feed], copies: Sequence[Copy] = ()) -> list[SampledToken]:
-        """As `sample`, but where a sequence has no token to sample, its result is no token: see `is_token`."""
+        """Samples as `sample` does, but the result of a sequence without a token to sample is no token: see
+        `is_token`."""
         wanted = _wanted_rows(feeds)
         beams = [feeds[index] for index in wanted.searches]
         owners = list(dict.fromkeys(feed.record.search for feed in beams if feed.record.search is not None))
@@ -123,7 +124,7 @@ def is_token(sampled: SampledToken) -> bool:
 
 
 def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
-    """The first sampled token, and those behind the draft tokens that were right: a row counts if the draft token that
+    """The first sampled token, and those after the draft tokens that were right: a row counts if the draft token that
     it fed was sampled in the row before."""
     kept = [sampled[0]]
     for draft, behind in zip(feed.proposed, sampled[1:], strict=True):

@@ -24,7 +24,7 @@ class Proposer(Protocol):
         """Takes a sequence before its first chunk."""
 
     def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
-        """For each chunk of a step up to ``draft_tokens`` tokens that may follow it."""
+        """Returns for each chunk of a step up to ``draft_tokens`` tokens that may follow it."""
 
 
 @frozen(kw_only=True)
@@ -93,7 +93,7 @@ class DraftModelProposer:
 
 
 def _read(feed: Feed, last: Feed) -> int:
-    """How many draft tokens the smaller model has read when it has read ``last``. It reads all, the last one too."""
+    """The number of draft tokens that the smaller model has read after ``last``. It reads all, the last one too."""
     return last.part.start + last.part.length - feed.part.start - feed.part.length
 
 
@@ -104,7 +104,7 @@ def _twin(feed: Feed) -> Feed:
 
 
 def _next(feed: Feed, proposed: tuple[int, ...]) -> Feed:
-    """The last of ``proposed`` as a chunk of its own; behind the last one that is wanted nothing is sampled."""
+    """The last of ``proposed`` as a chunk of its own; after the last one that is wanted nothing is sampled."""
     assert feed.record.twin is not None, "a sequence that has been started has a twin"
     start = feed.part.start + feed.part.length + len(proposed) - 1
     part: Chunk = evolve(
@@ -115,5 +115,5 @@ def _next(feed: Feed, proposed: tuple[int, ...]) -> Feed:
 
 
 def clipped(record: Record, proposed: tuple[int, ...]) -> tuple[int, ...]:
-    """As many of ``proposed`` as the sequence's structure allows."""
+    """The first of ``proposed``, as many as the sequence's structure allows."""
     return proposed if record.guide is None else proposed[: record.guide.valid(record.generated, proposed)]

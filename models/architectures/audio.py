@@ -24,7 +24,7 @@ class QwenAudio(Family):
     architecture: str = "Qwen2AudioForConditionalGeneration"
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """One batch of whole windows; what lies behind the end of each is hidden from it and cut off."""
+        """One batch of whole windows; what follows the end of each is hidden from it and cut off."""
         device, dtype = place_of(module)
         features = torch.stack([payload["input_features"] for payload in payloads]).to(device, dtype)
         frames = torch.stack([payload["frames"] for payload in payloads]).to(device)

@@ -2,7 +2,7 @@
 
 Templates differ in what they take for a content. Those of text models know texts alone, many of the others know lists
 of parts alone, and a content of the other kind they refuse, leave out, or write as a list of Python's. So a
-conversation with media is given in several forms, and the one that tells all its texts is taken.
+conversation with media is given in several forms, and the one that shows all its texts is taken.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def render_texts(
     tools: Sequence[Tool] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Rendered:
-    """What the tokenizer's chat template makes of ``messages``, which hold texts alone. Parts of text are joined by
+    """Renders ``messages`` that hold texts alone by the tokenizer's chat template. Parts of text are joined by
     line ends, since templates of text models want texts; the few that refuse texts get parts. See `render`.
 
     Raises:
@@ -51,7 +51,7 @@ def render_parts(
     tools: Sequence[Tool] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Rendered:
-    """What ``template``, or else the tokenizer's own chat template, makes of ``messages``, which may hold images or
+    """Renders ``messages`` by ``template``, or else by the tokenizer's own chat template; they may hold images or
     audio. Texts become lists with one part, or lists of texts one text, where some text would be missing otherwise.
     See `render`.
 
@@ -63,7 +63,7 @@ def render_parts(
 
 
 def _fullest(write: _Write, messages: Sequence[Message], forms: Sequence[Sequence[Message]]) -> Rendered:
-    """The first of ``forms`` that tells all texts, or else the first of those that tell most of them."""
+    """The first of ``forms`` that shows all texts, or else the first of those that show most of them."""
     texts = [text for message in messages for text in _texts(message)]
     best, most, refusals = None, -1, list[InvalidRequest]()
     for form in forms:

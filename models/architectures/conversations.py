@@ -49,7 +49,7 @@ def render(
     tools: Sequence[Tool] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Rendered:
-    """What ``template``, or else the tokenizer's own chat template, makes of ``messages``.
+    """Renders ``messages`` by ``template``, or else by the tokenizer's own chat template.
 
     Args:
         options: further variables of the template.
@@ -92,7 +92,8 @@ def _write(
 
 
 def tools_fault(template: str) -> str | None:
-    """Why a conversation by ``template`` can have no tools; ``None``: it can, or rendering tells what is wrong."""
+    """The reason why a conversation by ``template`` can have no tools; ``None``: it can, or rendering says what is
+    wrong."""
     try:
         variables, _ = _names(template)
     except TemplateSyntaxError:
@@ -101,7 +102,7 @@ def tools_fault(template: str) -> str | None:
 
 
 def _ours(tokenizer: Any) -> frozenset[str]:
-    """What `render` itself gives to the template or to transformers, and what transformers keeps for itself."""
+    """The names that `render` itself gives to the template or to transformers, and those that transformers keeps."""
     theirs = inspect.signature(tokenizer.apply_chat_template).parameters
     return frozenset({"messages", "conversations", *theirs}) - _OPEN
 
@@ -112,7 +113,7 @@ def _check_is_read(
     """Raises `InvalidRequest` where a template would pass over what is given."""
     try:
         variables, members = _names(template)
-    except TemplateSyntaxError:  # which rendering tells
+    except TemplateSyntaxError:  # which rendering reports
         return
     if tools and "tools" not in variables:
         raise InvalidRequest(_NO_TOOLS)

@@ -2,7 +2,7 @@
 
 A family knows some ``model_type`` of transformers, whose modules compute: the encoder with attention of its own, the
 decoder with ours, which reads pages and cross-attention slots. Most of what they need is found in all of them; what a
-module does not let itself be told by an argument is told by `CrossedFamily.instead`.
+module takes by no argument is given by `CrossedFamily.instead`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class CrossedFamily:
     payload: tuple[str, torch.dtype | None] = ("input_ids", torch.long)  # the encoder's argument; None: the weights'
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
-        """The sizes that ``config`` tells of the checkpoint in ``folder``.
+        """The sizes that ``config`` has for the checkpoint in ``folder``.
 
         Raises:
             UnsupportedModel: one is missing.
@@ -63,7 +63,7 @@ class CrossedFamily:
         return None
 
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:
-        """The calls that tell the decoder the ``positions`` [rows] of its rows, and what it adds by distance."""
+        """The calls that give the decoder the ``positions`` [rows] of its rows, and what it adds by distance."""
         raise NotImplementedError
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
@@ -137,7 +137,8 @@ class Moonshine(CrossedFamily):
 
 
 def _normalized(extractor: Any, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What the extractor makes of one piece of audio. A call of it would leave a cycle behind, for the collector."""
+    """Normalizes one piece of audio as the extractor does. A call of it would leave a cycle, for the
+    collector."""
     read: np.ndarray[Any, Any] = extractor.zero_mean_unit_var_norm([samples], attention_mask=None)[0]
     return read
 

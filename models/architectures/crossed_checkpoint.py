@@ -29,7 +29,7 @@ _REFUSED: dict[
     "sequence_bias": (None, {}),
     "watermarking_config": (None,),
 }
-_THE_CALLERS = {  # settings that are for a request to say, and what `SamplingParams` has without being told
+_THE_CALLERS = {  # settings that are for a request to say, and what `SamplingParams` has by default
     "do_sample": (None, False),
     "num_beams": (None, 1),
     "repetition_penalty": (None, 1.0),
@@ -51,7 +51,7 @@ class CrossedCheckpoint(ModuleCheckpoint):
 
 
 def is_crossed(folder: Path) -> bool:
-    """Whether the checkpoint in ``folder`` is an encoder-decoder with a `CrossedFamily`, by its architecture. Raises
+    """True if the checkpoint in ``folder`` is an encoder-decoder with a `CrossedFamily`, by its architecture. Raises
     `CheckpointError` when there is none."""
     config = read_config(folder)
     family = find_crossed_family(config.get("model_type"))
@@ -144,7 +144,7 @@ class _Tokens:
         return tuple(token for word in words for token in word if token not in ends)
 
     def start(self) -> int:
-        """As `generate` finds it: the start token, or else the token that begins texts."""
+        """The token that `generate` finds: the start token, or else the token that begins texts."""
         for name in ("decoder_start_token_id", "bos_token_id"):
             token = self.one(name)
             if token is not None:
@@ -156,7 +156,7 @@ class _Tokens:
 
 
 def _check_generation(folder: Path, generation: Any) -> None:
-    """Refuses what is not done, and tells what a request is to ask for itself."""
+    """Refuses what is not done, and logs what a request is to ask for itself."""
     asked = {name: getattr(generation, name, None) for name in (*_REFUSED, *_THE_CALLERS)}
     refused = [f"{name}={asked[name]!r}" for name, nothing in _REFUSED.items() if asked[name] not in nothing]
     if refused:

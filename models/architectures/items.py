@@ -22,7 +22,7 @@ from .prompts import TextPreparer, payload_key, tokenize
 
 @frozen(kw_only=True)
 class ItemSettings:
-    """What the items of one checkpoint have in common."""
+    """The settings that the items of one checkpoint have in common."""
 
     start_id: int  # decoder_start_token_id: the decoder's first token
     identity: str  # of all that an encoder output depends on beside the item itself

@@ -109,7 +109,7 @@ class Reader(Protocol):
 
     @property
     def sampling_rate(self) -> int:
-        """Of audio, in Hz; 0 for images."""
+        """The rate of audio in Hz; 0 for images."""
 
     def read(self, item: Any) -> Read:
         """Raises `InvalidRequest`, without saying which item it is, where ``item`` cannot be read."""

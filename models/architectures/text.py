@@ -1,7 +1,7 @@
 """Reads a text model's checkpoint, all but the weights: what it is, its sizes, its special tokens; and refuses what the
 engine's attention would compute wrongly.
 
-What can be told from config.json is refused here, before the weights are read. The comparison at open
+What config.json shows is refused here, before the weights are read. The comparison at open
 finds the rest.
 """
 
@@ -157,7 +157,7 @@ def _architecture(plain: Settings, config: Any) -> str:
 
 
 def _refuse(folder: Path, plain: Settings, config: Any, text: Any) -> None:
-    """Raises `UnsupportedModel` for what the configuration tells that the engine does not compute."""
+    """Raises `UnsupportedModel` for what the configuration asks and the engine does not compute."""
     reason = _reason(config, text)
     if reason:
         raise UnsupportedModel(
@@ -301,7 +301,7 @@ def _listed(generation: Settings | None, name: str, vocabulary: int) -> tuple[in
 
 
 def _sentence_pooling(folder: Path) -> Pooling | None:
-    """What sentence-transformers' files ask for; ``None`` where there are none."""
+    """The pooling that sentence-transformers' files ask for; ``None`` where there are none."""
     path = folder / "modules.json"
     if not path.is_file():
         return None

@@ -41,7 +41,7 @@ class QwenVision(Family):
     def positions(
         self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]
     ) -> tuple[Tensor, int]:
-        """Text counts on; an image's rows and columns count from where it stands, and the text behind it
+        """Text counts on; an image's rows and columns count from where it stands, and the text after it
         goes on after the longer side."""
         config: Any = module.config
         merge = config.vision_config.spatial_merge_size
@@ -135,7 +135,7 @@ class Tiled(Family):
 
 @frozen(kw_only=True)
 class _ImageReader:
-    """What the readers of images share."""
+    """The common part of the readers of images."""
 
     processor: Any = field(repr=False)  # transformers' image processor
     token: str
@@ -256,7 +256,7 @@ def _image_processor(folder: Path) -> Any:
 
 
 def _class_tokens(config: Any) -> int:
-    """How many embeddings LLaVA's encoder puts before the patches'."""
+    """The number of embeddings that LLaVA's encoder puts before the patches'."""
     kind = config.vision_config.model_type
     if kind not in _CLASS_TOKENS:
         raise UnsupportedModel(f"a LLaVA checkpoint with a {kind} encoder; allowed: {', '.join(_CLASS_TOKENS)}")

@@ -1,4 +1,5 @@
-"""When tokens are spoken, from the decoder's cross-attention: smoothed weights, then the best monotone path.
+"""The times at which tokens are spoken, from the decoder's cross-attention: smoothed weights, then the best monotone
+path.
 
 A few heads of a Whisper decoder attend to the frames in which the next token is spoken. Their weights are brought to
 one scale, smoothed over time and averaged. Dynamic time warping finds the path through tokens and frames with the
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_TINY = torch.finfo(torch.float32).tiny  # a frame to which all tokens attend alike tells nothing: 0 / 0 would be NaN
+_TINY = torch.finfo(torch.float32).tiny  # a frame to which all tokens attend alike says nothing: 0 / 0 would be NaN
 
 
 def cross_weights(queries: Tensor, keys: Tensor, frames: int) -> Tensor:
@@ -29,7 +30,7 @@ def cross_weights(queries: Tensor, keys: Tensor, frames: int) -> Tensor:
     [heads, tokens, frames].
 
     The shares of all frames are taken before the others are cut off, as in transformers: a token that attends to the
-    silence behind the audio gives little to the audio.
+    silence after the audio gives little to the audio.
 
     Args:
         queries: scaled, [heads, tokens, head_dim].

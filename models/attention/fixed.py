@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 from torch import Tensor
 
 from ..memory.kv import PagedKV
@@ -37,7 +37,7 @@ class Bucket:
 
 @frozen(kw_only=True)
 class Buckets:
-    """Which shapes there are: rows by powers of two up to 8, then by eights; pages by powers of two."""
+    """The shapes that there are: rows by powers of two up to 8, then by eights; pages by powers of two."""
 
     rows: int  # most, 1 or more
     pages: int  # most, 1 or more: those of a sequence of full length
@@ -93,15 +93,8 @@ class FixedInputs:
 
     def on(self, device: torch.device) -> FixedInputs:
         """The same on ``device``."""
-        return FixedInputs(
-            bucket=self.bucket,
-            token_ids=self.token_ids.to(device),
-            starts=self.starts.to(device),
-            positions=self.positions.to(device),
-            slot_mapping=self.slot_mapping.to(device),
-            table=self.table.to(device),
-            logits=self.logits.to(device),
-        )
+        tensors = asdict(self, recurse=False, filter=lambda _, value: isinstance(value, Tensor))
+        return FixedInputs(bucket=self.bucket, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
 
 def describe(
@@ -143,7 +136,7 @@ class FixedStep:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """See `paged.PagedStep.attend`."""
+        """Attends as `paged.PagedStep.attend` does."""
         spare = self.inputs.slot_mapping >= self.paged.pages * self.paged.page_size
         written = torch.cat([keys.flatten(1), values.flatten(1)], 1).masked_fill(spare[:, None], 0)
         self.paged.write(layer, self.inputs.slot_mapping, written)

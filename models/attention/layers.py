@@ -47,7 +47,7 @@ def register(name: str) -> None:
 
 @frozen(kw_only=True)
 class LayerRequest:
-    """What one layer asks of attention."""
+    """The request that one layer makes to attention."""
 
     layer: int
     kv_heads: int
@@ -79,7 +79,7 @@ class AnyStep(Protocol):
 
     @property
     def attend(self) -> Callable[..., Tensor]:
-        """See `paged.PagedStep.attend`."""
+        """Attends as `paged.PagedStep.attend` does."""
 
 
 @define(kw_only=True, eq=False)

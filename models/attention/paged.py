@@ -63,7 +63,7 @@ class _Chunk:
 
 
 def _chunks(rows: Rows, page_size: int) -> list[_Chunk]:
-    """By length, then by position."""
+    """Returns the chunks by length, then by position."""
     found: list[_Chunk] = []
     row = 0
     for length, table, _, _ in rows.chunks:
@@ -84,7 +84,7 @@ class Short:
     mask: Tensor  # [count, 1 or heads, length, pages * page_size], see `mask_of`
 
     def attend(self, paged: PagedKV, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
-        """Of ``queries`` [count * length, heads, head_dim], in the same shape."""
+        """Attention of ``queries`` [count * length, heads, head_dim], in the same shape."""
         keys, values = paged.gather(layer, self.table, self.count)
         heads = keys.shape[1]
         if self.length == 1:  # the query heads that share a key's head are its rows: nothing is repeated

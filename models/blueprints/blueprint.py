@@ -81,7 +81,7 @@ class Blueprint:
 
     @property
     def device_names(self) -> str:
-        """As in `ModelDescription.device`: ``"cuda:0"``, or ``"cuda:0, cuda:1"``."""
+        """The names as in `ModelDescription.device`: ``"cuda:0"``, or ``"cuda:0, cuda:1"``."""
         return ", ".join(map(str, self.devices or (self.device,)))
 
     @property
@@ -119,7 +119,7 @@ class Blueprint:
 
     @property
     def chosen(self) -> Budget:
-        """How many pages and slots there are."""
+        """The numbers of pages and slots."""
         assert self.budget is not None, "pages and slots are counted when the weights are loaded"
         return self.budget
 

@@ -1,4 +1,4 @@
-"""How many bytes an engine will hold, before anything is loaded: by what the checkpoint's files say, and the settings.
+"""The bytes that an engine will hold, before anything is loaded: by the checkpoint's files, and the settings.
 
 The estimate is an upper bound but for odds and ends: a matrix counts with all its values in the dtype that it is
 computed in, although it may be packed or shared when it is loaded, and keys and values as if memory were plentiful.
@@ -53,15 +53,15 @@ _SCALES = "gemma"  # in model types: token embeddings that scale, and are not qu
 
 @frozen
 class StoredShape:
-    """What a checkpoint's file says of one of its tensors."""
+    """The shape and dtype of a tensor in a checkpoint's file."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def estimate(model: str | Path, config: EngineConfig) -> DeviceMemory:
-    """What an engine of the checkpoint ``model`` will hold, by owner, and at most. Downloads the checkpoint where it is
-    not here; reads no weight.
+    """The bytes that an engine of the checkpoint ``model`` will hold, by owner, at most. Downloads the checkpoint where
+    it is not here; reads no weight.
 
     Raises:
         CheckpointError: it is missing, incomplete or damaged.
@@ -75,7 +75,7 @@ def estimate(model: str | Path, config: EngineConfig) -> DeviceMemory:
 
 
 def planned(blueprints: Blueprints, weights: int, native: int = 0) -> DeviceMemory:
-    """With so many bytes of ``weights``, and of the ``native`` library beside them: their keys and values, and the
+    """The memory with so many bytes of ``weights`` and of the ``native`` library: with keys and values, and the
     encoder cache."""
     main, draft = blueprints.main, blueprints.draft
     together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
@@ -96,7 +96,7 @@ def planned(blueprints: Blueprints, weights: int, native: int = 0) -> DeviceMemo
 
 
 def encodes(blueprint: AnyBlueprint) -> bool:
-    """Whether the model has an encoder whose outputs are kept."""
+    """True if the model has an encoder whose outputs are kept."""
     return not isinstance(blueprint, TextBlueprint) or blueprint.checkpoint.family is not None
 
 
@@ -144,7 +144,7 @@ def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
 
 
 def may_be_native(blueprint: AnyBlueprint) -> bool:
-    """Whether the native library computes the model, as far as it can be told before the weights are read."""
+    """True if the native library computes the model, as far as it is known before the weights are read."""
     return (
         blueprint.device.type == "cpu"
         and blueprint.dtype == torch.float32
@@ -163,7 +163,7 @@ def _is_known(blueprint: TextBlueprint | CrossedBlueprint) -> bool:
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
-    """Without a head that is the token embedding; without a decoder, where the engine has none."""
+    """The tensors that are read: no head that is the token embedding, no decoder where the engine has none."""
     if not blueprint.config.decodes:
         return ((name, one) for name, one in stored.items() if _is_of_encoder(blueprint, name))
     tied = isinstance(blueprint, TextBlueprint) and getattr(blueprint.checkpoint.config, "tie_word_embeddings", False)
@@ -188,7 +188,7 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
 
 
 def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
-    """Whether it is a matrix that the native library computes."""
+    """True if it is a matrix that the native library computes."""
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name:
         return False
     if isinstance(blueprint, TextBlueprint):
@@ -212,7 +212,7 @@ def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> in
 
 
 def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
-    """Whether quantization takes it: a linear layer's matrix or a token embedding, of the part that decodes."""
+    """True if quantization takes it: a linear layer's matrix or a token embedding, of the part that decodes."""
     if len(stored.shape) != 2 or not name.endswith(".weight"):
         return False
     if not isinstance(blueprint, TextBlueprint):

@@ -97,7 +97,7 @@ class Blueprints:
 
     @classmethod
     def read(cls, model: str | Path, config: EngineConfig) -> Blueprints:
-        """As `read_blueprint`.
+        """Reads the blueprints, each as `read_blueprint` does.
 
         Raises:
             InvalidRequest: a draft model of another kind or vocabulary, too.
@@ -122,11 +122,11 @@ class Blueprints:
 
     @property
     def kind(self) -> Kind:
-        """Of the model."""
+        """The kind of the model."""
         return self.main.checkpoint.kind if isinstance(self.main, TextBlueprint) else Kind.ENCODER_DECODER
 
     def sized(self, weights: int) -> Blueprints:
-        """With as many pages and slots as there is room for beside the ``weights`` (bytes), which are loaded; the draft
+        """The blueprints with as many pages and slots as there is room for beside the ``weights`` (bytes); the draft
         model has as many as the model: page for page, they hold the same tokens. What was chosen once stays.
 
         Raises:
@@ -141,12 +141,12 @@ class Blueprints:
         return Blueprints(main=evolve(main, budget=budget), draft=placed)
 
     def with_fingerprints(self, fingerprints: Sequence[str]) -> Blueprints:
-        """With those of the weights."""
+        """The blueprints with the fingerprints of the weights."""
         main, *rest = [evolve(one, fingerprint=new) for one, new in zip(self.all, fingerprints, strict=True)]
         return Blueprints(main=main, draft=rest[0] if rest else None)
 
     def describe(self, name: str) -> ModelDescription:
-        """What the engine must know: an encoder output takes the bytes of both encoders."""
+        """The facts that the engine must know: an encoder output takes the bytes of both encoders."""
         sizes = [blueprint.describe(name).encoder_bytes for blueprint in self.all]
         return evolve(self.main.describe(name), encoder_bytes=sum(sizes))
 

@@ -1,4 +1,4 @@
-"""Which heads of a Whisper checkpoint's decoder tell when words are spoken, as generation_config.json names them."""
+"""The heads of a Whisper checkpoint's decoder that show when words are spoken, as generation_config.json names them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FILTER_WIDTH = 7  # where neither file says one: transformers' default
 
 @frozen(kw_only=True)
 class AlignmentSettings:
-    """How words are aligned. ``fault`` says why they cannot be; ``None``: they can."""
+    """The settings by which words are aligned. ``fault`` says why they cannot be; ``None``: they can."""
 
     heads: tuple[tuple[int, int], ...]  # (layer, head) of the decoder
     filter_width: int  # frames of the median filter, odd
@@ -61,7 +61,7 @@ def _filter_width(generation: Settings | None, config: Settings) -> tuple[Any, S
 
 
 def _fault(written: Any, layers: int, heads: int) -> str | None:
-    """Why ``written`` names no heads of the decoder; ``None`` where it does."""
+    """The reason why ``written`` names no heads of the decoder; ``None`` where it does."""
     allowed = f"allowed: pairs of [layer, head], layers 0 to {layers - 1} and heads 0 to {heads - 1} of its decoder"
     if not isinstance(written, list) or not written:
         return allowed

@@ -118,7 +118,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         UnsupportedModel: the folder holds an adapter, or a model as another program has it.
     """
     path = folder / "config.json"
-    if (folder / "adapter_config.json").is_file():  # beside a model it would be left out, and nobody told
+    if (folder / "adapter_config.json").is_file():  # beside a model it would be left out without a word
         raise UnsupportedModel(
             f"{folder} holds an adapter (adapter_config.json), which is not applied; allowed: whole models. Merge it "
             "into its model (merge_and_unload of peft) and save that"

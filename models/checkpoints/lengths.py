@@ -1,4 +1,4 @@
-"""How few tokens a text can have: the most characters that one token stands for, where the tokenizer's parts prove it.
+"""The fewest tokens of a text, by the most characters that a token stands for, where a tokenizer's parts prove it.
 
 Then a text of n characters has n / most tokens or more, and one that is far too long for a model is refused before it
 is tokenized. Every character of a text must be in some token for that, and no token may stand for any number of them.
@@ -31,7 +31,7 @@ Part = Mapping[str, Any]
 
 
 def lengths_of(tokenizer: Any) -> Lengths | None:
-    """What is sure of ``tokenizer``; ``None``: nothing is.
+    """The lengths that are sure of ``tokenizer``; ``None``: nothing is.
 
     Args:
         tokenizer: transformers', or `WhisperTokenizer`.
@@ -58,7 +58,7 @@ def _state(part: Any) -> Part | None:
 
 
 def _shrinks(normalizer: Part | None) -> int | None:
-    """How many characters at most become one; ``None``: any number, or nobody knows."""
+    """The most characters that become one; ``None``: any number, or nobody knows."""
     if normalizer is None:
         return 1
     kind = normalizer["type"]
@@ -73,7 +73,7 @@ def _shrinks(normalizer: Part | None) -> int | None:
 
 
 def _keeps(parting: Part | None) -> bool:
-    """Whether words have all characters of the text together."""
+    """True if words have all characters of the text together."""
     if parting is None:
         return True
     if parting["type"] == "Sequence":

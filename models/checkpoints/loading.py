@@ -35,7 +35,7 @@ def load_module(
 
     Args:
         spare: the name of a part that nobody uses, so that its weights may be missing.
-        without: tells parts that the model is to lack; their weights are not read.
+        without: names parts that the model is to lack; their weights are not read.
         quantized: another library quantized the weights, and transformers reads them by it.
 
     Raises:
@@ -105,8 +105,8 @@ def _quiet() -> Iterator[None]:
 
 
 def load_part(loader: str, folder: Path, *, without: Find | None = None, **options: Any) -> Any:
-    """What transformers' class ``loader`` makes of ``folder``, or of ``options`` where they name another ``source``; a
-    model ``without`` some parts is still to be cut off of them.
+    """Makes what transformers' class ``loader`` makes of ``folder``, or of ``options`` where they name another
+    ``source``; a model ``without`` some parts is still to be cut off of them.
 
     Raises:
         UnsupportedModel: transformers needs a package that is not installed.
@@ -140,7 +140,7 @@ def processor_template(folder: Path) -> str | None:
 
 
 def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype]:
-    """Where a module's inputs must be, and of which dtype."""
+    """The device and the dtype that a module's inputs must have."""
     weight = next(module.parameters())
     return weight.device, weight.dtype
 

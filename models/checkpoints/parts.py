@@ -16,7 +16,7 @@ Find = Callable[[Any], Iterable[nn.Module]]
 
 
 def leaving_out(made: type[nn.Module], find: Find) -> type[nn.Module]:
-    """A class like ``made``, whose modules have no more of the parts that ``find`` tells than the weights that other
+    """A class like ``made``, whose modules have no more of the parts that ``find`` names than the weights that other
     parts share: a checkpoint may have these under the name of a part that is left out. See `cut_off`."""
 
     def begin(self: Any, *args: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""The settings in a checkpoint's JSON files, each checked where it is read: damage is told by file and setting."""
+"""The settings in a checkpoint's JSON files, each checked where it is read: damage is reported by file and setting."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Settings:
         return value
 
     def bad(self, name: str, allowed: str) -> CheckpointError:
-        """What to raise where the setting's value is none of ``allowed``."""
+        """The error to raise where the setting's value is none of ``allowed``."""
         return CheckpointError(
             f"{self.path} has {name}={self.get(name)!r}; allowed: {allowed}. Mend it, or save the checkpoint again"
         )

@@ -108,7 +108,7 @@ class StoredTensor:
         return list(self.shape)
 
     def get_dtype(self) -> str:
-        """As the file names it, without reading it."""
+        """The dtype as the file names it, without reading the tensor."""
         return self.kind
 
 
@@ -125,11 +125,11 @@ class MappedTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """The dtype of the values."""
         return self._tensor.dtype
 
     def pieces(self) -> Generator[Tensor, None, None]:
-        """As `StoredTensor.pieces`."""
+        """The values in their order, as `StoredTensor.pieces` gives them."""
         flat, count = self._tensor.flatten(), _PIECE // self.dtype.itemsize
         for begin in range(0, len(flat), count):
             yield flat[begin : begin + count]

@@ -88,7 +88,7 @@ class SpecialTokens:
         return token
 
     def optional(self, name: str, text: str) -> int | None:
-        """As `required`, but ``None`` where there is neither."""
+        """The token that `required` finds; ``None`` where there is neither."""
         written = self._written(name)
         if written is None:
             return self._by_text(text)

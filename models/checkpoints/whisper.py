@@ -1,6 +1,6 @@
 """Reads a Whisper checkpoint in transformers' layout: its sizes, features, weights and special tokens.
 
-Errors tell apart: no such folder, no checkpoint in it, a checkpoint without weights, another architecture, damaged or
+Errors distinguish: no such folder, no checkpoint in it, a checkpoint without weights, another architecture, damaged or
 incomplete files. torch and transformers are imported where they are first needed: the light checks work without them.
 """
 
@@ -54,13 +54,13 @@ _DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "median_filter_width": 7,
     }
 )
-"""What config.json need not say: transformers' `WhisperConfig`."""
+"""The settings that config.json need not say: transformers' `WhisperConfig`."""
 
 _SAMPLE = 256  # values of each piece of a tensor that the fingerprint is made of
 
 
 def is_whisper(folder: Path) -> bool:
-    """Whether the checkpoint in ``folder`` is of Whisper. Raises `CheckpointError` when there is none."""
+    """True if the checkpoint in ``folder`` is of Whisper. Raises `CheckpointError` when there is none."""
     return read_config(folder).get("model_type") == "whisper"
 
 
@@ -163,10 +163,6 @@ class FeatureSettings:
         """Feature frames of a whole window."""
         return self.window_samples // self.hop_length
 
-    def to_dict(self) -> dict[str, int]:
-        """The settings as plain values, for the processor's identity."""
-        return asdict(self)
-
 
 @mutable(eq=False)
 class WeightFiles:
@@ -235,7 +231,7 @@ class WeightFiles:
 
 @frozen(kw_only=True)
 class Checkpoint:
-    """What a checkpoint's files say, apart from the weights."""
+    """The facts in a checkpoint's files, apart from the weights."""
 
     folder: Path
     shape: WhisperShape
@@ -259,7 +255,7 @@ class Checkpoint:
 
     def identity(self, fingerprint: str, dtype: str) -> str:
         """A hash of all that an encoder output depends on beside the samples."""
-        settings = {**self.features.to_dict(), "shape": repr(self.shape), "weights": fingerprint, "dtype": dtype}
+        settings = {**asdict(self.features), "shape": repr(self.shape), "weights": fingerprint, "dtype": dtype}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

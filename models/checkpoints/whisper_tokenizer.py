@@ -24,7 +24,7 @@ _CLEAN = {"skip_special_tokens": True}
 
 @define(eq=False, slots=False)
 class WhisperTokenizer:
-    """What the engine asks of a tokenizer, from tokenizer.json alone. All else is asked of transformers' tokenizer,
+    """A tokenizer for what the engine asks, from tokenizer.json alone. All else is asked of transformers' tokenizer,
     which is made when it is first needed."""
 
     _backend: Tokenizer = field(repr=False)
@@ -33,7 +33,7 @@ class WhisperTokenizer:
     @classmethod
     def read(cls, folder: Path, make: Callable[[], Any]) -> WhisperTokenizer | None:
         """The tokenizer in ``folder``; ``None``: transformers makes more of the files than is done here, or they are
-        damaged, which it tells.
+        damaged, which it reports.
 
         Args:
             make: makes transformers' tokenizer.
@@ -41,7 +41,7 @@ class WhisperTokenizer:
         try:
             backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
             plain = _is_plain(backend) and _agrees(backend, folder)
-        except Exception:  # noqa: BLE001  (the package has no class of its own; transformers tells what is wrong)
+        except Exception:  # noqa: BLE001  (the package has no class of its own; transformers reports what is wrong)
             return None
         backend.no_padding()  # as transformers does for every text
         backend.no_truncation()
@@ -57,7 +57,7 @@ class WhisperTokenizer:
 
     @property
     def backend_tokenizer(self) -> Tokenizer:
-        """As of transformers' tokenizer."""
+        """The attribute of transformers' tokenizer."""
         return self._backend
 
     def __getattr__(self, name: str) -> Any:
@@ -69,7 +69,7 @@ class WhisperTokenizer:
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def __call__(self, *texts: Any, **options: Any) -> Any:
-        """As transformers' tokenizer."""
+        """Calls transformers' tokenizer."""
         return self.whole(*texts, **options)
 
     def get_vocab(self) -> dict[str, int]:
@@ -107,7 +107,7 @@ def whole_tokenizer(tokenizer: Any) -> Any:
 
 
 def _is_plain(backend: Tokenizer) -> bool:
-    """Whether it is the tokenizer that transformers makes of the same vocabulary and merges."""
+    """True if it is the tokenizer that transformers makes of the same vocabulary and merges."""
     model, before = backend.model, backend.pre_tokenizer
     return (
         isinstance(model, models.BPE)
@@ -122,7 +122,7 @@ def _is_plain(backend: Tokenizer) -> bool:
 
 
 def _agrees(backend: Tokenizer, folder: Path) -> bool:
-    """Whether the files beside tokenizer.json add nothing to it and change nothing."""
+    """True if the files beside tokenizer.json add nothing to it and change nothing."""
     config, named, added = (_read(folder / f"{name}.json") for name in _BESIDE)
     if config.get("tokenizer_class") not in _CLASSES or config.get("add_prefix_space") or "auto_map" in config:
         return False

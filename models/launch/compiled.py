@@ -1,6 +1,6 @@
 """A decoder's layers, compiled by `torch.compile`: transformers' own code, its small operations fused.
 
-Each layer breaks into two graphs, before its attention and behind it: our attention cuts a step as its lengths ask for,
+Each layer breaks into two graphs, before its attention and after it: our attention cuts a step as its lengths ask for,
 which no compiler should follow. All layers share the compiled code, and numbers of rows share it too, but for one row,
 which torch treats on its own. The code belongs to the process, as all that torch compiles; no tensor is in it.
 """

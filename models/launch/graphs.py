@@ -136,7 +136,7 @@ def _workspaces_apart() -> Iterator[None]:
 
 @frozen(kw_only=True)
 class GraphStatistics:
-    """What became of the steps."""
+    """The counts of the steps."""
 
     recorded: int  # shapes, those included that were recorded again
     replayed: int  # steps

@@ -1,4 +1,4 @@
-"""A decoder whose layers lie on several devices, one stage behind the other.
+"""A decoder whose layers lie on several devices, one stage after the other.
 
 accelerate's `dispatch_model` moves arguments too, but by hooks that stay in the modules and hold them in closures.
 
@@ -46,7 +46,7 @@ class Stage:
 
 
 def cut(layers: int, devices: Sequence[torch.device]) -> tuple[Stage, ...]:
-    """As many stages as devices, the layers shared out evenly.
+    """Cuts the layers into as many stages as there are devices, evenly.
 
     Raises:
         InvalidRequest: there are fewer layers than devices.
@@ -64,11 +64,11 @@ def cut(layers: int, devices: Sequence[torch.device]) -> tuple[Stage, ...]:
 
 @frozen(kw_only=True, eq=False)
 class Places:
-    """Where the parts of a module go."""
+    """The places that the parts of a module go to."""
 
     stages: tuple[Stage, ...]
     layers: str  # name of the list of layers
-    last: tuple[str, ...]  # names of what comes behind the layers
+    last: tuple[str, ...]  # names of what comes after the layers
     before: tuple[str, ...]  # names of what stands before them
 
     @classmethod
@@ -86,7 +86,7 @@ class Places:
         return cls(stages=stages, layers=layers, last=tuple(last), before=tuple(before))
 
     def device(self, name: str) -> torch.device:
-        """Of the module ``name``."""
+        """The device of the module ``name``."""
         if name.startswith(f"{self.layers}."):
             index = int(name.removeprefix(f"{self.layers}.").split(".")[0])
             return next(stage.device for stage in self.stages if index < stage.stop)
@@ -111,7 +111,7 @@ def find_layers(module: nn.Module, language: nn.Module, count: int) -> str:
 
 
 def _is_layers(module: nn.Module, count: int) -> bool:
-    """Whether it is a list of ``count`` layers, each with an attention that knows its number."""
+    """True if it is a list of ``count`` layers, each with an attention that knows its number."""
     return (
         isinstance(module, nn.ModuleList)
         and len(module) == count
@@ -157,7 +157,7 @@ class StagedKV:
         )
 
     def another(self, *, pages: int, page_size: int) -> StagedKV:
-        """See `PagedKV.another`."""
+        """A pool of other pages, as `PagedKV.another` makes it."""
         return StagedKV(tuple(part.another(pages=pages, page_size=page_size) for part in self.parts))
 
     @property
@@ -172,16 +172,16 @@ class StagedKV:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what is stored."""
+        """The dtype of the stored KV."""
         return self.parts[0].dtype
 
     def enter(self, chunks: Sequence[Chunk]) -> None:
-        """See `PagedKV.enter`."""
+        """Zeroes pages, as `PagedKV.enter` does."""
         for part in self.parts:
             part.enter(chunks)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """See `PagedKV.copy`."""
+        """Copies pages, as `PagedKV.copy` does."""
         for part in self.parts:
             part.copy(pairs)
 
@@ -196,8 +196,8 @@ class StagedKV:
 
 
 _Moved = dict[tuple[int, torch.device], tuple[Tensor, Tensor]]
-"""What was moved in a call, by identity and device: the tensor (kept, so that the identity stays its own) and where it
-is now."""
+"""The tensors that were moved in a call, by identity and device: the tensor (kept, so that the identity stays its own)
+and where it is now."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -219,7 +219,7 @@ class Pipeline:
 
     @property
     def answers_on(self) -> torch.device:
-        """Where logits and last hidden states are."""
+        """The device of logits and last hidden states."""
         return self.stages[-1].device
 
     @contextmanager
@@ -269,6 +269,6 @@ class StagedStep:
     steps: tuple[PagedStep, ...]
 
     def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, **options: Any) -> Tensor:
-        """See `PagedStep.attend`."""
+        """Attends as `PagedStep.attend` does."""
         index = next(index for index, stage in enumerate(self.stages) if layer < stage.stop)
         return self.steps[index].attend(layer - self.stages[index].first, queries, keys, values, **options)

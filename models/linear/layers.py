@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..native.panels import Panels
 
 _FEW = 16  # rows up to which converting the weights takes longer than the product
-_WHOLE = 32  # inputs that torch reads at once of weights alone: of another number it reads behind their end
+_WHOLE = 32  # inputs that torch reads at once of weights alone: of another number it reads past their end
 
 
 @frozen(eq=False)
@@ -77,7 +77,7 @@ class Int8Linear:
 
 @cache
 def multiplies_int8() -> bool:
-    """Whether this CPU multiplies int8 fast and exactly. Without VNNI oneDNN adds pairs of products up in 16 bits and
+    """True if this CPU multiplies int8 fast and exactly. Without VNNI oneDNN adds pairs of products up in 16 bits and
     cuts off what they do not hold, or torch multiplies one by one: on an AMD EPYC without it a window of whisper-base
     takes 17 s instead of 1."""
     largest = torch.full((4, 64), 127, dtype=torch.int8)

@@ -95,7 +95,7 @@ def _quantized(child: Any, weight: Tensor, scales: Tensor) -> nn.Module:
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """As `quantize`, some rows at a time."""
+    """Quantizes as `quantize` does, some rows at a time."""
     found, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight), dtype=weight.dtype)
     for start in range(0, len(weight), _ROWS):
         rows = slice(start, start + _ROWS)

@@ -27,7 +27,7 @@ class CacheFile:
         return cls(Path(root) / "triolet" / name)
 
     def read(self) -> dict[str, Any]:
-        """What is remembered."""
+        """Returns the object that is remembered."""
         try:
             value = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

@@ -35,7 +35,7 @@ def find_device(name: str) -> torch.device:
 
 
 def find_dtype(name: str, device: torch.device, *, int8: bool = False) -> torch.dtype:
-    """What a model computes in.
+    """The dtype that a model computes in.
 
     Args:
         int8: its matrices are quantized, so that exactness is given up already.
@@ -48,10 +48,10 @@ def find_dtype(name: str, device: torch.device, *, int8: bool = False) -> torch.
 
 
 def find_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """What keys and values are held in, of a model that computes in ``dtype``."""
+    """The dtype that keys and values are held in, of a model that computes in ``dtype``."""
     return dtype if name == "auto" else _DTYPES[name]
 
 
 def computes_in_bfloat16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16; without them it is slower than float32."""
+    """True if this CPU has instructions for products of bfloat16; without them it is slower than float32."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

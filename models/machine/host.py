@@ -1,4 +1,4 @@
-"""What the process may use of the machine: cores and memory, by cgroups and affinity. In a container the machine's own
+"""The cores and the memory that the process may use, by cgroups and affinity. In a container the machine's own
 numbers are wrong.
 
 Every function takes ``read``, which gives a file's text or ``None``, so that tests bring their own files.
@@ -36,7 +36,7 @@ def read_file(path: str) -> str | None:
 
 @frozen(kw_only=True)
 class Cores:
-    """How many threads computing is worth, and what limits them."""
+    """The number of threads that computing is worth, and the limits of it."""
 
     count: int
     logical: int  # of the machine
@@ -58,14 +58,14 @@ class Cores:
 
 
 def cpu_name(read: Read) -> str:
-    """The processor's name, as the system or else Python tells it."""
+    """The processor's name, as the system or else Python gives it."""
     rows = [line.partition(":") for line in (read("/proc/cpuinfo") or "").splitlines()]
     names = [value.strip() for name, _, value in rows if name.strip() == "model name"]
     return next(iter(names), platform.processor() or platform.machine())
 
 
 def cpu_flags(read: Read) -> frozenset[str]:
-    """The instructions that the processor has, as Linux names them; none where the system does not tell."""
+    """The instructions that the processor has, as Linux names them; none where the system does not say."""
     rows = [line.partition(":") for line in (read("/proc/cpuinfo") or "").splitlines()]
     found = [value for name, _, value in rows if name.strip() in {"flags", "Features"}]
     return frozenset(next(iter(found), "").split())
@@ -120,7 +120,7 @@ def _quota(read: Read, folder: str) -> float | None:
 
 def available_memory(read: Read) -> int | None:
     """Bytes that can be taken without swapping, of the machine and of the cgroups that the process is in; ``None``:
-    the system does not tell."""
+    the system does not say."""
     found = [_machine_memory(read), *(_cgroup_memory(read, folder) for folder in _folders(read, "memory"))]
     return min((count for count in found if count is not None), default=None)
 

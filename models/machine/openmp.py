@@ -1,5 +1,5 @@
-"""How OpenMP's threads wait. By default those of GNU OpenMP spin in every barrier: with one other busy process on the
-machine each barrier waits for a thread that has no core, and everything takes several times as long.
+"""The way in which OpenMP's threads wait. By default those of GNU's spin in every barrier: with one other busy process
+on the machine each barrier waits for a thread that has no core, and everything takes several times as long.
 
 The library reads its settings once, when torch loads it; so they are made right before the first import of torch.
 """
@@ -19,7 +19,7 @@ _POLICY = ("OMP_WAIT_POLICY", "PASSIVE")  # of the standard: GNU's, LLVM's and I
 
 @frozen(kw_only=True)
 class WaitPolicy:
-    """How OpenMP's threads wait in this process."""
+    """The way in which OpenMP's threads wait in this process."""
 
     setting: str | None  # "OMP_WAIT_POLICY=PASSIVE", or what somebody else chose; None: the library's default
     reason: str
@@ -45,7 +45,7 @@ def prepare_openmp(
 
 
 def wait_policy(environment: Mapping[str, str] = os.environ, modules: Container[str] = sys.modules) -> WaitPolicy:
-    """What is in effect now; changes nothing."""
+    """Returns the policy that is in effect now, and changes nothing."""
     for name in _SETTINGS:
         if name in environment:
             return WaitPolicy(setting=f"{name}={environment[name]}", reason="from the environment")

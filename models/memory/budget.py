@@ -1,4 +1,4 @@
-"""How much memory keys and values take: as configured, or by the memory that is free when the weights are loaded."""
+"""The memory that keys and values take: as configured, or by the memory that is free when weights are loaded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Available:
     """The memory for keys and values when the weights are loaded."""
 
     most: int  # bytes to take of our own accord
-    free: int | None  # bytes that can be had at all; None: the system does not tell
+    free: int | None  # bytes that can be had at all; None: the system does not say
 
     @classmethod
     def of(cls, devices: Sequence[torch.device], weights: int) -> Available:
@@ -36,7 +36,7 @@ class Available:
 
     @classmethod
     def at_most(cls, devices: Sequence[torch.device], weights: int) -> Available:
-        """What `of` gives at most, however much is free."""
+        """The most that `of` gives, however much is free."""
         if devices[0].type == "cuda":
             whole = min(torch.cuda.mem_get_info(device)[1] for device in devices) * len(devices)
             return cls(most=whole // _CUDA_SHARE, free=None)
@@ -44,7 +44,7 @@ class Available:
 
     @classmethod
     def on_cpu(cls, weights: int, free: int | None) -> Available:
-        """See `of`; ``free`` is ``None`` where the system does not tell."""
+        """The memory on the CPU, by `of`; ``free`` is ``None`` where the system does not say."""
         wanted = max(weights, _LEAST_ROOM)
         return cls(most=wanted if free is None else min(wanted, free // _CPU_SHARE), free=free)
 
@@ -80,7 +80,7 @@ class KVSizes:
 
 @frozen(kw_only=True)
 class Budget:
-    """How many pages and slots are taken."""
+    """The numbers of pages and slots that are taken."""
 
     pages: int  # of sequences; one more of zeros is allocated
     slots: int

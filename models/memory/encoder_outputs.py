@@ -56,7 +56,7 @@ def to_host(output: Tensor) -> HostArray:
 
 
 def from_host(array: HostArray, device: torch.device) -> Tensor:
-    """What `to_host` was given, on ``device``. Nothing refers to ``array`` afterwards."""
+    """The tensor that `to_host` was given, on ``device``. Nothing refers to ``array`` afterwards."""
     dtype: torch.dtype = getattr(torch, array.dtype)
     output = torch.empty(array.shape, dtype=dtype, device=device)
     output.view(-1).view(torch.uint8).copy_(torch.from_numpy(np.array(array.data)))

@@ -16,7 +16,7 @@ class PagedKV:
     """Self-attention keys and values, [layers, pages + 1, page_size, 2 * width], keys before values.
 
     Garbage cannot reach a result, not even as ``0 * NaN``: a page is zeroed when its first position is written, so a
-    page in use holds zeros behind its last position; and shorter page tables are filled up with the last page, which
+    page in use holds zeros after its last position; and shorter page tables are filled up with the last page, which
     no sequence owns and which stays zero.
     """
 
@@ -98,7 +98,7 @@ class PagedKV:
 
     @property
     def device(self) -> torch.device:
-        """Where the pages are."""
+        """The device of the pages."""
         return self._pool.device
 
     def tensors(self) -> tuple[Tensor, ...]:

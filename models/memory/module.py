@@ -31,14 +31,10 @@ class TransformerModel:
     def to(self, device: torch.device, *, copied: bool = False) -> TransformerModel:
         """The same model with its tensors on ``device``; those that are there already are shared, not copied, unless
         they are to be ``copied``."""
-        memo: dict[int, Any] = {}
-        for tensor in _tensors(self.module):
-            if id(tensor) not in memo:
-                memo[id(tensor)] = _moved(tensor, device, copied=copied)
-        return TransformerModel(copy.deepcopy(self._module, memo))
+        return self.placed(lambda _: device, copied=copied)
 
     def placed(self, where: Callable[[str], torch.device], *, copied: bool = False) -> TransformerModel:
-        """The same model with the tensors of each of its modules on the device that ``where`` tells of its name. A
+        """The same model with the tensors of each of its modules on the device that ``where`` gives for its name. A
         tensor that modules share is shared no more where they are on different devices."""
         module = copy.deepcopy(self._module, {id(tensor): tensor for tensor in _tensors(self.module)})
         assert module is not None, "the model is released"

@@ -21,7 +21,7 @@ from ...core.frames import clear_frames
 
 
 class Holder(Protocol):
-    """An object that holds tensors: it tells which, and it can forget them."""
+    """An object that holds tensors: it lists them, and it can forget them."""
 
     def tensors(self) -> Iterable[Tensor]:
         """All tensors held now, those of other objects excluded; none after `release`."""
@@ -52,7 +52,7 @@ class ReleaseReport:
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
-    """The storages behind ``tensors``, each once, by identity."""
+    """The storages of ``tensors``, each once, by identity."""
     found: dict[int, UntypedStorage] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -72,7 +72,7 @@ class _Resource:
 
 @frozen(kw_only=True)
 class _Released:
-    """A storage whose owner was told to forget it. The weak reference asks torch's own count, so neither a reference
+    """A storage whose owner was asked to forget it. The weak reference asks torch's own count, so neither a reference
     from C++ nor a cycle that waits for the collector deceives it."""
 
     owner: str
@@ -107,7 +107,7 @@ class ResourceStack:
 
         Args:
             owner: the name under which its bytes are reported; several holders may share one.
-            holder: asked for its tensors at every count, and told to forget them once, by `close`.
+            holder: asked for its tensors at every count, and asked to forget them once, by `close`.
         """
         self._resources.append(_Resource(owner=owner, release=holder.release, list_tensors=holder.tensors))
         return holder
@@ -118,7 +118,7 @@ class ResourceStack:
         self._resources.append(_Resource(owner=owner, release=release, list_tensors=None))
 
     def owners(self) -> dict[int, tuple[str, ...]]:
-        """For each storage, by identity, the owners that hold it now: one, unless two share it."""
+        """Returns for each storage, by identity, the owners that hold it now: one, unless two share it."""
         found: dict[int, tuple[str, ...]] = {}
         for resource in self._resources:
             for identity in resource.storages():
@@ -127,7 +127,7 @@ class ResourceStack:
 
     def bytes_by_owner(self) -> dict[str, int]:
         """Bytes held now, by owner, in the order of taking, and those that outlived their release; so after `close` it
-        is empty, or tells what is wrong. A storage that two owners share counts for the first."""
+        is empty, or shows what is wrong. A storage that two owners share counts for the first."""
         held: dict[str, int] = {}
         counted: set[int] = set()
         for resource in self._resources:
@@ -155,7 +155,7 @@ class ResourceStack:
 
         Raises:
             ExceptionGroup: what the releases raised, each with a note that names its owner. Everything else was
-                released, and `report` tells. It is a `BaseExceptionGroup` where one of them is no `Exception`.
+                released, as `report` shows. It is a `BaseExceptionGroup` where one of them is no `Exception`.
         """
         errors: list[BaseException] = []
         before: dict[str, int] = {}

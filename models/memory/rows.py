@@ -100,7 +100,7 @@ class Rows:
             yield start, stop, piece, inside
 
     def places(self, page_size: int) -> Tensor:
-        """Where the keys and values of each row are in the pages, page * page_size + offset."""
+        """The places of the keys and values of each row in the pages, page * page_size + offset."""
         lengths, tables, _, _ = np.array(self.chunks, np.int64).reshape(-1, 4).T
         positions = np.array(self.positions, np.int64)
         pages = np.array(self.tables, np.int64)[np.repeat(tables, lengths) + positions // page_size]

@@ -6,7 +6,7 @@ view of the pool and are attended together::
     slot        |  2   |  3   |  4 |  7      |          runs: (2..3, 40 positions, the first masked from 38 on),
     length      |  38  |  40  |  9 |  300    |                (4, 9 positions), (7, 300 positions)
 
-A slot is as long as the longest encoder output, so room is counted in slots. What lies behind a slot's length is read
+A slot is as long as the longest encoder output, so room is counted in slots. What lies past a slot's length is read
 only where a longer neighbour is read beside it; it is zeroed before, and masked: garbage cannot reach a result, not
 even as ``0 * NaN``. The native library reads no further than the length.
 """
@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .rows import Rows
 
-_FILLED = 0.25  # of what a run reads, at most, lies behind the end of a shorter slot
+_FILLED = 0.25  # of what a run reads, at most, lies past the end of a shorter slot
 
 
 @define(eq=False)
@@ -78,7 +78,7 @@ class CrossKV:
         self._lengths[slot] = self._clean[slot] = length
 
     def write(self, slot: int, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Stores keys and values, each [kv_heads, length, head_dim], where `begin` has told the length."""
+        """Stores keys and values, each [kv_heads, length, head_dim], where `begin` has set the length."""
         self._pool[layer, 0, slot, :, : self._lengths[slot]] = _nearest(keys, self._pool.dtype)
         self._pool[layer, 1, slot, :, : self._lengths[slot]] = _nearest(values, self._pool.dtype)
 
@@ -91,7 +91,7 @@ class CrossKV:
         self._pool[:, :, slot, :, :length] = rounded.permute(1, 2, 3, 0, 4)
 
     def clean(self, slot: int, length: int) -> None:
-        """Zeroes what is in the slot behind its end, up to ``length`` positions."""
+        """Zeroes what is in the slot past its end, up to ``length`` positions."""
         if self._clean[slot] < length:
             self._pool[:, :, slot, :, self._clean[slot] : length] = 0
             self._clean[slot] = length
@@ -165,8 +165,8 @@ class CrossStep:
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """For one query row on the CPU, two products are faster than the fused kernel (2.0 against 2.8 ms a layer for 16
-    windows of `tiny` on two cores): the row is far too short for its pages."""
+    """Attends; for one query row on the CPU by two products, which are faster than the fused kernel (2.0 against 2.8 ms
+    a layer for 16 windows of `tiny` on two cores): the row is far too short for its pages."""
     if queries.shape[-2] == 1 and queries.device.type == "cpu" and queries.dtype == torch.float32:
         scores = torch.matmul(queries * scale, keys.transpose(-1, -2))
         return torch.matmul((scores if mask is None else scores + mask).softmax(-1), values)

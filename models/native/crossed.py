@@ -1,7 +1,7 @@
 """Decoders of encoder-decoders of transformers as programs of the native library.
 
 Their layers attend to their own tokens, attend to an encoder output, and feed forward, each with a sum and a norm:
-behind the sum in BART (Lewis et al. 2020), before what is summed in mBART (Liu et al. 2020), Pegasus (Zhang et al.
+after the sum in BART (Lewis et al. 2020), before what is summed in mBART (Liu et al. 2020), Pegasus (Zhang et al.
 2020), T5 (Raffel et al. 2020) and Moonshine (Jeffries et al. 2024).
 """
 
@@ -35,7 +35,7 @@ class _Layer:
         matrices: for each that is read, a module and the names of its linear layers that are one: queries, keys and
             values; what follows attention; queries of ``cross``; what follows it; both of the feed-forward part.
         keys_values: the linear layers of ``cross`` that read the encoder output.
-        behind: norms stand behind the sums.
+        behind: norms stand after the sums.
     """
 
     own: Any
@@ -152,7 +152,7 @@ class CrossedDecoder:
         return list(getattr(base, "layers", getattr(base, "block", ())))
 
     def unknown(self) -> str | None:
-        """Why it is no program; ``None``: it is one."""
+        """The reason why it is no program; ``None``: it is one."""
         base, names = self.base, {type(layer).__name__ for layer in self.layers}
         if len(names) != 1 or names - _KINDS.keys():
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(_KINDS)}"

@@ -63,7 +63,7 @@ class Decoder:
         return [each for each in self.base.layers.modules() if _is_linear(each)] + ([] if head is None else [head])
 
     def unknown(self) -> str | None:
-        """Why it is no program; ``None``: it is one."""
+        """The reason why it is no program; ``None``: it is one."""
         base, config = self.base, self.config
         own = list(getattr(base, "layers", ()))
         names = {type(layer).__name__ for layer in own}

@@ -18,7 +18,7 @@ ALL = -1
 
 @frozen(kw_only=True)
 class Draw:
-    """What is asked and chosen of a row's logits, in the library's order: what is asked, edits, bans, timestamps, what
+    """The questions to a row's logits, in the library's order: what is asked, edits, bans, timestamps, what
     is allowed, the choice.
 
     Args:
@@ -27,13 +27,13 @@ class Draw:
         temperature: 0 chooses the likeliest token, else one at ``point`` of the cumulative chances, in [0, 1).
             ``top_k``, ``top_p`` and ``min_p`` are as in `SamplingParams`.
         edits: tokens, each with what changes its logit.
-        bans: tokens that are not allowed: the first one and the one after the last, one pair behind the other.
+        bans: tokens that are not allowed: the first one and the one after the last, one pair after the other.
         timestamps: the first of them. Where they together are likelier than any token before, none of those is allowed.
             0: there are none.
         allowed: a bit for each token, the lowest first; ``None``: all are.
-        told: how many of the likeliest tokens are told.
-        asked: tokens whose log-probabilities are told, by the logits as they are.
-        total: is added to the scores that are told.
+        told: how many of the likeliest tokens are returned.
+        asked: tokens whose log-probabilities are returned, by the logits as they are.
+        total: is added to the scores that are returned.
     """
 
     choice: Choice = Choice.TOKEN
@@ -80,7 +80,7 @@ class Arrays:
     """The draws of a step. What is found is written into ``draws`` and ``found``.
 
     Args:
-        edits: of all draws, one behind the other, as are ``bans``, ``found`` and ``allowed``.
+        edits: of all draws, one after the other, as are ``bans``, ``found`` and ``allowed``.
     """
 
     draws: bytearray

@@ -15,7 +15,7 @@ from attrs import define, field
 from ...core.errors import EngineError
 
 MOST_THREADS = 64
-"""As many as the library has counters for."""
+"""The most threads: the library has counters for so many."""
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "relu": 3}
 """Activations that the library computes, by their names in configurations."""
@@ -42,19 +42,19 @@ class Ending(IntEnum):
 
 
 class Part(IntEnum):
-    """Which operations a step runs: all, all but the last one, or that one alone."""
+    """The operations that a step runs: all, all but the last one, or that one alone."""
 
     WHOLE, HEADLESS, HEAD = range(3)
 
 
 class Fault(IntEnum):
-    """Why a step is refused."""
+    """The reason why a step is refused."""
 
     FINE, ROWS, POSITION, PAGE, WANTED, TABLE, SLOT, PART, TOKEN, DRAW = range(10)
 
 
 class Choice(IntEnum):
-    """What is chosen of a row's logits: nothing, a token, or the likeliest tokens behind a beam."""
+    """The choice from a row's logits: nothing, a token, or the likeliest tokens after a beam."""
 
     NOTHING, TOKEN, BEAM = range(3)
 

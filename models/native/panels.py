@@ -76,7 +76,7 @@ class Panels:
 
     @property
     def in_int8(self) -> bool:
-        """Whether inputs are quantized, too, in groups."""
+        """True if inputs are quantized, too, in groups."""
         return self.packed.dtype == torch.uint8
 
     @property
@@ -115,7 +115,7 @@ def filled(bias: Tensor, panels: int) -> Tensor:
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """As `in_groups`, some rows at a time."""
+    """Quantizes as `in_groups` does, some rows at a time."""
     outputs, inputs = weight.shape
     groups = -(-inputs // GROUP)
     values, scales = torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs, groups)

@@ -17,7 +17,7 @@ _FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # ways to turn that
 
 
 def is_known(linear: Any) -> bool:
-    """Whether a linear layer is torch's, packed already, or in int8 with a scale for each output."""
+    """True if a linear layer is torch's, packed already, or in int8 with a scale for each output."""
     return type(linear) in {nn.Linear, PackedLinear} or (
         hasattr(linear, "scales") and linear.weight.dtype == torch.int8 and linear.scales.dim() == 1
     )
@@ -80,7 +80,7 @@ def norm_of(module: Any) -> Normed:
 
 
 def unknown_turns(config: Any) -> str | None:
-    """Why positions are turned in another way than the library does; ``None``: they are not."""
+    """The reason why the library does not turn positions as the model does; ``None``: it does."""
     told: Mapping[str, Any] = config.rope_parameters or {}
     each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
     others = {str(one.get("rope_type", "default")) for one in each} - _FIXED

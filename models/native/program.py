@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import asdict, define, field, frozen
 from torch import Tensor
 
 from .library import Kind, Norm, OperationData
@@ -77,7 +77,7 @@ class Program:
         return len(self.widths) - 1
 
     def norm(self, source: int, to: int, norm: Normed, *, wanted: bool = False, add: bool = False) -> None:
-        """The norm of each row of ``source``: of those that are wanted, one behind the other; or ``add``\\ ed to
+        """The norm of each row of ``source``: of those that are wanted, one after the other; or ``add``\\ ed to
         ``to``."""
         kind = Kind.NORM_ADD if add else Kind.NORM
         self._add(kind=kind, source=source, to=to, wanted=int(wanted), **self._normed(norm))
@@ -119,31 +119,20 @@ class Program:
     def attend(self, source: int, to: int, attention: Attention) -> None:
         """Turns the queries and keys in ``source`` [rows, (heads + 2 * kv_heads) * size], writes keys and values to the
         pages, and attends."""
-        one = attention
         told = {
+            **asdict(attention, recurse=False),
             "source": source,
-            "layer": one.layer,
-            "heads": one.heads,
-            "kv_heads": one.kv_heads,
-            "size": one.size,
-            "turned": one.turned,
-            "table": one.table,
-            "query_gain": self._kept(one.query_gain),
-            "key_gain": self._kept(one.key_gain),
-            "epsilon": one.epsilon,
-            "scale": one.scale,
-            "soft_cap": one.soft_cap,
-            "window": one.window,
-            "paired": one.paired,
-            "distances": self._kept(one.distances),
-            "distance_count": 0 if one.distances is None else one.distances.shape[1],
+            "query_gain": self._kept(attention.query_gain),
+            "key_gain": self._kept(attention.key_gain),
+            "distances": self._kept(attention.distances),
+            "distance_count": 0 if attention.distances is None else attention.distances.shape[1],
         }
         self._add(kind=Kind.TURN, to=source, **told)
         self._add(kind=Kind.ATTEND, to=to, **told)
 
     @property
     def in_int8(self) -> bool:
-        """Whether any matrix is."""
+        """True if any matrix is in int8."""
         return any(one.in_int8 for one in self._matrices)
 
     def cross(self, source: int, to: int, attention: Attention) -> None:
@@ -161,16 +150,16 @@ class Program:
 
     @property
     def looks_up(self) -> bool:
-        """Whether it may be fed with tokens."""
+        """True if it may be fed with tokens."""
         return bool(self._operations) and self._operations[0].kind == Kind.LOOKUP
 
     @property
     def attends_to_all(self) -> bool:
-        """Whether rows read all rows of their step, which is not to be cut."""
+        """True if rows read all rows of their step, which is not to be cut."""
         return any(one.kind == Kind.ATTEND_ALL for one in self._operations)
 
     def operations(self) -> bytearray:
-        """As the library reads them, one after the other, as long as the program has them."""
+        """The operations as the library reads them, one after the other, as long as the program has them."""
         return bytearray(b"".join(map(bytes, self._operations)))
 
     def tensors(self) -> Iterator[Tensor]:

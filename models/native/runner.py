@@ -23,13 +23,13 @@ from .program import Program
 
 
 def _place(memory: np.ndarray[Any, Any]) -> int:
-    """Where an array lies, as long as it lives."""
+    """The address of an array, as long as it lives."""
     place: int = memory.__array_interface__["data"][0]
     return place
 
 
 def _address(memory: bytearray) -> int | None:
-    """Where ``memory`` lies, as long as it lives and its size stays."""
+    """The address of ``memory``, as long as it lives and its size stays."""
     return addressof(c_char.from_buffer(memory)) if memory else None
 
 
@@ -258,7 +258,7 @@ class Runner:
 
     @property
     def in_int8(self) -> bool:
-        """Whether inputs of products are quantized."""
+        """True if inputs of products are quantized."""
         return self._program.in_int8
 
     def tensors(self) -> Iterator[Tensor]:

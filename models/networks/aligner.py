@@ -1,6 +1,6 @@
 """`WhisperAligner`: answers an `Alignment` by reading a prompt and looking at the decoder's cross-attention.
 
-The fused attention tells no weights. So the queries of the alignment heads' layers are kept while the prompt is read,
+The fused attention gives no weights. So the queries of the alignment heads' layers are kept while the prompt is read,
 chunk by chunk, on the host. The last chunk still has the window's cross-attention slot, with all its keys: from queries
 and keys come the weights of the chosen heads alone. A step that aligns nothing pays nothing.
 """
@@ -28,7 +28,7 @@ _ROWS = 32  # logits computed at once: a whole prompt's would take 90 MB
 
 @define(eq=False)
 class _Read:
-    """What is kept of the chunks read so far, on the host: a record holds no tensor."""
+    """The queries and log-probabilities of the chunks read so far, on the host: a record holds no tensor."""
 
     queries: list[Any] = field(factory=list)  # numpy float32 [layers, rows, width], one for each chunk
     logprobs: list[float] = field(factory=list)
@@ -53,7 +53,7 @@ class WhisperAligner:
         return answers
 
     def _read(self, feed: Feed, hidden: Tensor, queries: Tensor) -> AlignedTokens | None:
-        """Keeps what a chunk tells, given its rows; the answer where its prompt ends."""
+        """Keeps what a chunk shows, given its rows; the answer where its prompt ends."""
         part, record = feed.part, feed.record
         alignment, length = record.start.alignment, record.start.prompt_length
         assert alignment is not None, "only a sequence with an alignment is aligned"
@@ -63,7 +63,7 @@ class WhisperAligner:
             assert part.start < alignment.start, (
                 f"sequence {part.sequence_id}: positions before {part.start} are needed, and were not fed"
             )
-        # the row of a token tells of the token behind it: the first row is that of the token before ``start``
+        # the row of a token is about the token after it: the first row is that of the token before ``start``
         first = max(alignment.start - 1 - part.start, 0)
         record.notes.queries.append(queries[:, first:].float().cpu().numpy().copy())
         known = record.tokens[part.start + first + 1 : min(part.start + part.length + 1, length)]

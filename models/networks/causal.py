@@ -1,4 +1,4 @@
-"""Decoder-only models of transformers behind `Network`: its modules compute, our attention reads and writes the pages.
+"""Decoder-only models of transformers as a `Network`: its modules compute, our attention reads and writes the pages.
 
 One call of the module feeds all chunks of a step, flattened into rows; `paged.py` keeps the sequences apart.
 """
@@ -33,7 +33,7 @@ from .pooling import PooledHead, Sums, check_pooling
 
 @define(eq=False)
 class _Notes:
-    """What a network has found out of a sequence, on the host."""
+    """A network's notes on a sequence, on the host."""
 
     positions: Any = None  # numpy int64 [3, prompt]; None: plain
     delta: int = 0  # what is added to later positions
@@ -107,7 +107,7 @@ class CausalNetwork(Network):
         return self.rows(feeds, wanted, outputs)
 
     def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
-        """As `logits`; of a model that does not generate, the last hidden states [wanted, hidden]."""
+        """Returns `logits`, or of a model that does not generate the last hidden states [wanted, hidden]."""
         rows = self._lay_out(feeds, wanted)
         if self.native is not None:
             return self.native.step(self._embed(feeds, rows.starts, outputs), rows)
@@ -125,7 +125,7 @@ class CausalNetwork(Network):
         return Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
 
     def _enter(self, feeds: Sequence[Feed]) -> None:
-        """For torch alone: the library reads no position that nobody wrote."""
+        """Enters pages for torch: the library reads no position that nobody wrote."""
         self.paged.enter([feed.part for feed in feeds])
 
     def fed(
@@ -222,7 +222,7 @@ class CausalDecode:
 
     @classmethod
     def of(cls, network: CausalNetwork) -> CausalDecode:
-        """Of a network's model, pages and positions."""
+        """The decode of a network's model, pages and positions."""
         family, module = network.family, network.model.module
         assert isinstance(network.paged, PagedKV), "a pipeline's steps are not recorded"
         axes = family is not None and family.positions(module, (0,), ()) is not None
@@ -252,7 +252,7 @@ class CausalDecode:
 
 
 def encode_together(family: Family, model: TransformerModel, jobs: Sequence[EncodeJob]) -> list[Tensor]:
-    """See `Network.encode`. All items share a launch."""
+    """Encodes items, as `Network.encode` does. All of them share a launch."""
     outputs = family.encode(model.module, [job.payload for job in jobs])
     for job, output in zip(jobs, outputs, strict=True):
         assert len(output) == job.embeddings, f"item {job.key!r} has {len(output)} embeddings, not {job.embeddings}"
@@ -273,7 +273,7 @@ def _fixed(feeds: Sequence[Feed]) -> tuple[list[int], list[int]] | None:
 
 
 def _holds_items(feed: Feed) -> bool:
-    """Whether any of its rows are an item's."""
+    """True if any of its rows are an item's."""
     start, stop = feed.part.start, feed.part.start + feed.part.length
     return any(one.touches(start, stop) for one in feed.record.start.placeholders)
 

@@ -1,4 +1,4 @@
-"""Encoder-only models (BERT and its kin; Devlin et al. 2019) behind `Network`: whole prompts in, vectors out, no pages.
+"""Encoder-only models (BERT and its kin; Devlin et al. 2019) as a `Network`: whole prompts in, vectors out, no pages.
 
 transformers' own modules and attention do all of it. Prompts of similar length share a batch; the shorter are filled up
 and masked, so whatever an architecture does beside attention (relative positions, types of tokens) is as it is there.
@@ -61,7 +61,7 @@ class EncoderNetwork(Network):
         return [_answer(row, feed, classify) for row, feed in zip(rows, feeds, strict=True)]
 
     def _types(self, feeds: list[Feed], longest: int) -> Tensor:
-        """Which of two texts each token is of, [prompts, longest]."""
+        """The number of the text, 0 or 1, that each token belongs to, [prompts, longest]."""
         seconds = [longest if _second(feed) is None else _second(feed) for feed in feeds]
         return (torch.arange(longest) >= torch.tensor(seconds)[:, None]).long().to(self.device)
 

@@ -1,4 +1,4 @@
-"""Encoder-decoders of transformers behind `Network`: its modules compute, our attention reads pages and slots.
+"""Encoder-decoders of transformers as a `Network`: its modules compute, our attention reads pages and slots.
 
 The encoder is transformers' own, attention included. The decoder feeds all chunks of a step in one call, flattened into
 rows, with an encoder output of one row, which nobody reads: our attention function reads the slot of each row's
@@ -110,7 +110,7 @@ class EncoderDecoderNetwork(CrossedNetwork):
     def _instead(
         self, positions: Tensor, distances: Tensor | None, rows: Tensor, call: PagedCall, cross_call: CrossCall
     ) -> list[Forward]:
-        """What is called instead of the modules' own, in a step. The decoder gives the wanted ``rows`` alone, so that
+        """The calls that replace the modules' own in a step. The decoder gives the wanted ``rows`` alone, so that
         no other logits are computed."""
         given: dict[nn.Module, Callable[..., Any]] = dict(self.family.instead(self.model.module, positions, distances))
         decoder = self.decoder
@@ -132,7 +132,8 @@ class EncoderDecoderNetwork(CrossedNetwork):
 
 
 def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[EncodeJob]) -> list[Tensor]:
-    """See `Network.encode`. Items of one length share a launch: what filled a shorter one up could change it."""
+    """Encodes items, as `Network.encode` does. Items of one length share a launch: padding could change a shorter
+    one."""
     outputs: dict[str, Tensor] = {}
     by_shape: dict[object, list[EncodeJob]] = {}
     for job in jobs:

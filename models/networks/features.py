@@ -22,13 +22,13 @@ class LogMel:
 
     @classmethod
     def build(cls, settings: FeatureSettings, device: torch.device) -> LogMel:
-        """With the filters and the window of ``settings``."""
+        """Makes the filters and the window of ``settings``."""
         bank = mel_filters(1 + settings.n_fft // 2, settings.feature_size, settings.sampling_rate)
         filters = torch.from_numpy(bank).to(device, torch.float32)
         return cls(settings=settings, filters=filters, window=torch.hann_window(settings.n_fft, device=device).clone())
 
     def pad(self, payloads: list[Tensor]) -> Tensor:
-        """One batch of windows of different lengths, [n, samples], padded by zeros and cut behind the last frame that
+        """One batch of windows of different lengths, [n, samples], padded by zeros and cut after the last frame that
         hears any of them: every later frame is silence, which needs no transform."""
         settings = self.settings
         hops = -(-(max(len(samples) for samples in payloads) + settings.n_fft) // settings.hop_length)

@@ -25,7 +25,7 @@ def mel_filters(bins: int, mels: int, sampling_rate: int) -> NDArray[np.float64]
 
 
 def _mel(hertz: float) -> float:
-    """Of a frequency above the break."""
+    """The mels of a frequency above the break."""
     return float(_BREAK / _HERTZ + np.log(hertz / _BREAK) / _STEP)
 
 

@@ -45,7 +45,7 @@ class Record:
 
     @property
     def generated(self) -> list[int]:
-        """The tokens behind the prompt."""
+        """The tokens after the prompt."""
         return self.tokens[self.start.prompt_length :]
 
 
@@ -60,12 +60,12 @@ class Feed:
 
     @property
     def tokens(self) -> list[int]:
-        """What is fed."""
+        """The tokens that are fed."""
         known = self.record.tokens[self.part.start : self.part.start + self.part.length]
         return [*known, *self.proposed]
 
     def with_proposed(self, proposed: tuple[int, ...]) -> Feed:
-        """The chunk with ``proposed`` behind it."""
+        """The chunk with ``proposed`` after it."""
         if not proposed:
             return self
         longer = evolve(self.part, length=self.part.length + len(proposed))
@@ -73,7 +73,7 @@ class Feed:
 
 
 class Outputs(Protocol):
-    """Where encoder outputs are read."""
+    """The store that encoder outputs are read from."""
 
     def get(self, key: str) -> Tensor:
         """The output of ``key``, [embeddings, width], which must be resident."""

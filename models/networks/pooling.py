@@ -16,7 +16,7 @@ from ..memory.module import TransformerModel
 
 @define(eq=False)
 class Sums:
-    """What is kept of the chunks read so far, on the host: a record holds no tensor."""
+    """The sums of the chunks read so far, on the host: a record holds no tensor."""
 
     count: int = 0
     first: Any = None  # numpy float32 [hidden]
@@ -47,7 +47,7 @@ def _host(tensor: Tensor) -> Any:
 
 @frozen(eq=False)
 class PooledHead:
-    """What comes behind pooling: a classification head, or a division by the length."""
+    """The part after pooling: a classification head, or a division by the length."""
 
     model: TransformerModel
 

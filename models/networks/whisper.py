@@ -251,7 +251,7 @@ def _embedding_and_head(loader: Loader, vocabulary: int, width: int, *, tied: bo
 
 
 def _is_same(one: Plain, other: Plain) -> bool:
-    """Whether two layers, neither with a bias, have the same numbers."""
+    """True if two layers, neither with a bias, have the same numbers."""
     if isinstance(one, Int8Linear) and isinstance(other, Int8Linear):
         return torch.equal(one.weight, other.weight) and torch.equal(one.scales, other.scales)
     return torch.equal(one.weight, other.weight)

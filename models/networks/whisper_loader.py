@@ -40,7 +40,7 @@ class Loader:
         return self.kept(linear)
 
     def matrix(self, name: str, outputs: int, inputs: int) -> Plain:
-        """Without a bias: the head, or the token embedding. It is not kept yet."""
+        """Reads a matrix without a bias: the head, or the token embedding. It is not kept yet."""
         linear = self.blank(outputs, inputs, bias=False)
         self.fill(linear, slice(None), name)
         return linear

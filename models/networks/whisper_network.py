@@ -20,7 +20,7 @@ from .whisper import WhisperModel
 
 @frozen(kw_only=True, eq=False)
 class Reading:
-    """What a decoder makes of the rows of some chunks."""
+    """The hidden states and queries that a decoder computes of some chunks."""
 
     starts: Mapping[int, int]  # the first row of each chunk
     hidden: Tensor  # [rows, width], for `WhisperNetwork.head`
@@ -85,8 +85,8 @@ class WhisperNetwork(CrossedNetwork):
 def encode_windows(
     model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], runner: Runner | None = None
 ) -> list[Tensor]:
-    """See `Network.encode`. Windows of one length share a launch, but not by a ``runner`` (see `WhisperModel.encode`):
-    one window has rows enough, and so its bits do not depend on the others."""
+    """Encodes windows, as `Network.encode` does. Windows of one length share a launch, but not by a ``runner`` (see
+    `WhisperModel.encode`): one window has rows enough, and so its bits do not depend on the others."""
     if runner is not None:
         return [_encode(model, log_mel, [job], job.embeddings, runner)[0] for job in jobs]
     outputs: dict[str, Tensor] = {}

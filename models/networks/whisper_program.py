@@ -23,7 +23,7 @@ class WhisperProgram:
 
 
 def unknown(shape: WhisperShape, activation: Activation) -> str | None:
-    """Why encoder and decoder are no programs; ``None``: they are."""
+    """The reason why encoder and decoder are no programs; ``None``: they are."""
     if activation is not functional.gelu:
         return "its activation is not gelu"
     if shape.width % MULTIPLE:
@@ -32,7 +32,7 @@ def unknown(shape: WhisperShape, activation: Activation) -> str | None:
 
 
 def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels | None) -> Program:
-    """The program of an encoder behind its convolutions: it ends with the encoder output. ``cross``, the keys
+    """The program of an encoder after its convolutions: it ends with the encoder output. ``cross``, the keys
     and values of all layers' cross-attention, is its head."""
     program, width, heads = Program(), shape.width, shape.encoder_heads
     inner = encoder.layers[0].feed_forward.widen.panels.outputs

@@ -33,8 +33,8 @@ class Asked:
         tokens: a token is sampled of each.
         beams: the rows of each search's beams, side by side.
         searches: whose they are.
-        probes: rows, each with tokens whose log-probabilities are told, as the model gives them. Some are rows of
-            ``tokens``, the others lie behind the beams'.
+        probes: rows, each with tokens whose log-probabilities are returned, as the model gives them. Some are rows of
+            ``tokens``, the others lie after the beams'.
     """
 
     tokens: Sequence[SamplerInput]
@@ -67,7 +67,7 @@ class Answers:
 
 
 def answer(logits: Tensor, asked: Asked, eos_token_ids: tuple[int, ...]) -> Answers:
-    """By torch, of ``logits`` (float32 [rows, vocabulary], written to)."""
+    """Answers by torch, from ``logits`` (float32 [rows, vocabulary], written to)."""
     first, second = len(asked.tokens), len(asked.tokens) + len(asked.beams)
     probes = [tuple(logits[row].log_softmax(-1)[list(ids)].tolist()) for row, ids in asked.probes]
     tokens = sample_tokens(logits[:first], asked.tokens, eos_token_ids) if asked.tokens else []

@@ -1,4 +1,4 @@
-"""From logits to tokens: logit rules, greedy choice, keyed sampling and log-probabilities.
+"""The way from logits to tokens: logit rules, greedy choice, keyed sampling and log-probabilities.
 
 The order is transformers': bias and penalties, suppressions, then timestamp rules (and what a structure bans), then
 temperature, top-k, top-p and min-p. Log-probabilities are taken after the rules and before the temperature.
@@ -31,7 +31,7 @@ _STEEP = 1_024  # tokens that usually hold all of top-p
 
 @frozen(kw_only=True, eq=False)
 class SamplerInput:
-    """What is needed to sample one token: the sequence's tokens so far, its sampling and its rules."""
+    """The inputs of sampling one token: the sequence's tokens so far, its sampling and its rules."""
 
     generated: Sequence[int]  # tokens sampled so far, the prompt excluded
     sampling: SamplingParams
@@ -44,14 +44,14 @@ class SamplerInput:
 
 @define(eq=False)
 class Latest(Generic[_T]):
-    """What is made for `LogitRules`' constant part (``suppress``, ``allowed``), kept for the latest ``capacity``
+    """The things made for `LogitRules`' constant part (``suppress``, ``allowed``), kept for the latest ``capacity``
     rules."""
 
     capacity: int
     _kept: dict[tuple[object, object], _T] = field(init=False, factory=dict, repr=False)
 
     def find(self, rules: LogitRules, make: Callable[[LogitRules], _T]) -> _T:
-        """What ``make`` gives, or gave before."""
+        """Returns what ``make`` gives, or gave before."""
         key = (rules.suppress, rules.allowed)
         found = self._kept.pop(key) if key in self._kept else make(rules)
         self._kept[key] = found  # the last used is the last to go
@@ -60,7 +60,7 @@ class Latest(Generic[_T]):
         return found
 
     def all(self) -> tuple[_T, ...]:
-        """What is kept."""
+        """Returns all that is kept."""
         return tuple(self._kept.values())
 
     def clear(self) -> None:
@@ -82,14 +82,14 @@ class RuleMasks:
         self._masks, self._bans = Latest(self.capacity), Latest(self.capacity)
 
     def mask(self, rules: LogitRules) -> Tensor | None:
-        """As a mask, bool [vocabulary], or, where they are few, their ids, int64 [banned]; ``None`` where all are
-        allowed."""
+        """The banned tokens as a mask, bool [vocabulary], or, where they are few, their ids, int64 [banned]; ``None``
+        where all are allowed."""
         if not rules.suppress and rules.allowed is None:
             return None
         return self._masks.find(rules, self._build)
 
     def bans(self, rules: LogitRules) -> Sequence[int]:
-        """As ranges: the first token and the one after the last, one pair behind the other."""
+        """The banned tokens as ranges: the first token and the one after the last, one pair after the other."""
         if not rules.suppress and rules.allowed is None:
             return ()
         return self._bans.find(rules, self._find_ranges)
@@ -121,10 +121,10 @@ class RuleMasks:
 
 
 def sample_tokens(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids: tuple[int, ...]) -> list[SampledToken]:
-    """Samples one token per row of ``logits`` (float32 [rows, vocabulary], written to), with all that is told of it.
+    """Samples one token per row of ``logits`` (float32 [rows, vocabulary], written to), with all that is asked of it.
 
     A log-probability is NaN where nothing could be sampled, unless it is the structure that leaves nothing: that is
-    told as the token's ``error``.
+    reported as the token's ``error``.
     """
     apply_rules(logits, inputs, eos_token_ids)
     tokens, logprobs = choose(logits, inputs)
@@ -140,7 +140,7 @@ def told(one: SamplerInput, sampled: SampledToken, eos_token_ids: tuple[int, ...
     """``sampled``, or the error of the structure, with an end-of-text as token, or any where there is none.
 
     Args:
-        left: the structure and the rules have left a token, as far as the logits can tell.
+        left: the structure and the rules have left a token, as far as the logits show.
     """
     guide = one.guide
     if guide is None:
@@ -174,7 +174,8 @@ def _apply_bias(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
 
 
 def _penalise_repetition(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
-    """As `RepetitionPenaltyLogitsProcessor` does. A token may be named twice: both times the same number is written."""
+    """Penalises as `RepetitionPenaltyLogitsProcessor` does. A token may be named twice: both times the same number is
+    written."""
     rows: list[int] = []
     tokens: list[int] = []
     penalties: list[float] = []
@@ -220,7 +221,7 @@ def _apply_constant(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
 
 
 def _ban(logits: Tensor, never: Tensor) -> None:
-    """Of one row or of all. Few ids are written much faster than a mask is read."""
+    """Bans tokens of one row or of all. Few ids are written much faster than a mask is read."""
     if never.dtype == torch.bool:
         logits.masked_fill_(never, _NEVER)
     else:
@@ -230,7 +231,7 @@ def _ban(logits: Tensor, never: Tensor) -> None:
 def banned_now(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens that are only banned now: at the beginning, and the ends before ``min_tokens``."""
     count, sampling = len(one.generated), one.sampling
-    first = int(any(index == 0 for index, _ in one.rules.forced))  # behind a forced first token is where it begins
+    first = int(any(index == 0 for index, _ in one.rules.forced))  # after a forced first token is where it begins
     begin = one.rules.begin_suppress if count == first else ()
     ends = (*eos_token_ids, *sampling.stop_token_ids) if count < sampling.min_tokens else ()
     early = eos_token_ids if count < one.rules.min_tokens else ()
@@ -340,8 +341,8 @@ def _likeliest_tokens(logits: Tensor) -> Tensor:
 
 
 def likeliest(logits: Tensor, inputs: Sequence[SamplerInput]) -> list[tuple[tuple[int, float], ...]]:
-    """For each row of ``logits`` (as for `choose`) the likeliest tokens with their log-probabilities, falling: as many
-    as ``logprobs`` asks for, or as can be sampled at all."""
+    """Returns for each row of ``logits`` (as for `choose`) the likeliest tokens with their log-probabilities, falling:
+    as many as ``logprobs`` asks for, or as can be sampled at all."""
     found: list[tuple[tuple[int, float], ...]] = [() for _ in inputs]
     for row, one in enumerate(inputs):
         if one.sampling.logprobs:

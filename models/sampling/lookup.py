@@ -10,7 +10,7 @@ from attrs import define, field
 
 @define(eq=False)
 class Lookup:
-    """Where each short run of a growing list of tokens occurred last. Adding a token costs ``match`` entries.
+    """The last places of each short run in a growing list of tokens. Adding a token costs ``match`` entries.
 
     ``match``: the longest run that is looked for.
     """

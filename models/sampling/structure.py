@@ -10,7 +10,7 @@ parses grammars on tokens (https://github.com/guidance-ai/llguidance). It is imp
 
 A guide is asked with the tokens sampled so far, whatever it was asked before: it takes back draft tokens that were
 rejected, and reads what is new. So a sequence that is replayed, or several draft tokens in one step, need nothing else;
-`Guide.valid` tells beforehand how many draft tokens are worth the work."""
+`Guide.valid` says beforehand how many draft tokens are worth the work."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LATEST = 16  # states of a guide that are kept; to go back farther, all is read
 
 
 def fault_of(structure: Structure) -> str:
-    """Why ``structure`` cannot be followed, as far as that can be told without a model; else nothing. Takes
+    """The reason why ``structure`` cannot be followed, as far as it is known without a model; else nothing. Takes
     milliseconds, for very large schemas up to a second. It raises nothing, since an error that comes out of a thread
     of trio's is part of a reference cycle."""
     from llguidance import LLMatcher
@@ -80,7 +80,7 @@ def _choices(structure: Structure) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """As Lark writes strings; JSON does it alike."""
+    """The string as Lark writes it; JSON does it alike."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -89,7 +89,7 @@ def _bad(structure: Structure, message: str) -> InvalidRequest:
 
 
 def _message(message: str) -> str:
-    """Without the parser's own state, which comes behind it."""
+    """The error without the parser's own state, which follows it."""
     told = message.split("\n<state>", maxsplit=1)[0].strip()
     return _DEAD_END if told == "NoExtensionBias" else told
 
@@ -104,7 +104,8 @@ class Guide:
 
     _fresh: LLMatcher | None  # has read nothing, and never does: it is copied
     error: str = ""
-    """Why it cannot be followed (any more); once set it stays. Without a matcher there is one from the start."""
+    """The reason why it cannot be followed (any more); once set it stays. Without a matcher there is one from the
+    start."""
     _matcher: LLMatcher = field(init=False)
     _read: list[int] = field(init=False, factory=list)  # what ``_matcher`` has read
     _past: deque[tuple[int, LLMatcher]] = field(init=False, factory=lambda: deque(maxlen=_LATEST))
@@ -121,7 +122,7 @@ class Guide:
     def allowed(self, generated: Sequence[int]) -> NDArray[np.uint8] | None:
         """The tokens that may follow ``generated``, one bit each, the lowest first. A finished structure allows
         only end-of-text tokens. ``None``: there is an `error`, or ``generated`` has a token that was not allowed.
-        Such a token is a draft token, or of an in-flight step: what is sampled behind it is dropped."""
+        Such a token is a draft token, or of an in-flight step: what is sampled after it is dropped."""
         if self.error or not self._go_to(generated):
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -129,7 +130,7 @@ class Guide:
         return None if self.error else bits
 
     def valid(self, generated: Sequence[int], proposed: Sequence[int]) -> int:
-        """How many of ``proposed``, from the first on, may come after ``generated``."""
+        """The number of ``proposed``, from the first on, that may come after ``generated``."""
         if self.error or not self._go_to(generated):
             return 0
         return self._matcher.deep_copy().try_consume_tokens(list(proposed))
@@ -150,7 +151,7 @@ class Guide:
         return read == len(new) and not self.error
 
     def _go_back(self, length: int) -> None:
-        """To the latest state that has read ``length`` tokens or fewer."""
+        """Goes back to the latest state that has read ``length`` tokens or fewer."""
         assert self._fresh is not None, "a guide without a matcher has an error"
         while self._past and self._past[-1][0] > length:
             self._past.pop()
@@ -199,7 +200,7 @@ class Grammars:
 
     def guide(self, structure: Structure | None, committed: Sequence[int] = ()) -> Guide | None:
         """A new sequence's guide, that has read ``committed``; ``None`` where there is no structure. Never raises for a
-        structure that cannot be followed: the guide has the error, so that its request alone hears of it."""
+        structure that cannot be followed: the guide has the error, so that it is its request's alone."""
         if structure is None:
             return None
         try:

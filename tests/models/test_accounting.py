@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError
-from triolet.core.plan import Chunk, CrossWrite, DeviceMemory, SequenceStart, StepPlan
+from triolet.core.plan import Chunk, CrossWrite, DeviceMemory, StepPlan
 from triolet.core.request import LogitRules, Probe, SamplingParams
 from triolet.models import sampler as drawing
 from triolet.models.blueprints import read as reading
@@ -22,6 +22,8 @@ from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import ResourceStack
 from triolet.models.native.library import Library
 from triolet.testing.tensors import live_bytes
+
+from .texts import start_of
 
 NATIVE = () if Library.load() is None else ("native",)
 OWNERS = ("weights", "features", "self_kv", "cross_kv", *NATIVE, "encoder_outputs", "rule_masks")
@@ -207,10 +209,9 @@ def step_of(ids):
     rules and probes."""
     rules = LogitRules(suppress=(1, 2))
     starts = [
-        SequenceStart(
-            sequence_id=number,
-            token_ids=(ids.start,) * (2 + number),
-            prompt_length=2 + number,
+        start_of(
+            number,
+            (ids.start,) * (2 + number),
             sampling=SamplingParams(temperature=float(number), top_p=0.9),
             rules=rules,
             probe=Probe(position=0, token_ids=(1,)),

@@ -14,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
-from triolet.core.request import Alignment, LogitRules, SamplingParams
+from triolet.core.plan import Chunk, CrossWrite, StepPlan
+from triolet.core.request import Alignment
 from triolet.models.attention.alignment import first_frames, mean_weights, median_filtered
 from triolet.models.checkpoints.alignment import AlignmentSettings
 from triolet.models.checkpoints.settings import Settings
+
+from .texts import start_of
 
 SECONDS = 0.02  # of a frame
 NEAR = 0.04  # seconds
@@ -108,16 +110,7 @@ def run_alignments(driver, asked, *, chunk=64, shuffled=()):
             for index in left
         ]
         starts = [
-            SequenceStart(
-                sequence_id=1000 + index,
-                token_ids=prompt,
-                prompt_length=len(prompt),
-                sampling=SamplingParams(),
-                rules=LogitRules(),
-                probe=None,
-                alignment=alignment,
-            )
-            for index, (_, prompt, alignment) in enumerate(asked)
+            start_of(1000 + index, prompt, alignment=alignment) for index, (_, prompt, alignment) in enumerate(asked)
         ]
         plan = StepPlan(
             step_id=step,

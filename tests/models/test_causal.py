@@ -13,10 +13,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
-from triolet.core.plan import Chunk, DeviceMemory, EncodeJob, SequenceStart, StepPlan
-from triolet.core.request import LogitRules, Probe, SamplingParams
+from triolet.core.plan import DeviceMemory, EncodeJob
+from triolet.core.request import Probe
 from triolet.models.attention import paged
-from triolet.models.executor import TorchExecutor
 from triolet.testing.families import make_checkpoint
 
 from .media import VISION
@@ -264,49 +263,6 @@ def test_a_model_on_another_device_shares_what_is_shared(text_driver):
     head = moved.module.lm_head
     assert getattr(head, "packed", head.weight) is moved.module.model.embed_tokens.weight
     assert len({id(tensor) for tensor in moved.tensors()}) == len({id(tensor) for tensor in model.tensors()})
-
-
-def first_step(lengths):
-    starts = [
-        SequenceStart(
-            sequence_id=index,
-            token_ids=noise(length, length),
-            prompt_length=length,
-            sampling=SamplingParams(),
-            rules=LogitRules(),
-            probe=None,
-        )
-        for index, length in enumerate(lengths)
-    ]
-    chunks = [
-        Chunk(
-            sequence_id=index,
-            start=0,
-            length=length,
-            page_table=tuple(range(20 * index, 20 * index + 20)),
-            cross_slot=None,
-            samples=True,
-        )
-        for index, length in enumerate(lengths)
-    ]
-    return StepPlan(step_id=0, epoch=0, started=tuple(starts), ended=(), cross_writes=(), chunks=tuple(chunks))
-
-
-def test_an_open_that_fails_leaves_nothing(books, folder, config, monkeypatch):
-    """After the weights were read, and in the comparison."""
-    for target in (
-        "triolet.models.blueprints.blueprint.PagedKV.allocate",
-        "triolet.models.blueprints.comparison._compare",
-    ):
-        executor = TorchExecutor(folder("llama"), config())
-        with monkeypatch.context() as patch:
-            patch.setattr(target, lambda *args, **kwargs: (_ for _ in ()).throw(RuntimeError("planted")))
-            with pytest.raises(RuntimeError, match="planted") as kept:
-                executor.open()
-        assert books.live() == {}, f"{kept.value} keeps tensors"
-        assert executor.memory().by_owner == {}
-        executor.open()
-        executor.close()
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

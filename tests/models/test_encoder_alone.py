@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest
 from triolet.core.model import ModelDescription
-from triolet.core.plan import EncodeJob, SequenceStart, StepPlan
-from triolet.core.request import EncoderItem, LogitRules, SamplingParams
+from triolet.core.plan import EncodeJob, StepPlan
+from triolet.core.request import EncoderItem
 from triolet.models.architectures.crossed import crossed_model_types, find_crossed_family
 from triolet.models.architectures.families import _families
 from triolet.models.blueprints.estimate import ODDS, estimate
@@ -30,6 +30,7 @@ from triolet.models.native.library import Library
 from triolet.testing.families import FAMILIES
 
 from .media import PLACEHOLDERS, Checkpoint, sound
+from .texts import start_of
 
 ENCODERS = {  # the parts that encode, as transformers names them
     "qwen2_vl": ("model.visual.",),
@@ -289,15 +290,7 @@ def test_a_model_without_an_encoder_is_refused(name: str, folder: Folder) -> Non
 
 def test_a_sequence_is_not_started(opens: Opens, checkpoint: Path) -> None:
     alone, _ = opens(checkpoint, ALONE)
-    start = SequenceStart(
-        sequence_id=1,
-        token_ids=(1,),
-        prompt_length=1,
-        sampling=SamplingParams(),
-        rules=LogitRules(),
-        probe=None,
-    )
-    plan = StepPlan(step_id=1, epoch=0, started=(start,), ended=(), cross_writes=(), chunks=())
+    plan = StepPlan(step_id=1, epoch=0, started=(start_of(1, (1,)),), ended=(), cross_writes=(), chunks=())
     with pytest.raises(AssertionError, match="EncoderAlone starts no sequence"):
         alone.step(plan)
 

@@ -9,25 +9,20 @@ import pytest
 import torch
 
 from triolet.core.errors import DeviceOutOfMemory, EncodeFailed, EngineError, InvalidRequest
-from triolet.core.plan import Chunk, CrossWrite, SequenceStart, StepPlan
-from triolet.core.request import LogitRules, Probe, SamplingParams
+from triolet.core.plan import Chunk, CrossWrite, StepPlan
+from triolet.core.request import LogitRules, Probe
 from triolet.models.executor import TorchExecutor
 from triolet.models.native.library import Library
 
 from .conftest import encode_job
+from .texts import start_of
 
 NATIVE = set() if Library.load() is None else {"native"}
 
 
-def start_of(sequence, ids, **changes):
-    settings = {
-        "token_ids": (ids.start, ids.en),
-        "prompt_length": 2,
-        "sampling": SamplingParams(),
-        "rules": LogitRules(suppress=(1,)),
-        "probe": None,
-    }
-    return SequenceStart(sequence_id=sequence, **{**settings, **changes})
+def started(sequence, ids, **changes):
+    given = {"token_ids": (ids.start, ids.en), "rules": LogitRules(suppress=(1,)), **changes}
+    return start_of(sequence, given.pop("token_ids"), **given)
 
 
 def plan_of(step_id=0, *, started=(), ended=(), cross_writes=(), chunks=()):
@@ -125,17 +120,15 @@ def test_a_failed_step_hurts_only_its_own_sequences(driver, audio, ids, monkeypa
     executor = driver.executor
     driver.encode(a=audio(1))
     write = CrossWrite(key="a", slot=0)
-    first = executor.step(
-        plan_of(0, started=[start_of(1, ids)], cross_writes=[write], chunks=[chunk_of(1, pages=(5,))])
-    )
+    first = executor.step(plan_of(0, started=[started(1, ids)], cross_writes=[write], chunks=[chunk_of(1, pages=(5,))]))
     network = type(executor._open.main.network)
     with monkeypatch.context() as patch:
         for name in ("logits", "fed"):
             patch.setattr(network, name, lambda *_: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
         with pytest.raises(DeviceOutOfMemory):
-            executor.step(plan_of(1, started=[start_of(2, ids)], chunks=[chunk_of(2, pages=(6,))]))
+            executor.step(plan_of(1, started=[started(2, ids)], chunks=[chunk_of(2, pages=(6,))]))
     assert set(executor._records) == {1}
-    again = executor.step(plan_of(2, ended=[2], started=[start_of(3, ids)], chunks=[chunk_of(3, pages=(6,))]))
+    again = executor.step(plan_of(2, ended=[2], started=[started(3, ids)], chunks=[chunk_of(3, pages=(6,))]))
     assert again.sampled == first.sampled
     step = executor.step(plan_of(3, chunks=[chunk_of(1, 2, 1, (5,)), chunk_of(3, 2, 1, (6,))]))
     assert step.sampled[0].token_id == step.sampled[1].token_id
@@ -164,7 +157,7 @@ def test_impossible_slices_are_our_bug(driver, audio, ids, part, told):
     driver.encode(a=audio(1))
     with pytest.raises(AssertionError, match=told):
         driver.executor.step(
-            plan_of(started=[start_of(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)], chunks=[chunk_of(**part)])
+            plan_of(started=[started(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)], chunks=[chunk_of(**part)])
         )
     assert not driver.executor._records
 
@@ -172,7 +165,7 @@ def test_impossible_slices_are_our_bug(driver, audio, ids, part, told):
 def test_a_sequence_started_twice_and_an_absent_key_are_our_bugs(driver, ids):
     """Both are named."""
     with pytest.raises(AssertionError, match="started twice"):
-        driver.executor.step(plan_of(started=[start_of(1, ids), start_of(1, ids)]))
+        driver.executor.step(plan_of(started=[started(1, ids), started(1, ids)]))
     with pytest.raises(AssertionError, match="'absent' is read but not resident"):
         driver.executor.step(plan_of(cross_writes=[CrossWrite(key="absent", slot=0)]))
 
@@ -181,9 +174,9 @@ def test_starting_a_sequence_again_leaves_the_older_one_as_it_is(driver, audio, 
     """The step that does so fails, with what is new in it; the sequence of that id goes on."""
     executor = driver.executor
     driver.encode(a=audio(1))
-    executor.step(plan_of(0, started=[start_of(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)]))
+    executor.step(plan_of(0, started=[started(1, ids)], cross_writes=[CrossWrite(key="a", slot=0)]))
     with pytest.raises(AssertionError, match="started twice"):
-        executor.step(plan_of(1, started=[start_of(1, ids), start_of(2, ids)], chunks=[chunk_of(1), chunk_of(2)]))
+        executor.step(plan_of(1, started=[started(1, ids), started(2, ids)], chunks=[chunk_of(1), chunk_of(2)]))
     assert set(executor._records) == {1}
     (sampled,) = executor.step(plan_of(2, chunks=[chunk_of(1)])).sampled
     assert sampled.token_id is not None
@@ -192,7 +185,7 @@ def test_starting_a_sequence_again_leaves_the_older_one_as_it_is(driver, audio, 
 def test_positions_past_the_last_are_refused(driver, audio, ids):
     """The model has 64 positions: a chunk that would feed a 65th is our bug."""
     driver.encode(a=audio(1))
-    long = start_of(1, ids, token_ids=(ids.start,) * 65, prompt_length=65)
+    long = started(1, ids, token_ids=(ids.start,) * 65, prompt_length=65)
     with pytest.raises(AssertionError, match="position 64 is past the last"):
         driver.executor.step(
             plan_of(
@@ -208,7 +201,7 @@ def test_positions_past_the_last_are_refused(driver, audio, ids):
 def test_rules_that_allow_nothing_are_told(driver, audio, ids):
     """No token is made up where the rules allow none."""
     driver.encode(a=audio(1))
-    start = start_of(1, ids, rules=LogitRules(allowed=(5,), suppress=(5,)))
+    start = started(1, ids, rules=LogitRules(allowed=(5,), suppress=(5,)))
     with pytest.raises(EngineError, match="allow none"):
         driver.executor.step(plan_of(started=[start], cross_writes=[CrossWrite(key="a", slot=0)], chunks=[chunk_of(1)]))
 

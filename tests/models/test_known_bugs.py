@@ -241,7 +241,7 @@ def test_s6_a_release_that_relies_on_the_collector(open_driver, checkpoint, no_c
 @PLANTED
 def test_s7_a_start_that_failed_half_way_cannot_be_shut_down(books, checkpoint, config, monkeypatch, planted):
     """S7: what was taken before the failure is known only to a start that came to its end. (Every stage of our own is
-    in `test_s7_an_open_that_fails_at_a_stage_leaves_nothing` and its neighbours.)"""
+    in `test_s7_an_open_that_fails_at_a_registration_leaves_nothing` and its neighbours.)"""
     registered_at_the_end = []
 
     def later(self, owner, holder):

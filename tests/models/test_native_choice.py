@@ -228,17 +228,6 @@ def test_a_search_whose_logits_are_broken_finds_no_candidates(broken: float) -> 
     assert expected.candidates == found.candidates == [[]]
 
 
-def test_rows_are_asked_each_for_itself() -> None:
-    with running(table(None), torch.zeros(VOCABULARY)) as runner:
-        first, second, _ = runner.step([3, 4, 5], Rows.all_of(3)).topk(3).indices.tolist()
-        free, banned, asked = runner.choose(
-            [3, 4, 5], Rows.all_of(3), [Draw(told=3), Draw(told=2, bans=[(second[0], second[0] + 1)]), NOTHING]
-        )
-    assert [token for token, *_ in free.found] == first
-    assert [token for token, *_ in banned.found] == second[1:]
-    assert not asked.found
-
-
 def test_pages_are_copied_before_all_else() -> None:
     pages = torch.arange(3 * 5 * 2 * 8, dtype=torch.float32).view(3, 5, 2, 8)
     expected = pages.clone()

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from triolet.core.plan import Chunk, SequenceStart
-from triolet.core.request import LogitRules, SamplingParams
+from triolet.core.plan import Chunk
 from triolet.models.architectures.crossed import find_crossed_family
 from triolet.models.blueprints.comparison import Nothing
 from triolet.models.memory.kv import PagedKV
@@ -34,6 +33,7 @@ from triolet.models.networks.encoder_decoder import EncoderDecoderNetwork
 from triolet.models.networks.network import Feed, Record
 
 from .test_native import KEPT, cut, loaded
+from .texts import start_of
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
 
@@ -191,15 +191,7 @@ class Fed:
             cross_slot=self.slots[one.output],
             samples=False,
         )
-        told = SequenceStart(
-            sequence_id=number,
-            token_ids=one.tokens,
-            prompt_length=len(one.tokens),
-            sampling=SamplingParams(),
-            rules=LogitRules(),
-            probe=None,
-        )
-        return Feed(part=part, record=Record(told, list(one.tokens)))
+        return Feed(part=part, record=Record(start_of(number, one.tokens), list(one.tokens)))
 
     def all_of(self, sequences: Sequence[Told], draw: random.Random) -> list[Tensor]:
         """Feeds all of them, some of their next chunks in each step, in any order. Logits of each sequence."""

@@ -24,8 +24,8 @@ from triolet.models.launch.pipeline import Pipeline, Places, StagedKV, cut
 from triolet.models.networks.causal import CausalNetwork
 from triolet.models.networks.network import Feed
 
-from .test_causal import first_step, payload_jobs
-from .texts import TextDriver, TextJob, generate, noise
+from .test_causal import payload_jobs
+from .texts import TextDriver, TextJob, first_step, generate, noise
 
 TWO = ("cpu", "cpu:0")
 LENGTHS = (1, 5, 23, 40, 70)
@@ -272,7 +272,7 @@ def test_s3_sleep_and_close_leave_nothing_between_the_stages(books, start, famil
 def test_s3_a_step_that_fails_leaves_nothing_in_the_modules(books, start, watch):
     """At whichever of its storages: nothing in a module, no tensor, though the error is kept."""
     driver = start("gemma2")
-    executor, plan, kept = driver.executor, first_step((1, 30)), []
+    executor, plan, kept = driver.executor, first_step([noise(length, length) for length in (1, 30)]), []
     with watch() as watched:
         executor.step(plan)
     assert watched.alive == 0

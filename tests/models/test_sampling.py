@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GenerationConfig
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
@@ -28,7 +27,6 @@ from triolet.models.sampling.logits import (
     SamplerInput,
     _nucleus,
     apply_rules,
-    likeliest,
     sample,
     sample_tokens,
     uniform,
@@ -178,23 +176,6 @@ def test_presence_and_frequency_penalties_are_openais():
     sampling = SamplingParams(frequency_penalty=0.75, presence_penalty=-0.5)
     apply_rules(logits, [draw_of(generated, sampling, prompt=(1, 2, 3))], (EOS,))
     torch.testing.assert_close(logits, expected)
-
-
-def test_rows_without_penalties_cost_no_work_on_the_device():
-    """No operation is issued for rows that ask for nothing."""
-    issued: list[str] = []
-
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            issued.append(str(function))
-            return function(*arguments, **(keywords or {}))
-
-    logits = torch.zeros(2, VOCABULARY)
-    with Watch():
-        apply_rules(logits, [draw_of((1, 2), SamplingParams(seed=4)), draw_of((1,))], (EOS,))
-        tops = likeliest(logits, [draw_of(), draw_of(sampling=SamplingParams(logprobs=0))])
-    assert issued == []
-    assert tops == [(), ()]
 
 
 def test_the_likeliest_tokens_are_told_after_rules_and_before_the_temperature():

@@ -7,12 +7,13 @@ import torch
 import transformers
 
 from triolet.core.config import Speculation
-from triolet.core.plan import Chunk, SequenceStart, StepPlan
-from triolet.core.request import LogitRules, SamplingParams
+from triolet.core.plan import Chunk, StepPlan
 from triolet.testing.families import make_checkpoint
 
+from .texts import first_step
+
 UNREADABLE = 97
-"""A token that the trial at open does not read."""
+"""A token that the comparison at open does not read."""
 
 
 @pytest.fixture
@@ -27,37 +28,11 @@ def broken_draft(tmp_path):
     return str(target)
 
 
-def first_step(prompts, *, draft_tokens):
-    """A step that reads ``prompts`` whole."""
-    starts, chunks = [], []
-    for number, prompt in enumerate(prompts):
-        start = SequenceStart(
-            sequence_id=number,
-            token_ids=prompt,
-            prompt_length=len(prompt),
-            sampling=SamplingParams(),
-            rules=LogitRules(),
-            probe=None,
-        )
-        part = Chunk(
-            sequence_id=number,
-            start=0,
-            length=len(prompt),
-            page_table=(2 * number, 2 * number + 1),
-            cross_slot=None,
-            samples=True,
-            draft_tokens=draft_tokens,
-        )
-        starts.append(start)
-        chunks.append(part)
-    return StepPlan(step_id=0, epoch=0, started=tuple(starts), ended=(), cross_writes=(), chunks=tuple(chunks))
-
-
 def test_a_draft_whose_numbers_break_down_guesses_nothing_and_fails_no_step(open_driver, tmp_path, broken_draft):
     """One of two prompts has the token that it cannot read; the other's proposed are right, since it is the model."""
     executor = open_driver(tmp_path / "model", speculation=Speculation(tokens=3, draft=broken_draft)).executor
     prompts = ((5, UNREADABLE, 6), (5, 7, 6))
-    broken, whole = executor.step(first_step(prompts, draft_tokens=3)).sampled
+    broken, whole = executor.step(first_step(prompts, pages=2, draft_tokens=3)).sampled
     assert broken.token_id is not None
     assert not broken.accepted
     assert len(whole.accepted) == 3
@@ -69,7 +44,7 @@ def test_a_step_for_which_nothing_was_guessed_is_recorded_as_any(open_driver, tm
     executor = open_driver(folder, speculation=Speculation(tokens=3), graphs="eager").executor
     graphs = executor._open.main.network.graphs
     replayed = graphs.statistics.replayed
-    (sampled,) = executor.step(first_step([(5, 6, 7)], draft_tokens=3)).sampled
+    (sampled,) = executor.step(first_step([(5, 6, 7)], pages=2, draft_tokens=3)).sampled
     assert (graphs.statistics.replayed, sampled.accepted) == (replayed, ())
     decode = Chunk(sequence_id=0, start=3, length=1, page_table=(0, 1), cross_slot=None, samples=True, draft_tokens=3)
     executor.step(StepPlan(step_id=1, epoch=0, started=(), ended=(), cross_writes=(), chunks=(decode,)))

@@ -33,6 +33,31 @@ class TextJob:
     shared: int = 0  # pages of job 0 (its first ones) that hold its beginning already
 
 
+def start_of(sequence: int, tokens: Sequence[int], **changes: Any) -> SequenceStart:
+    """A sequence that begins with ``tokens``, its prompt unless told otherwise."""
+    plain: dict[str, Any] = {"sampling": SamplingParams(), "rules": LogitRules(), "probe": None}
+    given = {"prompt_length": len(tokens), **plain, **changes}
+    return SequenceStart(sequence_id=sequence, token_ids=tuple(tokens), **given)
+
+
+def first_step(prompts: Sequence[Sequence[int]], *, pages: int = 20, draft_tokens: int = 0) -> StepPlan:
+    """A step that reads ``prompts`` whole, each in so many pages of its own, and samples."""
+    chunks = [
+        Chunk(
+            sequence_id=index,
+            start=0,
+            length=len(prompt),
+            page_table=tuple(range(pages * index, pages * (index + 1))),
+            cross_slot=None,
+            samples=True,
+            draft_tokens=draft_tokens,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+    started = tuple(start_of(index, prompt) for index, prompt in enumerate(prompts))
+    return StepPlan(step_id=0, epoch=0, started=started, ended=(), cross_writes=(), chunks=tuple(chunks))
+
+
 @define
 class Result:
     tokens: list[int] = field(factory=list)
@@ -106,12 +131,11 @@ class TextDriver:
             one.fed = one.job.shared * self.description.page_size
             assert first.fed >= one.fed, "the pages to share are not written yet"
         job = one.job
-        return SequenceStart(
-            sequence_id=one.sequence,
-            token_ids=(*job.prompt, *one.result.tokens),
+        return start_of(
+            one.sequence,
+            (*job.prompt, *one.result.tokens),
             prompt_length=len(job.prompt),
             sampling=job.sampling,
-            rules=LogitRules(),
             probe=job.probe,
             placeholders=job.placeholders,
             pooling=job.pooling,
