@@ -79,7 +79,7 @@ def attend_crossed(
             asked = {"something added to its scores": added, "causal attention": bool(causal)}
             allowed = "plain attention to all of an encoder output, with grouped heads"
             check_request(module, attention_mask, others, asked, allowed)
-            triolet.witness.hear(LayerRequest.of(layer, key, value))
+            triolet.witness(LayerRequest.of(layer, key, value))
         assert triolet.step is not None, "the step has ended"
         scale = float(query.shape[-1]) ** -0.5 if scaling is None else scaling
         return triolet.step.attend(layer, query[0].transpose(0, 1), scale=scale)[None], None

@@ -67,11 +67,8 @@ class LayerRequest:
         )
 
 
-class Witness(Protocol):
-    """Hears what the layers ask for, before they are answered; see `comparison.py`."""
-
-    def hear(self, request: LayerRequest) -> None:
-        """May raise `UnsupportedModel`."""
+Witness = Callable[[LayerRequest], None]
+"""Hears what the layers ask for, before they are answered, and may raise `UnsupportedModel`; see `comparison.py`."""
 
 
 class AnyStep(Protocol):
@@ -126,7 +123,7 @@ def attend_paged(
         }
         allowed = "causal attention with grouped heads, a sliding window and a soft cap"
         check_request(module, attention_mask, others, asked, allowed)
-        triolet.witness.hear(LayerRequest.of(layer, key, value, sliding_window))
+        triolet.witness(LayerRequest.of(layer, key, value, sliding_window))
     attended = triolet.step.attend(
         layer,
         query[0].transpose(0, 1),

@@ -68,10 +68,10 @@ def compare_decoder(
     compiled, kept = getattr(network, "compiled", None), network.paged.dtype
     own, witnesses = _over(network, dtype), [_Witness(checkpoint)]
     if isinstance(own, CausalNetwork):
-        witnessed: Decoder = evolve(own, witness=witnesses[0])
+        witnessed: Decoder = evolve(own, witness=witnesses[0].hear)
     else:
         witnesses.append(_Witness(checkpoint))
-        witnessed = evolve(own, witness=witnesses[0], cross_witness=witnesses[1])
+        witnessed = evolve(own, witness=witnesses[0].hear, cross_witness=witnesses[1].hear)
     with refused(partial(_refusal, checkpoint)), exactly(own.decoder):
         if not own.decoder._can_set_attn_implementation():
             raise _refusal(checkpoint, "does not let its attention be replaced")

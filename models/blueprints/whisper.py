@@ -33,14 +33,9 @@ class WhisperBlueprint(Blueprint):
         return WeightFiles.open(self.checkpoint.folder)
 
     def load(self, files: WeightFiles) -> WhisperModel:
-        checkpoint = self.checkpoint
         return WhisperModel.load(
             files,
-            checkpoint.shape,
-            encoder_inner=checkpoint.encoder_inner,
-            decoder_inner=checkpoint.decoder_inner,
-            activation=checkpoint.activation,
-            tied=checkpoint.tied,
+            self.checkpoint,
             device=self.device,
             dtype=self.dtype,
             int8=self.config.quantization is not None,

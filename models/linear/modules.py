@@ -24,7 +24,7 @@ class QuantizedLinear(nn.Module):
     scales: Tensor
     bias: Tensor | None
 
-    exact = False  # it computes what its weights say, however long that takes: in a trial
+    exact = False  # it computes what its weights say, however long that takes: in a comparison
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__()

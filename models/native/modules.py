@@ -1,9 +1,8 @@
 """Modules of torch whose matrices are in the native library's order, in place of a loaded model's own.
 
-They compute by torch what they stand for, from matrices that are unpacked part by part: for a trial, and wherever the
-library does not. So a model's weights are held once. Inputs are not quantized here, as the library does beside weights
-in int8.
-"""
+They compute by torch what they stand for, from matrices that are unpacked part by part: for a comparison, and wherever
+the library does not. So a model's weights are held once. Inputs are not quantized here, as the library does beside
+weights in int8."""
 
 from __future__ import annotations
 

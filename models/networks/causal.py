@@ -55,7 +55,7 @@ class CausalNetwork(Network):
     witness: Witness | None = None
     pipeline: Pipeline | None = None
     compiled: CompiledLayers | None = None
-    native: Runner | None = None  # which computes steps; the module does in a trial alone
+    native: Runner | None = None  # which computes steps; the module does in a comparison alone
     graphs: GraphManager | None = None  # what records steps that only decode, see `CausalDecode`
     _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
 

@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from ...core.errors import CheckpointError
 from ..attention.paged import PagedStep
-from ..checkpoints.whisper import Activation, WeightFiles, WhisperShape
+from ..checkpoints.whisper import Activation, Checkpoint, WeightFiles, WhisperShape
 from ..linear.layers import Int8Linear, Linear, Plain
 from ..memory.rows import Rows
 from ..memory.slots import CrossStep
@@ -129,17 +129,16 @@ class _Encoder:
     norm: _LayerNorm
 
     @classmethod
-    def load(cls, loader: Loader, shape: WhisperShape, inner: int, activation: Activation) -> _Encoder:
-        width = shape.width
+    def load(cls, loader: Loader, checkpoint: Checkpoint) -> _Encoder:
+        shape, width = checkpoint.shape, checkpoint.shape.width
+        load = partial(_EncoderLayer.load, loader, shape, checkpoint.encoder_inner, checkpoint.activation)
         return cls(
             stem=(
                 _convolution(loader, "encoder.conv1", width, shape.mels),
                 _convolution(loader, "encoder.conv2", width, width),
             ),
             positions=loader.take("encoder.embed_positions.weight", shape.embeddings, width),
-            layers=tuple(
-                map(partial(_EncoderLayer.load, loader, shape, inner, activation), range(shape.encoder_layers))
-            ),
+            layers=tuple(map(load, range(shape.encoder_layers))),
             norm=_norm(loader, "encoder.layer_norm", width),
         )
 
@@ -218,15 +217,16 @@ class _Decoder:
     head: Linear  # the same as ``tokens`` where they are equal
 
     @classmethod
-    def load(cls, loader: Loader, shape: WhisperShape, inner: int, activation: Activation, *, tied: bool) -> _Decoder:
-        width, layers = shape.width, range(shape.decoder_layers)
-        tokens, head = _embedding_and_head(loader, shape.vocabulary, width, tied=tied)
+    def load(cls, loader: Loader, checkpoint: Checkpoint) -> _Decoder:
+        shape, width, layers = checkpoint.shape, checkpoint.shape.width, range(checkpoint.shape.decoder_layers)
+        load = partial(_DecoderLayer.load, loader, shape, checkpoint.decoder_inner, checkpoint.activation)
+        tokens, head = _embedding_and_head(loader, shape.vocabulary, width, tied=checkpoint.tied)
         cross = [(f"decoder.layers.{index}.encoder_attn", part) for index in layers for part in "kv"]
         return cls(
             tokens=tokens,
             positions=loader.take("decoder.embed_positions.weight", shape.positions, width),
             cross_keys_values=loader.stacked(cross, width, shape.decoder_heads),
-            layers=tuple(map(partial(_DecoderLayer.load, loader, shape, inner, activation), layers)),
+            layers=tuple(map(load, layers)),
             norm=_norm(loader, "decoder.layer_norm", width),
             head=head,
         )
@@ -270,12 +270,8 @@ class WhisperModel:
     def load(
         cls,
         weights: WeightFiles,
-        shape: WhisperShape,
+        checkpoint: Checkpoint,
         *,
-        encoder_inner: int,
-        decoder_inner: int,
-        activation: Activation,
-        tied: bool,
         device: torch.device,
         dtype: torch.dtype,
         int8: bool = False,
@@ -288,27 +284,14 @@ class WhisperModel:
             int8: quantizes the matrices as they are read; ``dtype`` is what is computed in.
             decodes: false: the encoder alone is read.
             native: puts the matrices in the native library's order.
-            tied: the head may be the token embedding, where ``weights`` have no ``proj_out.weight``.
 
         Raises:
             CheckpointError: a weight is missing or of another shape.
         """
-        loader = Loader(
-            weights=weights,
-            device=device,
-            dtype=dtype,
-            int8=int8,
-            native=native,
-            taken=[],
-        )
-        encoder = _Encoder.load(loader, shape, encoder_inner, activation)
-        decoder = _Decoder.load(loader, shape, decoder_inner, activation, tied=tied) if decodes else None
-        return cls(
-            shape=shape,
-            encoder=encoder,
-            decoder=decoder,
-            tensors=loader.taken,
-        )
+        loader = Loader(weights=weights, device=device, dtype=dtype, int8=int8, native=native, taken=[])
+        encoder = _Encoder.load(loader, checkpoint)
+        decoder = _Decoder.load(loader, checkpoint) if decodes else None
+        return cls(shape=checkpoint.shape, encoder=encoder, decoder=decoder, tensors=loader.taken)
 
     def encode(self, log_mel: Tensor, runner: Runner | None = None) -> Tensor:
         """Encoder outputs [n, frames / 2, width] of features [n, mels, frames] of any float dtype, of whole windows or

@@ -101,7 +101,7 @@ def test_generated_code_on_cuda_gives_the_same_tokens(no_collector, start, graph
 
 
 def test_the_compiled_code_is_what_runs(start, quickly, monkeypatch):
-    """In steps; not in the trial's comparison before, which is of the layers as they are."""
+    """In steps; not in the comparison before, which is of the layers as they are."""
     called = []
     crossing = CompiledLayers.crossing
     monkeypatch.setattr(CompiledLayers, "crossing", lambda self: (called.append(self), crossing(self))[1])
@@ -132,7 +132,7 @@ def test_what_torch_cannot_compile_is_told(folder, config, monkeypatch, books, w
 
 
 def test_numbers_that_compilation_changes_are_refused(folder, config, monkeypatch, without_native):
-    """The trial compares the compiled layers too."""
+    """The comparison at open is of the compiled layers too."""
 
     def off(function, **options):
         return lambda *args, **kwargs: function(*args, **kwargs) * 1.5

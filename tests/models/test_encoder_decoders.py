@@ -132,7 +132,7 @@ def save_kin(path, like, model_type):
 
 
 @pytest.mark.parametrize("model_type", ["mbart", "pegasus", "mt5"])
-def test_kin_of_bart_and_t5_open_and_pass_the_trial(opened, folder, tmp_path, model_type):
+def test_kin_of_bart_and_t5_open_and_pass_the_comparison(opened, folder, tmp_path, model_type):
     """Norms elsewhere, positions by sines, gated layers: transformers' modules compute them."""
     path = save_kin(tmp_path, folder("t5" if model_type == "mt5" else "bart"), model_type)
     _, description = opened(model_type, path=path)
@@ -218,7 +218,7 @@ def test_a_draft_model_is_refused(folder):
         ("moonshine", "instead", lambda self, module, positions, distances: []),
     ],
 )
-def test_the_trial_refuses_a_family_that_tells_the_decoder_something_wrong(folder, monkeypatch, name, method, broken):
+def test_the_comparison_refuses_a_family_that_misleads_the_decoder(folder, monkeypatch, name, method, broken):
     """Without the bias by distance, or with positions that the module counts over all rows of a step."""
     monkeypatch.setattr(type(crossed.find_crossed_family(name)), method, broken)
     with pytest.raises(UnsupportedModel, match="computes other numbers"):
@@ -226,7 +226,7 @@ def test_the_trial_refuses_a_family_that_tells_the_decoder_something_wrong(folde
 
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
-def test_the_trial_refuses_what_the_native_library_computes_otherwise(folder, monkeypatch):
+def test_the_comparison_refuses_what_the_native_library_computes_otherwise(folder, monkeypatch):
     def embed(self, program, hidden, positions):
         program.look_up(hidden, self.base.embed_tokens.panels(), 1.0)
 

@@ -76,7 +76,7 @@ def test_words_are_aligned_by_keys_of_16_bits(open_driver, checkpoint, audio, id
 @NATIVE
 @SIXTEEN
 @pytest.mark.parametrize("family", ["llama", "t5"])
-def test_a_trial_finds_what_is_wrong_in_16_bits_alone(open_driver, folder, monkeypatch, family, kv_dtype):
+def test_a_comparison_finds_what_is_wrong_in_16_bits_alone(open_driver, folder, monkeypatch, family, kv_dtype):
     """The library is compared with pages of each format that it has."""
     step = Runner.step
 

@@ -254,7 +254,9 @@ def test_a_row_has_the_same_bits_in_every_batch_chunk_and_layout(
             assert torch.equal(alone.all_of([other], draw)[0], bits)
 
 
-NUMBERS = st.one_of(st.integers(-2, 90), st.sampled_from([-(2**31), PAGES - 1, PAGES, POSITIONS - 1, POSITIONS, 2**31 - 1]))
+NUMBERS = st.one_of(
+    st.integers(-2, 90), st.sampled_from([-(2**31), PAGES - 1, PAGES, POSITIONS - 1, POSITIONS, 2**31 - 1])
+)
 
 
 @st.composite

@@ -162,8 +162,7 @@ def test_what_a_layer_may_not_ask(asked, told):
     sequences, layer, heard = Sequences(4, 2, 2, seed=1), torch.nn.Module(), []
     layer.layer_idx = 0
     rows = Rows.of([sequences._slice(0, 3)], (), 4)
-    witness = type("Hears", (), {"hear": staticmethod(heard.append)})
-    call = PagedCall(step=PagedStep(sequences.paged, rows), witness=witness)
+    call = PagedCall(step=PagedStep(sequences.paged, rows), witness=heard.append)
     usual = {"attention_mask": None, "position_ids": torch.zeros(1), "s_aux": None, "triolet": call}
     given = (layer, *torch.zeros(3, 1, 2, 3, HEAD))
     attend_paged(*given, **usual)
