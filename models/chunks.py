@@ -83,7 +83,7 @@ def _beams(feed: Feed, search: Search) -> Iterator[Feed]:
 
 
 def spread_all(feeds: Sequence[Feed]) -> tuple[list[Feed], list[range], list[Copy]]:
-    """`spread` for the chunks of a step: all feeds, which of them are each chunk's, and the pages to copy."""
+    """Does `spread` for the chunks of a step: all feeds, which of them are each chunk's, and the pages to copy."""
     every: list[Feed] = []
     owned: list[range] = []
     copies: list[Copy] = []

@@ -40,7 +40,7 @@ def device_call(
 
 @contextmanager
 def device_errors(what: str) -> Iterator[None]:
-    """torch's errors of the device, as ours."""
+    """Turns torch's errors of the device into ours."""
     try:
         yield
     except torch.OutOfMemoryError as error:

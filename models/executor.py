@@ -49,7 +49,7 @@ _HOST = torch.device("cpu")
 
 @contextmanager
 def _still_the_same(folder: Path) -> Iterator[None]:
-    """Around reading a checkpoint again: its description must still be true."""
+    """Reports that a checkpoint which is read again is no longer what its description says."""
     try:
         yield
     except (CheckpointError, OSError) as error:

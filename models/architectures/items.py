@@ -127,7 +127,7 @@ class AudioItems(TextPreparer):
 
     @property
     def tool_template(self) -> str:
-        """None: there are no conversations."""
+        """Empty: there are no conversations."""
         return ""
 
     def render(

@@ -44,7 +44,7 @@ class TextPreparer:
         return prompt
 
     def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
-        """``given``, which `prepare` refuses."""
+        """Returns ``given``, which `prepare` refuses."""
         return given
 
     def prepare(
@@ -243,7 +243,7 @@ class MediaPreparer(TextPreparer):
             )
 
     def read_media(self, given: Sequence[Any]) -> list[Read]:
-        """``given``, as the family reads them. What was read before stays as it is.
+        """Reads ``given`` as the family does. What was read before stays as it is.
 
         Raises:
             InvalidRequest: one cannot be read.

@@ -41,8 +41,8 @@ class QwenVision(Family):
     def positions(
         self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]
     ) -> tuple[Tensor, int]:
-        """Text counts on; an image's rows and columns count from where it stands, and the text after it
-        goes on after the longer side."""
+        """Returns positions: text counts on; an image's rows and columns count from where it stands, and the text after
+        it goes on after the longer side."""
         config: Any = module.config
         merge = config.vision_config.spatial_merge_size
         parts, index, position = [], 0, 0

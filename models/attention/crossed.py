@@ -56,8 +56,8 @@ def attend_crossed(
     triolet: PagedCall | CrossCall | WriteCall | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim];
-    returns [1, rows, heads, head_dim].
+    """Implements transformers' attention interface: query [1, heads, rows, head_dim], key and value [1, kv_heads, rows,
+    head_dim]; returns [1, rows, heads, head_dim].
 
     Raises:
         UnsupportedModel: the layer asks for something else than is known here.

@@ -143,7 +143,7 @@ class FixedStep:
         return self._span(window).attend(self.paged, layer, queries, scale, softcap)
 
     def _span(self, window: int | None) -> Short:
-        """All rows; made once for all layers with the same window."""
+        """Returns the span of all rows, made once for all layers with the same window."""
         if window not in self._spans:
             bucket, starts = self.inputs.bucket, self.inputs.starts[:, None, None, None]
             mask = mask_of(starts, bucket.pages * self.paged.page_size, window, self.paged.dtype)

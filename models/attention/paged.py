@@ -40,8 +40,8 @@ class _Limits:
 
     @classmethod
     def of(cls, device: torch.device) -> _Limits:
-        """On the CPU what stays in the cache (16 sequences of 1,024 positions in 5 instead of 27 ms on one core); else
-        few launches count more."""
+        """The limits: on the CPU what stays in the cache (16 sequences of 1,024 positions in 5 instead of 27 ms on one
+        core); else few launches count more."""
         if device.type == "cpu":
             return cls(gathered=2 << 20, wasted=128 << 10)
         return cls(gathered=256 << 20, wasted=64 << 20)
@@ -270,8 +270,8 @@ class PagedStep:
 def mask_of(
     queries: Tensor, width: int, window: int | None, dtype: torch.dtype, distances: Tensor | None = None
 ) -> Tensor:
-    """0, or what is added by distance, where a query at position ``queries`` sees one of ``width`` keys, else -inf: in
-    the shape of both, or with the heads before the queries."""
+    """Returns a mask: 0, or the addend by distance, where a query at position ``queries`` sees one of ``width`` keys,
+    else -inf: in the shape of both, or with the heads before the queries."""
     keys = torch.arange(width, device=queries.device)
     hidden = keys > queries
     if window is not None:
@@ -286,7 +286,8 @@ def mask_of(
 def _attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """[n, heads, rows, head_dim] of ``keys`` [n, kv_heads, positions, head_dim]; without a mask it is causal."""
+    """Attention [n, heads, rows, head_dim] over ``keys`` [n, kv_heads, positions, head_dim]; without a mask it is
+    causal."""
     if softcap is None:
         return scaled_dot_product_attention(
             queries,

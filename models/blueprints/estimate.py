@@ -201,7 +201,7 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
 
 
 def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
-    """Filled up to panels of outputs, in int8 to groups of inputs; 16 bits stay 16 bits."""
+    """Bytes of a matrix that is filled up to panels of outputs, in int8 to groups of inputs; 16 bits stay 16 bits."""
     outputs, inputs = stored.shape
     panels = -(-outputs // PANEL)
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)

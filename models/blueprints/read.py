@@ -117,7 +117,7 @@ class Blueprints:
 
     @property
     def all(self) -> tuple[AnyBlueprint, ...]:
-        """One or two."""
+        """The blueprints, one or two."""
         return (self.main,) if self.draft is None else (self.main, self.draft)
 
     @property

@@ -85,9 +85,9 @@ def _base_class(config: Any) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers without its progress bars and its report of a load: what is wrong becomes an error. Both settings
-    are the process's. Whoever finds them changed leaves them so: the one that changed them, in another thread perhaps,
-    puts them back."""
+    """Keeps transformers from showing progress bars and its report of a load: what is wrong becomes an error. Both
+    settings are the process's. Whoever finds them changed leaves them so: the one that changed them, in another thread
+    perhaps, puts them back."""
     from transformers.utils import logging as untyped
 
     logging: Any = untyped

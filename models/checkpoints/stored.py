@@ -100,7 +100,7 @@ class StoredTensor:
         return target
 
     def __getitem__(self, index: Any) -> Any:
-        """Itself for ``...``; otherwise the values."""
+        """Returns itself for ``...``; otherwise the values."""
         return self if index is ... else self.to()[index]
 
     def get_shape(self) -> list[int]:

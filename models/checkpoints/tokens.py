@@ -41,7 +41,8 @@ class SpecialTokens:
     vocabulary: int
 
     def whisper_tokens(self) -> WhisperTokens:
-        """All that has a name; raises `CheckpointError` for one that is missing or outside the vocabulary."""
+        """Returns all tokens that have a name; raises `CheckpointError` for one that is missing or outside the
+        vocabulary."""
         no_timestamps = self.required("no_timestamps_token_id", "<|notimestamps|>")
         begin = self._within(no_timestamps + 1, "<|0.00|>, which is no_timestamps_token_id + 1,")
         return WhisperTokens(

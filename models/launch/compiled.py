@@ -21,7 +21,7 @@ from .pipeline import find_layers
 
 @define(eq=False)
 class CompiledLayers:
-    """Compiled when they are first called; in the modules during a call and at no other time."""
+    """Layers that are compiled when they are first called, and in the modules during a call and at no other time."""
 
     _layers: list[tuple[nn.Module, Callable[..., Any]]] = field(repr=False)
 
@@ -36,7 +36,7 @@ class CompiledLayers:
         return forwards(self._layers)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """None."""
+        """Lists nothing: there are no tensors."""
         return ()
 
     def release(self) -> None:

@@ -122,8 +122,9 @@ class CudaRecorder:
 
 @contextmanager
 def _workspaces_apart() -> Iterator[None]:
-    """cuBLAS keeps its workspaces for good. One that is taken in a capture must come from the graphs' pool, and go back
-    to it: else it would be somebody else's memory, or outlive the pool (as torch's own use of graphs has it)."""
+    """Keeps workspaces apart. cuBLAS keeps its workspaces for good. One that is taken in a capture must come from the
+    graphs' pool, and go back to it: else it would be somebody else's memory, or outlive the pool (as torch's own use of
+    graphs has it)."""
     clear: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
@@ -241,7 +242,7 @@ class GraphManager:
         return found[1][0]
 
     def _rehearse(self, inputs: FixedInputs) -> None:
-        """Before the first capture: one that is broken off may leave torch's allocator in it."""
+        """Rehearses before the first capture: one that is broken off may leave torch's allocator in it."""
         if self._captures:
             return
         try:

@@ -24,7 +24,7 @@ class FloatLinear:
     bias: Tensor | None  # [outputs]
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[..., inputs] of the weight's dtype to [..., outputs]."""
+        """Maps [..., inputs] of the weight's dtype to [..., outputs]."""
         return functional.linear(inputs, self.weight, self.bias)
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class Int8Linear:
     bias: Tensor | None  # [outputs], likewise
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs], both of the dtype of the scales."""
+        """Maps [..., inputs] to [..., outputs], both of the dtype of the scales."""
         flat = inputs.reshape(-1, inputs.shape[-1])
         if self.scales.dtype == torch.float32 and multiplies_int8():
             found = self._of_quantized(flat)
@@ -65,8 +65,8 @@ class Int8Linear:
         return self.weight[indices].to(self.scales.dtype).mul_(self.scales[indices][..., None])
 
     def _of_quantized(self, inputs: Tensor) -> Tensor:
-        """int8 by int8: each row of ``inputs``, float32, by its largest value, so that a row's result does not depend
-        on its batch."""
+        """Multiplies int8 by int8: each row of ``inputs``, float32, by its largest value, so that a row's result does
+        not depend on its batch."""
         largest = inputs.abs().amax(-1, keepdim=True)
         # a row of zeros makes NaN here, which the product with its largest value, 0, turns into 0 again
         quantized = (inputs * (127.0 / largest)).nan_to_num_(0.0).round_().to(torch.int8)
@@ -92,7 +92,7 @@ class PanelLinear:
     panels: Panels
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """[..., inputs] to [..., outputs], both float32."""
+        """Maps [..., inputs] to [..., outputs], both float32."""
         outputs, bias = self.panels.outputs, self.panels.bias
         return functional.linear(inputs, self.panels.part(0, outputs), None if bias is None else bias[:outputs])
 
@@ -108,7 +108,7 @@ Linear = Plain | PanelLinear
 
 
 def memory_of(linear: Linear) -> list[Tensor]:
-    """All that a layer holds."""
+    """Lists the tensors that a layer holds."""
     if isinstance(linear, PanelLinear):
         held: list[Tensor | None] = [linear.panels.packed, linear.panels.bias]
     elif isinstance(linear, Int8Linear):

@@ -54,8 +54,8 @@ class QuantizedEmbedding(nn.Module):
 
 @contextmanager
 def exactly(module: nn.Module) -> Iterator[None]:
-    """Within, the quantized layers of a module compute what their weights say: rows give the same numbers however many
-    they are."""
+    """Makes the quantized layers of a module, within, compute what their weights say: rows give the same numbers
+    however many they are."""
     quantized = [each for each in module.modules() if isinstance(each, QuantizedLinear)]
     for one in quantized:
         one.exact = True

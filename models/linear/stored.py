@@ -62,7 +62,8 @@ def _adopted(linear: Any, dtype: torch.dtype) -> QuantizedLinear | None:
 
 
 def _unpacked(linear: Any) -> Tensor | None:
-    """Four bytes of a row are in one integer, the first one lowest, 128 added to each; ``None``: they are not bytes."""
+    """Unpacks int8 values: four bytes of a row are in one integer, the first one lowest, 128 added to each; ``None``:
+    they are not bytes."""
     packed: Tensor | None = getattr(linear, "weight_packed", None)
     columns = linear.in_features
     if packed is None or packed.dtype != torch.int32 or packed.shape[1] != -(-columns // 4):

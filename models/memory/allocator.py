@@ -17,7 +17,7 @@ def trim() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """Looked up once: each look-up makes classes, which only the collector frees."""
+    """Looks the function up once: each look-up makes classes, which only the collector frees."""
     if platform.libc_ver()[0] != "glibc":
         return None
     found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim

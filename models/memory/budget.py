@@ -27,8 +27,8 @@ class Available:
 
     @classmethod
     def of(cls, devices: Sequence[torch.device], weights: int) -> Available:
-        """On the CPU as much as the weights, 512 MiB at least, but no more than a quarter of what is free; on CUDA half
-        of what is free."""
+        """The memory: on the CPU as much as the weights, 512 MiB at least, but no more than a quarter of what is free;
+        on CUDA half of what is free."""
         if devices[0].type == "cuda":
             free = min(torch.cuda.mem_get_info(device)[0] for device in devices) * len(devices)
             return cls(most=free // _CUDA_SHARE, free=free)
@@ -87,7 +87,8 @@ class Budget:
 
     @classmethod
     def choose(cls, config: EngineConfig, own: KVSizes, together: KVSizes, available: Available) -> Budget:
-        """Configured bytes hold ``own`` KV alone. What is left open shares ``available`` with a draft model.
+        """Chooses the sizes. Configured bytes hold ``own`` KV alone. What is left open shares ``available`` with a
+        draft model.
 
         Raises:
             DeviceOutOfMemory: there is no memory for one sequence of full length and one window.

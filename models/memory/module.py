@@ -66,7 +66,7 @@ class TransformerModel:
 
 @contextmanager
 def forwards(instead: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """Within, each module calls what stands beside it instead of its ``forward``."""
+    """Makes each module, within, call what stands beside it instead of its ``forward``."""
     previous: list[Any] = [vars(module).get("forward") for module, _ in instead]
     try:
         for module, forward in instead:

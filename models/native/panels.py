@@ -81,12 +81,12 @@ class Panels:
 
     @property
     def _scales(self) -> Tensor:
-        """[panels, groups, 32]."""
+        """The scales, [panels, groups, 32]."""
         return self.packed[..., :_SCALES].view(torch.float32)
 
     @property
     def _values(self) -> Tensor:
-        """[panels, groups, 8, 32, 4]."""
+        """The values, [panels, groups, 8, 32, 4]."""
         return self.packed[..., _SCALES:].view(torch.int8).view(*self.packed.shape[:2], GROUP // 4, PANEL, 4)
 
     def rows(self, places: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ class CausalNetwork(Network):
         return embeddings
 
     def _position_ids(self, feeds: Sequence[Feed], rows: Rows) -> Tensor:
-        """[1, rows], or [3, 1, rows] where items have rows and columns."""
+        """Positions [1, rows], or [3, 1, rows] where items have rows and columns."""
         if feeds[0].record.notes.positions is None:
             return torch.tensor(rows.positions, device=self.device)[None]
         axes = np.concatenate([_axes(feed) for feed in feeds], 1)

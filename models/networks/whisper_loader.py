@@ -65,7 +65,7 @@ class Loader:
         return self.kept(linear)
 
     def blank(self, outputs: int, inputs: int, *, bias: bool) -> Plain:
-        """Room for a linear layer's weights."""
+        """Makes room for a linear layer's weights."""
         empty = partial(torch.empty, device=self.device)
         added = empty(outputs, dtype=self.dtype) if bias else None
         if self.native or not self.int8:

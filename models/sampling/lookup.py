@@ -20,8 +20,8 @@ class Lookup:
     _seen: int = field(default=0, init=False)  # tokens whose runs are in; the last one's are not: nothing follows yet
 
     def propose(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
-        """Up to ``count`` tokens that may follow ``tokens``, which may only have grown since the last call: what
-        followed the longest run of its last tokens, where that occurred last in what is learned."""
+        """Returns up to ``count`` tokens that may follow ``tokens``, which may only have grown since the last call:
+        what followed the longest run of its last tokens, where that occurred last in what is learned."""
         for length in range(min(self.match, len(tokens)), 0, -1):
             begin = self._ends.get(tuple(tokens[-length:]))
             if begin is not None:

@@ -272,6 +272,6 @@ class Grammars:
             self._translated = None
 
     def close(self) -> None:
-        """`release`, for ever: what is still being made is not kept."""
+        """Does `release`, for ever: what is still being made is not kept."""
         self._closed = True
         self.release()
