@@ -1,10 +1,12 @@
 """`GraphManager`: steps that only decode, recorded once for each shape and replayed.
 
-What a small step costs on a GPU is not the computing but the launching of some hundred kernels. A graph launches them
+The cost of a small step on a GPU is not the computing but the launching of some hundred kernels. A graph launches them
 at once. It can only do again what was recorded, with the same addresses; so steps come in the shapes of `Buckets`, and
 their numbers are written to static buffers before each replay.
 
-Who records is a `Recorder`: `CudaRecorder` captures graphs, `EagerRecorder` runs the function each time, with the same
+`torch.cuda.make_graphed_callables` records one shape, and does not give its memory back in order.
+
+A `Recorder` records: `CudaRecorder` captures graphs, `EagerRecorder` runs the function each time, with the same
 buffers, shapes and spare rows, on any device.
 """
 

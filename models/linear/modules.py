@@ -1,4 +1,8 @@
-"""Modules of torch whose matrices are in int8, in place of a loaded model's own."""
+"""Modules of torch whose matrices are in int8, in place of a loaded model's own.
+
+torchao quantizes when a model is loaded, not while Whisper's weights are read, and transformers imports it for every
+model where it is installed.
+"""
 
 from __future__ import annotations
 

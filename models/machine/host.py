@@ -1,5 +1,5 @@
 """The cores and the memory that the process may use, by cgroups and affinity. In a container the machine's own
-numbers are wrong.
+numbers are wrong. `loky.cpu_count` knows neither the quota of an outer cgroup nor memory, and gives no reason.
 
 Every function takes ``read``, which gives a file's text or ``None``, so that tests bring their own files.
 """
