@@ -85,7 +85,7 @@ class Recording:
 
     # -- the block -----------------------------------------------------------------------------------------------------
 
-    @trio.lowlevel.enable_ki_protection  # a ^C behind the thread's call would leave the file open
+    @trio.lowlevel.enable_ki_protection  # a ^C after the thread's call would leave the file open
     async def __aenter__(self) -> Self:
         assert not self._entered, "a recording is entered once"
         source: Any = self._source

@@ -100,7 +100,7 @@ def array_source(source: Any, what: str = "audio", *, int16: bool = False) -> Ar
         int16: an array alone may hold int16, too.
 
     Raises:
-        InvalidRequest: another dtype or shape, a rate that is none, a pair or mapping of something else.
+        InvalidRequest: another dtype or shape, a rate that no audio has, a pair or mapping of something else.
     """
     if isinstance(source, Mapping):
         if missing := [key for key in _KEYS if key not in source]:

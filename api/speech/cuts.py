@@ -39,10 +39,10 @@ def window_at(seek: int, spans: Spans, rules: CutRules) -> tuple[int, int] | Non
         return None
     start = max(ahead[0][0] - rules.padding, seek)
     latest = start + rules.window
-    for (_, before), (behind, _) in pairwise(ahead):
+    for (_, before), (after, _) in pairwise(ahead):
         if before > latest:
             break
-        if behind - before >= rules.gap:
+        if after - before >= rules.gap:
             return start, min(before + rules.padding, latest)
     if ahead[-1][1] <= latest:
         return start, min(ahead[-1][1] + rules.padding, latest)
@@ -52,9 +52,9 @@ def window_at(seek: int, spans: Spans, rules: CutRules) -> tuple[int, int] | Non
 def _pause(earliest: int, latest: int, spans: Spans) -> int:
     """The middle of the longest pause between ``earliest`` and ``latest``; ``latest`` where there is none."""
     pauses = [
-        (max(before, earliest), min(behind, latest))
-        for (_, before), (behind, _) in pairwise(spans)
-        if before < latest and behind > earliest
+        (max(before, earliest), min(after, latest))
+        for (_, before), (after, _) in pairwise(spans)
+        if before < latest and after > earliest
     ]
     start, stop = max(pauses, key=lambda pause: pause[1] - pause[0], default=(latest, latest))
     return (start + stop) // 2

@@ -9,7 +9,7 @@ of a pause: the silence goes to a word beside it, which then lasts for seconds::
     merged     |Yes. |              |Well  |then|     the mark is part of its word, its time counts for nothing
 
 Two things differ from openai/whisper. A word never crosses segments. And no rule moves a word's start before its
-aligned start, or its end behind its aligned end: so words never overlap, and segments begin and end with their words.
+aligned start, or its end after its aligned end: so words never overlap, and segments begin and end with their words.
 """
 
 from __future__ import annotations
@@ -214,14 +214,14 @@ def _characters(token_ids: Sequence[int], decode: Decode) -> list[TextWord]:
 def merge_marks(words: Sequence[Word], prepended: str, appended: str) -> list[Word]:
     """``words`` with marks put to the word after (``prepended``, where a space stands before them) or before
     (``appended``). A mark's time and probability count for nothing."""
-    behind: list[Word] = []
+    later: list[Word] = []
     for word in reversed(words):
-        if behind and word.text.startswith(" ") and word.text.strip() in prepended:
-            behind[-1] = evolve(behind[-1], text=word.text + behind[-1].text)
+        if later and word.text.startswith(" ") and word.text.strip() in prepended:
+            later[-1] = evolve(later[-1], text=word.text + later[-1].text)
         else:
-            behind.append(word)
+            later.append(word)
     merged: list[Word] = []
-    for word in reversed(behind):
+    for word in reversed(later):
         if merged and not merged[-1].text.endswith(" ") and word.text in appended:
             merged[-1] = evolve(merged[-1], text=merged[-1].text + word.text)
         else:
