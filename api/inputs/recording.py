@@ -96,8 +96,9 @@ class Recording:
             await self._check(array)
             self._array = array
             return self
-        self._blocks, found = await run_in_thread(partial(_open, source, self.sampling_rate))
-        self._take(self._blocks, found)
+        blocks, found = await run_in_thread(partial(_open, source, self.sampling_rate))
+        self._blocks = blocks
+        self._take(blocks, found)
         return self
 
     async def _check(self, array: ArraySource) -> None:

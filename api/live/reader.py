@@ -16,7 +16,7 @@ from ..speech.windows import Attempt
 from ..speech.words import TextWord, split_words
 from .agreement import Agreement, agreed, text_of
 from .endpoints import Reading
-from .words import TimedWord, cut, joined, timed
+from .timed_words import TimedWord, cut, joined, timed
 
 _LEAST_HEARD = 2.0  # seconds of speech that tell its language
 _EDGE = 1.0  # seconds: words that end so near the end of a full window may be cut off

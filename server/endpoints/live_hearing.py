@@ -1,4 +1,4 @@
-"""`Hearing`: the audio of a live session on its way to text, turn by turn."""
+"""`Turns`: the audio of a live session on its way to text, turn by turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAUSE_SECONDS = 1.0  # of audio, after a failure of the engine
 
 
 @define(eq=False)
-class Hearing:
+class Turns:
     """Hears the client's audio, turn by turn."""
 
     server: Server

@@ -2,7 +2,7 @@
 
 ::
 
-    client -> `Reader` -> `Backlog` -> `Hearing` -> engine -> events -> `Client.write` -> client
+    client -> `Reader` -> `Backlog` -> `Turns` -> engine -> events -> `Client.write` -> client
               checks      bounded      one turn after another  bounded
 
 A session begins with the first audio. Where the session changes, or the client ends a turn itself, the text of what was
@@ -20,7 +20,7 @@ from ..problems import Problem
 from ..server import Server
 from .live_backlog import Backlog, TooMuch
 from .live_client import Client
-from .live_hearing import Hearing
+from .live_hearing import Turns
 from .live_reader import Reader
 from .live_settings import Settings
 
@@ -34,7 +34,7 @@ async def listen(socket: WebSocket) -> None:
     server: Server = socket.app.state.server
     settings = Settings(model=socket.query_params.get("model") or _only(server))
     client, backlog = Client(socket, socket.scope["request_id"]), Backlog()
-    session = _Session(client, Reader(client, settings, backlog), Hearing(server, client, settings, backlog))
+    session = _Session(client, Reader(client, settings, backlog), Turns(server, client, settings, backlog))
     with server.socket_open(session.cut_off):
         await socket.accept("realtime" if "realtime" in socket.scope.get("subprotocols", ()) else None)
         await client.tell("session.created", session=settings.told(client.name))
@@ -64,7 +64,7 @@ class _Session:
 
     client: Client
     reader: Reader
-    hearing: Hearing
+    hearing: Turns
     _hears: trio.CancelScope = field(factory=trio.CancelScope, init=False)
 
     async def read(self, all_of_it: trio.CancelScope) -> None:
