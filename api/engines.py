@@ -176,9 +176,8 @@ class Engines:
         """The engine of a model, open: ``async with engines.use("name") as engine``. It stays loaded until the block
         ends. Loads it if need be; waits while it is loaded, and while others give way to it.
 
-        A task may use several models; it never waits for itself. A use belongs to the task that enters it: one in a
-        child task is not recognised as nested in its parent's, so a parent that waits for such a child may wait for
-        ever. A use that is kept open when its task has ended is still that task's.
+        A task uses one model at a time, since it might wait for itself. A use belongs to the task that enters it until
+        it is left: a use in a child task is not refused, so a parent that waits for such a child may wait for ever.
 
         A use that is cancelled no longer waits. A load that nobody waits for any more is given up: what it has loaded
         is given back as soon as the call returns, unless a use comes before that.
@@ -189,8 +188,8 @@ class Engines:
         Raises:
             UnknownModel: no model has this name or alias.
             CheckpointError, DeviceOutOfMemory: the model cannot be loaded, for these or other reasons; see `Engine`.
-            ModelTooLarge: it needs more memory than ``memory_budget``; or this task uses other models, and could only
-                wait for itself, or for tasks that wait like itself.
+            ModelTooLarge: it needs more memory than ``memory_budget``.
+            EngineStateError: this task uses a model, this one or another.
             EngineClosed: the block ends.
         """
         return self._opened().use(self._found(name))
@@ -209,7 +208,7 @@ class Engines:
 
         Raises:
             UnknownModel: no model has this name or alias.
-            EngineStateError: this task uses a model, this one or another: it would wait for users who may wait for it.
+            EngineStateError: this task uses a model, this one or another.
             EngineTeardownError: something could not be given back in time, or a release failed.
         """
         await self._opened().unload(self._found(name))

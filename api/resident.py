@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import anyio
 import anyio.to_thread
@@ -16,19 +16,6 @@ from ..core.errors import EngineError, InvariantViolation, ModelTooLarge, Triole
 from ..core.plan import DeviceMemory
 from .engine import Engine
 from .model_spec import ModelSpec, counted_memory
-
-
-class Facts(Protocol):
-    """Who hears what becomes of a model."""
-
-    def sized(self, resident: Resident, needs: DeviceMemory) -> None:
-        """It needs so much."""
-
-    def opened(self, resident: Resident, held: DeviceMemory, seconds: float) -> None:
-        """It was loaded in so many seconds, and holds so much."""
-
-    def leaving(self, resident: Resident) -> None:
-        """Its engine ends, asked to or not."""
 
 
 @define(eq=False)
@@ -51,29 +38,30 @@ class Resident:
     failed_at: float = math.nan
     last_error: str | None = None
 
-    async def size(self, facts: Facts) -> None:
-        """Finds out what the model needs."""
+    async def size(self) -> DeviceMemory:
+        """Finds out how much the model needs."""
         needs = self.spec.known_needs
         if needs is None:
             sizing = partial(outcome.capture, self.spec.needs)
             needs = (await anyio.to_thread.run_sync(sizing, abandon_on_cancel=True)).unwrap()
         self._check_size(needs, "is estimated to need")
-        facts.sized(self, needs)
+        return needs
 
-    async def keep(self, facts: Facts) -> None:
-        """Loads the model, and holds its engine open until it is to go."""
+    async def keep(self, opened: Callable[[DeviceMemory, float], None], leaving: Callable[[], None]) -> None:
+        """Loads the model, and holds its engine open until it is to go. ``opened`` hears what the model holds and how
+        many seconds the load took; ``leaving`` hears that the engine ends, asked to or not."""
         began, self.why = anyio.current_time(), ""
         self.leave = leave = anyio.Event()
         async with self.spec.new_engine() as engine:
             held = counted_memory(engine)
             self._check_size(held, "was loaded and needs")
             self.engine, self.failure = engine, None
-            facts.opened(self, held, anyio.current_time() - began)
+            opened(held, anyio.current_time() - began)
             try:
                 await leave.wait()
             finally:
                 self.engine = None
-                facts.leaving(self)
+                leaving()
             if self.drain is not None:
                 await engine.aclose(self.drain)
 

@@ -1,4 +1,4 @@
-"""`Residents`: carries out what `triolet.core.residency` decides, and tells it the facts.
+"""`Residents`: carries out what `triolet.core.residency` decides, and reports the facts to it.
 
 All of it happens in one event loop, without an await between the halves of a change. Each loaded model has a task of
 its own, its keeper. Keepers are shielded: only `Residents` stops them.
@@ -27,7 +27,6 @@ from ..core.errors import (
     EngineStateError,
     EngineTeardownError,
     InvariantViolation,
-    ModelTooLarge,
     RunnerCrashed,
     TrioletError,
 )
@@ -45,7 +44,7 @@ RETRY_SECONDS = 10.0
 
 @define(eq=False)
 class Use:
-    """A use, or an order to unload, on its way to its answer. ``error``: it is refused."""
+    """A use, or an order to unload, on its way to its answer. Where it is refused, ``error`` is why."""
 
     ticket: int
     resident: Resident
@@ -79,6 +78,7 @@ class Residents:
     _residents: dict[str, Resident] = field(init=False)
     _residency: Residency = field(init=False)
     _uses: dict[int, Use] = field(factory=dict, init=False)  # by ticket, that have no answer yet
+    _used_by: dict[object, str] = field(factory=dict, init=False)  # the model that each task uses or waits for
     _tasks: anyio.abc.TaskGroup | None = field(default=None, init=False)  # within the block
     _context: Context = field(factory=copy_context, init=False)  # of the block: tasks outlive the uses that begin them
     _running: int = field(default=0, init=False)  # tasks of residents
@@ -214,26 +214,43 @@ class Residents:
     async def use(self, name: str, *, at_once: bool = False) -> AsyncIterator[Engine]:
         """See `Engines.use`; ``at_once``: a model that has just failed is tried again."""
         await anyio.lowlevel.checkpoint_if_cancelled()
+        task = self._free_task(f"use({name!r})")
+        self._used_by[task] = name
         engine: Engine | None = None
-        while engine is None:  # again, where the engine failed before the user heard of it
-            use = self._enter(name, self._residency.want(name, current_task(), at_once=at_once))
-            try:
-                await use.wait()
-                engine = use.resident.engine if self._residency.is_granted(use.ticket) else None
-                if engine is not None:
-                    yield engine
-            finally:
-                self._leave(use)
+        try:
+            while engine is None:  # again, where the engine failed before the user heard of it
+                use = self._enter(name, self._residency.want(name, at_once=at_once))
+                try:
+                    await use.wait()
+                    engine = use.resident.engine if self._residency.is_granted(use.ticket) else None
+                    if engine is not None:
+                        yield engine
+                finally:
+                    self._leave(use)
+        finally:
+            del self._used_by[task]
 
     @trio.lowlevel.enable_ki_protection
     async def unload(self, name: str) -> None:
         """See `Engines.unload`."""
         await anyio.lowlevel.checkpoint_if_cancelled()
-        order = self._enter(name, self._residency.order_unload(name, current_task()), is_order=True)
+        self._free_task(f"unload({name!r})")
+        order = self._enter(name, self._residency.order_unload(name), is_order=True)
         try:
             await order.wait()
         finally:
             self._leave(order)
+
+    def _free_task(self, call: str) -> object:
+        """The task that runs, which must use no model: it might wait for itself, or for a task that waits for it."""
+        task = current_task()
+        used = self._used_by.get(task)
+        if used is not None:
+            raise EngineStateError(
+                f"{call} by a task that uses {used!r}: it might wait for itself; allowed: one use at a time in a task. "
+                f"Leave the use of {used!r} first, or call from another task that this one does not wait for"
+            )
+        return task
 
     def _enter(self, name: str, ticket: int, *, is_order: bool = False) -> Use:
         use = self._uses[ticket] = Use(ticket, self._residents[name], is_order)
@@ -258,14 +275,14 @@ class Residents:
         match decision:
             case Grant(ticket):
                 self._uses.pop(ticket).answered.set()
-            case Refuse(ticket, stuck):
+            case Refuse(ticket):
                 use = self._uses.pop(ticket)
-                use.error = use.error or (self._stuck(use) if stuck else self._refusal(use.resident))
+                use.error = use.error or self._refusal(use.resident)
                 use.answered.set()
             case Size(name):
-                self._start(self._residents[name], self._residents[name].size)
+                self._start(self._residents[name], self._size)
             case Load(name):
-                self._start(self._residents[name], self._residents[name].keep)
+                self._start(self._residents[name], self._keep)
             case Unload(name, why):
                 self._residents[name].dismiss(why)
             case _:
@@ -278,21 +295,9 @@ class Residents:
         left = max(0.0, RETRY_SECONDS - since)
         return retold(resident.failure, f"; this was {since:.1f} s ago, and is tried again from {left:.1f} s on")
 
-    def _stuck(self, use: Use) -> Exception:
-        if use.is_order:
-            return EngineStateError(
-                f"unload({use.resident.name!r}) by a task that uses a model itself: it would wait for users who may "
-                "wait for this task; allowed: a task that uses none. Leave its uses first"
-            )
-        return ModelTooLarge(
-            f"{use.resident.name!r} has no room beside the models that its task uses, and those of tasks that wait for "
-            f"a model themselves; allowed: memory_budget={self.budget} for all. Leave one use before another one "
-            "begins, or give more"
-        )
-
     # -- tasks of residents ------------------------------------------------------------------------------------------
 
-    def _start(self, resident: Resident, job: Callable[[Residents], Awaitable[None]]) -> None:
+    def _start(self, resident: Resident, job: Callable[[Resident], Awaitable[None]]) -> None:
         assert self._tasks is not None, "something is begun outside of the block"
         resident.scope = anyio.CancelScope(shield=True)
         self._running += 1
@@ -300,14 +305,14 @@ class Residents:
         self._context.copy().run(start)
 
     @trio.lowlevel.enable_ki_protection
-    async def _run(self, resident: Resident, job: Callable[[Residents], Awaitable[None]]) -> None:
-        """Runs a task of a resident to its end, and tells of it."""
+    async def _run(self, resident: Resident, job: Callable[[Resident], Awaitable[None]]) -> None:
+        """Runs a task of a resident to its end, and reports that."""
         assert resident.scope is not None, "it was made for this task"
         error: Exception | None = None
         try:
             with resident.scope:
                 try:
-                    await job(self)
+                    await job(resident)
                 except Exception as caught:  # noqa: BLE001  (told to whoever waits, or raised at the end of the block)
                     frames.clear_frames(caught)  # they hold the engine
                     error = caught
@@ -319,18 +324,18 @@ class Residents:
             self._follow()
             self._check_gone()
 
-    def sized(self, resident: Resident, needs: DeviceMemory) -> None:
-        """See `Facts.sized`."""
-        self._residency.sized(resident.name, needs.total)
+    async def _size(self, resident: Resident) -> None:
+        self._residency.sized(resident.name, (await resident.size()).total)
 
-    def opened(self, resident: Resident, held: DeviceMemory, seconds: float) -> None:
-        """See `Facts.opened`."""
+    async def _keep(self, resident: Resident) -> None:
+        await resident.keep(partial(self._opened, resident), partial(self._leaving, resident))
+
+    def _opened(self, resident: Resident, held: DeviceMemory, seconds: float) -> None:
         self._residency.opened(resident.name, held.total, anyio.current_time())
         self._write(log_lines.model_loaded(resident.name, seconds, held, self._residency.held, self.budget))
         self._follow()
 
-    def leaving(self, resident: Resident) -> None:
-        """See `Facts.leaving`."""
+    def _leaving(self, resident: Resident) -> None:
         self._residency.leaving(resident.name)
         self._follow()
 
@@ -365,7 +370,7 @@ class Residents:
         self._tell(resident, error, orders=True)
 
     def _tell(self, resident: Resident, error: Exception, *, orders: bool) -> None:
-        """Has those who wait now, for the model or for its end, hear of the error when they are answered."""
+        """Gives the error to those who wait now, for the model or for its end: they get it when they are answered."""
         for use in self._uses.values():
             if use.resident is resident and use.is_order == orders:
                 use.error = retold(error)
@@ -373,11 +378,11 @@ class Residents:
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def figures(self, name: str) -> ModelFigures:
-        """Of a model."""
+        """The figures of a model."""
         return self._residency.figures(name)
 
     def resident(self, name: str) -> Resident:
-        """A model's."""
+        """The resident of a model."""
         return self._residents[name]
 
     def _write(self, line: Line) -> None:

@@ -1,4 +1,4 @@
-"""Which of several models are loaded under one memory budget: who is used, who is loaded next, who gives way. Pure.
+"""The choice of loaded models under one memory budget: who is used, who is loaded next, who gives way. Pure.
 
 ::
 
@@ -15,13 +15,10 @@ needed. Where idle ones are not enough it chooses models in use, too, and *claim
 ticket than the head's waits behind the head. So a model that gives way takes no new users, and is idle at some time.
 It is unloaded when all that give way are idle. Models that nobody claims go on.
 
-A task may use one model and want another one. While it waits, what it uses does not become idle: so it must not wait
-for that, nor behind somebody who does. Where it uses what somebody waits for, it goes first, and is refused where only
-the models of tasks that wait like itself could give way. It may not order a model to be unloaded: an order waits for
-users, who may wait for what its own task uses.
+A task uses one model at a time: `triolet.api.residents` sees to that. So users never wait for each other.
 
-A model counts with the bytes that it is thought to need from the decision to load it on, with those that it was found
-to hold once it is open, and with none when it is gone.
+From the decision to load it, a model counts with the bytes that it is thought to need; once it is open, with those that
+it was found to hold; when it is gone, with none.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from attrs import define, field, frozen
@@ -47,37 +44,35 @@ class ModelState(enum.Enum):
 
 @frozen
 class Grant:
-    """What the ticket waits for is so: its model is ready and counts it among its users, or is unloaded as ordered."""
+    """The ticket's wait is over: its model is ready and counts it among its users, or is unloaded as ordered."""
 
     ticket: int
 
 
 @frozen
 class Refuse:
-    """The use is over before it began: its model failed to load, or all is closing; ``stuck``: it would wait for a task
-    that waits for it, or for itself. An order is refused where it could get stuck."""
+    """The use is over before it began: its model failed to load, or all is closing."""
 
     ticket: int
-    stuck: bool = False
 
 
 @frozen
 class Size:
-    """Find out how many bytes the model needs. `Residency.sized` or `Residency.failed` answers."""
+    """The model's bytes must be found out. `Residency.sized` or `Residency.failed` answers."""
 
     name: str
 
 
 @frozen
 class Load:
-    """Load the model: there is room. `Residency.opened` or `Residency.failed` answers."""
+    """The model must be loaded: there is room. `Residency.opened` or `Residency.failed` answers."""
 
     name: str
 
 
 @frozen
 class Unload:
-    """Unload the model. `Residency.closed` answers."""
+    """The model must be unloaded. `Residency.closed` answers."""
 
     name: str
     why: str
@@ -121,17 +116,9 @@ class _Model:
         return self.state is ModelState.READY and not self.users
 
 
-@frozen(eq=False)
-class _Ticket:
-    """A use or an order that has not ended, and the task that it belongs to."""
-
-    model: _Model
-    owner: object
-
-
 @frozen(kw_only=True, eq=False)
 class _Head:
-    """Who comes first of those that wait for room; no later one is loaded before."""
+    """The first of those that wait for room; no later one is loaded before it."""
 
     ticket: int
     needs: int
@@ -141,11 +128,11 @@ class _Head:
 
 @define(eq=False)
 class Residency:
-    """Facts come in; `decide` says what follows. Whoever carries decisions out calls it after every fact, and when
+    """Takes facts, and decides what follows. Whoever carries decisions out calls `decide` after every fact, and when
     `next_deadline` has come.
 
     Args:
-        names: of the models.
+        names: the models' names.
         budget: bytes that all loaded models have together; ``None``: as many as they need.
         idle_seconds: an idle model is unloaded after this time; ``math.inf``: only for want of room.
         retry_seconds: for so long after a load that failed uses are refused.
@@ -156,7 +143,7 @@ class Residency:
     idle_seconds: float
     retry_seconds: float
     _models: dict[str, _Model] = field(init=False)
-    _tickets: dict[int, _Ticket] = field(factory=dict, init=False)
+    _tickets: dict[int, _Model] = field(factory=dict, init=False)
     _arrivals: Iterator[int] = field(factory=itertools.count, init=False)
     _recencies: Iterator[int] = field(factory=lambda: itertools.count(1), init=False)
     _overdrawn: int | None = field(default=None, init=False)  # a ticket, while more is held than the budget
@@ -169,35 +156,26 @@ class Residency:
 
     # -- facts of users ----------------------------------------------------------------------------------------------
 
-    def want(self, name: str, owner: Hashable, *, at_once: bool = False) -> int:
-        """A use of ``name`` arrives; returns its ticket. ``owner``: the task that waits for it, and for nothing else
-        meanwhile, held until the use has ended; ``at_once``: the model is tried again though it has just failed."""
+    def want(self, name: str, *, at_once: bool = False) -> int:
+        """A use of ``name`` arrives; returns its ticket. ``at_once``: the model is tried again though it has just
+        failed."""
         model = self._models[name]
         if at_once:
             model.failed_at = None
-        ticket = self._new_ticket(model, owner)
-        model.waiting[ticket] = None
-        return ticket
+        return self._new_ticket(model, model.waiting)
 
-    def order_unload(self, name: str, owner: Hashable) -> int:
-        """``owner`` wants ``name`` unloaded when the uses that came before have ended; returns the order's ticket.
-        Later uses have it loaded anew. It is refused where ``owner`` uses a model, whichever: the uses that it would
-        wait for may wait for this one."""
+    def order_unload(self, name: str) -> int:
+        """Somebody wants ``name`` unloaded when the uses that came before have ended; returns the order's ticket. Later
+        uses have it loaded anew."""
         model = self._models[name]
-        ticket = self._new_ticket(model, owner)
-        if owner in self._owners(self._models.values()):
-            self._refuse_stuck(ticket)
-        else:
-            model.orders[ticket] = None
-        return ticket
+        return self._new_ticket(model, model.orders)
 
     def end(self, ticket: int, now: float) -> None:
         """A use has ended, or no longer waits; an order is withdrawn, or was heard. Unknown tickets are those of uses
         that were refused, or of an engine that is gone."""
-        ended = self._tickets.pop(ticket, None)
-        if ended is None:
+        model = self._tickets.pop(ticket, None)
+        if model is None:
             return
-        model = ended.model
         model.waiting.pop(ticket, None)
         model.orders.pop(ticket, None)
         if ticket in model.users:
@@ -207,9 +185,9 @@ class Residency:
                 model.recency = next(self._recencies)
 
     def is_granted(self, ticket: int) -> bool:
-        """Whether a use is going on: its engine has not gone since."""
-        found = self._tickets.get(ticket)
-        return found is not None and ticket in found.model.users
+        """True while a use goes on: its engine has not gone since."""
+        model = self._tickets.get(ticket)
+        return model is not None and ticket in model.users
 
     def close(self) -> None:
         """All is to end: no use begins any more."""
@@ -258,7 +236,7 @@ class Residency:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> tuple[Decision, ...]:
-        """What follows from the facts so far. A decision counts as carried out, or as under way."""
+        """Returns what follows from the facts so far. A decision counts as carried out, or as under way."""
         for model in self._models.values():
             self._answer_absent(model, now)
         self._serve()
@@ -268,15 +246,15 @@ class Residency:
         return decisions
 
     def next_deadline(self) -> float:
-        """When `decide` must be called again if no fact comes; ``math.inf``: not before."""
+        """The time at which `decide` must be called again if no fact comes; ``math.inf``: not before."""
         idle = (model for model in self._models.values() if model.is_idle and not model.waiting)
         return min((model.idle_since + self.idle_seconds for model in idle), default=math.inf)
 
     def figures(self, name: str) -> ModelFigures:
-        """A snapshot."""
+        """A snapshot of ``name``."""
         model = self._models[name]
         return ModelFigures(
-            state=self._told_state(model),
+            state=_told_state(model),
             users=len(model.users),
             waiting=len(model.waiting),
             bytes=model.held,
@@ -289,23 +267,12 @@ class Residency:
         """Bytes that count against the budget."""
         return _held(self._models.values())
 
-    def _told_state(self, model: _Model) -> ModelState:
-        if model.sizing:
-            return ModelState.LOADING
-        if model.state is ModelState.ABSENT and model.failed_at is not None:
-            return ModelState.FAILED
-        return model.state
-
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def _new_ticket(self, model: _Model, owner: object) -> int:
+    def _new_ticket(self, model: _Model, kind: dict[int, None]) -> int:
         ticket = next(self._arrivals)
-        self._tickets[ticket] = _Ticket(model, owner)
+        self._tickets[ticket], kind[ticket] = model, None
         return ticket
-
-    def _owners(self, models: Iterable[_Model]) -> set[object]:
-        """The tasks that use one of ``models``."""
-        return {self._tickets[ticket].owner for model in models for ticket in model.users}
 
     def _answer_absent(self, model: _Model, now: float) -> None:
         """Answers orders to unload what is not there, refuses uses of what has just failed, and has a model sized."""
@@ -335,73 +302,31 @@ class Residency:
         """Grants uses; loads a model or refuses a use, if one is to be. False: nothing more follows."""
         limits = {model.name: next(iter(model.orders), math.inf) for model in self._models.values()}
         head = self._head()
-        victims: list[_Model] = []
-        if head is not None:
-            self._grant(limits, head.ticket)  # uses before it are older
-            if self._loaded(head):
-                return True
-            victims = self._claim(head, limits, spared=set())
-        urgent = self._owners([*victims, *(model for model in self._models.values() if model.orders)])
-        self._grant_urgent(urgent)
-        first = self._head(urgent)
-        if first is not None:
-            if self._loaded(first):
-                return True
-            head, victims = first, self._claim(first, limits, spared=self._stuck(limits))
-            if _held(victims) < self._lacking(first):
-                self._refuse_stuck(first.ticket)
-                return True
-            self._grant_urgent(self._owners(victims))
+        if head is None:
+            self._grant(limits, math.inf)
+            return False
+        self._grant(limits, head.ticket)  # uses before it are older
+        if head.model is not None and head.needs <= self._free:
+            self._load(head.model, head.needs)
+            return True
+        victims = self._victims(head.needs - self._free - _held(self._in(ModelState.UNLOADING)))
+        limits.update((victim.name, min(limits[victim.name], head.ticket)) for victim in victims)
         self._grant(limits, math.inf)
-        if head is not None and all(victim.is_idle for victim in victims):
+        if all(victim.is_idle for victim in victims):
             for victim in victims:
                 self._unload(victim, f"{head.name} needs the room")
         return False
 
-    def _loaded(self, head: _Head) -> bool:
-        """Loads the model, if there is room."""
-        if head.model is None or head.needs > self._free:
-            return False
-        self._load(head.model, head.needs)
-        return True
-
-    def _claim(self, head: _Head, limits: dict[str, float], spared: set[object]) -> list[_Model]:
-        """Who gives way to ``head``. Later uses of them wait behind it."""
-        victims = self._victims(self._lacking(head), spared)
-        limits.update((victim.name, min(limits[victim.name], head.ticket)) for victim in victims)
-        return victims
-
-    def _lacking(self, head: _Head) -> float:
-        """Bytes that others must still give back."""
-        return head.needs - self._free - _held(self._in(ModelState.UNLOADING))
-
-    def _stuck(self, limits: Mapping[str, float]) -> set[object]:
-        """The tasks that wait for somebody: for room, or behind somebody at a ready model."""
+    def _head(self) -> _Head | None:
+        """The first of the absent models that wait for room. Where none waits, and models hold more than was thought
+        and more than the budget: these."""
         absent = filter(self._is_sized, self._in(ModelState.ABSENT))
-        waiting = [ticket for model in absent for ticket in model.waiting]
-        for model in self._in(ModelState.READY):
-            waiting += [ticket for ticket in model.waiting if ticket >= limits[model.name]]
-        return {self._tickets[ticket].owner for ticket in waiting}
-
-    def _refuse_stuck(self, ticket: int) -> None:
-        model = self._tickets.pop(ticket).model
-        model.waiting.pop(ticket, None)
-        self._decisions.append(Refuse(ticket, stuck=True))
-
-    def _head(self, urgent: set[object] | None = None) -> _Head | None:
-        """The first of the absent models that wait for room; with ``urgent`` the first that one of these tasks waits
-        for. Where none waits, and models hold more than was thought and more than the budget: these."""
-        waiting = [
-            (ticket, model)
-            for model in filter(self._is_sized, self._in(ModelState.ABSENT))
-            for ticket in model.waiting
-            if urgent is None or self._tickets[ticket].owner in urgent
-        ]
-        if waiting:
-            ticket, model = min(waiting, key=lambda found: found[0])
+        first = min(
+            ((ticket, model) for model in absent for ticket in model.waiting), default=None, key=lambda it: it[0]
+        )
+        if first is not None:
+            ticket, model = first
             return _Head(ticket=ticket, needs=model.needs or 0, name=model.name, model=model)
-        if urgent is not None:
-            return None
         if self._free >= 0:
             self._overdrawn = None
             return None
@@ -410,20 +335,19 @@ class Residency:
         return _Head(ticket=self._overdrawn, needs=0, name="what was loaded", model=None)
 
     def _is_sized(self, model: _Model) -> bool:
-        """Whether it is known what the model needs, or need not be."""
+        """True if the model's needs are known, or need not be."""
         return self.budget is None or model.needs is not None
 
     @property
     def _free(self) -> float:
         return math.inf if self.budget is None else self.budget - self.held
 
-    def _victims(self, lacking: float, spared: set[object]) -> list[_Model]:
-        """Who gives way for so many bytes: idle ones first, the least recently used first, and none that the others can
-        do without; none that tasks in ``spared`` use."""
+    def _victims(self, lacking: float) -> list[_Model]:
+        """The models that give way for so many bytes: idle ones first, the least recently used first, and none that the
+        others can do without."""
         if lacking <= 0:
             return []
-        there = [*self._in(ModelState.READY), *self._in(ModelState.LOADING)]
-        candidates = [model for model in there if not self._owners([model]) & spared]
+        candidates = [*self._in(ModelState.READY), *self._in(ModelState.LOADING)]
         candidates.sort(key=lambda model: (model.state is ModelState.LOADING, not model.is_idle, model.recency))
         chosen: list[_Model] = []
         for candidate in candidates:
@@ -439,20 +363,10 @@ class Residency:
         for model in self._in(ModelState.READY):
             until = min(limits[model.name], before)
             for ticket in [ticket for ticket in model.waiting if ticket < until]:
-                self._begin(ticket, model)
-                model.recency = next(self._recencies)
-
-    def _grant_urgent(self, urgent: Container[object]) -> None:
-        """Begins the uses of ready models by these tasks. That changes nothing about who gives way."""
-        for model in self._in(ModelState.READY):
-            for ticket in [ticket for ticket in model.waiting if self._tickets[ticket].owner in urgent]:
-                self._begin(ticket, model)
-
-    def _begin(self, ticket: int, model: _Model) -> None:
-        del model.waiting[ticket]
-        model.users.add(ticket)
-        model.wanted = True
-        self._decisions.append(Grant(ticket))
+                del model.waiting[ticket]
+                model.users.add(ticket)
+                model.wanted, model.recency = True, next(self._recencies)
+                self._decisions.append(Grant(ticket))
 
     def _load(self, model: _Model, needs: int) -> None:
         model.state, model.held, model.failed_at = ModelState.LOADING, needs, None
@@ -483,3 +397,11 @@ class Residency:
 
 def _held(models: Iterable[_Model]) -> int:
     return sum(model.held for model in models)
+
+
+def _told_state(model: _Model) -> ModelState:
+    if model.sizing:
+        return ModelState.LOADING
+    if model.state is ModelState.ABSENT and model.failed_at is not None:
+        return ModelState.FAILED
+    return model.state

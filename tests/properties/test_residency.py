@@ -30,7 +30,6 @@ class Ward:
     now: float = 0.0
     waiting: dict[int, str] = field(factory=dict)  # uses by ticket
     using: dict[int, str] = field(factory=dict)
-    owners: dict[int, int] = field(factory=dict)  # the task of each use and order
     orders: dict[int, str] = field(factory=dict)
     sizing: set[str] = field(factory=set)
     loading: set[str] = field(factory=set)
@@ -60,30 +59,20 @@ class Ward:
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
-    def want(self, name: str, *, owner: int | None = None, at_once: bool = False) -> int:
-        """``owner``: a task that uses other models; by default a new one."""
-        self._count += 1
-        owner = self._count if owner is None else owner
-        ticket = self.residency.want(name, owner, at_once=at_once)
-        self.waiting[ticket], self.owners[ticket] = name, owner
+    def want(self, name: str, *, at_once: bool = False) -> int:
+        ticket = self.residency.want(name, at_once=at_once)
+        self.waiting[ticket] = name
         if at_once:
             self.failed_at.pop(name, None)
         early = name in self.absent and self.now < self.failed_at.get(name, -math.inf) + RETRY
         self.follow()
-        assert early or self.closing or self.answers.get(ticket) in {None, "granted", "stuck"}, "refused for nothing"
+        assert early or self.closing or self.answers.get(ticket) in {None, "granted"}, "refused for nothing"
         assert not early or self.answers.get(ticket) == "refused", "a use after a failure"
         return ticket
 
-    def order(self, name: str, *, owner: int | None = None) -> int:
-        """``owner``: a task that uses models; by default a new one."""
-        self._count += 1
-        owner = self._count if owner is None else owner
-        ticket = self.residency.order_unload(name, owner)
-        self.orders[ticket], self.owners[ticket] = name, owner
+    def order(self, name: str) -> None:
+        self.orders[self.residency.order_unload(name)] = name
         self.follow()
-        stuck = self.answers.get(ticket) == "stuck"
-        assert stuck or not self.is_nested(ticket), "others wait for what it uses"
-        return ticket
 
     def end(self, ticket: int) -> None:
         name = self.using.pop(ticket, None)
@@ -172,20 +161,11 @@ class Ward:
             case Grant(ticket):
                 name = self.waiting.pop(ticket)
                 assert name in self.ready, "a use begins without an engine"
-                if not self.is_nested(ticket):
-                    assert all(ticket < other for other, its in self.waiting.items() if its == name), "out of order"
-                    assert all(ticket < other for other, its in self.orders.items() if its == name), "it is to go"
+                assert all(ticket < other for other, its in self.waiting.items() if its == name), "out of order"
+                assert all(ticket < other for other, its in self.orders.items() if its == name), "it is to go"
                 self.using[ticket] = name
                 self.touch(name)
                 self._answer(ticket, "granted")
-            case Refuse(ticket, stuck=True) if ticket in self.orders:
-                assert self.is_nested(ticket), "a task that holds nothing is refused"
-                del self.orders[ticket]
-                self._answer(ticket, "stuck")
-            case Refuse(ticket, stuck=True):
-                name = self.waiting.pop(ticket)
-                assert self.held_by_others_than_stuck(ticket) < self.known[name], "others could give way"
-                self._answer(ticket, "stuck")
             case Refuse(ticket):
                 del self.waiting[ticket]
                 self._answer(ticket, "refused")
@@ -198,15 +178,6 @@ class Ward:
             case Unload(name, why):
                 self._unload(name, why)
 
-    def held_by_others_than_stuck(self, ticket: int) -> float:
-        """Bytes that are free, or will be when the tasks that do not wait for a model have ended their uses."""
-        owner = self.owners[ticket]
-        mine = [name for other, name in self.using.items() if self.owners[other] == owner]
-        assert mine, "a task that holds nothing is refused"
-        waits = {self.owners[other] for other in self.waiting} | {owner}
-        kept = {name for other, name in self.using.items() if self.owners[other] in waits}
-        return self.budget - sum(self.held[name] for name in kept)
-
     def _answer(self, ticket: int, answer: str) -> None:
         assert ticket not in self.answers, "answered twice"
         self.answers[ticket] = answer
@@ -217,7 +188,7 @@ class Ward:
         needs = self.known.get(name, 0)
         assert self.total + needs <= self.budget, "over budget"
         mine = [ticket for ticket, its in self.waiting.items() if its == name]
-        for other in self.absent if not any(map(self.is_nested, mine)) else ():
+        for other in self.absent:
             earlier = [ticket for ticket, its in self.waiting.items() if its == other and ticket < min(mine)]
             assert not earlier or other not in self.known, f"{other} waits for longer"
         self.loading.add(name)
@@ -263,16 +234,6 @@ class Ward:
         }.get(figures.state)
         assert (name in self.absent) if found is None else (name in found), f"{name} is {figures.state}"
 
-    def is_nested(self, ticket: int) -> bool:
-        """Whether its task uses a model already."""
-        return any(self.owners[other] == self.owners[ticket] for other in self.using)
-
-    @property
-    def free_owners(self) -> list[int]:
-        """The tasks that use models and wait for nothing."""
-        waits = {self.owners[ticket] for ticket in (*self.waiting, *self.orders)}
-        return sorted({self.owners[ticket] for ticket in self.using} - waits)
-
     @property
     def absent(self) -> set[str]:
         return set(NAMES) - self.sizing - self.loading - self.ready - self.leaving
@@ -317,20 +278,10 @@ class ResidencyMachine(Machine):
     def want(self, name: str, at_once: bool) -> None:
         self.ward.want(name, at_once=at_once)
 
-    @precondition(lambda self: self.ward.free_owners)
-    @rule(name=st.sampled_from(NAMES), number=NUMBERS)
-    def want_beside(self, name: str, number: int) -> None:
-        """A task that uses models wants another one, or the same again."""
-        self.ward.want(name, owner=self.pick(self.ward.free_owners, number))
-
-    @precondition(lambda self: self.ward.free_owners)
+    @precondition(lambda self: self.ward.using)
     @rule(number=NUMBERS)
     def end(self, number: int) -> None:
-        self.ward.end(self.last_of(self.pick(self.ward.free_owners, number)))
-
-    def last_of(self, owner: int) -> int:
-        """The innermost use of a task."""
-        return max(ticket for ticket in self.ward.using if self.ward.owners[ticket] == owner)
+        self.ward.end(self.pick(self.ward.using, number))
 
     @precondition(lambda self: self.ward.waiting)
     @rule(number=NUMBERS)
@@ -340,12 +291,6 @@ class ResidencyMachine(Machine):
     @rule(name=st.sampled_from(NAMES))
     def order(self, name: str) -> None:
         self.ward.order(name)
-
-    @precondition(lambda self: self.ward.free_owners)
-    @rule(name=st.sampled_from(NAMES), number=NUMBERS)
-    def order_beside(self, name: str, number: int) -> None:
-        """A task that uses models wants one of them unloaded, or another one."""
-        self.ward.order(name, owner=self.pick(self.ward.free_owners, number))
 
     @precondition(lambda self: self.ward.orders)
     @rule(number=NUMBERS)
@@ -393,10 +338,9 @@ class ResidencyMachine(Machine):
 
     @invariant()
     def who_waits_has_a_reason(self) -> None:
-        """No wake-up is lost, and no two wait for each other: where nothing is under way, and no task is free to end
-        its use, nobody waits."""
+        """No wake-up is lost: where nothing is under way, and no model is used, nobody waits."""
         ward = self.ward
-        if not ward.under_way and not ward.free_owners:
+        if not ward.under_way and not ward.using:
             assert not ward.waiting, f"{ward.waiting} wait for nothing"
             assert not ward.orders, f"{ward.orders} wait for nothing"
 
@@ -409,10 +353,6 @@ class ResidencyMachine(Machine):
             before = [order for order, its in ward.orders.items() if its == name and order < ticket]
             heads = [other for other, its in ward.waiting.items() if its in ward.absent and other < ticket]
             assert before or heads or ward.total > ward.budget, f"use {ticket} of {name} waits behind nobody"
-            if before and name in (
-                its for other, its in ward.using.items() if ward.owners[other] == ward.owners[ticket]
-            ):
-                raise AssertionError(f"use {ticket} waits for an order that waits for its own task")
 
     @invariant()
     def an_alarm_is_set_for_whoever_is_idle(self) -> None:
@@ -432,13 +372,12 @@ class ResidencyMachine(Machine):
         that models are never idle of their own accord, and all that is under way is answered."""
         ward = self.ward
         waited = [*ward.waiting, *ward.orders]
-        began: dict[int, int] = {}  # in which round a task's first use did
+        began: dict[int, int] = {}  # in which round each use did
         for number in range(8 * (len(NAMES) + len(waited))):
             for name in NAMES:
                 ward.want(name)
-            for owner in [owner for owner in ward.free_owners if began.setdefault(owner, number) <= number - 2]:
-                while owner in ward.free_owners:
-                    ward.end(self.last_of(owner))
+            for ticket in [one for one in ward.using if began.setdefault(one, number) <= number - 2]:
+                ward.end(ticket)
             self.answer_all()
             if all(ticket in ward.answers for ticket in waited):
                 return
