@@ -40,17 +40,6 @@ def output_name(name: str) -> str:
     return "stdin" if name == STDIN else Path(name).stem or name
 
 
-def clash(names: Sequence[str]) -> tuple[str, str] | None:
-    """The first two files whose outputs would be the same file."""
-    seen: dict[str, str] = {}
-    for name in names:
-        key = output_name(name)
-        if key in seen:
-            return seen[key], name
-        seen[key] = name
-    return None
-
-
 def prepare_folder(folder: str) -> None:
     """Makes the folder, where it is missing.
 
@@ -74,9 +63,9 @@ class _OpenOutput:
     writer: Writer
     _file: TextIO | None = field(default=None, init=False)
 
-    def put(self, text: str) -> None:
-        """Writes ``text`` behind what was written."""
-        if not text:
+    def put(self, text: str, *, last: bool = False) -> None:
+        """Appends ``text``, and with the ``last`` one closes the file."""
+        if not (text or last):
             return
         try:
             if self._file is None:
@@ -85,15 +74,7 @@ class _OpenOutput:
                 text = self.writer.begin() + text
             self._file.write(text)
             self._file.flush()
-        except OSError as error:
-            raise OutputError(f"{self.path}: it cannot be written ({error.strerror or error})") from error
-
-    def close(self) -> None:
-        """Ends the file; one that got no text has its beginning alone."""
-        try:
-            if self._file is None:
-                self.path.write_text(self.writer.begin(), encoding="utf-8")
-            else:
+            if last:
                 self._file.close()
         except OSError as error:
             raise OutputError(f"{self.path}: it cannot be written ({error.strerror or error})") from error
@@ -110,15 +91,14 @@ class Folder:
     _open: dict[str, list[_OpenOutput]] = field(factory=dict, init=False)
 
     def add(self, name: str, segment: Segment) -> None:
-        """See `Destination`."""
+        """Writes ``segment`` into the outputs of the file ``name``."""
         for output in self._outputs(name):
             output.put(output.writer.add(segment))
 
     def finish(self, name: str, transcript: Transcript) -> None:
-        """See `Destination`."""
+        """Ends the outputs of the file ``name``."""
         for output in self._outputs(name):
-            output.put(output.writer.end(transcript))
-            output.close()
+            output.put(output.writer.end(transcript), last=True)
         del self._open[name]
 
     def _outputs(self, name: str) -> list[_OpenOutput]:
@@ -135,18 +115,13 @@ class Folder:
 
 
 @define
-class OneLine:
+class OneLine(Writer):
     """A writer of plain text in one line, for a pipe: the segments' texts, as they come."""
 
     _blanks: str = field(default="", init=False)
     _begun: bool = field(default=False, init=False)
 
-    def begin(self) -> str:
-        """See `Writer`."""
-        return ""
-
     def add(self, segment: Segment) -> str:
-        """See `Writer`."""
         text = self._blanks + one_line(segment.text)
         if not self._begun:
             text = text.lstrip()
@@ -156,25 +131,15 @@ class OneLine:
         return shown
 
     def end(self, transcript: Transcript) -> str:  # noqa: ARG002
-        """See `Writer`."""
         return "\n"
 
 
 @frozen
-class TimedLines:
+class TimedLines(Writer):
     """A writer of a line for each segment with its times, for people at a terminal."""
 
-    def begin(self) -> str:
-        """See `Writer`."""
-        return ""
-
     def add(self, segment: Segment) -> str:
-        """See `Writer`."""
         return f"{visible(timed_line(segment))}\n"
-
-    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
-        """See `Writer`."""
-        return ""
 
 
 @define
@@ -188,11 +153,11 @@ class OneFile:
     _begun: bool = field(default=False, init=False)
 
     def add(self, name: str, segment: Segment) -> None:  # noqa: ARG002
-        """See `Destination`."""
+        """Writes ``segment``, if its format can."""
         self._put(self.writer.add(segment))
 
     def finish(self, name: str, transcript: Transcript) -> None:  # noqa: ARG002
-        """See `Destination`."""
+        """Writes the rest."""
         self._put(self.writer.end(transcript), last=True)
 
     def _put(self, text: str, *, last: bool = False) -> None:
@@ -214,10 +179,10 @@ class Lines:
     in_order: bool = field(default=True, init=False)
 
     def add(self, name: str, segment: Segment) -> None:
-        """See `Destination`."""
+        """Waits for the end of the file ``name``."""
 
     def finish(self, name: str, transcript: Transcript) -> None:
-        """See `Destination`."""
+        """Writes the line of the file ``name``."""
         self.clear()
         write(self._line(name, transcript), self.out, end="")
 

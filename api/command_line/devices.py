@@ -1,4 +1,4 @@
-"""The command ``triolet devices``: what a model can run on. ``triolet doctor`` tells of the same devices."""
+"""The command ``triolet devices``: lists what a model can run on. ``triolet doctor`` looks at the same devices."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Processor:
 
     @classmethod
     def find(cls) -> Processor:
-        """This one. Imports torch, behind what must be set before."""
+        """Looks at this one. It imports torch, after what must be set before."""
         from ...models.machine.host import affinity, available_memory, choose_threads, cpu_name, read_file, usable_cores
         from ...models.machine.openmp import prepare_openmp
 

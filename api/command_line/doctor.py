@@ -1,7 +1,8 @@
-"""The command ``triolet doctor``: whether all is well on this machine, and what to do where it is not."""
+"""The command ``triolet doctor``: checks this machine, and says what to do where something is wrong or slow."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
 import os
@@ -9,7 +10,8 @@ import platform
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,8 +24,8 @@ from ...core.errors import TrioletError
 from . import checks
 from .checks import Finding
 from .devices import Processor, find_devices
-from .pages import Page
-from .terminal import FAILED, OpenEngine, in_shell_words, stdout, until_interrupted, write
+from .pages import Page, in_flags
+from .terminal import FAILED, OpenEngine, stdout, until_interrupted, write
 
 _WIDTH, _INDENT = 80, 21
 
@@ -77,16 +79,19 @@ def _examine(open_engine: OpenEngine) -> Iterator[Finding]:
 
 
 def _packages() -> list[Finding]:
+    from packaging.requirements import Requirement
+
     requirements = importlib.metadata.requires("triolet") or []
-    names = {checks.name_of(requirement) for requirement in requirements}
-    return checks.check_packages(requirements, {name: version for name in names if (version := _version(name))})
+    installed = {}
+    for name in {Requirement(requirement).name for requirement in requirements}:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            installed[name] = importlib.metadata.version(name)
+    return checks.check_packages(requirements, installed)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+def _unimportable(name: str, error: Exception) -> Finding:
+    found = f"it cannot be imported ({type(error).__name__}: {error})"
+    return Finding(name, "wrong", found, f"install it again: pip install --force-reinstall {name}")
 
 
 def _processor() -> Processor | Finding:
@@ -94,8 +99,7 @@ def _processor() -> Processor | Finding:
     try:
         return Processor.find()
     except (ImportError, OSError) as error:  # a library that it lacks
-        told = f"it cannot be imported ({type(error).__name__}: {error})"
-        return Finding("torch", "wrong", told, "install it again: pip install --force-reinstall torch")
+        return _unimportable("torch", error)
 
 
 def _machine(processor: Processor) -> Iterator[Finding]:
@@ -131,41 +135,27 @@ def _machine(processor: Processor) -> Iterator[Finding]:
 
 def _audio() -> Iterator[Finding]:
     faults = False
-    for name, about in _LIBRARIES.items():
+    for name in ("av", "soundfile", "soxr"):
         try:
-            yield Finding(name, "ok", about())
+            yield Finding(name, "ok", _version_of(name))
         except (ImportError, OSError) as error:
             faults = True
-            told = f"it cannot be imported ({type(error).__name__}: {error})"
-            yield Finding(name, "wrong", told, f"install it again: pip install --force-reinstall {name}")
+            yield _unimportable(name, error)
     if not faults:
         yield _decoding()
 
 
-def _av() -> str:
-    import av
-
-    codec, version = "libavcodec", av.library_versions.get("libavcodec", ())
-    return f"PyAV {av.__version__}, FFmpeg's {codec} {'.'.join(map(str, version))}"
-
-
-def _soundfile() -> str:
-    import soundfile
-
-    return f"soundfile {soundfile.__version__}, libsndfile {soundfile.__libsndfile_version__}"
-
-
-def _soxr() -> str:
-    import soxr
-
-    return f"soxr {soxr.__version__}, libsoxr {soxr.__libsoxr_version__}"
-
-
-_LIBRARIES: Mapping[str, Callable[[], str]] = {"av": _av, "soundfile": _soundfile, "soxr": _soxr}
+def _version_of(name: str) -> str:
+    module: Any = importlib.import_module(name)
+    if name == "av":
+        codec = ".".join(map(str, module.library_versions.get("libavcodec", ())))
+        return f"PyAV {module.__version__}, FFmpeg's libavcodec {codec}"
+    native = f"lib{name.replace('sound', 'snd')}"
+    return f"{name} {module.__version__}, {native} {getattr(module, f'__{native}_version__')}"
 
 
 def _decoding() -> Finding:
-    """A recording of each format that comes along, decoded and resampled."""
+    """Decodes and resamples a recording of each format that comes along."""
     from ... import demo
     from ..inputs.audio import load_audio
 
@@ -226,7 +216,7 @@ def _demo(open_engine: OpenEngine) -> Finding:
                 ended = trio.current_time()
         except TrioletError as error:
             advice = "mend what is told above; if all is well there, report this"
-            found.append(Finding("demo", "wrong", in_shell_words(f"{type(error).__name__}: {error}"), advice))
+            found.append(Finding("demo", "wrong", in_flags(f"{type(error).__name__}: {error}"), advice))
         else:
             took = f"open in {opened - begin:.1f} s, {sample.duration:.1f} s of speech in {ended - opened:.1f} s"
             found.append(checks.check_demo(text, sample.text, took))

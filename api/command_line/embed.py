@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 from attrs import frozen
 
-from ...core.config import EngineConfig
-from ...core.errors import InvalidRequest
 from .following import Following
 from .given import check_model, checked_text, text_of_stdin
 from .pages import FOLLOWING, MODEL, Page, folders
@@ -58,13 +56,6 @@ def embed(
     *,
     model: str,
     texts: tuple[str, ...],
-    device: str,
-    dtype: str,
-    kv_dtype: str,
-    quantization: str | None,
-    threads: int,
-    watch: bool,
-    trace: str | None,
     **options: Any,
 ) -> int:
     """Write the embedding of each TEXT by MODEL, a checkpoint's folder or hub id.
@@ -72,18 +63,8 @@ def embed(
     One line of JSON a text: {"text": ..., "embedding": [...]}. Without TEXT, or where it is -, each line of standard
     input is one; empty lines are passed over.
     """
-    following = Following.of("embed", watch=watch, trace=trace)
-    try:
-        config = EngineConfig(
-            device=device,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            quantization=quantization,
-            threads=threads,
-            observer=following.observer,
-        )
-    except InvalidRequest as error:
-        raise click.UsageError(str(error)) from error
+    following = Following.of("embed", options)
+    config = following.config(options)
     check_model(model)
     out = stdout()
     given = tuple(_lines() if texts in ((), (STDIN,)) else [checked_text(text, "TEXT") for text in texts])
@@ -103,8 +84,8 @@ def _lines() -> list[str]:
 
 @frozen(kw_only=True)
 class Embedding:
-    """Texts to embed through one engine. ``pooling`` and ``normalize`` are those of `Engine.embed`; ``verbose`` and
-    ``view`` as for ``triolet generate``."""
+    """Texts to embed through one engine. ``pooling`` and ``normalize`` are those of `Engine.embed`, ``verbose`` and
+    ``view`` those of `Generation`."""
 
     texts: tuple[str, ...]
     pooling: str | None = None
@@ -114,7 +95,7 @@ class Embedding:
 
     async def run(self, open_engine: Opening, out: TextIO) -> int:
         """Writes a line per text to ``out``; returns the exit status."""
-        return await reported(open_engine, lambda engine: self._run(engine, out), self.view, self.verbose)
+        return await reported(open_engine, lambda engine: self._run(engine, out), self.view, verbose=self.verbose)
 
     async def _run(self, engine: Any, out: TextIO) -> None:
         for start in range(0, len(self.texts), _TEXTS_AT_ONCE):

@@ -1,16 +1,18 @@
-"""`Following`: what follows a command's engine while it runs."""
+"""`Following`: the options that all commands with an engine share, and what follows the engine while it runs."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 import trio
 from attrs import frozen
 
+from ...core.config import EngineConfig
 from ...core.events import Event
-from .terminal import FAILED, STDIN, complain, until_interrupted, view_of
+from .terminal import FAILED, STDIN, complain, is_terminal, until_interrupted
 from .trace_file import TraceFile
 
 if TYPE_CHECKING:
@@ -25,25 +27,32 @@ class Following:
     trace: TraceFile | None = None
 
     @classmethod
-    def of(cls, command: str, *, watch: bool, trace: str | None) -> Self:
-        """For the options of ``command``."""
+    def of(cls, command: str, given: dict[str, Any]) -> Self:
+        """Takes the options of `engine_options` that ask for followers out of ``given``."""
+        watch, trace = given.pop("watch"), given.pop("trace")
         if trace == STDIN:
             raise click.UsageError("--trace -, but standard output is for the results; give a file: --trace trace.json")
-        return cls(view_of(command, watch=watch), None if trace is None else TraceFile(trace))
+        return cls(_view(command) if watch else None, None if trace is None else TraceFile(trace))
 
-    @property
-    def observer(self) -> Callable[[Event], None] | None:
-        """For `EngineConfig`."""
-        view, trace = self.view, self.trace
-        if view is None or trace is None:
-            return trace if view is None else view.state
-        state = view.state
+    def config(self, given: dict[str, Any], **settings: Any) -> EngineConfig:
+        """Takes the options of `engine_options` that are settings out of ``given``. The followers observe the engine.
 
-        def both(event: Event) -> None:
-            state(event)
-            trace(event)
+        Raises:
+            InvalidRequest: a value that is not allowed.
+        """
+        settings |= {name: given.pop(name) for name in ("device", "dtype", "kv_dtype", "quantization", "threads")}
+        return EngineConfig(observer=self._observer(), **settings)
 
-        return both
+    def _observer(self) -> Callable[[Event], None] | None:
+        followers = [each for each in (self.view and self.view.state, self.trace) if each is not None]
+        if not followers:
+            return None
+
+        def observe(event: Event) -> None:
+            for follower in followers:
+                follower(event)
+
+        return observe
 
     def run(self, work: Callable[[], Awaitable[int]]) -> int:
         """The exit status of ``work``, in a loop of trio's.
@@ -53,11 +62,20 @@ class Following:
         """
         if self.trace is None:
             return trio.run(until_interrupted, work, self.view)
-        self.trace.open()
-        try:
+        with self.trace.open():
             status = trio.run(until_interrupted, work, self.view)
-        finally:
-            self.trace.close()
         if self.trace.fault:
             complain(self.trace.fault)
         return status or (FAILED if self.trace.fault else 0)
+
+
+def _view(command: str) -> View | None:
+    """The view on standard error; ``None`` where that is no terminal."""
+    if not is_terminal(sys.stderr):
+        complain("--watch: standard error is no terminal, there is nothing to watch with; going on without")
+        return None
+    from rich.console import Console
+
+    from .watch import View
+
+    return View(Console(stderr=True), f"triolet {command}")

@@ -13,7 +13,7 @@ import click
 import trio
 from attrs import asdict, define, field, frozen
 
-from ...core.config import EngineConfig, Speculation
+from ...core.config import Speculation
 from ...core.errors import InvalidRequest
 from ...core.request import SamplingParams
 from ..outputs.results import Delta
@@ -118,14 +118,7 @@ def generate(
     as_json: bool,
     verbose: bool,
     speculate: int | None,
-    device: str,
-    dtype: str,
-    kv_dtype: str,
-    quantization: str | None,
-    threads: int,
-    watch: bool,
-    trace: str | None,
-    **sampling: Any,
+    **others: Any,
 ) -> int:
     """Write what MODEL, a checkpoint's folder or hub id, has to say to PROMPT.
 
@@ -135,25 +128,13 @@ def generate(
     """
     if system is not None and chat is False:
         raise click.UsageError("--system with --raw; write it into the prompt, or leave --raw out")
-    following = Following.of("generate", watch=watch, trace=trace)
-    try:
-        speculation: Speculation | Literal["auto"] | None = "auto"
-        if speculate is not None:
-            speculation = Speculation(tokens=speculate) if speculate else None
-        # one request: pages for one sequence are enough
-        config = EngineConfig(
-            device=device,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            quantization=quantization,
-            threads=threads,
-            max_running=1,
-            speculation=speculation,
-            observer=following.observer,
-        )
-        params = SamplingParams(**sampling, structure=None if schema is None else structure_of(schema))
-    except InvalidRequest as error:
-        raise click.UsageError(str(error)) from error
+    following = Following.of("generate", others)
+    speculation: Speculation | Literal["auto"] | None = "auto"
+    if speculate is not None:
+        speculation = Speculation(tokens=speculate) if speculate else None
+    # one request: pages for one sequence are enough
+    config = following.config(others, max_running=1, speculation=speculation)
+    params = SamplingParams(**others, structure=None if schema is None else structure_of(schema))
     check_model(model)
     check_one_reads_stdin(_readers_of_stdin(prompt, images, sounds))
     out = stdout()
@@ -223,7 +204,9 @@ class Generation:
     async def run(self, open_engine: Opening, out: TextIO) -> int:
         """Writes the text to ``out``; returns the exit status."""
         begin = trio.current_time()
-        return await reported(open_engine, lambda engine: self._run(engine, out, begin), self.view, self.verbose)
+        return await reported(
+            open_engine, lambda engine: self._run(engine, out, begin), self.view, verbose=self.verbose
+        )
 
     async def _run(self, engine: Any, out: TextIO, begin: float) -> None:
         parts: list[Delta] = []

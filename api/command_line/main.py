@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import shell_complete
 
 from ...core.config import EngineConfig
-from .completion import completion
+from .completion import COMPLETING, completion
 from .devices import devices
 from .doctor import doctor
 from .embed import embed
@@ -45,18 +46,29 @@ from .transcribe import transcribe
 
 
 def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None = None) -> NoReturn:
-    """Runs the command and exits. ``open_engine`` replaces `Engine` in tests."""
+    """Runs the command and exits. ``open_engine`` replaces `Engine` in tests.
+
+    This is click's own ``main``, but for the statuses: click ends with 1 where the reader of the output went away.
+    """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode, a file name that is no text
+    if asked := os.environ.get(COMPLETING):
+        sys.exit(shell_complete(cli, {}, "triolet", COMPLETING, asked))
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = cli.main(arguments, prog_name="triolet", standalone_mode=False, obj=open_engine or _open_engine)
+        with cli.make_context("triolet", given, obj=open_engine or _open_engine) as context:
+            status = cli.invoke(context)
+    except click.exceptions.Exit as end:
+        status = end.exit_code
     except click.ClickException as error:
         error.show()
         status = error.exit_code
     except OutputError as error:
         complain(str(error))
         status = FAILED
+    except BrokenPipeError:
+        status = PIPE_CLOSED
     except OSError as error:  # from click, which writes the help by a stream of its own
         if error.errno not in UNWRITABLE:
             raise
@@ -81,30 +93,7 @@ _EXAMPLES = (
 )
 
 
-class _Triolet(Pages):
-    """Ends with 141 where the reader of the output went away, be it of the help; click's own ``main`` would end with
-    1."""
-
-    def make_context(self, *given: Any, **more: Any) -> click.Context:
-        """click's: reads the arguments, and writes the help and the version."""
-        with _reader_may_go():
-            return super().make_context(*given, **more)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """click's: runs a command."""
-        with _reader_may_go():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _reader_may_go() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:
-        raise click.exceptions.Exit(PIPE_CLOSED) from None
-
-
-@click.group(cls=_Triolet, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Pages, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="triolet", message="triolet %(version)s")
 def cli() -> None:
     """Speech to text, text, questions about images and audio, and embeddings, by models on this machine."""

@@ -1,13 +1,18 @@
-"""Help pages: options in sections, and examples, which tests run."""
+"""Help pages: options in sections, and examples, which tests run.
+
+click has neither; rich-click has sections, but no examples, and imports rich for every page.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from ...core.errors import InvalidRequest
 from ...core.languages import LANGUAGES
 
 _OTHERS = "Options"
@@ -23,8 +28,15 @@ class _WithExamples(click.Command):
         super().__init__(*given, **options)
         self.examples = tuple(examples)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command, as click asks. A request that it refuses was asked for by wrong arguments."""
+        try:
+            return super().invoke(ctx)
+        except InvalidRequest as error:
+            raise click.UsageError(in_flags(str(error)), ctx) from error
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  (click's)
-        """click's: writes what comes last."""
+        """Writes the examples, as click asks."""
         if not self.examples:
             return
         with formatter.section("Examples"):
@@ -42,7 +54,7 @@ class Page(_WithExamples):
         self.sections = dict(sections or {})
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """click's: writes the options."""
+        """Writes the options, as click asks."""
         rows: dict[str, list[tuple[str, str]]] = {}
         parameters = {str(each.name): each for each in self.get_params(ctx) if isinstance(each, click.Option)}
         placed = {name: title for title, names in self.sections.items() for name in names}
@@ -60,8 +72,24 @@ class Pages(_WithExamples, click.Group):
     """A group of commands, in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's)
-        """click's: the names of the commands."""
+        """The names of the commands, as click asks."""
         return list(self.commands)
+
+
+def in_flags(message: str) -> str:
+    """``message`` with the command's flags in place of Python's arguments, ``--beam-size=0`` for ``beam_size=0``, and
+    with commands in place of methods."""
+    message = re.sub(r"engine\.(transcribe|generate|embed)(\(\.\.\.\))?", r"triolet \1", message)
+    context = click.get_current_context(silent=True)
+    options = [] if context is None else [each for each in context.command.params if isinstance(each, click.Option)]
+    flags = {flag[2:].replace("-", "_"): flag for each in options for flag in each.opts if flag.startswith("--")}
+
+    def spelled(found: re.Match[str]) -> str:
+        name, equals = found.groups()
+        is_argument = equals or "_" in name  # a name without an underscore may be a plain word
+        return flags[name] + equals if is_argument and name in flags else found.group()
+
+    return re.sub(r"(?<![\w-])(\w+)\b(=?)", spelled, message)
 
 
 # ---- what a shell completes ------------------------------------------------------------------------------------------

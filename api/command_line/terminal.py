@@ -13,7 +13,7 @@ import signal
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from typing import IO, TYPE_CHECKING, Any, TextIO, TypeAlias, TypeVar
 
 import click
@@ -154,7 +154,7 @@ def discard_stdout() -> None:
 
 
 def complain(message: str) -> None:
-    """Writes one line to standard error. Where that is gone too, the exit status alone tells."""
+    """Writes one line to standard error. Where that is gone too, only the exit status is left."""
     with suppress(OSError, ValueError):
         click.echo("triolet: " + " ".join(message.split()), err=True)
 
@@ -168,8 +168,8 @@ class _LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.clear()
-        told = record.getMessage()
-        complain(told if record.levelno == logging.INFO else f"{record.levelname.lower()}: {told}")
+        text = record.getMessage()
+        complain(text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}")
 
 
 @contextmanager
@@ -186,25 +186,6 @@ def log_lines(clear: Callable[[], None], *, verbose: bool) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(before[0])
         logger.propagate = before[1]
-
-
-def view_of(name: str, *, watch: bool) -> View | None:
-    """What ``--watch`` draws; ``None`` without ``--watch``, or without a terminal."""
-    if not watch:
-        return None
-    if sys.stderr is None or sys.stderr.closed or not sys.stderr.isatty():
-        complain("--watch: standard error is no terminal, there is nothing to watch with; going on without")
-        return None
-    from rich.console import Console
-
-    from .watch import View
-
-    return View(Console(stderr=True), f"triolet {name}")
-
-
-def watched(view: View | None, engine: Any) -> AbstractContextManager[None]:
-    """Shows ``engine`` in the view, for the time of the block."""
-    return nullcontext() if view is None else view.of(engine)
 
 
 async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | None = None) -> int:
@@ -232,33 +213,38 @@ async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | Non
 
 
 async def reported(
-    open_engine: Opening, work: Callable[[Any], Awaitable[None]], view: View | None, verbose: bool
+    open_engine: Opening,
+    work: Callable[[Any], Awaitable[int | None]],
+    view: View | None,
+    *,
+    verbose: bool,
+    clear: Callable[[], None] = lambda: None,
 ) -> int:
-    """The exit status of ``work`` in an engine's block. An error becomes one line on standard error."""
-    clear = nothing if view is None else view.clear
-    with log_lines(clear, verbose=verbose):
+    """The exit status of ``work`` in an engine's block, which ``view`` shows. Errors become lines on standard error,
+    for which ``view`` and ``clear`` make room."""
+
+    def make_room() -> None:
+        clear()
+        if view is not None:
+            view.clear()
+
+    def failed(error: Exception) -> int:
+        make_room()
+        complain(pages.in_flags(str(error)))
+        return FAILED
+
+    with log_lines(make_room, verbose=verbose):
         try:
             async with open_engine() as engine:
                 try:
-                    with watched(view, engine):
-                        await work(engine)
+                    with nullcontext() if view is None else view.of(engine):
+                        return await work(engine) or 0
                 except BrokenPipeError:
                     return PIPE_CLOSED
                 except OutputError as error:
-                    return _failed(error, clear)
+                    return failed(error)
         except TrioletError as error:
-            return _failed(error, clear)
-    return 0
-
-
-def _failed(error: Exception, clear: Callable[[], None]) -> int:
-    clear()
-    complain(in_shell_words(str(error)))
-    return FAILED
-
-
-def nothing() -> None:
-    """For a terminal without a view, which need not make room."""
+            return failed(error)
 
 
 def is_utf8(out: TextIO) -> bool:
@@ -271,23 +257,6 @@ def shown(name: str) -> str:
     return {STDIN: "standard input", "": "''"}.get(name, name)
 
 
-_SHELL_WORDS = {
-    "give audio=...": "give --audio FILE",
-    "engine.transcribe takes": "triolet transcribe takes",
-    "engine.generate asks": "triolet generate asks",
-    "ask engine.embed(...) or engine.score(...)": "ask triolet embed",
-    "ask engine.embed(...)": "ask triolet embed",
-}
-"""What messages advise a program to do, and what a user at a shell does instead."""
-
-
-def in_shell_words(message: str) -> str:
-    """``message``, with commands and flags in place of Python's calls and keywords."""
-    for call, command in _SHELL_WORDS.items():
-        message = message.replace(call, command)
-    return message
-
-
 _EMPTY_NAME = "an empty file name; look at the quotes, and whether the variable between them is set"
 
 
@@ -295,7 +264,7 @@ def at_a_shell(name: str, error: TrioletError) -> str:
     """The text of ``error`` for a user who types file names, and has no arrays or bytes to pass."""
     if not name:
         return _EMPTY_NAME
-    return _no_such_file(name) if isinstance(error.__cause__, FileNotFoundError) else in_shell_words(str(error))
+    return _no_such_file(name) if isinstance(error.__cause__, FileNotFoundError) else pages.in_flags(str(error))
 
 
 def _no_such_file(name: str) -> str:

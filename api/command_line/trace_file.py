@@ -1,11 +1,12 @@
-"""Traces as files that ui.perfetto.dev opens: `write_records` and, for the events of a run, `TraceFile`."""
+"""Traces as files that ui.perfetto.dev opens: `RecordWriter` and, for the events of a run, `TraceFile`."""
 
 from __future__ import annotations
 
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from attrs import define, field
@@ -26,10 +27,9 @@ class RecordWriter:
     _begun: bool = field(default=False, init=False)
 
     def put(self, records: Iterable[Record]) -> None:
-        """Writes ``records`` behind the others."""
+        """Appends ``records``."""
         for record in records:
-            self.out.write(",\n" if self._begun else "[\n")
-            self.out.write(json.dumps(record))
+            self.out.write((",\n" if self._begun else "[\n") + json.dumps(record))
             self._begun = True
 
     def end(self) -> None:
@@ -39,43 +39,41 @@ class RecordWriter:
 
 @define(eq=False)
 class TraceFile:
-    """The file of ``--trace``, an observer for `EngineConfig`. It never raises: what went wrong is in `fault`."""
+    """The file of ``--trace``, an observer for `EngineConfig`. Only `open` raises; a later error is in `fault`."""
 
     path: str
     fault: str = field(default="", init=False)
     _timeline: Timeline = field(factory=Timeline, init=False)
-    _file: TextIO | None = field(default=None, init=False)
     _writer: RecordWriter | None = field(default=None, init=False)
 
-    def open(self) -> None:
-        """Makes the file anew.
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Makes the file anew, and ends the trace after the block, in which the engine runs.
 
         Raises:
             OutputError: it cannot be made, or another file is there.
         """
-        self._file = open_output(self.path)
-        self._writer = RecordWriter(self._file)
+        file = open_output(self.path)
+        self._writer = RecordWriter(file)
+        try:
+            yield
+        finally:
+            self._try(lambda writer: writer.put(self._timeline.end()))
+            self._try(lambda writer: writer.end())
+            try:
+                file.close()
+            except OSError as error:
+                self._failed(error)
 
     def __call__(self, event: Event) -> None:
-        """Writes what ``event`` adds. The engine calls it."""
-        self._put(self._timeline.take(event))
+        """Writes the records that ``event`` adds."""
+        self._try(lambda writer: writer.put(self._timeline.take(event)))
 
-    def close(self) -> None:
-        """Ends the trace, behind the engine's block."""
-        self._put(self._timeline.end())
-        try:
-            if self._writer is not None:
-                self._writer.end()
-            if self._file is not None:
-                self._file.close()
-        except OSError as error:
-            self._failed(error)
-
-    def _put(self, records: Iterable[Record]) -> None:
+    def _try(self, write: Callable[[RecordWriter], None]) -> None:
         if self._writer is None:
             return
         try:
-            self._writer.put(records)
+            write(self._writer)
         except OSError as error:
             self._failed(error)
 
@@ -89,7 +87,7 @@ def open_output(path: str) -> TextIO:
 
     Raises:
         OutputError: it cannot be made, or a file that is no trace is there: a recording, say, whose name was written
-            behind ``--trace``.
+            after ``--trace``.
     """
     try:
         if os.path.exists(path) and stat.S_ISREG(os.stat(path).st_mode):

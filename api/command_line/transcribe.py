@@ -1,38 +1,34 @@
-"""The command ``triolet transcribe``. What is wrong with its arguments is told before a model is loaded."""
+"""The command ``triolet transcribe``. Wrong arguments are refused before a model is loaded."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 import click
-from attrs import frozen
 from click.shell_completion import CompletionItem
 
-from ...core.config import EngineConfig
-from ...core.errors import InvalidRequest
 from ..formats.settings import SubtitleSettings
 from ..formats.writers import ALL, FORMATS, Format, formats_of
 from ..outputs.languages import language_code, unknown_language
-from ..speech.options import TranscribeOptions
+from ..speech.options import DECODING, OPTIONS
 from .destinations import (
     Destination,
     Folder,
-    clash,
     follow_each_other,
     output_name,
     prepare_folder,
     standard_output,
 )
-from .flags import INTEGER_OR_NONE, NUMBER_OR_NONE, given_options, in_flags, read_flags, speech_options, spelled
+from .flags import Number, given_options, read_flags, speech_options
 from .following import Following
 from .given import check_model
 from .other_programs import WARNINGS, TranscribeCommand
-from .pages import FOLLOWING, MODEL, folders
+from .pages import FOLLOWING, MODEL, folders, in_flags
 from .pages import files as complete_files
 from .terminal import (
     FAILED,
@@ -63,23 +59,12 @@ _NO_MODEL = (
 )
 _ALIASES = {"txt": "text"}
 _WRITER_FIELDS = tuple(attrs.fields_dict(SubtitleSettings))
-_FIELDS = (
-    *attrs.fields_dict(TranscribeOptions),
-    *_WRITER_FIELDS,
-    "word_timestamps",
-    "temperature_increment_on_fallback",
-)
-
-
 _OUTPUT = ("style", "folder", *_WRITER_FIELDS, "word_timestamps", "timestamps")
-_DECODING = (
-    *("temperature", "increment", "beam_size", "patience", "length_penalty", "best_of", "compression_ratio_threshold"),
-    *("logprob_threshold", "no_speech_threshold", "max_initial_timestamp", "suppress_tokens", "seed"),
-)
+_DECODING = (*(name for name, option in OPTIONS.items() if DECODING in option.marks), "increment")
 _SECTIONS = {
     "Model": ("model", *MODEL, "at_once"),
     "Output": _OUTPUT,
-    "Speech": [name for name in attrs.fields_dict(TranscribeOptions) if name not in (*_OUTPUT, *_DECODING)],
+    "Speech": [name for name in OPTIONS if name not in (*_OUTPUT, *_DECODING)],
     "Decoding": _DECODING,
     "Watching": FOLLOWING,
 }
@@ -129,14 +114,14 @@ def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     help="Write files there, named after FILES: talk.mp3 gives talk.srt. Else to stdout.",
 )
 @click.option("--word-timestamps/--no-word-timestamps", default=None, help="The same as --timestamps word.")
-@click.option("--max-line-width", type=INTEGER_OR_NONE, help="Characters of a line of subtitles; needs words.")
-@click.option("--max-line-count", type=INTEGER_OR_NONE, help="Lines of a subtitle; needs words and --max-line-width.")
-@click.option("--max-words-per-line", type=INTEGER_OR_NONE, help="Words of a subtitle; needs words.")
+@click.option("--max-line-width", type=Number(int), help="Characters of a line of subtitles; needs words.")
+@click.option("--max-line-count", type=Number(int), help="Lines of a subtitle; needs words and --max-line-width.")
+@click.option("--max-words-per-line", type=Number(int), help="Words of a subtitle; needs words.")
 @click.option("--highlight-words/--no-highlight-words", default=False, help="Underline each word as it is said.")
 @click.option(
     "--temperature-increment-on-fallback",
     "increment",
-    type=NUMBER_OR_NONE,
+    type=Number(float),
     default="0.2",
     show_default=True,
     help="By how much one --temperature rises, up to 1; None: not at all.",
@@ -159,13 +144,6 @@ def transcribe(
     model: str | None,
     style: str,
     folder: str | None,
-    device: str,
-    dtype: str,
-    kv_dtype: str,
-    quantization: str | None,
-    threads: int,
-    watch: bool,
-    trace: str | None,
     verbose: bool | None,
     at_once: int,
     **others: Any,
@@ -180,23 +158,13 @@ def transcribe(
     for warning in context.meta.get(WARNINGS, ()):
         complain(f"warning: {warning}")
     found_model = _model(model)
-    following = Following.of("transcribe", watch=watch, trace=trace)
-    try:
-        config = EngineConfig(
-            device=device,
-            dtype=dtype,
-            kv_dtype=kv_dtype,
-            quantization=quantization,
-            threads=threads,
-            observer=following.observer,
-        )
-        given = given_options(context)
-        options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
-        subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})
-    except InvalidRequest as error:
-        raise click.UsageError(in_flags(str(error), _FIELDS)) from error
-    output = Output(formats_of(_ALIASES.get(style, style)), folder, subtitles)
-    output.check(files, has_words=options.get("timestamps") == "word")
+    following = Following.of("transcribe", others)
+    config = following.config(others)
+    given = given_options(context)
+    options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
+    subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})
+    formats = formats_of(_ALIASES.get(style, style))
+    _check_output(files, formats, folder, subtitles, has_words=options.get("timestamps") == "word")
     _check_language(options.get("language"))
     check_model(found_model, transcribes=True)
     readable = _readable(files)
@@ -204,13 +172,13 @@ def transcribe(
         return FAILED
     job = Job(
         files=readable,
-        destination=output.destination(files),
+        destination=_destination(files, formats, folder, subtitles),
         options=options,
         parallel_when_long="parallel" not in given and options.get("prefix") is None,
         at_once=at_once,
         verbose=bool(verbose),
         shows_text=following.view is None and _shows_text(verbose, folder),
-        names_requests=following.observer is not None,
+        names_requests=config.observer is not None,
         view=following.view,
     )
     open_engine: OpenEngine = context.obj
@@ -258,62 +226,57 @@ def _shows_text(verbose: bool | None, folder: str | None) -> bool:
     return is_terminal(sys.stderr) and (folder is not None or not is_terminal(sys.stdout))
 
 
-@frozen
-class Output:
-    """The formats, the folder that the outputs are written to (``None``: standard output), and how subtitles look."""
+def _check_output(
+    files: tuple[str, ...],
+    formats: tuple[Format, ...],
+    folder: str | None,
+    subtitles: SubtitleSettings,
+    *,
+    has_words: bool,
+) -> None:
+    """Refuses outputs that cannot be written, and makes the folder; ``None``: all goes to standard output."""
+    if files.count(STDIN) > 1:
+        raise click.UsageError(f"{STDIN} is given {files.count(STDIN)} times; standard input can be read once")
+    if subtitles.needing_words is not None and not has_words:
+        told = f"{subtitles.needing_words} needs words with their times; give --word-timestamps too"
+        raise click.UsageError(in_flags(told))
+    if any(each.is_subtitles for each in formats):
+        for sentence in subtitles.without_effect():
+            complain(f"warning: {in_flags(sentence)}")
+    if folder is not None:
+        _check_outputs_of_folder(files, formats, folder)
+        prepare_folder(folder)
+    elif len(formats) > 1:
+        raise click.UsageError("--format all writes several files; give their folder: --output-dir DIR")
+    elif len(files) > 1 and not follow_each_other(formats[0]):
+        told = f"--format {formats[0].name} of {len(files)} files cannot follow each other; give --output-dir DIR"
+        raise click.UsageError(told)
 
-    formats: tuple[Format, ...]
-    folder: str | None
-    subtitles: SubtitleSettings
 
-    def check(self, files: tuple[str, ...], *, has_words: bool) -> None:
-        """Refuses what cannot be written, and makes the folder."""
-        for fault in self._faults(files, has_words=has_words):
-            raise click.UsageError(fault)
-        if any(each.is_subtitles for each in self.formats):
-            for sentence in self.subtitles.without_effect():
-                complain(f"warning: {in_flags(sentence, _WRITER_FIELDS)}")
-        if self.folder is not None:
-            prepare_folder(self.folder)
+def _check_outputs_of_folder(files: tuple[str, ...], formats: tuple[Format, ...], folder: str) -> None:
+    sources: dict[str, str] = {}  # by what is written for them
+    for name in files:
+        for each in formats:
+            written = os.path.join(folder, f"{output_name(name)}.{each.extension}")
+            if written in sources:
+                raise click.UsageError(
+                    f"{shown(sources[written])} and {shown(name)} would both be written to {written}; rename one, or "
+                    "give each another --output-dir"
+                )
+            sources[written] = name
+            if name != STDIN and os.path.realpath(written) == os.path.realpath(name):
+                raise click.UsageError(f"{name} would be overwritten by its own transcript; give another --output-dir")
 
-    def _faults(self, files: tuple[str, ...], *, has_words: bool) -> Iterator[str]:
-        if files.count(STDIN) > 1:
-            yield f"{STDIN} is given {files.count(STDIN)} times; standard input can be read once"
-        needing = self.subtitles.needing_words
-        if needing is not None and not has_words:
-            yield f"{spelled(needing)} needs words with their times; give --word-timestamps too"
-        if self.folder is None:
-            yield from self._faults_of_stdout(files)
-        else:
-            yield from self._faults_of_folder(files, self.folder)
 
-    def _faults_of_stdout(self, files: tuple[str, ...]) -> Iterator[str]:
-        if len(self.formats) > 1:
-            yield "--format all writes several files; give their folder: --output-dir DIR"
-        elif len(files) > 1 and not follow_each_other(self.formats[0]):
-            name = self.formats[0].name
-            yield f"--format {name} of {len(files)} files cannot follow each other; give --output-dir DIR"
+def _destination(
+    files: tuple[str, ...], formats: tuple[Format, ...], folder: str | None, subtitles: SubtitleSettings
+) -> Callable[[Callable[[], None]], Destination]:
+    """Makes the destination for ``files``, those with faults included: with several, lines have names.
 
-    def _faults_of_folder(self, files: tuple[str, ...], folder: str) -> Iterator[str]:
-        both = clash(files)
-        if both is not None:
-            written = os.path.join(folder, f"{output_name(both[0])}.{self.formats[0].extension}")
-            names = " and ".join(map(shown, both))
-            yield f"{names} would both be written to {written}; rename one, or give each another --output-dir"
-        for name in files:
-            for each in self.formats:
-                written = os.path.join(folder, f"{output_name(name)}.{each.extension}")
-                if name != STDIN and os.path.realpath(written) == os.path.realpath(name):
-                    yield f"{name} would be overwritten by its own transcript; give another --output-dir"
-
-    def destination(self, files: tuple[str, ...]) -> Callable[[Callable[[], None]], Destination]:
-        """Makes the destination for ``files``, those with faults included: with several, lines have names.
-
-        Raises:
-            OutputError: standard output is closed.
-        """
-        if self.folder is not None:
-            folder = Folder(Path(self.folder), self.formats, self.subtitles)
-            return lambda _: folder
-        out, format_ = stdout(), self.formats[0]
-        return lambda clear: standard_output(out, files, format_, self.subtitles, clear)
+    Raises:
+        OutputError: standard output is closed.
+    """
+    if folder is not None:
+        return lambda _: Folder(Path(folder), formats, subtitles)
+    out = stdout()
+    return lambda clear: standard_output(out, files, formats[0], subtitles, clear)

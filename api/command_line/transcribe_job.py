@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
-from attrs import define, evolve, field, fields_dict, frozen
+from attrs import define, evolve, field, frozen
 
-from ...core.errors import InvalidRequest, TrioletError
-from ...core.model import ModelDescription
+from ...core.errors import TrioletError
 from ..inputs.audio import AudioSource
 from ..outputs.results import Transcript
 from ..speech.options import TranscribeOptions
 from ..speech.recipe import Recipe
 from .destinations import Destination
-from .flags import in_flags
 from .progress import Progress
 from .terminal import (
     FAILED,
@@ -31,11 +29,9 @@ from .terminal import (
     OutputError,
     at_a_shell,
     complain,
-    in_shell_words,
-    log_lines,
     read_stdin,
+    reported,
     shown,
-    watched,
 )
 
 if TYPE_CHECKING:
@@ -84,26 +80,14 @@ class Job:
 
     async def run(self, open_engine: Opening) -> int:
         """Transcribes the files; returns the exit status. A cancelled run leaves what was transcribed so far."""
-        progress = Progress(self.view, shows_text=self.shows_text)
-        with progress, log_lines(progress.clear, verbose=self.verbose):
-            try:
-                async with open_engine() as engine:
-                    self._check_options(engine.model)
-                    with watched(self.view, engine):
-                        run = _Run(self, engine, progress, self.destination(progress.clear))
-                        return await run.transcribe()
-            except TrioletError as error:
-                progress.clear()
-                complain(in_shell_words(str(error)))
-                return FAILED
+        with Progress(self.view, shows_text=self.shows_text) as progress:
 
-    def _check_options(self, model: ModelDescription) -> None:
-        """Raises `InvalidRequest` where the model does not transcribe, or does not know an option: once, not for each
-        file."""
-        try:
-            Recipe(options=TranscribeOptions(**self.options), description=model)
-        except InvalidRequest as error:
-            raise InvalidRequest(in_flags(str(error), fields_dict(TranscribeOptions))) from error
+            async def transcribe(engine: Any) -> int:
+                # what the model does not know is refused once, not for each file
+                Recipe(options=TranscribeOptions(**self.options), description=engine.model)
+                return await _Run(self, engine, progress, self.destination(progress.clear)).transcribe()
+
+            return await reported(open_engine, transcribe, self.view, verbose=self.verbose, clear=progress.clear)
 
 
 @define(eq=False)
@@ -250,35 +234,18 @@ def _read_audio() -> bytes:
     return read_stdin("audio")
 
 
-def seconds_of(source: Any) -> float | None:
-    """How long audio is, as its header says; ``None`` where nothing is said. Pipes are not read, since what was read
+def seconds_of(source: str | bytes) -> float | None:
+    """The length of audio by its header; ``None`` where the header has none. Pipes are not read, since what was read
     would be gone. Blocking."""
     import av
-    import soundfile
 
     try:
         if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
             return None
-        make: Callable[[], Any] = (lambda: source) if isinstance(source, str) else (lambda: io.BytesIO(source))
-        for read in (_by_soundfile, _by_ffmpeg):
-            try:
-                return read(make())
-            except (soundfile.SoundFileError, av.FFmpegError):
-                continue
-    except (OSError, ValueError):
+        with (
+            open(source, "rb") if isinstance(source, str) else io.BytesIO(source) as file,
+            av.open(file, options={"protocol_whitelist": "none"}, metadata_errors="replace") as container,
+        ):
+            return None if container.duration is None else container.duration / 1e6
+    except (OSError, ValueError, av.FFmpegError):
         return None
-    return None
-
-
-def _by_soundfile(source: Any) -> float | None:
-    import soundfile
-
-    with soundfile.SoundFile(source) as sound:
-        return float(sound.frames / sound.samplerate)
-
-
-def _by_ffmpeg(source: Any) -> float | None:
-    import av
-
-    with av.open(source, options={"protocol_whitelist": "none"}, metadata_errors="replace") as container:
-        return None if container.duration is None else container.duration / 1e6

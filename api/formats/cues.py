@@ -35,11 +35,6 @@ def one_line(text: str) -> str:
     return _LINE_END.sub(" ", text)
 
 
-def same(text: str) -> str:
-    """``text`` as it is: for formats that escape nothing."""
-    return text
-
-
 @frozen
 class _Piece:
     """A word in its cue. ``text`` may begin with the end of the line before."""
@@ -53,11 +48,11 @@ class _Piece:
 class CueMaker:
     """Makes cues of segments, one after the other. ``escape`` is applied to the text of each word and segment.
 
-    Segments with words are cut as openai/whisper cuts them; see `SubtitleSettings`. Each other segment is a cue.
+    Segments with words are cut as openai/whisper cuts them, by `SubtitleSettings`. Each other segment is a cue.
     """
 
     settings: SubtitleSettings
-    escape: Callable[[str], str] = same
+    escape: Callable[[str], str]
     _pieces: list[_Piece] = field(factory=list, init=False)  # of the cue that is not finished
     _width: int = field(default=0, init=False)  # characters of its last line
     _lines: int = field(default=1, init=False)

@@ -7,28 +7,31 @@ joined; `written` does that at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import define, field, frozen
 
 from ...core.errors import InvalidRequest
 from ..outputs.results import Segment, Transcript
-from .cues import Cue, CueMaker, milliseconds, one_line, same
+from .cues import Cue, CueMaker, milliseconds, one_line
 from .objects import as_line, as_object, as_verbose_object
 from .settings import SubtitleSettings
 
 
-class Writer(Protocol):
-    """Writes one transcript. Each piece of the output is a text, often an empty one."""
+class Writer:
+    """Writes one transcript, by pieces of text. A piece is empty unless a format says otherwise."""
 
     def begin(self) -> str:
-        """What comes before the first segment."""
+        """The text before the first segment."""
+        return ""
 
-    def add(self, segment: Segment) -> str:
-        """What can be written now that ``segment`` is final."""
+    def add(self, segment: Segment) -> str:  # noqa: ARG002
+        """The text that can be written now that ``segment`` is final."""
+        return ""
 
-    def end(self, transcript: Transcript) -> str:
-        """What is left, now that all segments of ``transcript`` were added."""
+    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
+        """The rest, now that all segments of ``transcript`` were added."""
+        return ""
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------
@@ -51,46 +54,31 @@ def timed_line(segment: Segment) -> str:
 
 
 @frozen
-class TextWriter:
+class TextWriter(Writer):
     """A line for each segment."""
 
-    def begin(self) -> str:
-        """See `Writer`."""
-        return ""
-
     def add(self, segment: Segment) -> str:
-        """See `Writer`."""
         text = one_line(segment.text).strip()
         return f"{text}\n" if text else ""
 
-    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
-        """See `Writer`."""
-        return ""
-
 
 @frozen
-class TsvWriter:
+class TsvWriter(Writer):
     """Start and end in whole milliseconds and the text, separated by tabs, below a line with these names."""
 
     def begin(self) -> str:
-        """See `Writer`."""
         return "start\tend\ttext\n"
 
     def add(self, segment: Segment) -> str:
-        """See `Writer`."""
         text = one_line(segment.text).strip().replace("\t", " ")
         return f"{milliseconds(segment.start)}\t{milliseconds(segment.end)}\t{text}\n" if text else ""
-
-    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
-        """See `Writer`."""
-        return ""
 
 
 # ---- subtitles -------------------------------------------------------------------------------------------------------
 
 
 @define
-class SrtWriter:
+class SrtWriter(Writer):
     """SubRip: numbered cues."""
 
     settings: SubtitleSettings = field(factory=SubtitleSettings)
@@ -98,19 +86,17 @@ class SrtWriter:
     _number: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._maker = CueMaker(self.settings, same)
-
-    def begin(self) -> str:
-        """See `Writer`."""
-        return ""
+        self._maker = CueMaker(self.settings, self.escaped)
 
     def add(self, segment: Segment) -> str:
-        """See `Writer`."""
         return "".join(map(self._text, self._maker.add(segment)))
 
     def end(self, transcript: Transcript) -> str:  # noqa: ARG002
-        """See `Writer`."""
         return "".join(map(self._text, self._maker.end()))
+
+    def escaped(self, text: str) -> str:
+        """The text of a word or segment as the format has it."""
+        return text
 
     def _text(self, cue: Cue) -> str:
         self._number += 1
@@ -118,59 +104,32 @@ class SrtWriter:
         return f"{self._number}\n{start} --> {end}\n{cue.text}\n\n"
 
 
-@define
-class VttWriter:
+class VttWriter(SrtWriter):
     """WebVTT. ``&`` and ``<`` of the text are escaped, as the standard wants it (WebVTT, section 4.2.2)."""
 
-    settings: SubtitleSettings = field(factory=SubtitleSettings)
-    _maker: CueMaker = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._maker = CueMaker(self.settings, _escaped)
-
     def begin(self) -> str:
-        """See `Writer`."""
         return "WEBVTT\n\n"
 
-    def add(self, segment: Segment) -> str:
-        """See `Writer`."""
-        return "".join(map(_vtt_cue, self._maker.add(segment)))
+    def escaped(self, text: str) -> str:
+        return text.replace("&", "&amp;").replace("<", "&lt;")
 
-    def end(self, transcript: Transcript) -> str:  # noqa: ARG002
-        """See `Writer`."""
-        return "".join(map(_vtt_cue, self._maker.end()))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _vtt_cue(cue: Cue) -> str:
-    start, end = (timestamp(time, hours=False) for time in (cue.start, cue.end))
-    return f"{start} --> {end}\n{cue.text}\n\n"
+    def _text(self, cue: Cue) -> str:
+        start, end = (timestamp(time, hours=False) for time in (cue.start, cue.end))
+        return f"{start} --> {end}\n{cue.text}\n\n"
 
 
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
 
 @frozen
-class ObjectWriter:
+class ObjectWriter(Writer):
     """One JSON object in one line, at the end. ``first`` are members that come before the transcript's."""
 
     describe: Callable[[Transcript], Mapping[str, Any]]
     first: Mapping[str, Any]
     ascii_only: bool
 
-    def begin(self) -> str:
-        """See `Writer`."""
-        return ""
-
-    def add(self, segment: Segment) -> str:  # noqa: ARG002
-        """See `Writer`."""
-        return ""
-
     def end(self, transcript: Transcript) -> str:
-        """See `Writer`."""
         return as_line({**self.first, **self.describe(transcript)}, ascii_only=self.ascii_only) + "\n"
 
 

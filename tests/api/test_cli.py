@@ -24,12 +24,11 @@ import triolet
 import triolet.demo
 from triolet.api.command_line.destinations import standard_output
 from triolet.api.command_line.main import main
-from triolet.api.command_line.terminal import log_lines
 from triolet.api.command_line.transcribe_job import Job
 from triolet.api.formats.settings import SubtitleSettings
 from triolet.api.formats.writers import JSON, TEXT, Format
 from triolet.core.config import EngineConfig
-from triolet.core.errors import CheckpointError, EngineTeardownError
+from triolet.core.errors import EngineTeardownError
 
 from .paper import PaperEngine, Terminal, run, run_as_it_is
 
@@ -208,23 +207,11 @@ def unreadable_stdin() -> io.TextIOWrapper:
     return open(os.devnull, "w", encoding="utf-8")
 
 
-def stdin_without_descriptor() -> io.StringIO:
-    return io.StringIO()
-
-
-def stdin_closed_by_python() -> io.StringIO:
-    stream = io.StringIO()
-    stream.close()
-    return stream
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [
         (closed_stdin, "it is closed"),
-        (stdin_closed_by_python, "it is closed"),
         (unreadable_stdin, "it cannot be read"),
-        (stdin_without_descriptor, "it cannot be read"),
     ],
 )
 def test_standard_input_that_cannot_be_read_is_one_line(
@@ -276,12 +263,6 @@ def test_where_no_file_can_be_read_no_model_is_loaded(
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("triolet: absent.wav: no such file")
     assert second == "triolet: sub: it is a folder; give the files in it (sub/*)"
-
-
-def test_a_wrong_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """No traceback, status 1."""
-    assert run(["transcribe", "a.wav"], PaperEngine(opening=CheckpointError("no checkpoint there"))) == 1
-    assert capsys.readouterr() == ("", "triolet: no checkpoint there\n")
 
 
 def test_a_failed_teardown_is_one_line_after_the_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -541,24 +522,6 @@ def test_devices_marks_the_default(engine: PaperEngine, capsys: pytest.CaptureFi
     assert re.match(r" +waiting threads: (spin|OMP_WAIT_POLICY=|GOMP_SPINCOUNT=|KMP_BLOCKTIME=)", waits)
 
 
-def test_devices_prefers_cuda(
-    engine: PaperEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As "auto" does, with its half precision."""
-    torch = pytest.importorskip("torch")
-    card = SimpleNamespace(name="Card 9000", total_memory=8 << 30)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (5 << 30, 8 << 30))
-    assert run(["devices"], engine) == 0
-    first, second, cpu, *_ = capsys.readouterr().out.splitlines()
-    assert first == "* cuda:0  Card 9000, 8.0 GiB (5.0 GiB free), float16"
-    assert second.startswith("  cuda:1")
-    assert cpu.startswith("  cpu")
-
-
 def test_devices_tells_of_a_card_that_does_not_answer(
     engine: PaperEngine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -582,14 +545,6 @@ def test_devices_tells_of_a_card_that_does_not_answer(
     )
     assert second == "  cuda:1  Card 1, 8.0 GiB (5.0 GiB free), float16"
     assert cpu.startswith("  cpu")
-
-
-def test_version_and_help(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
-    """Status 0 and one line; the help names every command."""
-    assert run(["--version"], engine) == 0
-    assert capsys.readouterr().out.startswith("triolet 0.")
-    assert run(["--help"], engine) == 0
-    assert {"transcribe", "devices"} <= set(capsys.readouterr().out.split())
 
 
 @pytest.mark.real_time
@@ -641,16 +596,6 @@ def test_warnings_of_the_log_are_lines_on_standard_error_and_more_is_asked_for(
     assert out == "said in a.wav, möglichst.\n"
     assert err.splitlines() == told
     assert (logger.level, logger.propagate, logger.handlers) == before
-
-
-def test_a_line_of_the_log_makes_room_first() -> None:
-    """The bar or the view is taken away before the line is written, from whatever thread it comes."""
-    done: list[str] = []
-    with log_lines(lambda: done.append("cleared"), verbose=False):
-        logging.getLogger("triolet.engine").info("nothing to clear for")
-        assert done == []
-        logging.getLogger("triolet.engine").warning("make room")
-    assert done == ["cleared"]
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:

@@ -245,18 +245,6 @@ def test_a_format_that_cannot_be_decoded_is_a_finding(
 
 
 @pytest.mark.usefixtures("well")
-def test_a_cache_folder_that_is_a_file_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "deeper"))
-    assert run("--json", engine=Heard(SPEECH)) == 1
-    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert findings["cache"]["state"] == "slow"
-    assert findings["cache"]["found"].endswith(f"{tmp_path / 'file'} is a file")
-
-
-@pytest.mark.usefixtures("well")
 def test_a_cache_folder_that_nobody_may_look_into_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,9 @@ import click
 import pytest
 from PIL import Image
 
-import triolet
 from triolet import EventLog, demo
-from triolet.api.command_line import completion as completions
 from triolet.api.command_line.main import cli, main
-from triolet.api.command_line.pages import Page, Pages
+from triolet.api.command_line.pages import Page
 from triolet.bench.command import bench
 from triolet.core.events import RequestQueued
 from triolet.server.command import serve
@@ -119,11 +117,6 @@ def test_every_option_is_on_its_page_once_and_every_name_of_a_section_is_an_opti
     told = re.findall(r"^  (?:-\w, )*(--[\w-]+)", page(name), re.MULTILINE)
     wanted = [next(flag for flag in each.opts if flag.startswith("--")) for each in options.values()]
     assert sorted(told) == sorted([*wanted, "--help"])
-
-
-def test_every_command_has_a_page_of_ours() -> None:
-    """With examples, and options in sections."""
-    assert all(isinstance(command, Page | Pages) for command in COMMANDS.values())
 
 
 # -- the examples ----------------------------------------------------------------------------------------------------
@@ -275,14 +268,6 @@ def script(shell: str, capfd: Any) -> str:
     return str(out)
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_script_of_a_shell_says_how_it_is_installed(shell: str, capfd: Any) -> None:
-    text = script(shell, capfd)
-    assert "_TRIOLET_COMPLETE" in text
-    assert text.splitlines()[-1] == f"# To have it in every new shell: {completions.INSTALLED[shell]}"
-    assert text.startswith("#compdef triolet") == (shell == "zsh")
-
-
 @pytest.mark.real_time
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_shell_can_read_its_script(shell: str, capfd: Any, tmp_path: Path) -> None:
@@ -308,22 +293,7 @@ def test_bash_completes_by_the_script(capfd: Any, tmp_path: Path) -> None:
     assert done.stdout == "completion\n"
 
 
-@pytest.mark.parametrize("words", [["completion"], ["completion", "csh"]])
-def test_another_shell_is_wrong_usage(words: Sequence[str], capfd: Any) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert caught.value.code == 2
-    assert "fish" in capfd.readouterr().err
-
-
 # -- what else all commands share ------------------------------------------------------------------------------------
-
-
-def test_the_version_is_that_of_the_package(capfd: Any) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert caught.value.code == 0
-    assert capfd.readouterr().out == f"triolet {triolet.__version__}\n"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import pytest
 import triolet.demo
 from triolet import Engine, EngineConfig, EventLog
 from triolet.api.command_line.main import main
+from triolet.api.command_line.watch import View
 from triolet.core import events as e
 from triolet.core.event_lines import line_of, read_events
 from triolet.core.timeline import Record, timeline_of
@@ -96,9 +97,7 @@ def test_the_trace_and_the_view_see_the_same(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(sys, "stderr", Screen())
     seen: list[Any] = []
-    monkeypatch.setattr(
-        "triolet.api.command_line.transcribe_job.watched", lambda view, _: nullcontext(seen.append(view))
-    )
+    monkeypatch.setattr(View, "of", lambda view, _: nullcontext(seen.append(view)))
     assert run(["transcribe", "a.wav", "--watch", "--trace", "t.json"], Told()) == 0
     assert written("t.json") == timeline_of(TRACE)
     (view,) = seen
@@ -192,14 +191,6 @@ def test_a_line_that_was_cut_off_is_left_out_with_a_warning(folder: Path, capsys
     assert capsys.readouterr().err == "triolet: warning: the last line is cut off, and left out\n"
 
 
-def test_a_last_line_without_an_end_is_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = log(folder / "events.jsonl", TRACE[:9])
-    path.write_text(path.read_text().removesuffix("\n"))
-    assert trace_command(str(path), "-o", "t.json") == 0
-    assert written("t.json") == timeline_of(TRACE[:9])
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -255,12 +246,6 @@ def test_what_cannot_be_read_or_written_is_told(
     (folder / "a.wav").write_bytes(b"RIFF")
     assert trace_command(*words) == status
     assert told in capsys.readouterr().err
-
-
-def test_an_empty_log_is_an_empty_trace(folder: Path) -> None:
-    (folder / "empty").touch()
-    assert trace_command("empty", "-o", "t.json") == 0
-    check_format(written("t.json"))
 
 
 def test_a_reader_that_goes_away_ends_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
