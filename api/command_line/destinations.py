@@ -1,4 +1,4 @@
-"""Where transcripts go: into files of a folder, or to standard output."""
+"""The destinations of transcripts: files of a folder, or to standard output."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Destination(Protocol):
 
 
 def output_name(name: str) -> str:
-    """What the outputs of the file ``name`` are called, before the extension of the format."""
+    """The name of the outputs of the file ``name``, before the extension of the format."""
     return "stdin" if name == STDIN else Path(name).stem or name
 
 

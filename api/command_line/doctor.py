@@ -215,7 +215,7 @@ def _demo(open_engine: OpenEngine) -> Finding:
                 text = (await engine.transcribe(sample.path)).text
                 ended = trio.current_time()
         except TrioletError as error:
-            advice = "mend what is told above; if all is well there, report this"
+            advice = "mend what is wrong above; if all is well there, report this"
             found.append(Finding("demo", "wrong", in_flags(f"{type(error).__name__}: {error}"), advice))
         else:
             took = f"open in {opened - begin:.1f} s, {sample.duration:.1f} s of speech in {ended - opened:.1f} s"

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 import trio
-from attrs import asdict, define, field, frozen
+from attrs import asdict, field, frozen
 
 from ...core.config import Speculation
 from ...core.errors import InvalidRequest
 from ...core.request import SamplingParams
-from ..outputs.results import Delta
+from ..outputs.results import Delta, Usage
 from .following import Following
 from .given import check_model, check_one_reads_stdin, checked_text, image_of, sound_of, structure_of, text_of_stdin
 from .pages import FOLLOWING, MODEL, Page, files, folders
@@ -153,7 +153,7 @@ def generate(
 
 
 def _readers_of_stdin(prompt: str | None, images: Sequence[str], sounds: Sequence[str]) -> list[str]:
-    """What is to come from standard input."""
+    """Names all that is to come from standard input."""
     named = [("--image -", name) for name in images] + [("--audio -", name) for name in sounds]
     media = [option for option, name in named if name == STDIN]
     if prompt is None:
@@ -162,7 +162,7 @@ def _readers_of_stdin(prompt: str | None, images: Sequence[str], sounds: Sequenc
 
 
 def _prompt(given: str | None, *, needed: bool) -> str:
-    """The prompt: the argument, or standard input without the line end that shells put behind a text."""
+    """The prompt: the argument, or standard input without the line end that shells put after a text."""
     if given is not None and given != STDIN:
         text = checked_text(given, "PROMPT")
     elif given is None and is_terminal(sys.stdin):
@@ -184,7 +184,7 @@ class Generation:
         images: what `Engine.generate` takes.
         sounds: paths of audio files, or their bytes.
         system: the system message.
-        chat: whether to use the chat template; ``None``: if there is one.
+        chat: use the chat template; ``None``: if there is one.
         sampling: how tokens are sampled.
         as_json: one object instead of text.
         verbose: the log, and statistics at the end.
@@ -209,29 +209,26 @@ class Generation:
         )
 
     async def _run(self, engine: Any, out: TextIO, begin: float) -> None:
-        parts: list[Delta] = []
-        times = _Times(begin=begin, opened=trio.current_time())
-        async with engine.stream(**self._question(engine.model), sampling=self.sampling) as deltas:
-            if self.as_json or self._is_drawn_on(out):
-                await _collect(deltas, parts, times)
-            else:
-                with _Text(out) as text:
-                    await _collect(deltas, parts, times, text.add)
-        times.ended = trio.current_time()
-        if self.view is not None:
-            self.view.close()
-        if not self.as_json and self._is_drawn_on(out):
-            with _Text(out) as text:
-                text.add("".join(part.text for part in parts))
-        if self.as_json:
-            write(json.dumps(_as_object(parts), ensure_ascii=not is_utf8(out)), out)
+        opened, first, parts = trio.current_time(), math.nan, list[Delta]()
+        comes_last = self.as_json or (self.view is not None and out.isatty())  # the view has that terminal, too
+        with _line(out) as add:
+            async with engine.stream(**self._question(engine.model), sampling=self.sampling) as deltas:
+                async for delta in deltas:
+                    if not parts:
+                        first = trio.current_time()
+                    parts.append(delta)
+                    if not comes_last:
+                        add(delta.text)
+            ended = trio.current_time()
+            if self.view is not None:
+                self.view.close()
+            if self.as_json:
+                add(json.dumps(_as_object(parts), ensure_ascii=not is_utf8(out)))
+            elif comes_last:
+                add("".join(part.text for part in parts))
         if self.verbose:
-            for line in _statistics_lines(engine, parts, times):
+            for line in _statistics_lines(engine, parts[-1].usage, opened - begin, first - opened, ended - first):
                 complain(line)
-
-    def _is_drawn_on(self, out: TextIO) -> bool:
-        """True if the text and the view share a terminal, so that the text must come at the end."""
-        return self.view is not None and out.isatty()
 
     def _question(self, model: Any) -> dict[str, Any]:
         """The arguments of `Engine.stream`.
@@ -265,55 +262,27 @@ class Generation:
         return messages
 
 
-async def _collect(
-    deltas: AsyncIterator[Delta], parts: list[Delta], times: _Times, show: Callable[[str], None] | None = None
-) -> None:
-    async for delta in deltas:
-        if not parts:
-            times.first = trio.current_time()
-        parts.append(delta)
-        if show is not None:
-            show(delta.text)
+@contextmanager
+def _line(out: TextIO) -> Iterator[Callable[[str], None]]:
+    """Gives what writes text to ``out``, piece by piece. The text ends with a line end; so it does on a terminal if it
+    is broken off, or else the shell's prompt would not start on a line of its own."""
+    is_terminal, last = out.isatty(), ""
 
+    def add(text: str) -> None:
+        nonlocal last
+        if text:
+            last = text[-1]
+            write(visible(text) if is_terminal else text, out, end="")
 
-@define
-class _Times:
-    """Seconds of trio's clock."""
-
-    begin: float
-    opened: float
-    first: float = math.nan  # the first token
-    ended: float = math.nan
-
-
-@define
-class _Text:
-    """Text on its way to ``out``, piece by piece. It ends with a line end, also when it is broken off: else the shell's
-    prompt would not start on a line of its own."""
-
-    out: TextIO
-    _terminal: bool = field(init=False)
-    _last: str = field(default="", init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._terminal = self.out.isatty()
-
-    def add(self, text: str) -> None:
-        """Writes a piece. Raises the errors of `write`."""
-        if not text:
-            return
-        self._last = text[-1]
-        write(visible(text) if self._terminal else text, self.out, end="")
-
-    def __enter__(self) -> _Text:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._last != "\n":
-            write("", self.out)
-        elif kind is not None and self._terminal and self._last not in ("", "\n"):
+    try:
+        yield add
+    except BaseException:
+        if is_terminal and last not in ("", "\n"):
             with suppress(OSError, OutputError):
-                write("", self.out)
+                write("", out)
+        raise
+    if last != "\n":
+        write("", out)
 
 
 def _as_object(parts: Sequence[Delta]) -> dict[str, Any]:
@@ -328,15 +297,17 @@ def _as_object(parts: Sequence[Delta]) -> dict[str, Any]:
     }
 
 
-def _statistics_lines(engine: Any, parts: Sequence[Delta], times: _Times) -> Iterator[str]:
-    model, statistics, usage = engine.model, engine.statistics(), parts[-1].usage
+def _statistics_lines(
+    engine: Any, usage: Usage | None, opening: float, waiting: float, writing: float
+) -> Iterator[str]:
+    """Lines for people. The three times, in seconds: until the engine was open, until the first token, and after it."""
+    model, statistics = engine.model, engine.statistics()
     assert usage is not None, "a request ended without its usage"
-    yield f"{model.architecture} on {model.device}, {model.dtype}; opened in {times.opened - times.begin:.2f} s"
-    behind = usage.completion_tokens - 1
-    speed = f", then {behind / (times.ended - times.first):.1f} a second" if behind > 0 else ""
+    yield f"{model.architecture} on {model.device}, {model.dtype}; opened in {opening:.2f} s"
+    later = usage.completion_tokens - 1
+    speed = f", then {later / writing:.1f} a second" if later > 0 else ""
     yield (
-        f"{usage.prompt_tokens} tokens read, {usage.completion_tokens} written; "
-        f"the first after {times.first - times.opened:.2f} s{speed}"
+        f"{usage.prompt_tokens} tokens read, {usage.completion_tokens} written; the first after {waiting:.2f} s{speed}"
     )
     requests = statistics.requests
     if requests.tokens_drafted:

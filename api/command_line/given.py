@@ -1,4 +1,4 @@
-"""What users give to the commands: texts, images, audio and schemas, checked before any model is loaded."""
+"""The inputs that users give to the commands: texts, images, audio and schemas, checked before any model is loaded."""
 
 from __future__ import annotations
 

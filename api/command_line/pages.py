@@ -106,7 +106,7 @@ def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 
 
 def devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    """What every machine may have."""
+    """The names of devices that a machine may have."""
     return [name for name in ("auto", "cpu", "cuda", "cuda:1") if name.startswith(incomplete)]
 
 

@@ -1,4 +1,4 @@
-"""What a terminal sees while files are transcribed: a bar of seconds of audio, and segments as they become final."""
+"""The progress of files that are transcribed: a bar of seconds of audio, and segments as they become final."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Progress:
             self._bar.refresh()
         return 0.0
 
-    def advance(self, told: float, position: float) -> float:
-        """The file has moved on from ``told`` to ``position``, in seconds."""
+    def advance(self, done: float, position: float) -> float:
+        """The file has moved on from ``done`` to ``position``, in seconds."""
         if self._bar is not None and not self._bar.disable:
-            self._bar.update(position - told)
+            self._bar.update(position - done)
             elapsed = trio.current_time() - self._begun
             if elapsed > 0:
                 self._bar.set_postfix_str(f"{self._bar.n / elapsed:.1f}x")

@@ -274,8 +274,8 @@ def _no_such_file(name: str) -> str:
 
 
 def file_fault(name: str) -> str | None:
-    """Why the file ``name`` cannot be read, as far as that shows without reading it; ``None``: it can. Standard input
-    has no fault here."""
+    """The reason why the file ``name`` cannot be read, as far as that shows without reading it; ``None``: it can be
+    read. Standard input has no fault here."""
     if name == STDIN:
         return None
     if not name:

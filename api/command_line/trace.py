@@ -1,4 +1,4 @@
-"""The command ``triolet trace``: an event log as a trace."""
+"""The command ``triolet trace``: makes a trace of an event log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trace(log: str, output: str) -> int:
         try:
             fault = _convert(lines, RecordWriter(out))
             out.flush()
-        except BrokenPipeError:  # told by `main`
+        except BrokenPipeError:  # `main` gives it its status
             raise
         except OSError as error:
             raise OutputError(f"the trace cannot be written ({error.strerror or error})") from error
@@ -58,7 +58,7 @@ def trace(log: str, output: str) -> int:
 
 
 def _convert(lines: Iterable[str], writer: RecordWriter) -> str:
-    """Why the trace ends before its events do; empty: it does not."""
+    """Writes the trace. Returns the reason why it ends before its events do; empty: it does not."""
     timeline, fault = Timeline(), ""
     try:
         for event in read_events(_whole(_read(lines))):

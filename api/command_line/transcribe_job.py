@@ -15,7 +15,6 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from ...core.errors import TrioletError
-from ..inputs.audio import AudioSource
 from ..outputs.results import Transcript
 from ..speech.options import TranscribeOptions
 from ..speech.recipe import Recipe
@@ -42,7 +41,7 @@ PARALLEL_SECONDS = 120.0  # longer files are transcribed in parallel where nobod
 
 @define(eq=False)
 class _File:
-    """A file and what became of it. ``transcript`` is what there is of it, ``position`` the seconds that are done."""
+    """A file and its fate. ``transcript`` holds what was transcribed so far, ``position`` the seconds that are done."""
 
     name: str
     transcript: Transcript | None = None
@@ -64,7 +63,7 @@ class Job:
         at_once: files transcribed together, and so held in memory.
         verbose: write the log to standard error, not its warnings alone.
         shows_text: write segments to standard error as they become final.
-        names_requests: name them after their files, for who follows the engine.
+        names_requests: name them after their files, for followers of the engine.
         view: what ``--watch`` draws.
     """
 
@@ -146,25 +145,25 @@ class _Run:
 
     async def _transcribe(self, file: _File) -> None:
         name, progress = file.name, self.progress
-        source: AudioSource = name
+        source: str | bytes = name
         if name == STDIN:
-            source = await trio.to_thread.run_sync(_read_audio, abandon_on_cancel=True)
+            source = await trio.to_thread.run_sync(read_stdin, "audio", abandon_on_cancel=True)
         async with self.engine.stream_transcription(source, **await self._options(name, source)) as segments:
-            told, found = progress.begin(segments.duration), 0
+            done, found = progress.begin(segments.duration), 0
             try:
                 async for segment in segments:
                     found += 1
                     self.destination.add(name, segment)
                     progress.show(shown(name) if len(self.job.files) > 1 else None, segment)
-                    told = progress.advance(told, segments.position)
+                    done = progress.advance(done, segments.position)
                 file.is_complete = True
-                progress.advance(told, segments.position if segments.duration is None else segments.duration)
+                progress.advance(done, segments.position if segments.duration is None else segments.duration)
             finally:
                 file.position = segments.position
                 if found or file.is_complete:
                     file.transcript = segments.transcript()
 
-    async def _options(self, name: str, source: AudioSource) -> dict[str, Any]:
+    async def _options(self, name: str, source: str | bytes) -> dict[str, Any]:
         options = dict(self.job.options)
         if self.job.parallel_when_long:
             seconds = await trio.to_thread.run_sync(seconds_of, source, abandon_on_cancel=True)
@@ -174,30 +173,31 @@ class _Run:
             options["request_id"] = shown(Path(name).name)
         return options
 
-    # -- what is told ------------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------------
 
     def _report(self, file: _File) -> int:
         """Writes what became of a file that has ended. Returns its exit status; raises the errors of writing."""
         if isinstance(file.error, OutputError | BrokenPipeError):
             raise file.error
-        self._forget(file)
-        why = None if file.error is None else at_a_shell(file.name, _as_ours(file.error))
-        self._finish(file, why)
+        self._files.remove(file)
         if file.error is None:
+            self._finish(file, None)
             return 0
-        return FAILED if file.transcript is not None else self._complain(f"{shown(file.name)}: {why}")
+        assert isinstance(file.error, TrioletError), f"{file.error!r} is not for users"
+        why = at_a_shell(file.name, file.error)
+        if file.transcript is None:
+            return self._complain(f"{shown(file.name)}: {why}")
+        self._finish(file, why)
+        return FAILED
 
     def _finish(self, file: _File, why: str | None) -> None:
-        """Hands over the transcript of ``file``, if there is any. ``why`` it is not complete is a warning of its."""
-        transcript, file_name = file.transcript, shown(file.name)
-        if transcript is None:
-            return
+        """Hands over the transcript of ``file``. The reason ``why`` it is not complete becomes a warning of it."""
+        transcript, name = file.transcript, shown(file.name)
+        assert transcript is not None, f"{name} has no transcript"
         missing = () if why is None else (f"{why}; what is said after {file.position:.2f} s is missing",)
         self.destination.finish(file.name, evolve(transcript, warnings=transcript.warnings + missing))
-        for warning in transcript.warnings:
-            self._complain(f"{file_name}: warning: {warning}")
-        for told in missing:
-            self._complain(f"{file_name}: {told}")
+        for warning in (*(f"warning: {each}" for each in transcript.warnings), *missing):
+            self._complain(f"{name}: {warning}")
 
     def _leave(self) -> None:
         """The run is cut off, by ^C or because the engine failed: writes what there is of each file, in their order."""
@@ -215,23 +215,10 @@ class _Run:
         if nothing:
             self._complain(f"stopped; nothing is transcribed of {', '.join(nothing)}")
 
-    def _forget(self, file: _File) -> None:
-        """`_leave` has nothing to do with a file that was reported."""
-        self._files[:] = [each for each in self._files if each is not file]
-
     def _complain(self, message: str) -> int:
         self.progress.clear()
         complain(message)
         return FAILED
-
-
-def _as_ours(error: Exception) -> TrioletError:
-    assert isinstance(error, TrioletError), f"{error!r} is not for users"
-    return error
-
-
-def _read_audio() -> bytes:
-    return read_stdin("audio")
 
 
 def seconds_of(source: str | bytes) -> float | None:

@@ -58,7 +58,7 @@ Part: TypeAlias = tuple[str, float, str]  # name, amount, colour
 def picture(
     state: WatchState, statistics: EngineStatistics | None, now: float, *, title: str, most_lines: int
 ) -> RenderableType:
-    """What `rich` draws: the engine's figures, then a line for each of the first ``most_lines`` requests."""
+    """The picture for `rich`: the engine's figures, then a line for each of the first ``most_lines`` requests."""
     from rich.console import Group
     from rich.rule import Rule
     from rich.text import Text
@@ -116,13 +116,13 @@ def _counted(counts: Sequence[tuple[str, int, str]]) -> tuple[Text, Text]:
     """Figures for the two columns: the first two, and the others."""
     from rich.text import Text
 
-    told = []
+    texts = []
     for part in (counts[:2], counts[2:]):
         text = Text()
         for name, count, style in part:
             text.append(f"{count:,}", style=style if count else "dim").append(f" {name}   ", style="dim")
-        told.append(text)
-    return told[0], told[1]
+        texts.append(text)
+    return texts[0], texts[1]
 
 
 def _bar(parts: Sequence[Part], total: float) -> Text:

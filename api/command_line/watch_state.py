@@ -1,4 +1,4 @@
-"""What ``--watch`` knows of an engine: `WatchState`, fed by the engine's events. It knows no terminal."""
+"""The state of an engine that ``--watch`` shows: `WatchState`, fed by the engine's events. It knows no terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RATE_SECONDS = 2.0  # tokens a second are counted over this time
 
 @define(eq=False)
 class WatchState(Overview):
-    """The state that an engine's events have told so far, and how fast it is of late."""
+    """The state that an engine's events have given so far, and how fast it is of late."""
 
     _samples: deque[tuple[float, int, int]] = field(factory=deque, init=False)  # time, tokens, steps
 

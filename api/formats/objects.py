@@ -1,4 +1,4 @@
-"""What JSON holds of a transcript: all of it, or the shape of OpenAI's API."""
+"""The members of a transcript in JSON: all of it, or the shape of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def as_object(transcript: Transcript) -> dict[str, Any]:
     """All that a transcript holds but its timings and its tokens' log-probabilities: text, language, segments.
     ``words``, ``coverage``, ``warnings`` and
     ``language_probabilities`` are there where there are some."""
-    return attrs.asdict(transcript, filter=_is_told)
+    return attrs.asdict(transcript, filter=_is_shown)
 
 
-def _is_told(attribute: attrs.Attribute[Any], value: Any) -> bool:
+def _is_shown(attribute: attrs.Attribute[Any], value: Any) -> bool:
     if attribute.name in _WHERE_THERE_ARE_SOME:
         return bool(value)
     return attribute.name not in ("timings", "logprobs")
@@ -33,7 +33,7 @@ def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
     """The shape of ``verbose_json`` in OpenAI's API (Audio, create transcription). The language is its English name.
     ``words`` are there where the transcript has some, without the blanks around them. ``seek`` is where the segment
     starts, in frames of 10 ms: a transcript does not know its windows."""
-    told = {
+    members = {
         "task": transcript.task,
         "language": None if transcript.language is None else language_name(transcript.language),
         "duration": transcript.duration,
@@ -41,12 +41,12 @@ def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
         "segments": [_verbose_segment(segment) for segment in transcript.segments],
     }
     if any(segment.words is not None for segment in transcript.segments):
-        told["words"] = [
+        members["words"] = [
             {"word": word.text.strip(), "start": word.start, "end": word.end}
             for segment in transcript.segments
             for word in segment.words or ()
         ]
-    return told
+    return members
 
 
 def _verbose_segment(segment: Segment) -> dict[str, Any]:
@@ -64,9 +64,9 @@ def _verbose_segment(segment: Segment) -> dict[str, Any]:
     }
 
 
-def as_line(told: Mapping[str, Any], *, ascii_only: bool = False) -> str:
-    """``told`` as JSON in one line. JSON knows no infinity and no NaN, which become null."""
-    return json.dumps(_finite(told), ensure_ascii=ascii_only, allow_nan=False)
+def as_line(members: Mapping[str, Any], *, ascii_only: bool = False) -> str:
+    """``members`` as JSON in one line. JSON knows no infinity and no NaN, which become null."""
+    return json.dumps(_finite(members), ensure_ascii=ascii_only, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

@@ -20,8 +20,9 @@ _CHECKS = {
 
 @frozen(kw_only=True)
 class SubtitleSettings:
-    """How subtitles (SRT, WebVTT) are broken into lines, as openai/whisper's writers do. All of it needs words with
-    their times. Without any setting a segment is a subtitle of one line.
+    """The settings by which subtitles (SRT, WebVTT) are broken into lines, as openai/whisper's writers break them.
+
+    All of it needs words with their times. Without any setting a segment is a subtitle of one line.
 
     Args:
         max_line_width: characters of a line. A word that is longer has a line of its own.

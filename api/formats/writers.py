@@ -138,11 +138,11 @@ class ObjectWriter(Writer):
 
 @frozen(kw_only=True)
 class WriterSettings:
-    """How a transcript is written.
+    """Settings by which a transcript is written.
 
     Args:
         subtitles: how subtitles are broken into lines.
-        file: the name of the audio's file, which ``json`` tells.
+        file: the name of the audio's file, which ``json`` has.
         ascii_only: escape in JSON what is not ASCII, for an output that is not UTF-8.
     """
 

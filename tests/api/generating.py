@@ -1,4 +1,4 @@
-"""What tests of `triolet generate` and `triolet embed` share: an engine on paper, and the command's exit status."""
+"""The tools of tests of `triolet generate` and `triolet embed`: an engine on paper, and the command's exit status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triolet.core.request import FinishReason
 
 
 class PaperPreparer:
-    """Of a model with a chat template that reads ``media``."""
+    """The preparer of a model with a chat template that reads ``media``."""
 
     def __init__(self, media: set[str], *, converses: bool = True) -> None:
         self.media = frozenset(media)

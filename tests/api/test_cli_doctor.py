@@ -213,7 +213,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_engine_that_does_not_open_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(engine=Heard("", CheckpointError("its weights are damaged"))) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert "-> mend what is told above" in " ".join(" ".join(lines).split())
+    assert "-> mend what is wrong above" in " ".join(" ".join(lines).split())
     assert lines[-4].split() == ["wrong", "demo", "CheckpointError:", "its", "weights", "are", "damaged"]
     assert lines[-1] == f"1 of {len([line for line in lines[:-1] if not line.startswith(' ')])} could be better"
 

@@ -124,7 +124,7 @@ def test_every_option_is_on_its_page_once_and_every_name_of_a_section_is_an_opti
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With the files that the examples name."""
+    """A folder with the files that the examples name."""
     monkeypatch.chdir(tmp_path)
     sample = demo.samples()[0].path
     for name in ("talk.mp3", "a.wav", "b.wav", "film.mkv"):
@@ -209,7 +209,7 @@ COMPLETING = """
 
 
 def completed(*words: str) -> list[str]:
-    """What bash is given for the last word, and what was imported for it."""
+    """The completions that bash gets for the last word, and the packages that were imported for it."""
     environment = {"_TRIOLET_COMPLETE": "bash_complete", "COMP_WORDS": shlex.join(words), "COMP_CWORD": "-1"}
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(COMPLETING)],
@@ -230,7 +230,7 @@ def test_a_shell_completes_at_once() -> None:
 
 
 def completion(*words: str) -> list[tuple[str, str]]:
-    """As a shell asks, in this process."""
+    """The completions that a shell gets, asked in this process."""
     from click.shell_completion import BashComplete
 
     asked = BashComplete(cli, {}, "triolet", "_TRIOLET_COMPLETE").get_completions(list(words[:-1]), words[-1])

@@ -43,7 +43,7 @@ class Told(PaperEngine):
 
 
 class ToldWriter(PaperWriter):
-    """As `Told`, for generate and embed."""
+    """The same as `Told`, for generate and embed."""
 
     async def __aenter__(self) -> PaperWriter:
         ((_, config),) = self.configs

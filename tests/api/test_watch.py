@@ -287,7 +287,7 @@ _SCREEN = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
 
 
 def _lines_of(terminal: int) -> Iterator[str]:
-    """What is written to the other end of ``terminal``, until that is closed."""
+    """Yields all that is written to the other end of ``terminal``, until that is closed."""
     with open(terminal, encoding="utf-8", errors="replace") as file, contextlib.suppress(OSError):
         yield from file
 
