@@ -35,7 +35,9 @@ class Number(click.ParamType[Any]):
         if value == _NONE and not self._several:
             return self._none
         try:
-            return tuple(map(self._kind, filter(None, value.split(",")))) if self._several else self._kind(value)
+            if self._several:
+                return tuple(self._kind(part) for part in value.split(",") if part.strip())
+            return self._kind(value)
         except ValueError:
             allowed = "numbers separated by commas, such as 1,2" if self._several else f"one {self.name}, or None"
             self.fail(f"{value!r}; allowed: {allowed}", param, ctx)

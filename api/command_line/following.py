@@ -44,7 +44,9 @@ class Following:
         return EngineConfig(observer=self._observer(), **settings)
 
     def _observer(self) -> Callable[[Event], None] | None:
-        followers = [each for each in (self.view and self.view.state, self.trace) if each is not None]
+        followers: list[Callable[[Event], None]] = [] if self.view is None else [self.view.state]
+        if self.trace is not None:
+            followers.append(self.trace)
         if not followers:
             return None
 
