@@ -60,7 +60,7 @@ _PREFIXES = 8  # keys of a prompt's beginnings that the router is told
 _READY_SECONDS = 0.2  # between two questions whether the replicas are ready
 _TELL_SECONDS = 10.0  # before the log says what is waited for, and between two lines
 _LOOK_SECONDS = 2.0  # between two questions for the replicas' statistics
-_PAUSE_SECONDS = 0.2  # behind a loss: until Serve finds the replica no more, and all who were on it are known
+_PAUSE_SECONDS = 0.2  # after a loss: until Serve finds the replica no more, and all who were on it are known
 _APART_SECONDS = 60.0  # until suspects are sent to quarantine again, when it had no room
 _ROOM_SECONDS = 60.0  # for Ray to find room for a replica in quarantine; else suspects run among others, apart
 
@@ -81,12 +81,12 @@ class _Client:
 
 @define(eq=False)
 class RayBackend:
-    """See `triolet.api.hosts.backend.Backend`."""
+    """The `triolet.api.hosts.backend.Backend` of a cluster."""
 
     deployment: Deployment
     failure: str | None = field(default=None, init=False)
     departures: list[Departure] = field(factory=list, init=False)
-    """Of replicas that have left in order, the latest last; those of a block's end too."""
+    """The reports of replicas that have left in order, the latest last; those of a block's end too."""
     _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
     _trials: Trials = field(factory=Trials, init=False)
     _accepting: bool = field(default=False, init=False)
@@ -104,7 +104,7 @@ class RayBackend:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def running(self) -> AsyncIterator[ModelDescription]:
-        """See `Backend.running`: deploys, and takes the deployment down again, however the block ends."""
+        """Deploys for the block, and takes the deployment down again, however the block ends."""
         self._token = trio.lowlevel.current_trio_token()
         self._running = await trio.to_thread.run_sync(self.deployment.begin)
         description, self._statistics = await self._ready()
@@ -131,7 +131,7 @@ class RayBackend:
             raise
 
     async def _lacks_nothing(self) -> None:
-        """What takes long is told in the log."""
+        """Returns when every replica is ready. What takes long is logged."""
         told, tell_at = "", trio.current_time() + _TELL_SECONDS
         while (lack := await trio.to_thread.run_sync(self._running.lacks)) is not None:
             if lack != told and trio.current_time() >= tell_at:
@@ -140,7 +140,7 @@ class RayBackend:
             await trio.sleep(_READY_SECONDS)
 
     async def _take_down_after(self, body_error: BaseException | None) -> None:
-        """The body's error goes before one of the end, which becomes a note."""
+        """Takes the deployment down. An error of this becomes a note of the body's error, if there is one."""
         try:
             await self._take_down()
         except EngineTeardownError as error:
@@ -151,7 +151,7 @@ class RayBackend:
             del body_error  # a frame in its own error's traceback would be a reference cycle
 
     async def _take_down(self) -> None:
-        """Once."""
+        """Takes the deployment down, once."""
         if self._is_down:
             return
         self._is_down = True
@@ -159,7 +159,7 @@ class RayBackend:
             self.departures = await trio.to_thread.run_sync(self._running.end)
 
     async def stop(self, drain_seconds: float) -> None:
-        """See `Backend.stop`."""
+        """Lets requests end for ``drain_seconds``, and takes the deployment down."""
         self._accepting = False
         if self._clients:
             with trio.move_on_after(drain_seconds):
@@ -176,14 +176,14 @@ class RayBackend:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, stream: Stream) -> None:
-        """See `Backend.submit`."""
+        """Sends a request to a replica; its tokens come to ``stream``."""
         if not self._accepting:
             raise EngineClosed("the cluster is stopping and takes no new requests; open a new one")
         self._clients[request.id] = client = _Client(Flight(request), stream)
         self._send(request.id, client)
 
     def abort(self, request_id: str) -> None:
-        """See `Backend.abort`."""
+        """Withdraws a request. One that is not known changes nothing."""
         client = self._clients.get(request_id)
         if client is None:
             return
@@ -239,14 +239,14 @@ class RayBackend:
             self._send(request_id, client)
 
     def _unplaced(self, attempt: _Attempt) -> None:
-        """There is no room for a replica in quarantine, or Serve cannot start it."""
+        """Sends a suspect elsewhere: there is no room for a replica in quarantine, or Serve cannot start it."""
         client = self._clients.get(attempt.request_id)
         if client is not None and client.flight.attempt == attempt.number:
             self._no_room_until = trio.current_time() + _APART_SECONDS
             self._send(attempt.request_id, client)
 
     def _broke(self, attempt: _Attempt, error: Exception) -> None:
-        """Not by the replica's end: a fault of ours, or of Serve's."""
+        """Ends a request whose attempt failed by a fault of ours, or of Serve's, and not by the replica's end."""
         client = self._clients.get(attempt.request_id)
         if client is not None and client.flight.end(attempt.number):
             self._end(attempt.request_id, Failed(error))
@@ -334,7 +334,7 @@ class RayBackend:
             self.departures += departures
 
     async def scale(self, replicas: int) -> None:
-        """See `triolet.cluster.cluster.Cluster.scale`."""
+        """Orders ``replicas`` from now on."""
         if not isinstance(self.deployment.replicas, int):
             raise InvalidRequest(
                 f"replicas={self.deployment.replicas} follow the demand; allowed: a cluster of a number"
@@ -368,12 +368,12 @@ class RayBackend:
         raise EngineStateError("a cluster does not sleep, so nothing wakes it")
 
     def statistics(self) -> EngineStatistics:
-        """The sums over the replicas, a few seconds old."""
+        """Returns the sums over the replicas, a few seconds old."""
         return self._statistics
 
 
 async def _statistics_of(handle: DeploymentHandle[Any]) -> list[EngineStatistics]:
-    """Of its replicas. None where there is no replica, or one does not answer: the next answers will do."""
+    """Asks the replicas of ``handle``. Returns nothing if there is no replica, or one does not answer."""
     try:
         return await handle.broadcast("statistics").results_async(timeout_s=_LOOK_SECONDS)
     except (*_GONE, RayServeException, RayTaskError, TimeoutError):
@@ -381,7 +381,7 @@ async def _statistics_of(handle: DeploymentHandle[Any]) -> list[EngineStatistics
 
 
 def _plain(request: Request) -> Request:
-    """Without the compiled form of a structure, which is for one process."""
+    """Removes the compiled form of a structure, which is for one process."""
     structure = request.sampling.structure
     if structure is None or type(structure) is Structure:
         return request
@@ -390,14 +390,14 @@ def _plain(request: Request) -> Request:
 
 
 def _keys(request: Request) -> tuple[str, ...]:
-    """What the router is told of the contents: the items, or else the beginnings of the prompt, the longest first."""
+    """Returns the keys for the router: the items, or else the beginnings of the prompt, the longest first."""
     if request.items:
         return tuple(item.key for item in request.items)
     return tuple(key.hex() for key in request.page_keys[: -_PREFIXES - 1 : -1])
 
 
 def _is_blameless(cause: BaseException) -> bool:
-    """No request ended the replica: it ended in order, or its machine was taken away."""
+    """True if no request ended the replica: it ended in order, or its machine was taken away."""
     return isinstance(cause, EngineClosed) or (isinstance(cause, RayActorError) and cause.preempted)
 
 

@@ -88,7 +88,7 @@ class Cluster(Engine):
     one, goes to the replica that holds the encoder output of its content, or else to the one that the content's hash
     names, unless they are busy. A long recording's windows so spread over the replicas.
 
-    A request whose replica is lost goes on behind its last token elsewhere: nothing is lost, and no token comes twice.
+    A request whose replica is lost goes on after its last token elsewhere: nothing is lost, and no token comes twice.
     Since it may be what ended the replica, that is in quarantine: on a replica for suspects alone, which is started
     when there are some. A request that ends replicas gets `PoisonRequest`; one replica that others use has ended then.
 
@@ -156,7 +156,7 @@ class Cluster(Engine):
 
     @property
     def departures(self) -> tuple[Departure, ...]:
-        """Of the replicas that have left in order since the block began, the latest last: what each has left."""
+        """The departures of the replicas that have left in order since the block began, the latest last."""
         return () if self.inside.backend is None else tuple(self._ray().departures)
 
     def _ray(self) -> RayBackend:

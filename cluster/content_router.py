@@ -8,8 +8,8 @@ from typing import Any
 from attrs import frozen
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from ..core.replica_reports import ReplicaReport
 from ..core.routing import Router, RoutingLimits
-from ..core.words import Word
 
 
 @frozen(eq=False)
@@ -21,7 +21,7 @@ class _Sending:
 
 
 class ContentRouter(RequestRouter):
-    """A request goes to the replica that holds its content; see `triolet.core.routing`.
+    """A request goes to the replica that holds its content; `triolet.core.routing` decides.
 
     A sending ends with its own result, and not with `RequestRouter.on_request_completed`. Serve calls that by the id of
     the request alone: of an attempt that was refused too, and maybe before it says that the request was routed.
@@ -30,19 +30,19 @@ class ContentRouter(RequestRouter):
     def initialize_state(self, places: int = 16) -> None:  # type: ignore[override]  # Serve hands on what we name
         """Serve calls it once, with the arguments that the deployment names."""
         self._router = Router(random.Random().randrange, RoutingLimits(places=places))
-        self._heard: dict[str, int] = {}  # the number of the last word of each replica that is there
+        self._heard: dict[str, int] = {}  # the number of the last report of each replica that is there
         self._under_way: dict[str, dict[_Sending, None]] = {}  # by replica, also of those that are not there
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve calls it when replicas come, go, or say a word: with all replicas, and the last word of each."""
+        """Serve calls it when replicas come, go, or report: with all replicas, and the last report of each."""
         there: dict[str, Any] = {one.replica_id.unique_id: one.routing_stats for one in replicas}
         for name in self._heard.keys() - there.keys():
             self._leave(name)
-        for name, word in there.items():
+        for name, report in there.items():
             if name not in self._heard:
                 self._join(name)
-            if word and word["number"] != self._heard[name]:
-                self._hear(name, word)
+            if report and report["number"] != self._heard[name]:
+                self._hear(name, report)
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
@@ -51,7 +51,7 @@ class ContentRouter(RequestRouter):
         super().on_replica_actor_died(replica_id)
 
     def _join(self, name: str) -> None:
-        """One that comes again still has what runs there."""
+        """Adds a replica. One that comes again still has what runs there."""
         self._heard[name] = 0
         self._router.joined(name)
         for sending in self._under_way.get(name, ()):
@@ -61,17 +61,17 @@ class ContentRouter(RequestRouter):
         self._heard.pop(name, None)
         self._router.left(name)
 
-    def _hear(self, name: str, word: Word) -> None:
-        """Each word counts once: what was sent since is not in it."""
-        self._heard[name] = word["number"]
-        if "keys" in word:
-            self._router.told(name, word["keys"])
-        self._router.told_total(name, word["requests"], word["encodings"])
+    def _hear(self, name: str, report: ReplicaReport) -> None:
+        """Counts each report once: what was sent since is not in it."""
+        self._heard[name] = report["number"]
+        if "keys" in report:
+            self._router.told(name, report["keys"])
+        self._router.told_total(name, report["requests"], report["encodings"])
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """One replica, by content; the others behind it, in case it refuses."""
+        """Chooses one replica, by content; the others follow, in case it refuses."""
         if not candidate_replicas:
             return []
         able = {one.replica_id.unique_id: one for one in candidate_replicas}
@@ -89,7 +89,7 @@ class ContentRouter(RequestRouter):
         result.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end, sending))
 
     def _end(self, sending: _Sending) -> None:
-        """However it has ended."""
+        """Notes the end of a sending, however it has ended."""
         there = self._under_way[sending.replica]
         del there[sending]
         if not there:
@@ -99,6 +99,6 @@ class ContentRouter(RequestRouter):
 
 
 def _keys(pending: PendingRequest | None) -> tuple[str, ...]:
-    """The contents of a call of `triolet.cluster.replica.Replica.run`; other calls have none."""
+    """Returns the contents of a call of `triolet.cluster.replica.Replica.run`; other calls have none."""
     keys = pending.args[0] if pending is not None and pending.args else ()
     return keys if isinstance(keys, tuple) else ()

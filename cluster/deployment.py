@@ -1,4 +1,4 @@
-"""What is deployed on Ray Serve, and how: the only place that starts and ends anything there."""
+"""The deployment on Ray Serve: the only place that starts and ends anything there."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _END_SECONDS = 10.0  # for Serve to tell of the end
 _ASK_SECONDS = 30.0  # for an answer of replicas that are ready
 _UNPLACED = "to be scheduled"  # in Serve's message of a replica that has no room for long
 _LEAVE_SECONDS = 600.0  # for the requests of a replica that is scaled down
-_TELL_SECONDS = 1.0  # between two words of a replica; more often is too much for the controller (docs/fleet.md)
+_TELL_SECONDS = 1.0  # between two reports of a replica; more often is too much for the controller (docs/fleet.md)
 
 _log = logging.getLogger("triolet.cluster")
 
 
 @frozen(kw_only=True)
 class Deployment:
-    """See `triolet.cluster.cluster.Cluster` for the meanings."""
+    """The settings of a `triolet.cluster.cluster.Cluster`, which says what they mean."""
 
     name: str
     model: str
@@ -65,22 +65,22 @@ class Deployment:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Of its applications: the replicas, and the one that suspects have for themselves."""
+        """The names of its applications: the replicas, and the one that suspects have for themselves."""
         return self.name, quarantine_of(self.name)
 
     @property
     def least(self) -> tuple[int, int]:
-        """Replicas that there are when all are ready: that take requests, and that only encode."""
+        """The numbers of replicas when all are ready: that take requests, and that only encode."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas[0], self.encoders
 
     @property
     def stop_seconds(self) -> float:
-        """For one replica that has no requests to end in order."""
+        """The seconds in which one replica without requests ends in order."""
         return 3 * self.config.stage_seconds
 
     @property
     def end_seconds(self) -> float:
-        """For one replica to drain and to end in order."""
+        """The seconds in which one replica drains and ends in order."""
         return self.config.drain_seconds + self.stop_seconds
 
     def begin(self) -> Running:
@@ -106,7 +106,7 @@ class Deployment:
             raise
 
     def _new_register(self) -> Any:
-        """An actor that dies with this process, and otherwise only with its machine. Every replica finds it."""
+        """Starts an actor that dies with this process, and otherwise only with its machine. Every replica finds it."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         made: Any = ray.remote(num_cpus=0)(Register).options(
             name=name_of(self.name),
@@ -121,7 +121,8 @@ class Deployment:
             raise EngineError(f"another process has {self.name!r} on this Ray ({error}); take another name") from error
 
     def _handles(self) -> tuple[tuple[DeploymentHandle[Any], ...], DeploymentHandle[Any]]:
-        """Of the deployment that takes requests and of one that only encodes; and of the quarantine."""
+        """Returns the handles of the deployment that takes requests and of one that only encodes; and of the
+        quarantine."""
         targets = [
             serve.RunTarget(
                 target=application,
@@ -142,12 +143,12 @@ class Deployment:
             return (handle, *encoders), quarantine
 
     def delete(self, *, blocks: bool = True) -> None:
-        """Has every replica end."""
+        """Ends every replica."""
         for name in self.names:
             serve.delete(name, _blocking=blocks)
 
     def _quarantine(self) -> Any:
-        """Its number of replicas follows its requests: none or one."""
+        """Makes the application of suspects, whose number of replicas follows its requests: none or one."""
         scaling = AutoscalingConfig(
             min_replicas=0,
             max_replicas=1,
@@ -207,7 +208,7 @@ class Deployment:
 
 
 def _only_encodes(config: EngineConfig) -> EngineConfig:
-    """Settings of a replica that gets no requests, so none would wake it."""
+    """Returns the settings of a replica that gets no requests, so none would wake it."""
     return evolve(config, part="encoder", idle_sleep=math.inf)
 
 
@@ -222,11 +223,11 @@ class Running:
 
     @property
     def handle(self) -> DeploymentHandle[Any]:
-        """Of the deployment that takes requests."""
+        """The handle of the deployment that takes requests."""
         return self.handles[0]
 
     def lacks(self) -> str | None:
-        """What there is to wait for, in words; ``None``: every replica is ready. Blocks.
+        """Returns what there is to wait for, in words; ``None``: every replica is ready. Blocks.
 
         Raises:
             EngineError: Ray has given up to start them.
@@ -243,7 +244,7 @@ class Running:
         return " ".join([f"replicas that are ready: {ready}.", *told])
 
     def describe(self) -> tuple[ModelDescription, EngineStatistics]:
-        """The model, and the replicas' first statistics. Blocks.
+        """Returns the model, and the replicas' first statistics. Blocks.
 
         Raises:
             CallerError: a replica cannot load the model.
@@ -261,12 +262,13 @@ class Running:
             raise EngineError(f"the replicas were ready, and a question to them failed: {error}") from error
 
     def _ask(self, question: str) -> list[Any]:
-        """The answers of all replicas, but of those in quarantine."""
+        """Returns the answers of all replicas, but of those in quarantine."""
         asked = zip(self.handles, self.deployment.least, strict=False)
         return [told for handle, least in asked for told in self._ask_all(handle, question, least)]
 
     def _ask_all(self, handle: DeploymentHandle[Any], question: str, least: int) -> list[Any]:
-        """The answers of ``least`` replicas or more. Serve says that they are ready before a handle hears of them."""
+        """Returns the answers of ``least`` replicas or more. Serve says that they are ready before a handle hears of
+        them."""
         end = time.monotonic() + _ASK_SECONDS
         while time.monotonic() < end:
             try:
@@ -279,7 +281,7 @@ class Running:
         raise TimeoutError(f"{least} replicas were ready, and fewer have answered in {_ASK_SECONDS:g} s")
 
     def quarantine_loads(self) -> bool:
-        """Whether Ray has found room for a replica in quarantine, which is not ready yet. Blocks."""
+        """True if Ray has found room for a replica in quarantine, which is not ready yet. Blocks."""
         found = serve.status().applications.get(self.deployment.names[1])
         if found is None:
             return False
@@ -336,7 +338,7 @@ class Running:
 
 
 def _until(is_so: Callable[[], bool], end: float, pause: float) -> bool:
-    """Whether it is so before ``end``, asked every ``pause`` seconds."""
+    """True if it is so before ``end``, asked every ``pause`` seconds."""
     while not is_so():
         if time.monotonic() > end:
             return False

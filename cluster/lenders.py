@@ -26,17 +26,17 @@ _ASK_SECONDS = 60.0  # for one answer: no lender may be there, and none may come
 
 @define(eq=False)
 class Loan:
-    """See `triolet.actors.messages.Lent`: hands the answer to the replica's loop."""
+    """A `triolet.actors.messages.Lent` that hands the answer to the replica's loop."""
 
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[LentOutput]
 
     def put(self, output: LentOutput) -> None:
-        """See `Lent.put`."""
+        """Hands over the output."""
         self._hand(self._put, output)
 
     def refuse(self, error: Exception) -> None:
-        """See `Lent.refuse`."""
+        """Hands over the error."""
         self._hand(self._refuse, error)
 
     def _hand(self, call: Callable[..., None], value: object) -> None:
@@ -56,8 +56,8 @@ class Loan:
 
 @define(eq=False)
 class RayLenders:
-    """See `triolet.actors.messages.Lenders`. Asked from the trio loop; works in ``loop``; ``tell`` may be called from
-    any thread."""
+    """The `triolet.actors.messages.Lenders` of a replica. Asked from the trio loop; works in ``loop``; ``tell`` may be
+    called from any thread."""
 
     handle: Any  # of the encoders' deployment
     loop: asyncio.AbstractEventLoop
@@ -68,11 +68,11 @@ class RayLenders:
     _telling: asyncio.Task[None] | None = field(default=None, init=False)
 
     def ask(self, number: int, item: EncoderItem) -> None:
-        """See `Lenders.ask`."""
+        """Asks a lender for ``item``, as borrow ``number``."""
         self.loop.call_soon_threadsafe(self._start, number, item)
 
     def withdraw(self, number: int) -> None:
-        """See `Lenders.withdraw`."""
+        """Withdraws the borrow ``number``."""
         self.loop.call_soon_threadsafe(self._cancel, number)
 
     # -- in the asyncio loop -----------------------------------------------------------------------------------------

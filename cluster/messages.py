@@ -1,4 +1,4 @@
-"""What travels between a `triolet.cluster.backend.RayBackend` and its replicas, beside `triolet.core.request.Request`.
+"""The messages between a `triolet.cluster.backend.RayBackend` and its replicas, beside `triolet.core.request.Request`.
 
 All of it is pickled: frozen values, no tensors.
 """
@@ -13,7 +13,7 @@ from ..core.plan import SampledToken
 
 @frozen
 class News:
-    """Of one request: tokens in their order, and its end when it has come."""
+    """The news of one request: tokens in their order, and its end when it has come."""
 
     sampled: tuple[SampledToken, ...] = ()
     end: End | None = None

@@ -1,4 +1,4 @@
-"""Whether processes of replicas are left, by Ray's own books."""
+"""The processes of replicas, by Ray's own books."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROWS: Any = gcs_pb2  # its names are made when it is imported
 
 
 def are_left(applications: tuple[str, ...]) -> bool:
-    """Whether a replica of ``applications`` has a process, or will have one. Blocks.
+    """True if a replica of ``applications`` has a process, or will have one. Blocks.
 
     Serve says that a replica has stopped when it has told Ray to end the process: that is a moment later, and the
     device's context and the memory go with it. Of a machine that is lost nothing is left.

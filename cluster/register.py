@@ -1,6 +1,6 @@
-"""`Register`: where replicas that leave say what they have left. An actor of Ray's, one for each deployment.
+"""`Register`: the reports of replicas that have left. An actor of Ray's, one for each deployment.
 
-It lives as long as the process that has deployed them, and so tells them of that process's death, too.
+It lives as long as the process that has deployed them, so that its end tells them of that process's death, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from attrs import frozen
 
 @frozen(kw_only=True)
 class Departure:
-    """A replica has left in order.
+    """The report of a replica that has left in order.
 
     Attributes:
         replica: its name.
@@ -42,27 +42,27 @@ class Register:
         await asyncio.Event().wait()
 
     async def open(self) -> None:
-        """Every replica has loaded the model."""
+        """Notes that every replica has loaded the model."""
         self._is_open = True
 
     async def is_open(self) -> bool:
-        """Whether every replica had loaded the model once: one that cannot is not the model's fault then."""
+        """True if every replica has loaded the model once: if one cannot later, that is not the model's fault."""
         return self._is_open
 
     async def note(self, departure: Departure) -> None:
-        """A replica calls it, last of all."""
+        """Keeps a departure. A replica calls it last of all."""
         self._departures.append(departure)
 
     async def read(self, first: int) -> list[Departure]:
-        """The departures from the ``first`` on."""
+        """Returns the departures from the ``first`` on."""
         return self._departures[first:]
 
 
 def quarantine_of(deployment: str) -> str:
-    """The name of the application that the suspects of a deployment have for themselves."""
+    """Returns the name of the application that the suspects of a deployment have for themselves."""
     return f"{deployment}-quarantine"
 
 
 def name_of(deployment: str) -> str:
-    """The name of a deployment's register on Ray."""
+    """Returns the name of a deployment's register on Ray."""
     return f"{deployment} register"

@@ -34,8 +34,8 @@ from ..core.errors import CallerError, EngineClosed, InvalidRequest
 from ..core.events import error_text
 from ..core.model import ModelDescription
 from ..core.plan import LentOutput, SampledToken
+from ..core.replica_reports import ReplicaReport, Reporter
 from ..core.request import EncoderItem, Request
-from ..core.words import Speaker, Word
 from .autoscaling import ENCODINGS
 from .lenders import Loan, RayLenders
 from .messages import News
@@ -43,13 +43,13 @@ from .register import NAMESPACE, Departure, quarantine_of
 
 _log = logging.getLogger("triolet.cluster")
 Told = TypeVar("Told")
-KEYS_SECONDS = 5.0  # between two words on what is held; more often gains no hits (docs/fleet.md)
+KEYS_SECONDS = 5.0  # between two reports of what is held; more often gains no hits (docs/fleet.md)
 _AGAIN_SECONDS = 1.0  # before a register that is started anew is asked again
 
 
 @define(eq=False)
 class _Stream:
-    """Where the scheduler puts a request's tokens: hands them to the replica's loop."""
+    """The stream of one request: the scheduler puts its tokens here, and they are handed to the replica's loop."""
 
     loop: asyncio.AbstractEventLoop
     queue: asyncio.Queue[News] = field(factory=asyncio.Queue)
@@ -84,7 +84,7 @@ class Replica:
         self._loop = asyncio.get_running_loop()
         self._register = register
         self._lenders = None if encoders is None else RayLenders(encoders, self._loop, self._tell)
-        self._speaker = Speaker(KEYS_SECONDS)
+        self._reporter = Reporter(KEYS_SECONDS)
         self._fault: CallerError | None = None
         self._supervisor: Supervisor | None = None
         self._description: ModelDescription | None = None
@@ -121,7 +121,7 @@ class Replica:
                 await self._leave.wait()
 
     def _end(self) -> None:
-        """In the trio loop: the engine ends in order, or is not loaded any further."""
+        """Ends the engine in order, or its loading. Called in the trio loop."""
         self._leave.set()
         if self._supervisor is None:
             self._loading.cancel()
@@ -139,11 +139,11 @@ class Replica:
     # -- what Serve calls --------------------------------------------------------------------------------------------
 
     async def fault(self) -> CallerError | None:
-        """Why the model cannot be loaded."""
+        """Returns the reason why the model cannot be loaded."""
         return self._fault
 
     async def describe(self) -> bytes:
-        """The model's description, pickled; structures are compiled here, not where requests are made."""
+        """Returns the model's description, pickled; structures are compiled here, not where requests are made."""
         return pickle.dumps(evolve(self._described(), structures=None))
 
     async def run(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:
@@ -166,7 +166,8 @@ class Replica:
                 self._in_trio(partial(self._running().abort, request.id))
 
     async def run_suspect(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:
-        """As `run`, but says at first that the request is here: a replica in quarantine may have to be started."""
+        """Does what `run` does, but says first that the request is here: a replica in quarantine may have to be
+        started."""
         yield News()
         async for news in self.run(keys, request):
             yield news
@@ -188,30 +189,30 @@ class Replica:
         return answer.result()
 
     async def take_back(self, loans: tuple[tuple[str, str], ...]) -> None:
-        """Borrowers are done with ``loans``, each with its key. Those of other replicas are passed over."""
+        """Ends ``loans``, each with its key: their borrowers are done. Those of other replicas are passed over."""
         for loan, key in loans:
             self._tell(m.Release(loan, key))
 
     async def statistics(self) -> EngineStatistics:
-        """A snapshot."""
+        """Returns a snapshot."""
         return await self._told(self._running().statistics)
 
     async def check_health(self) -> None:
-        """Raises where the engine has ended: Serve starts another replica."""
+        """Raises if the engine has ended: Serve starts another replica."""
         if self._fault is not None:
             return
         if self._ended.done():
             self._ended.result()
             raise EngineClosed("the engine of this replica has ended")
 
-    async def record_routing_stats(self) -> Word | dict[str, Any]:
-        """What the routers should know. Serve asks for it every second."""
-        return {} if self._fault is not None else await self._told(self._word)
+    async def record_routing_stats(self) -> ReplicaReport | dict[str, Any]:
+        """Returns the report to the routers. Serve asks for it every second."""
+        return {} if self._fault is not None else await self._told(self._report)
 
-    def _word(self) -> Word:
+    def _report(self) -> ReplicaReport:
         engine = self._running()
         found = engine.statistics().requests
-        return self._speaker.word(
+        return self._reporter.report(
             now=self._loop.time(),
             requests=found.waiting + found.running,
             encodings=len(engine.keys_to_come()),
@@ -219,7 +220,7 @@ class Replica:
         )
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What the autoscaling should know, beside the requests, which Serve counts: encodings that wait."""
+        """Returns the encodings that wait, for the autoscaling. Serve itself counts requests."""
         if self._fault is not None:
             return {}
         found = await self._told(self._running().statistics)
@@ -253,7 +254,7 @@ class Replica:
             await asyncio.to_thread(serve.delete, application, _blocking=False)
 
     async def _is_late(self) -> bool:
-        """Whether the cluster is open already."""
+        """True if the cluster is open already."""
         try:
             register: Any = ray.get_actor(self._register, NAMESPACE)
             return bool(await register.is_open.remote())
@@ -285,8 +286,8 @@ class Replica:
         self._in_trio(partial(self._running().tell, message))
 
     async def _told(self, question: Callable[[], Told]) -> Told:
-        """What the trio loop answers: books that change there are not read from another thread meanwhile. After its
-        end they do not change."""
+        """Returns the answer of the trio loop: books that change there are not read from another thread meanwhile.
+        After its end they do not change."""
         answer: asyncio.Future[outcome.Outcome[Told]] = self._loop.create_future()
         self._in_trio(lambda: self._loop.call_soon_threadsafe(answer.set_result, outcome.capture(question)))
         either: list[asyncio.Future[Any]] = [answer, self._ended]
@@ -311,8 +312,8 @@ class Replica:
 
 
 def _owned(request: Request) -> Request:
-    """With payloads of this process: those that came through the object store lie there, read-only, as long as they are
-    used."""
+    """Copies the payloads into this process: those that came through the object store lie there, read-only, as long as
+    they are used."""
     return evolve(request, items=tuple(evolve(item, payload=_copied(item.payload)) for item in request.items))
 
 

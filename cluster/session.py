@@ -74,7 +74,7 @@ class RaySession:
         self._stay: _Stay | None = None  # on a Ray that this session has joined
 
     def join(self, address: str | None) -> None:
-        """For one more cluster. Blocks: call it in a thread.
+        """Joins Ray for one more cluster. Blocks: call it in a thread.
 
         Raises:
             EngineError: Ray cannot be reached or started there, or this process has joined another one.
@@ -95,7 +95,7 @@ class RaySession:
             self._users += 1
 
     def leave(self) -> None:
-        """For one cluster less. Ray that was started for them ends with the last. Blocks: call it in a thread."""
+        """Leaves Ray for one cluster. Ray that was started for them ends with the last. Blocks: call it in a thread."""
         with self.lock:
             self._users -= 1
             self._leave()
@@ -108,7 +108,7 @@ class RaySession:
 
 
 SESSION = RaySession()
-"""Of this process, since Ray's connection is."""
+"""The session of this process: Ray's connection is the process's, too."""
 
 
 def _connect(where: str) -> None:

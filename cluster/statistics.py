@@ -16,7 +16,7 @@ Value = TypeVar("Value", bound=AttrsInstance)
 
 
 def total(several: Sequence[EngineStatistics]) -> EngineStatistics:
-    """The sums over ``several``, at least one."""
+    """Returns the sums over ``several``, at least one."""
     return EngineStatistics(
         power=Power.AWAKE,
         requests=_sum([one.requests for one in several]),

@@ -7,7 +7,7 @@ A request names its contents by keys, the most telling first. The rules, in this
    choices: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
 2. *Bounded load.* A replica is busy when its load has reached its places and exceeds the mean load by `spread`
    (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2018). A busy one is not taken while another is not.
-3. *Consistent hashing.* What nobody holds goes to one of the first two replicas behind its key on the ring that are
+3. *Consistent hashing.* What nobody holds goes to one of the first two replicas after its key on the ring that are
    not busy (Karger et al., "Consistent Hashing and Random Trees", 1997): to the second where fewer encodings are to
    come there, else to the first. So two routers that know nothing of each other agree on the two, and a replica that
    comes or goes moves few keys.
@@ -34,7 +34,7 @@ from .errors import Overloaded
 
 @frozen(kw_only=True)
 class RoutingLimits:
-    """What a `Router` keeps to.
+    """The limits of a `Router`.
 
     Attributes:
         places: requests that a replica runs at once; up to there nobody waits, and affinity costs nothing.
@@ -62,12 +62,12 @@ class _Replica:
 
     @property
     def encodings(self) -> int:
-        """To come."""
+        """The encodings that are to come."""
         return len(self.missed) + self.others_encodings
 
     @property
     def own(self) -> int:
-        """Requests of this router."""
+        """The requests of this router."""
         return self.load - self.others
 
 
@@ -96,19 +96,21 @@ class Router:
 
     @property
     def replicas(self) -> Sequence[str]:
-        """The names of those that are there, sorted."""
+        """The names of the replicas that are there, sorted."""
         return self._names
 
     def load(self, replica: str) -> int:
-        """Requests at ``replica``: those sent there that have not ended, and those of other routers as last told."""
+        """Returns the requests at ``replica``: those sent there that have not ended, and those of other routers as last
+        told."""
         return self._replicas[replica].load
 
     def encodings(self, replica: str) -> int:
-        """Encodings that are to come at ``replica``: an expectation, by what it held when requests were sent there."""
+        """Returns the encodings that are to come at ``replica``: an expectation, by what it held when requests were
+        sent there."""
         return self._replicas[replica].encodings
 
     def joined(self, replica: str) -> None:
-        """``replica`` is there, and holds nothing. One that is known already stays as it is."""
+        """Adds ``replica``, which holds nothing. One that is known already stays as it is."""
         if replica in self._replicas:
             return
         self._replicas[replica] = _Replica()
@@ -116,7 +118,7 @@ class Router:
         self._changed.add(replica)
 
     def left(self, replica: str) -> None:
-        """``replica`` is gone, with all that it held. One that is not known changes nothing."""
+        """Removes ``replica``, with all that it held. One that is not known changes nothing."""
         gone = self._replicas.pop(replica, None)
         if gone is None:
             return
@@ -127,8 +129,8 @@ class Router:
             self._forget_holder(key, replica)
 
     def told(self, replica: str, keys: Iterable[str], others: int = 0, others_encodings: int = 0) -> None:
-        """``replica`` holds ``keys``, by its own word, and will hold those of the requests that it has got. The rest is
-        as for `told_load`. What a replica says that is not known is late."""
+        """Notes that ``replica`` holds ``keys``, by its own report, and will hold those of the requests that it has
+        got. The rest is as for `told_load`. The report of a replica that is not known is late, and changes nothing."""
         if replica not in self._replicas:
             return
         there = self._replicas[replica]
@@ -151,8 +153,9 @@ class Router:
         self.told_load(replica, others, others_encodings)
 
     def told_load(self, replica: str, others: int, others_encodings: int = 0) -> None:
-        """``others`` are requests at ``replica`` that other routers have sent, ``others_encodings`` the encodings to
-        come for these. It is a few bytes, and soon wrong: a replica should tell it more often than what it holds."""
+        """Notes the load of other routers: ``others`` requests that they have sent to ``replica``, and
+        ``others_encodings`` to come for these. It is a few bytes, and soon wrong: a replica should report it more often
+        than what it holds."""
         if replica not in self._replicas:
             return
         told = self._replicas[replica]
@@ -160,8 +163,9 @@ class Router:
         told.others, told.others_encodings = others, others_encodings
 
     def told_total(self, replica: str, requests: int, encodings: int = 0) -> None:
-        """As `told_load`, by a replica that does not know its routers apart: of ``requests`` and ``encodings`` the own
-        ones are taken off. When in the time since its last word it counted is unknown, so the most of that time are."""
+        """Notes the load that a replica reports which does not know its routers apart: of ``requests`` and
+        ``encodings`` the own ones are taken off. It is unknown when the replica counted since its last report, so the
+        most that this router had there in that time is taken off."""
         if replica not in self._replicas:
             return
         there = self._replicas[replica]
@@ -169,7 +173,7 @@ class Router:
         there.most_own, there.most_missed = there.own, len(there.missed)
 
     def sent(self, replica: str, keys: Sequence[str]) -> None:
-        """A request with ``keys`` was sent to ``replica``, which will hold them soon."""
+        """Notes that a request with ``keys`` was sent to ``replica``, which will hold them soon."""
         there = self._replicas[replica]
         self._count(there, 1)
         there.asked.update(keys)
@@ -180,7 +184,7 @@ class Router:
             self._note(replica, key)
 
     def ended(self, replica: str, keys: Sequence[str]) -> None:
-        """A request with ``keys`` that was sent to ``replica`` has ended. Of one that is gone nothing is counted."""
+        """Notes the end of a request with ``keys`` that was sent to ``replica``. One that is gone changes nothing."""
         if replica not in self._replicas:
             return
         there = self._replicas[replica]
@@ -217,12 +221,12 @@ class Router:
 
     @property
     def most_load(self) -> float:
-        """A replica with so many requests, or more, is busy."""
+        """The number of requests from which on a replica is busy."""
         mean = (self._load + 1) / max(len(self._names), 1)
         return max(self.limits.places, self.limits.spread * mean)
 
     def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
-        """The replica for a request with ``keys``, the most telling first: of a prompt, its longest prefix.
+        """Chooses the replica for a request with ``keys``, the most telling first: of a prompt, its longest prefix.
 
         Args:
             without: replicas that must not be taken, since one of them has refused or lost the request.
@@ -247,7 +251,7 @@ class Router:
         return None
 
     def _hashed(self, keys: Sequence[str], barred: frozenset[str]) -> str | None:
-        """By the last key: prompts that begin alike meet."""
+        """Chooses on the ring, by the last key: prompts that begin alike meet."""
         if not keys:
             return None
         most = self.most_load
@@ -255,7 +259,8 @@ class Router:
         return min(islice(able, 2), key=self.encodings, default=None)
 
     def _points(self) -> list[tuple[int, str]]:
-        """The ring. Many that come or go together are sorted in once; a few are moved alone, which is sooner done."""
+        """Returns the ring. Many that come or go together are sorted in once; a few are moved alone, which is sooner
+        done."""
         gone = {name for name in self._changed if name not in self._replicas and name in self._on_ring}
         come = {name for name in self._changed if name in self._replicas and name not in self._on_ring}
         self._changed.clear()

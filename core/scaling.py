@@ -1,4 +1,4 @@
-"""How many replicas a cluster wants, by what they have to do. Pure."""
+"""The number of replicas that a cluster wants, by what they have to do. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ encoder takes one item at a time."""
 
 @frozen(kw_only=True)
 class Demand:
-    """What all replicas have to do together: ``requests`` that have not ended, and ``encodings`` that wait."""
+    """The work of all replicas together: ``requests`` that have not ended, and ``encodings`` that wait."""
 
     requests: float
     encodings: float
 
 
 def wanted_replicas(demand: Demand, *, places: int, least: int, most: int) -> int:
-    """So many that requests find places and encodings do not pile up, from ``least`` to ``most``.
+    """Returns a number of replicas from ``least`` to ``most``, so many that requests find places and encodings do not
+    pile up.
 
     Args:
         places: requests that one replica runs at once.

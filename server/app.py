@@ -1,4 +1,4 @@
-"""The application: the endpoints on Starlette, behind the `Gate`."""
+"""The application: the endpoints on Starlette, within the `Gate`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .server import Server
 
 
 def make_app(server: Server) -> Application:
-    """What answers all requests of ``server``."""
+    """Returns the application that answers all requests of ``server``."""
     routes: list[BaseRoute] = [Route(one.path, one.handle, methods=[one.method]) for one in ENDPOINTS]
     routes.append(WebSocketRoute("/v1/realtime", listen))
     routes.append(Route("/openapi.json", _document(server)))
@@ -35,7 +35,7 @@ def make_app(server: Server) -> Application:
 
 
 async def _explain(connection: Request, error: Exception) -> Response:
-    """The gate answers errors of WebSockets, which Starlette brings here, too."""
+    """Answers errors of requests. Those of WebSockets, which Starlette brings here too, are left to the gate."""
     if connection.scope["type"] == "http":
         return await explain(connection, error)
     try:
@@ -54,7 +54,7 @@ def _document(server: Server) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _with_cors(gate: Application, origins: tuple[str, ...]) -> Application:
-    """Around the gate: else a page could not read why it was refused."""
+    """Puts CORS around the gate: else a page could not read why it was refused."""
     if not origins:
         return gate
     exposed = ["x-request-id", "retry-after"]

@@ -28,7 +28,7 @@ from .server import Server
 Read = TypeVar("Read", bound=Body)
 
 _INLINE = 16 * 1024  # bytes: reading more JSON takes longer than a thread costs
-_LEAVES = 2**17  # bytes: what more leaves behind is given back to the system
+_LEAVES = 2**17  # bytes: what a larger body leaves is given back to the system
 _LARGE = 2**20  # bytes: copies of more are given back at once
 _MOST_NAME = 100  # characters of a member's name that are looked at, and told
 _MOST_FIELDS = 32  # of a form beside its file
@@ -40,10 +40,10 @@ _PART = re.compile(r"\[(\w*)\]")
 
 
 async def read_json(request: Request, kind: type[Read]) -> Read:
-    """The body of ``request`` as a ``kind``.
+    """Reads the body of ``request`` as a ``kind``.
 
     Raises:
-        BadBody: it is no JSON, or not what ``kind`` says.
+        BadBody: it is not JSON, or does not fit ``kind``.
         Refusal: it is of another content type.
         RequestTooLarge: it has more of anything than `Weighing` allows, which is found before any of it is made.
     """
@@ -90,7 +90,7 @@ def _parse(kind: type[Read], body: bytes) -> Read:
 
 
 def parsed(body: bytes | str) -> object:
-    """``body`` as JSON; ``None`` where it is none."""
+    """Returns ``body`` read as JSON; ``None`` if it is not JSON."""
     try:
         return from_json(body)
     except ValueError:
@@ -102,7 +102,7 @@ def _media_type(request: Request) -> str:
 
 
 def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> BadBody:
-    """In words. A member that does not exist is told before all else, with the nearest one that does."""
+    """Puts ``error`` in words. A member that does not exist comes before all else, with the nearest one that does."""
     if is_beyond_telling(error):
         return BadBody.of(error, body)
     faults = error.errors(include_url=False, include_context=False, include_input=False)
@@ -120,7 +120,7 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
 
 
 async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tuple[Read, UploadFile]:
-    """The members of a form as a ``kind``, and its ``file``, which is closed when the exchange ends.
+    """Reads the members of a form as a ``kind``, and its ``file``, which is closed when the exchange ends.
 
     Raises:
         BadBody: the form is broken, or not what ``kind`` says, or has no file.
@@ -169,7 +169,7 @@ async def _parsed(request: Request, spool_bytes: int) -> FormData:
 
 
 def _members(form: FormData) -> dict[str, Any]:
-    """The members beside the file: ``name[]`` is a list, ``name[part]`` and a text of JSON are an object."""
+    """Returns the members beside the file: ``name[]`` is a list, ``name[part]`` and a text of JSON are an object."""
     found: dict[str, Any] = {}
     for key, value in form.multi_items():
         if isinstance(value, UploadFile):
@@ -204,8 +204,8 @@ def _perhaps_json(value: str) -> Any:
 
 
 def audio_of(upload: UploadFile) -> bytes | NamedPath:
-    """The upload for an engine: its bytes, or the path of the file that it was spooled to, which is read as a stream.
-    Open the path while the upload is open."""
+    """Returns the upload for an engine: its bytes, or the path of the file that it was spooled to, which is read as a
+    stream. Open the path while the upload is open."""
     spooled: Any = upload.file
     if getattr(spooled, "_rolled", False):
         return NamedPath(f"/proc/self/fd/{spooled.fileno()}", "the uploaded file")

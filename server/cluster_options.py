@@ -1,4 +1,4 @@
-"""What ``triolet serve --cluster`` is given: how many replicas, and what Ray reserves for each."""
+"""The options of ``triolet serve --cluster``: the number of replicas, and what Ray reserves for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Replicas(click.ParamType[int | tuple[int, int]]):
     name = "replicas"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | tuple[int, int]:
-        """See click."""
+        """Reads the value of the option, as click asks."""
         if isinstance(value, int | tuple):
             return value
         found = _REPLICAS.fullmatch(str(value).strip())
@@ -49,7 +49,7 @@ def check_options(given: Mapping[str, Any]) -> None:
 
 
 def cluster_spec(model: str | Path, config: EngineConfig, given: Mapping[str, Any]) -> Any:
-    """A model whose engine is a cluster. It takes nothing of this machine's budget.
+    """Returns the spec of a model whose engine is a cluster. It takes nothing of this machine's budget.
 
     Raises:
         InvalidRequest: a value that is not allowed, or Ray is not installed.
@@ -61,5 +61,5 @@ def cluster_spec(model: str | Path, config: EngineConfig, given: Mapping[str, An
     settings = {named[name]: given[name] for name in OPTIONS if given[name] is not None}
     kept = evolve(config, encoder_idle_seconds=math.inf)  # caches of many replicas are worth it: docs/cluster.md
     make = partial(Cluster, model, config=kept, **settings)
-    make()  # what is not allowed is told now, not with the first request
+    make()  # what is not allowed is refused now, not with the first request
     return ModelSpec.from_parts(make, 0)

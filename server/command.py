@@ -54,7 +54,7 @@ class _Bytes(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """See click."""
+        """Reads the value of the option, as click asks."""
         if isinstance(value, int):
             return value
         found = _SIZE.fullmatch(str(value).strip())
@@ -116,7 +116,7 @@ def serve(**given: Any) -> int:
 
 
 def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
-    """The models by name: ``MODEL`` by its own, and those of ``--model NAME=MODEL``.
+    """Returns the models by name: ``MODEL`` by its own, and those of ``--model NAME=MODEL``.
 
     Raises:
         InvalidRequest: there is none, or a name twice, or one without a model.
@@ -135,7 +135,7 @@ def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
 
 
 def _name_of(model: str) -> str:
-    """A hub id as it is, a folder by its own name."""
+    """Returns a hub id as it is, and the own name of a folder."""
     return Path(model).resolve().name if os.path.isdir(model) else model
 
 
@@ -176,7 +176,7 @@ def _usable(key: str, where: str) -> str:
 
 
 def _keys_of_file(path: str | None) -> list[str]:
-    """A key in each line, but for those that begin with ``#``."""
+    """Reads a key from each line, but for those that begin with ``#``."""
     if path is None:
         return []
     text = Path(path).read_text(encoding="utf-8-sig", errors="replace")  # what is no text is refused as a key
@@ -197,7 +197,7 @@ def _keys_of_variable() -> list[str]:
 
 
 def _log_to_stderr() -> None:
-    """The log of server and engines for people, that of requests as it is."""
+    """Formats the log of server and engines for people, and leaves that of requests as it is."""
     for name, form in (
         ("triolet", "%(asctime)s %(levelname)s %(name)s: %(message)s"),
         ("triolet.access", "%(message)s"),

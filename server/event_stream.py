@@ -17,8 +17,8 @@ DONE = "[DONE]"
 
 
 class Events:
-    """Where the work writes events. The answer begins with the first of them, so that a request which fails before has
-    the status of its failure."""
+    """The events of one answer, as the work writes them. The answer begins with the first event, so that a request
+    which fails before it has the status of its failure."""
 
     def __init__(self, send: Send, *, named: bool) -> None:
         self._send = send
@@ -48,7 +48,7 @@ class Events:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     def encode(self, event: BaseModel | Mapping[str, Any] | str) -> bytes:
-        """The bytes of one event."""
+        """Returns the bytes of one event."""
         if isinstance(event, str):
             return f"data: {event}\n\n".encode()
         told = event.model_dump(mode="json", exclude_unset=True) if isinstance(event, BaseModel) else event

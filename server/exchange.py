@@ -33,7 +33,7 @@ _GONE = 499  # nginx's: the client has closed the connection
 
 
 class Cut(enum.Enum):
-    """Why an exchange ended before its work did."""
+    """The reasons for which an exchange ends before its work does."""
 
     CLIENT_GONE = "the client closed the connection"
     TOO_SLOW = "the client was too slow"
@@ -54,7 +54,7 @@ class Exchange:
         scope: of ASGI.
         settings: the limits.
         id: the name of the request, which the answer has as ``x-request-id``.
-        told: what the access log tells of it beside the exchange itself.
+        told: what the access log has of it beside the exchange itself.
         last_words: what a stream ends with where it is cut off; made by whoever began the stream.
         closing: what is closed when the exchange ends.
     """
@@ -112,7 +112,7 @@ class Exchange:
         return _GONE if self.status is None or self.cut is Cut.CLIENT_GONE else self.status
 
     def ended(self, timings: Timings | None, **told: object) -> None:
-        """The engine has done what was asked; ``told`` goes into the access log."""
+        """Notes that the engine has done its work; ``told`` goes into the access log."""
         self.timings = timings
         self.told.update(told)
 
@@ -131,7 +131,7 @@ class Exchange:
         self._nothing_comes.set()
 
     async def _heard(self) -> Message | None:
-        """The next part of the request; ``None``: there will be none."""
+        """Returns the next part of the request; ``None``: there will be none."""
         with trio.move_on_after(math.inf if self._arrived else self.settings.body_seconds) as patience:
             message = await self._hear()
         if patience.cancelled_caught:
@@ -147,7 +147,7 @@ class Exchange:
         return message
 
     async def receive(self) -> Message:
-        """The next part of the request, for the work.
+        """Returns the next part of the request, for the work.
 
         Raises:
             RequestTooLarge: the request has more bytes than the server allows.
@@ -158,7 +158,7 @@ class Exchange:
         return message
 
     def _declared(self) -> int:
-        """How many bytes the client says that it will send."""
+        """Returns the number of bytes that the client says it will send."""
         lengths = [value for name, value in self.scope["headers"] if name.lower() == b"content-length"]
         return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
 
@@ -204,7 +204,7 @@ class Exchange:
         await self._say({"type": "http.response.body", "body": body, "more_body": False})
 
     def _refuse(self) -> None:
-        """The work reads no more of the request. What still comes is heard and thrown away: where nobody heard it,
+        """Reads no more of the request for the work. What still comes is heard and thrown away: where nobody heard it,
         hypercorn would wait for room, and never tell that the client has gone."""
         self._refused = True
         self._take.close()

@@ -1,8 +1,8 @@
-"""What is wrong with a body, in words and by its place, from what pydantic says of it.
+"""The faults of a body, in words and by place, made of pydantic's.
 
-Where a member may be of several kinds, pydantic tells a fault for each kind, and names the kind in the place. Here a
-place is where it is in the body, and of several faults that lie within one another the innermost is told. A body may
-have more faults than there is time for: then their number is told.
+If a member may be of several kinds, pydantic has a fault for each kind, and names the kind in the place. Here a place
+is a path in the body, and of several faults that lie within one another the innermost is reported. A body may have more
+faults than there is time for: then their number is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Place = tuple[str | int, ...]
 
 @frozen
 class Fault:
-    """``place``: the steps to the member that is wrong; ``said``: why it is, for each kind that it may be of."""
+    """One fault. ``place``: the steps to the member that is wrong; ``said``: the reasons, for each kind that it may
+    be of."""
 
     place: Place
     said: tuple[str, ...]
@@ -38,7 +39,7 @@ class Fault:
 
 
 def faults_of(error: ValidationError, body: object) -> list[Fault]:
-    """The faults of ``body``, which has at least one."""
+    """Returns the faults of ``body``, which has at least one."""
     if is_beyond_telling(error):
         return [
             Fault((), (f"it has {error.error_count():,} faults, too many to tell; GET /openapi.json says what fits",))
@@ -54,18 +55,18 @@ def faults_of(error: ValidationError, body: object) -> list[Fault]:
 
 
 def is_beyond_telling(error: ValidationError) -> bool:
-    """Whether a body has so many faults that looking at each would hold up all other requests."""
+    """True if a body has so many faults that looking at each would hold up all other requests."""
     return error.error_count() > _LOOKED_AT
 
 
 def in_words(faults: Sequence[Fault]) -> str:
-    """The first of ``faults``."""
+    """Returns the first of ``faults`` in words."""
     more = f" (and {len(faults) - _MOST} more)" if len(faults) > _MOST else ""
     return "; ".join(map(str, faults[:_MOST])) + more
 
 
 def _place(fault: Mapping[str, Any], body: Any) -> Place:
-    """The steps of pydantic's location that are steps in ``body``, too."""
+    """Returns the steps of pydantic's location that are steps in ``body``, too."""
     place = []
     for step in fault["loc"]:
         within = isinstance(step, int) and 0 <= step < len(body) if isinstance(body, list) else False

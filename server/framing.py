@@ -25,7 +25,7 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:" + _EXTENSION + rb")*")
 
 
 class _Part(enum.Enum):
-    """What the next line is, or the next bytes."""
+    """The kinds of what comes next: a line, or bytes of a body."""
 
     REQUEST_LINE = enum.auto()
     FIELD = enum.auto()
@@ -56,8 +56,8 @@ class Framing:
         }
 
     def passed(self, data: bytes) -> bytes:
-        """What h11 may read of what the client sent before and ``data``: whole lines, and bodies as they come. At a
-        fault it is given what it refuses, and nothing that is behind it."""
+        """Returns the part of ``data``, and of what the client sent before, that h11 may read: whole lines, and bodies
+        as they come. At a fault h11 gets what it refuses, and nothing that comes after it."""
         if self.fault is not None:
             return b""
         data, self._line = self._line + data, b""
@@ -82,8 +82,8 @@ class Framing:
         return skipped
 
     def _unfinished(self, data: bytes, at: int) -> bytes:
-        """Keeps the beginning of a line. One that is too long h11 refuses by itself, as one of no request it would
-        not."""
+        """Keeps the beginning of a line. h11 itself refuses a line that is too long, but not one that begins no
+        request."""
         if self._part is _Part.REQUEST_LINE and not re.match(_TOKEN, data[at : at + 1]):
             self.fault = "no request begins so"
             return data[:at] + UNREADABLE
@@ -94,7 +94,7 @@ class Framing:
         return data[:at]
 
     def _read(self, line: bytes) -> str | None:
-        """What is wrong with a whole line."""
+        """Returns the fault of a whole line, if it has one."""
         text = line[:-2]
         if not line.endswith(b"\r\n") or b"\r" in text:
             return "a line that does not end with CR and LF, or has one of them within"

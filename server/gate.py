@@ -16,8 +16,8 @@ from starlette.datastructures import Headers
 
 from .exchange import Application, Exchange, Receive, Send
 from .manners.keys import Keys, presented_key
+from .manners.limits import RateLimit
 from .manners.origins import host_fault, origin_fault
-from .manners.rate import RateLimit
 from .opening import Opening
 from .problems import Problem, problem_answer, problem_of
 from .server import Server
@@ -111,7 +111,7 @@ class Gate:
         return self._busy(scope, who or address)
 
     def _judged(self, key: str | None, address: str) -> tuple[str | None, float]:
-        """Whose key it is, and the seconds until it may be judged, if there were too many wrong ones."""
+        """Returns the owner of a key, and the seconds until it may be judged, if there were too many wrong ones."""
         who = self._keys.who(key)
         if key is None or not self._keys:
             return who, 0.0
@@ -134,8 +134,8 @@ class Gate:
         return None
 
     def _count(self, exchange: Exchange) -> None:
-        """Who asks what is open to anybody takes no place, and nobody waits for it: else callers without a key could
-        keep out those with one, and hold up the end."""
+        """Counts ``exchange``, unless its path is open to anybody: else callers without a key could keep out those with
+        one, and hold up the end."""
         if _is_open(exchange.scope):
             return
         self._server.exchanges.add(exchange)
@@ -143,7 +143,7 @@ class Gate:
             self._server.counted.add(exchange)
 
     def _over(self, exchange: Exchange, headers: Headers, seconds: float) -> None:
-        """Tells all who count that an exchange has ended."""
+        """Reports the end of an exchange to figures, spans and the access log."""
         scope, told = exchange.scope, _told(exchange)
         path = getattr(scope.get("route"), "path", None)
         self._server.metrics.answered(path, scope["method"], exchange.outcome, seconds)
@@ -175,7 +175,7 @@ def _is_open(scope: MutableMapping[str, Any]) -> bool:
 
 
 def _is_counted(scope: MutableMapping[str, Any]) -> bool:
-    """Whether the limits of requests are for it."""
+    """True if the limits of requests are for it."""
     return scope.get("method") != "GET"
 
 
@@ -184,7 +184,7 @@ def _has_body(headers: Headers) -> bool:
 
 
 def _told(exchange: Exchange) -> dict[str, object]:
-    """What the access log tells of an exchange."""
+    """Returns the members that the access log has of an exchange."""
     cut = exchange.cut
     return {
         "id": exchange.id,

@@ -52,17 +52,17 @@ def trim() -> None:
 
 @define(eq=False)
 class Leavings:
-    """What large requests leave in the heap when they have ended. The C library would keep it for later use."""
+    """Gives back to the system what large requests leave in the heap: the C library would keep it for later use."""
 
     _trim: Callable[[], None] = trim
     _some: trio.Event = field(factory=trio.Event, init=False)
 
     def add(self) -> None:
-        """A large request has ended, or is about to."""
+        """Notes that a large request has ended, or is about to."""
         self._some.set()
 
     async def give_back(self) -> None:
-        """Gives them back to the system, each time that there are some. Never returns."""
+        """Gives memory back each time that a large request has ended. Never returns."""
         while True:
             await self._some.wait()
             self._some = trio.Event()

@@ -34,7 +34,7 @@ _LOOK_SECONDS = 0.25
 
 
 class Shared(WorkerContext):
-    """What the connections of one server share. ``refused`` hears why a client's bytes are no requests."""
+    """The state that the connections of one server share. ``refused`` is called with the fault of a client's bytes."""
 
     def __init__(self, refused: Callable[[str], None]) -> None:
         super().__init__(None)
@@ -81,11 +81,11 @@ class Connection(TCPServer):
             await self._close()
 
     async def _read_data(self) -> None:
-        """Hears the client to its end. hypercorn's tasks that wait for a time would outlast it, and keep the connection
-        counted."""
+        """Reads from the client to its end. hypercorn's tasks that wait for a time would outlast it, and keep the
+        connection counted."""
         try:
             await super()._read_data()
-        except trio.BrokenResourceError:  # see `_Turn`
+        except trio.BrokenResourceError:  # raised by `_Turn`
             await self.protocol.handle(Closed())
         self._tasks.beside.cancel()
         await self.idle_task.stop()
@@ -133,10 +133,10 @@ class _Protocol(H11Protocol):
         self._answers = False  # the last request, or has answered it
 
     async def handle(self, event: Any) -> None:
-        """Has requests read as far as `Framing` lets them pass; behind a WebSocket's request come frames.
+        """Has requests read as far as `Framing` lets them pass; after a WebSocket's request come frames.
 
-        Behind a message that is too large nothing is read any more. hypercorn has told so (1009); the client has as
-        long to close the connection as one that is idle."""
+        After a message that is too large nothing is read any more. hypercorn has sent the reason (1009); the client has
+        as long to close the connection as one that is idle."""
         if isinstance(event, RawData) and event.data and isinstance(self.connection, h11.Connection):
             event = RawData(data=self._passed(event.data))
             if not event.data:  # which would be the client's end
@@ -159,11 +159,11 @@ class _Protocol(H11Protocol):
         return passed
 
     def _is_opening(self) -> bool:
-        """Whether a WebSocket was asked for, and that was not answered yet."""
+        """True if a WebSocket was asked for, and the request is not answered yet."""
         return isinstance(self.stream, WSStream) and not self.stream.closed and not self._answers
 
     def _is_denied(self) -> bool:
-        """Whether a WebSocket was answered, or is, with something else. hypercorn would answer frames once more."""
+        """True if the request for a WebSocket got another answer. hypercorn would answer frames once more."""
         return isinstance(self.stream, WSStream) and self._answers and not self.stream.handshake.accepted
 
     async def _refuse_frames(self) -> None:
@@ -178,7 +178,7 @@ class _Protocol(H11Protocol):
         await self.send(Closed())
 
     async def stream_send(self, event: Any) -> None:
-        """See hypercorn. A server that ends keeps no connection."""
+        """Sends a part of an answer. A server that ends keeps no connection."""
         self._answers = self._answers or isinstance(event, Response)
         if self.context.ends and isinstance(event, Response) and event.status_code >= 200:
             event = replace(event, headers=[*event.headers, (b"connection", b"close")])
@@ -188,7 +188,7 @@ class _Protocol(H11Protocol):
         """Never another protocol."""
 
     async def _create_stream(self, request: h11.Request) -> None:
-        """Without extensions: permessage-deflate is one."""
+        """Removes the extensions of a request for a WebSocket: permessage-deflate is one."""
         self._answers = False
         headers = [(name, value) for name, value in request.headers if name != b"sec-websocket-extensions"]
         plain = h11.Request(
@@ -204,7 +204,7 @@ class _Requests(h11.Connection):
     the connection's last, and hypercorn would cut that answer off."""
 
     def next_event(self) -> Any:
-        """See h11."""
+        """Returns the next event, and pauses where h11 would find a fault."""
         if self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
             return h11.PAUSED
         return super().next_event()
@@ -219,7 +219,7 @@ class _Turn(EventWrapper):
         self._client = client
 
     async def wait(self) -> None:
-        """See hypercorn.
+        """Waits until the answer is complete.
 
         Raises:
             trio.BrokenResourceError: the client has gone.
@@ -232,8 +232,8 @@ class _Turn(EventWrapper):
 
 
 def _is_there(client: trio.socket.SocketType) -> bool:
-    """Whether a client has not closed its side, though what it has sent was not read yet; `True` where the system does
-    not say (tcp(7): TCP_INFO begins with the state)."""
+    """True if a client has not closed its side, as far as the system says, though what it has sent was not read yet
+    (tcp(7): TCP_INFO begins with the state)."""
     if not hasattr(socket, "TCP_INFO"):
         return True
     try:

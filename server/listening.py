@@ -2,7 +2,7 @@
 
 hypercorn's own loop lets an error of one connection end the server, accepts any number of connections, and waits for
 ever for a client that reads nothing. Here each connection has a guard, there is a most, and a client's patience is
-bounded. What any client can bring about is told in a line a minute.
+bounded. What any client can bring about is logged in a line a minute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..core.errors import TrioletError
 from ..core.log_lines import one_line
 from .exchange import Application
 from .http1 import Connection, Shared
-from .manners.floods import Flood
+from .manners.limits import Flood
 from .settings import ServerSettings
 
 _log = logging.getLogger("triolet.server")
@@ -84,7 +84,7 @@ class PatientStream(trio.abc.HalfCloseableStream):
 
 
 def _config_of(settings: ServerSettings) -> Config:
-    """hypercorn's settings for ``settings``."""
+    """Returns hypercorn's settings for ``settings``."""
     config = Config()
     config.certfile, config.keyfile = settings.certfile, settings.keyfile
     config.alpn_protocols = ["http/1.1"]
@@ -109,7 +109,7 @@ class Listener:
 
     settings: ServerSettings
     connections: set[PatientStream] = field(factory=set, init=False)
-    _floods: defaultdict[str, Flood] = field(factory=lambda: defaultdict(Flood), init=False)  # by what is told
+    _floods: defaultdict[str, Flood] = field(factory=lambda: defaultdict(Flood), init=False)  # by the line of the log
     _config: Config = field(init=False)
     _tls: ssl.SSLContext | None = field(init=False)
     _socket: socket.socket = field(init=False)  # bound, so that nobody else gets the address
@@ -131,7 +131,7 @@ class Listener:
         self._socket.close()
 
     def listen(self) -> str:
-        """Clients may connect from now on. Returns the server's address.
+        """Lets clients connect from now on. Returns the server's address.
 
         Raises:
             CannotListen: somebody else listens there.
@@ -155,7 +155,7 @@ class Listener:
                 self._over.set()
 
     def keep_none(self) -> None:
-        """From now on each answer is the last of its connection. Who connects is answered still."""
+        """Makes each answer the last of its connection, from now on. Who connects is answered still."""
         self._shared.ends = True
 
     async def close(self) -> None:

@@ -42,11 +42,11 @@ class Media:
     settings: ServerSettings
 
     async def fetch(self, url: str, where: str, most: int, until: float = math.inf) -> bytes:
-        """What lies at ``url``. ``where`` names the member of the request for errors. It is given up at the time
-        ``until``, and after `ServerSettings.url_seconds`.
+        """Fetches what lies at ``url``. ``where`` names the member of the request for errors. The fetch is given up at
+        the time ``until``, and after `ServerSettings.url_seconds`.
 
         Raises:
-            BadBody: it is no address, or a ``data:`` that is damaged.
+            BadBody: it is not an address, or a damaged ``data:``.
             Refusal: the address is not allowed, or nothing could be fetched.
             RequestTooLarge: more than ``most`` bytes lie there.
         """
@@ -81,15 +81,15 @@ class Media:
 
 
 async def decoded(text: str, where: str, decode: Callable[[str, str], bytes]) -> bytes:
-    """``decode(text, where)``; a long text does not hold up the event loop."""
+    """Returns ``decode(text, where)``; a long text does not hold up the event loop."""
     return decode(text, where) if len(text) <= _INLINE else await trio.to_thread.run_sync(decode, text, where)
 
 
 def from_base64(text: str, where: str, start: int = 0) -> bytes:
-    """The bytes of ``text`` from ``start`` on.
+    """Returns the bytes of ``text`` from ``start`` on.
 
     Raises:
-        BadBody: it is no base64.
+        BadBody: it is not base64.
     """
     data = bytearray()
     try:
@@ -126,7 +126,7 @@ def _check_size(size: int, where: str, most: int) -> None:
 
 
 def _is_plain(url: str) -> bool:
-    """Whether an address means what its beginning says: it has a host, nobody's name, and no way back up its path."""
+    """True if an address means what its beginning says: it has a host, nobody's name, and no way back up its path."""
     try:
         parts, path = urlsplit(url), unquote(unquote(urlsplit(url).path))
         port = parts.port  # raises for what is none
@@ -138,7 +138,7 @@ def _is_plain(url: str) -> bool:
 
 
 def _joined(url: str, location: str) -> str:
-    """Where a redirection leads; an address that is none is refused by its next check."""
+    """Returns the address to which a redirection leads; the next check refuses an invalid one."""
     try:
         return urljoin(url, location)
     except ValueError:

@@ -6,14 +6,13 @@ when somebody asks. A model that is unloaded takes its counters with it: they be
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from ..actors.statistics import EngineStatistics
 from ..api.engines import Engines
 from ..core import events
 from ..core.residency import ModelState
@@ -67,18 +66,18 @@ class Metrics:
         )
         self._registry.register(_Snapshots(engines))
 
-    def _histogram(self, name: str, told: str, label: str) -> Histogram:
-        return Histogram(name, told, (label,), buckets=_SECONDS, registry=self._registry)
+    def _histogram(self, name: str, text: str, label: str) -> Histogram:
+        return Histogram(name, text, (label,), buckets=_SECONDS, registry=self._registry)
 
     def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:
-        """A request was answered. ``path`` is that of the endpoint; ``status`` is 499 where the client left."""
+        """Counts an answer. ``path`` is that of the endpoint; ``status`` is 499 where the client left."""
         named = path or _OUTSIDE
         method = method if method in _METHODS else "other"
         self._answers.labels(named, method, str(status)).inc()
         self._seconds.labels(named).observe(seconds)
 
     def timed(self, model: str, timings: Timings | None) -> None:
-        """A request of ``model`` has ended well."""
+        """Counts the times of a request of ``model`` that has ended well."""
         if timings is None:
             return
         self._queued.labels(model).observe(timings.queued)
@@ -87,7 +86,7 @@ class Metrics:
             self._first.labels(model).observe(timings.first_token)
 
     def heard(self, model: str, event: events.Event) -> None:
-        """Counts what nothing else tells."""
+        """Counts what no statistics have."""
         if isinstance(event, events.RequestEnded):
             self._ended.labels(model, event.outcome).inc()
             if event.error:
@@ -96,7 +95,7 @@ class Metrics:
             self._restarts.labels(model).inc()
 
     def text(self) -> bytes:
-        """All figures, in Prometheus' text format."""
+        """Returns all figures, in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -107,80 +106,67 @@ class _Snapshots:
         self._engines = engines
 
     def describe(self) -> list[Any]:
-        """Nothing: it would be read before the engines are open."""
+        """Returns nothing: it would be read before the engines are open."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """All metrics."""
-        told = self._engines.statistics()
-        yield from _of_models(told)
-        running = {name: one.engine for name, one in told.items() if one.engine is not None}
-        yield from _of_requests(running)
-        yield from _of_cache(running)
-        yield from _of_memory(running)
+        """Yields all metrics."""
+        models = self._engines.statistics()
+        states = {name: {each.value: float(one.state is each) for each in ModelState} for name, one in models.items()}
+        yield _gauge("model_state", "1: the model is in this state.", states, "state")
+        users = {name: {"running": one.users, "waiting": one.waiting} for name, one in models.items()}
+        yield _gauge("model_users", "Uses of the model.", users, "phase")
+        sizes = {name: one.bytes for name, one in models.items()}
+        yield _gauge("model_bytes", "What the model counts against the budget.", sizes)
+        yield _counter("model_loads", "How often it was loaded.", {name: one.loads for name, one in models.items()})
+        running = {name: one.engine for name, one in models.items() if one.engine is not None}
+        yield from _of_requests({name: one.requests for name, one in running.items()})
+        yield from _of_cache({name: one.encoder_cache for name, one in running.items()})
+        owned = {name: one.device.by_owner for name, one in running.items()}
+        yield _gauge("device_bytes", "What the engine holds, by owner.", owned, "owner")
 
 
-def _of_models(told: Any) -> Iterator[Any]:
-    state = GaugeMetricFamily("triolet_model_state", "1: the model is in this state.", labels=("model", "state"))
-    users = GaugeMetricFamily("triolet_model_users", "Uses of the model.", labels=("model", "phase"))
-    size = GaugeMetricFamily("triolet_model_bytes", "What the model counts against the budget.", labels=("model",))
-    loads = CounterMetricFamily("triolet_model_loads", "How often it was loaded.", labels=("model",))
-    for name, one in told.items():
-        for each in ModelState:
-            state.add_metric((name, each.value), float(one.state is each))
-        users.add_metric((name, "running"), one.users)
-        users.add_metric((name, "waiting"), one.waiting)
-        size.add_metric((name,), one.bytes)
-        loads.add_metric((name,), one.loads)
-    yield from (state, users, size, loads)
-
-
-def _of_requests(running: dict[str, EngineStatistics]) -> Iterator[Any]:
-    requests = GaugeMetricFamily("triolet_requests", "Requests of the engine.", labels=("model", "phase"))
-    pages = GaugeMetricFamily("triolet_pages", "Pages of keys and values.", labels=("model", "state"))
-    slots = GaugeMetricFamily("triolet_cross_slots", "Slots of cross-attention.", labels=("model", "state"))
-    for name, one in running.items():
-        planner = one.requests
-        for phase in ("waiting", "running", "leaving"):
-            requests.add_metric((name, phase), getattr(planner, phase))
-        used = planner.pages - planner.pages_free
-        for state, count in (("used", used), ("cached", planner.pages_cached), ("free", planner.pages_free)):
-            pages.add_metric((name, state), count)
-        used = planner.cross_slots_used
-        for state, count in (("used", used), ("idle", planner.cross_slots_idle)):
-            slots.add_metric((name, state), count)
-    yield from (requests, pages, slots)
+def _of_requests(running: Mapping[str, Any]) -> Iterator[Any]:
+    phases = ("waiting", "running", "leaving")
+    requests = {name: {phase: getattr(one, phase) for phase in phases} for name, one in running.items()}
+    yield _gauge("requests", "Requests of the engine.", requests, "phase")
+    pages = {
+        name: {"used": one.pages - one.pages_free, "cached": one.pages_cached, "free": one.pages_free}
+        for name, one in running.items()
+    }
+    yield _gauge("pages", "Pages of keys and values.", pages, "state")
+    slots = {name: {"used": one.cross_slots_used, "idle": one.cross_slots_idle} for name, one in running.items()}
+    yield _gauge("cross_slots", "Slots of cross-attention.", slots, "state")
     for figure, text in _COUNTED.items():
-        yield _counter(
-            f"triolet_{figure}", text, {name: getattr(one.requests, figure) for name, one in running.items()}
-        )
+        yield _counter(figure, text, {name: getattr(one, figure) for name, one in running.items()})
 
 
-def _of_cache(running: dict[str, EngineStatistics]) -> Iterator[Any]:
-    size = GaugeMetricFamily("triolet_encoder_cache_bytes", "Encoder outputs by state.", labels=("model", "state"))
-    capacity = GaugeMetricFamily("triolet_encoder_cache_capacity_bytes", "Room for them.", labels=("model",))
-    waiting = GaugeMetricFamily("triolet_encoder_cache_waiting", "Acquires that wait for room.", labels=("model",))
-    for name, one in running.items():
-        for state, count in one.encoder_cache.bytes_by_state.items():
-            size.add_metric((name, state), count)
-        capacity.add_metric((name,), one.encoder_cache.capacity)
-        waiting.add_metric((name,), one.encoder_cache.waiting)
-    yield from (size, capacity, waiting)
+def _of_cache(running: Mapping[str, Any]) -> Iterator[Any]:
+    sizes = {name: one.bytes_by_state for name, one in running.items()}
+    yield _gauge("encoder_cache_bytes", "Encoder outputs by state.", sizes, "state")
+    yield _gauge(
+        "encoder_cache_capacity_bytes", "Room for them.", {name: one.capacity for name, one in running.items()}
+    )
+    waiting = {name: one.waiting for name, one in running.items()}
+    yield _gauge("encoder_cache_waiting", "Acquires that wait for room.", waiting)
     for figure, text in _OF_CACHE.items():
-        values = {name: getattr(one.encoder_cache, figure) for name, one in running.items()}
-        yield _counter(f"triolet_encoder_cache_{figure}", text, values)
+        yield _counter(f"encoder_cache_{figure}", text, {name: getattr(one, figure) for name, one in running.items()})
 
 
-def _of_memory(running: dict[str, EngineStatistics]) -> Iterator[Any]:
-    owned = GaugeMetricFamily("triolet_device_bytes", "What the engine holds, by owner.", labels=("model", "owner"))
-    for name, one in running.items():
-        for owner, count in one.device.by_owner.items():
-            owned.add_metric((name, owner), count)
-    yield owned
+def _gauge(name: str, text: str, values: Mapping[str, Any], label: str | None = None) -> GaugeMetricFamily:
+    """Makes a gauge of the values by model, or with a ``label`` by model and by that label."""
+    gauge = GaugeMetricFamily(f"triolet_{name}", text, labels=("model",) if label is None else ("model", label))
+    for model, value in values.items():
+        if label is None:
+            gauge.add_metric((model,), value)
+        else:
+            for part, number in value.items():
+                gauge.add_metric((model, part), number)
+    return gauge
 
 
-def _counter(name: str, told: str, values: dict[str, int]) -> CounterMetricFamily:
-    counter = CounterMetricFamily(name, told, labels=("model",))
+def _counter(name: str, text: str, values: Mapping[str, int]) -> CounterMetricFamily:
+    counter = CounterMetricFamily(f"triolet_{name}", text, labels=("model",))
     for model, value in values.items():
         counter.add_metric((model,), value)
     return counter

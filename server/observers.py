@@ -1,4 +1,4 @@
-"""`Observers`: whoever wants to hear of what happens in the engines of a server."""
+"""`Observers`: the listeners to the events of all engines of a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Observers:
     listeners: list[Listener] = field(factory=list)
 
     def of(self, model: str) -> Callable[[Event], None]:
-        """What ``EngineConfig(observer=...)`` of ``model`` is."""
+        """Returns the observer for the ``EngineConfig`` of ``model``."""
         return partial(self._tell, model)
 
     def _tell(self, model: str, event: Event) -> None:

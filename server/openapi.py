@@ -53,7 +53,7 @@ def openapi(endpoints: Iterable[Endpoint], version: str, models: Iterable[str], 
 
 
 def _with_models(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The members of each request that names a model."""
+    """Yields the members of each request that names a model."""
     for name, schema in document["components"]["schemas"].items():
         if name.endswith("Request"):
             yield schema["properties"]
@@ -71,7 +71,7 @@ def _schemas(endpoints: Iterable[Endpoint]) -> tuple[dict[tuple[Any, str], str],
         if one.body is not None:
             bodies[one.body, "validation"] = None
         for kinds in one.answers.values():
-            bodies.update({(kind, "serialization"): None for kind in kinds or ()})
+            bodies.update({(kind, "serialization"): None for kind in kinds})
     found, document = models_json_schema(list(bodies), ref_template=_REF)
     return {key: value["$ref"] for key, value in found.items()}, document["$defs"]
 
@@ -83,8 +83,11 @@ def _operation(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str,
         "summary": " ".join((one.handle.__doc__ or "").split()),
         "responses": {"200": {"description": "The answer.", "content": _answers(one, names)}, **_problems(one, names)},
     }
-    if one.body is not None:
-        told["requestBody"] = {"required": True, "content": _request(one, names)}
+    if one.body is not None and one.is_form:
+        told["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _form(one.body)}}}
+    elif one.body is not None:
+        content = {JSON: {"schema": {"$ref": names[one.body, "validation"]}}}
+        told["requestBody"] = {"required": True, "content": content}
     parameters = _PATH_PART.findall(one.path)
     if parameters:
         told["parameters"] = [
@@ -94,15 +97,8 @@ def _operation(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str,
     return told
 
 
-def _request(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str, Any]:
-    assert one.body is not None, "asked for its body"
-    if not one.form:
-        return {JSON: {"schema": {"$ref": names[one.body, "validation"]}}}
-    return {"multipart/form-data": {"schema": _form(one.body)}}
-
-
 def _form(body: type[BaseModel]) -> dict[str, Any]:
-    """A form's members: lists are named ``name[]``, and the file comes first."""
+    """Describes the members of a form: lists are named ``name[]``, and the file comes first."""
     schema = body.model_json_schema(ref_template=_REF)
     members = {"file": {"type": "string", "contentMediaType": "application/octet-stream"}}
     for name, member in schema["properties"].items():
@@ -127,7 +123,7 @@ def _of_form(member: dict[str, Any]) -> dict[str, Any]:
 def _answers(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind, bodies in one.answers.items():
-        references = [{"$ref": names[body, "serialization"]} for body in bodies or ()]
+        references = [{"$ref": names[body, "serialization"]} for body in bodies]
         if kind == EVENTS:
             found[kind] = {"x-event-schema": {"anyOf": references}} if references else {}
         elif not references:

@@ -1,4 +1,4 @@
-"""`Opening`: what the client of a WebSocket is answered before it is one."""
+"""`Opening`: the answers to a client that asks for a WebSocket, before it is open."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Opening:
     status: int | None = field(default=None, init=False)  # of HTTP; None: no answer has begun
 
     async def send(self, message: Message) -> None:
-        """Sends what the application says. An application that closes what it has not accepted has none at the path."""
+        """Sends what the application says. An application that closes what it has not accepted has no WebSocket at the
+        path."""
         if message["type"] == "websocket.close" and self.status is None:
             await self.refuse(Problem(404, f"{self.scope['path']} is no WebSocket; allowed: /v1/realtime"))
             return
@@ -38,7 +39,7 @@ class Opening:
         await problem_answer(problem)(self.scope, self._hear, self.send)
 
     async def fail(self, problem: Problem) -> None:
-        """Tells that the application has failed, if anybody is there."""
+        """Sends that the application has failed, if anybody is there."""
         if self.status is None:
             await self.refuse(problem)
         else:

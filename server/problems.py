@@ -1,4 +1,4 @@
-"""`Problem`: why a request has no answer, in the shape of OpenAI's errors."""
+"""`Problem`: the error that a request gets in place of an answer, in the shape of OpenAI's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse
 from ..core.errors import InvalidRequest, TrioletError, UnknownModel
 from ..core.log_lines import one_line
 from .faults import faults_of, in_words
-from .manners.floods import Flood
+from .manners.limits import Flood
 from .manners.paths import without_paths
 
 _log = logging.getLogger("triolet.server")
@@ -47,7 +47,7 @@ class Problem:
     retry_after: int | None = None
 
     def as_object(self) -> dict[str, Any]:
-        """As OpenAI's clients read it."""
+        """Returns the object that OpenAI's clients read."""
         kind = "server_error" if self.status >= 500 else "rate_limit_error" if self.status == 429 else _INVALID
         code = self.code or _OF_OPENAI.get(self.status) or HTTPStatus(self.status).name.lower()
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}}
@@ -73,7 +73,7 @@ class BadBody(InvalidRequest):
 
     @classmethod
     def of(cls, error: ValidationError, body: object) -> BadBody:
-        """The first faults of ``body``, in words."""
+        """Makes the error of the first faults of ``body``."""
         faults = faults_of(error, body)
         return cls(in_words(faults), faults[0].name or None)
 
@@ -82,8 +82,8 @@ _CODES = {BadBody: "invalid_request", UnknownModel: "model_not_found"}
 
 
 def problem_of(error: Exception, folders: Iterable[str] = ()) -> Problem:
-    """What the client is told of ``error``, without paths as far as `without_paths` knows them. Errors that nobody
-    raised on purpose are told by their place in the log alone."""
+    """Returns the problem that the client gets for ``error``, without paths as far as `without_paths` knows them. An
+    error that nobody raised on purpose is explained in the log alone."""
     error = _innermost(error)
     if isinstance(error, Refusal):
         return error.problem
@@ -105,8 +105,8 @@ def _innermost(error: Exception) -> Exception:
 
 
 def _for_clients(error: TrioletError, folders: Iterable[str]) -> str:
-    """What a body or the name of a model has in it is the client's own word. All else may come from anywhere: a loader,
-    a template, a library."""
+    """Returns the text of ``error`` for clients. What a body or the name of a model has in it is the client's own. All
+    else may come from anywhere: a loader, a template, a library."""
     text = str(error)
     if not isinstance(error, BadBody | UnknownModel):
         text = without_paths(text[: 2 * _LONGEST], folders)  # not cut within the quotation marks of a path that is told
@@ -114,7 +114,7 @@ def _for_clients(error: TrioletError, folders: Iterable[str]) -> str:
 
 
 def problem_answer(problem: Problem) -> JSONResponse:
-    """The answer that tells ``problem``."""
+    """Returns the answer that has ``problem``."""
     headers = {} if problem.retry_after is None else {"retry-after": str(problem.retry_after)}
     if problem.status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -129,11 +129,11 @@ def report(
     refusals: Flood | None = None,
     now: float = 0.0,
 ) -> None:
-    """Tells the logs that the request ``name`` ended with ``error``; ``told`` goes into the access log. Where the
-    client is told less than the error says, the log has it, of one request in a minute.
+    """Logs that the request ``name`` ended with ``error``; ``told`` goes into the access log. If the client gets less
+    than the error says, the log has it, for one request in a minute.
 
     Args:
-        refusals: counts those of one server; ``None``: each is told.
+        refusals: counts those of one server; ``None``: each is logged.
     """
     told["error"] = problem.as_object()["error"]["code"]
     error = _innermost(error)
@@ -150,7 +150,7 @@ def report(
 
 
 def _nothing_there(request: Request, error: HTTPException) -> Problem:
-    """What Starlette refuses: a path that is none, or a method that a path does not have."""
+    """Returns the problem of what Starlette refuses: an unknown path, or a method that a path does not have."""
     asked = f"{request.method} {request.url.path}"
     methods = Headers(error.headers).get("allow")
     if methods:

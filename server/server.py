@@ -1,4 +1,4 @@
-"""`Server`: what all requests of one server share."""
+"""`Server`: the state that all requests of one server share."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ from ..core.errors import EngineClosed, TrioletError, UnknownModel
 from ..core.power import Power
 from .exchange import Cut, Exchange
 from .heap import Leavings
-from .manners.floods import Flood
+from .manners.limits import Flood, WrongKeys
 from .manners.paths import known_folders
-from .manners.wrong_keys import WrongKeys
 from .media import Media
 from .metrics import Metrics
 from .observers import Observers
@@ -34,16 +33,16 @@ _LOOK_BACK = 60.0  # seconds
 
 @define
 class Pace:
-    """How fast requests end, as far as that can be told from the last minute."""
+    """The pace at which requests end, by those of the last minute."""
 
     _ends: deque[float] = field(factory=lambda: deque(maxlen=1_000), init=False)
 
     def one_ended(self, now: float) -> None:
-        """A request has ended well."""
+        """Counts a request that has ended well."""
         self._ends.append(now)
 
     def seconds_to_wait(self, now: float) -> int:
-        """Whole seconds until the next request ends, probably; at least 1, at most 60."""
+        """Returns the whole seconds until the next request ends, probably; at least 1, at most 60."""
         recent = [end for end in self._ends if end > now - _LOOK_BACK]
         return min(60, max(1, math.ceil((now - recent[0]) / len(recent)))) if recent else 1
 
@@ -59,7 +58,7 @@ class Server:
     settings: ServerSettings
     engines: Engines
     observers: Observers = field(factory=Observers)
-    exchanges: set[Exchange] = field(factory=set, init=False)  # the server ends behind them
+    exchanges: set[Exchange] = field(factory=set, init=False)  # the server ends after them
     counted: set[Exchange] = field(factory=set, init=False)  # of these, towards `max_requests`
     watchers: Watchers = field(factory=Watchers, init=False)
     sockets: set[Callable[[], None]] = field(factory=set, init=False)  # each ends its WebSocket
@@ -67,7 +66,7 @@ class Server:
     stop_called: trio.Event = field(factory=trio.Event, init=False)
     pace: Pace = field(factory=Pace, init=False)
     wrong_keys: WrongKeys = field(factory=WrongKeys, init=False)
-    folders: tuple[str, ...] = field(init=False)  # which clients are not told
+    folders: tuple[str, ...] = field(init=False)  # which are hidden from clients
     refusals: Flood = field(factory=Flood, init=False)  # of which the log knows more than the client
     media: Media = field(init=False)
     metrics: Metrics = field(init=False)
@@ -85,7 +84,7 @@ class Server:
         self.observers.listeners.append(self.watchers.hear)
 
     def exchange_over(self, exchange: Exchange) -> None:
-        """The exchange has ended, however it did."""
+        """Forgets an exchange that has ended, however it did."""
         if exchange not in self.exchanges:
             return
         self._forget(exchange)
@@ -94,18 +93,18 @@ class Server:
         self._look()
 
     def only_watches(self, exchange: Exchange) -> None:
-        """The exchange tells what others do. It is no request that counts, or that the server waits for; it ends by
-        itself when `stop` is called."""
+        """Marks an exchange that only watches. It is not a request that counts, or that the server waits for; it ends
+        by itself when `stop` is called."""
         self._forget(exchange)
         self._look()
 
     @asynccontextmanager
     async def use(self, model: str) -> AsyncIterator[Engine]:
-        """The engine of ``model``, which is loaded if need be, and stays for the block.
+        """Opens the engine of ``model`` for the block, and loads it if need be.
 
         Raises:
-            UnknownModel: no model of this name is served.
-            Refusal: it cannot be loaded. The log of the engines says why; the client is not told of the server's files.
+            UnknownModel: no model of this name is served. Refusal: it cannot be loaded. The log of the engines says
+            why; the server's files are hidden from the client.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -119,7 +118,7 @@ class Server:
 
     @contextmanager
     def socket_open(self, cut_off: Callable[[], None]) -> Iterator[None]:
-        """A WebSocket is open, for the block. ``cut_off`` ends it, and must not wait."""
+        """Counts a WebSocket that is open for the block. ``cut_off`` ends it, and must not wait."""
         self.sockets.add(cut_off)
         try:
             yield
@@ -128,12 +127,12 @@ class Server:
             self._look()
 
     def asleep(self) -> list[str]:
-        """The models that sleep."""
+        """Returns the models that sleep."""
         told = self.engines.statistics().items()
         return [name for name, one in told if one.engine is not None and one.engine.power is not Power.AWAKE]
 
     def stop(self) -> None:
-        """From now on new requests are refused."""
+        """Refuses new requests from now on."""
         self.stopping = True
         self.stop_called.set()
         self._look()

@@ -25,7 +25,7 @@ def _text(value: Any) -> str:
 
 
 def _prefix(value: Any) -> str:
-    """One without a slash behind its host would fit other hosts, too."""
+    """Checks a prefix of addresses: one without a slash after its host would fit other hosts, too."""
     scheme, _, rest = _text(value).partition("://")
     if scheme not in ("http", "https") or not rest.partition("/")[0] or "/" not in rest:
         raise Refused
@@ -33,7 +33,7 @@ def _prefix(value: Any) -> str:
 
 
 def _keys(value: Any) -> tuple[str, ...]:
-    """Errors do not show them."""
+    """Checks keys, which errors do not show."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InvalidRequest(f"api_keys is a {type(value).__name__}; allowed: a list of keys")
     keys = tuple(value)
@@ -78,7 +78,7 @@ _CHECKS = {
 
 @frozen(kw_only=True)
 class ServerSettings:
-    """How a server behaves.
+    """The settings of a server.
 
     Args:
         host: the address to listen on.
@@ -153,7 +153,7 @@ class ServerSettings:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True if only this machine can reach the server."""
         if self.host == "localhost":
             return True
         try:

@@ -19,7 +19,7 @@ _NANOSECONDS = 1_000_000_000
 
 @define(eq=False)
 class Spans:
-    """Tells OpenTelemetry of requests when they are over: all times are known then."""
+    """Reports requests to OpenTelemetry when they are over: all times are known then."""
 
     _tracer: Any = field(init=False)
 
@@ -29,7 +29,8 @@ class Spans:
     def tell(
         self, name: str, headers: Mapping[str, str], seconds: float, timings: Timings | None, told: Mapping[str, object]
     ) -> None:
-        """A request ``name`` has just ended after ``seconds``; a ``traceparent`` among ``headers`` is its parent's."""
+        """Reports a request ``name`` that has just ended after ``seconds``; a ``traceparent`` among ``headers`` is its
+        parent's."""
         if self._tracer is None:
             return
         from opentelemetry import propagate, trace
@@ -49,7 +50,7 @@ class Spans:
         span.end(end)
 
     def _stages(self, parent: Any, end: int, timings: Timings) -> None:
-        """Queued, first token, rest; the engine's part of the request ended just now."""
+        """Reports the stages of a request, whose part in the engine ended just now."""
         start = end - round(timings.total * _NANOSECONDS)
         first = timings.queued if timings.first_token is None else timings.first_token
         stages = {

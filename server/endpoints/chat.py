@@ -59,7 +59,7 @@ async def converse(request: Request) -> Response:
 
 
 def _query(request: Request, body: ChatRequest, messages: list[dict[str, Any]], tools: Tools | None) -> dict[str, Any]:
-    """The arguments of `Engine.generate`."""
+    """Returns the arguments of `Engine.generate`."""
     sampling = sampling_of(
         body,
         max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -120,7 +120,7 @@ class _Answer:
         self._tells_usage = bool(body.stream_options and body.stream_options.include_usage)
 
     async def add(self, engine: Engine, index: int, delta: Delta) -> None:
-        """Tells what ``delta`` adds to the answer ``index``."""
+        """Sends what ``delta`` adds to the answer ``index``."""
         if index not in self._readers:
             self._readers[index] = None if self._tools is None else self._tools.reader()
             await self._tell(index, MessageDelta(role="assistant", content=""))
@@ -136,7 +136,7 @@ class _Answer:
             await self._tell(index, MessageDelta(), reason=reason)
 
     async def end(self, usages: list[Usage]) -> None:
-        """Tells the usage, where it is wanted, and that the stream is over."""
+        """Sends the usage, if it is wanted, and the end of the stream."""
         if self._tells_usage:
             chunk = self._chunk([])
             chunk.usage = usage_of(usages)

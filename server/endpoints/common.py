@@ -1,11 +1,10 @@
-"""What endpoints share."""
+"""The functions that endpoints share."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -17,35 +16,33 @@ from ..server import Server
 
 
 def server_of(request: Request) -> Server:
-    """The server that the request came to."""
+    """Returns the server that the request came to."""
     server: Server = request.app.state.server
     return server
 
 
 def exchange_of(request: Request) -> Exchange:
-    """The exchange that the request is a part of."""
+    """Returns the exchange that the request is a part of."""
     exchange: Exchange = request.scope["exchange"]
     return exchange
 
 
-@asynccontextmanager
-async def engine_of(request: Request, model: str) -> AsyncIterator[Engine]:
-    """See `Server.use`."""
+def engine_of(request: Request, model: str) -> AbstractAsyncContextManager[Engine]:
+    """Returns `Server.use` of ``model``, which the access log names from now on."""
     exchange_of(request).told["model"] = model
-    async with server_of(request).use(model) as engine:
-        yield engine
+    return server_of(request).use(model)
 
 
 def new_id(kind: str) -> str:
-    """A name for an answer."""
+    """Makes a name for an answer."""
     return f"{kind}-{secrets.token_hex(12)}"
 
 
 def now() -> int:
-    """Seconds of the calendar, as answers tell them."""
+    """Returns the seconds of the calendar, as answers have them."""
     return int(time.time())
 
 
 def answered(body: BaseModel, *, unset: bool = False) -> JSONResponse:
-    """``body`` as JSON, without members that were never set (with ``unset``: with them)."""
+    """Returns ``body`` as JSON, without members that were never set (with ``unset``: with them)."""
     return JSONResponse(body.model_dump(mode="json", by_alias=True, exclude_unset=not unset))

@@ -26,7 +26,7 @@ _DEFAULT_TOKENS = 16  # OpenAI's
 
 
 async def complete(request: Request) -> Response:
-    """What follows each prompt, whole or as it is written."""
+    """The text that follows each prompt, whole or as it is written."""
     body = await read_json(request, CompletionRequest)
     if body.stream:
         return EventStream(partial(_streamed, request, body))
@@ -58,7 +58,7 @@ def _queries(request: Request, body: CompletionRequest) -> list[dict[str, Any]]:
 
 
 async def _echoes(engine: Engine, body: CompletionRequest) -> list[str]:
-    """What the answers to each prompt begin with: the prompt, if that is wanted."""
+    """Returns the beginnings of the answers to each prompt: the prompt, if that is wanted."""
     prompts = body.prompts()
     if not body.echo:
         return [""] * len(prompts)
@@ -111,11 +111,11 @@ class _Writer:
         self._tells_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._frame = _answer(body, [], None)
         if self._tells_usage:
-            self._frame.usage = None  # told in each event but the last
-        self._offsets: dict[int, int] = {}  # characters that were told of each choice
+            self._frame.usage = None  # in each event but the last
+        self._offsets: dict[int, int] = {}  # characters that were sent of each choice
 
     async def add(self, engine: Engine, index: int, delta: Delta) -> None:
-        """Tells what ``delta`` adds to the choice ``index``."""
+        """Sends what ``delta`` adds to the choice ``index``."""
         tells_tokens = self._body.logprobs is not None
         if self._echoes is None:
             self._echoes = await _echoes(engine, self._body)
@@ -130,7 +130,7 @@ class _Writer:
         await self._events.write(self._frame.model_copy(update={"choices": [choice]}))
 
     async def end(self, usages: list[Counted]) -> None:
-        """Tells that all choices are whole."""
+        """Ends the events: all choices are whole."""
         count = self._count
         if self._tells_usage:
             starts = range(0, len(usages), count)

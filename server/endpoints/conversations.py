@@ -1,4 +1,4 @@
-"""From the messages of a request to those that the engine takes: images and audio are read, addresses fetched."""
+"""The messages of a request as the engine takes them: images and audio are read, addresses fetched."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _UNUSED: Any = {"index": True, "function": {"parsed_arguments"}}
 
 
 async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str, Any]]:
-    """The conversation of ``body``.
+    """Returns the conversation of ``body``.
 
     Raises:
-        BadBody: base64 that is none.
+        BadBody: invalid base64.
         Refusal: an address that is not allowed.
         RequestTooLarge: its images and audio are more than a request may have, or have more bytes together.
     """
@@ -93,8 +93,8 @@ async def decode_media(engine: Engine, messages: list[dict[str, Any]], settings:
 
     Raises:
         RequestTooLarge: more seconds or pixels than one conversation may have.
-        UnsupportedAudio: no audio.
-        UnsupportedImage: no image.
+        UnsupportedAudio: a file is not audio.
+        UnsupportedImage: a file is not an image.
     """
     preparer = engine.model.preparer
     room = _Room(settings, settings.max_media_seconds, settings.max_media_pixels)
@@ -112,7 +112,7 @@ async def decode_media(engine: Engine, messages: list[dict[str, Any]], settings:
 
 @define
 class _Room:
-    """How much more of one conversation may be decoded."""
+    """The seconds and pixels of one conversation that may still be decoded."""
 
     settings: ServerSettings
     _seconds: float

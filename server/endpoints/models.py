@@ -34,8 +34,8 @@ async def metrics(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Whether the server answers, takes requests, stops or sleeps. The status is 200 while it takes requests, else
-    503. Names of models are told to those with a key, where the server has keys."""
+    """The state of the server: it answers, takes requests, stops or sleeps. The status is 200 while it takes requests,
+    else 503. A server with keys gives the names of models to those with a key alone."""
     server = server_of(request)
     told = Health(
         live=True,

@@ -26,7 +26,7 @@ async def show_page(_: Request) -> Response:
 
 
 async def watch(request: Request) -> Response:
-    """What happens in the engines, as it happens: ids, times, counts and keys of all requests, and of the encoder
+    """The events of the engines, as they happen: ids, times, counts and keys of all requests, and of the encoder
     outputs. Ends when the server stops."""
     return EventStream(partial(_watch, request))
 

@@ -2,91 +2,222 @@
 
 ::
 
-    client -> `Reader` -> `Backlog` -> `Turns` -> engine -> events -> `Client.write` -> client
-              checks      bounded      one turn after another  bounded
+    client -> `_Session` -> `Backlog` -> `Turns` -> engine -> events -> `Client.write` -> client
+              checks        bounded      one after another    bounded
 
 A session begins with the first audio. Where the session changes, or the client ends a turn itself, the text of what was
-heard is told to its end, and the next audio begins anew. When the server stops, it hears no more, tells what it has
-heard, and closes. Nothing keeps the reader from hearing that the client has gone.
+heard is sent to its end, and the next audio begins anew. When the server stops, a session takes no more audio, sends
+the text of what it has, and closes. Nothing keeps the session from noticing that the client has gone.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import trio
 from attrs import define, field
+from pydantic import TypeAdapter, ValidationError
 from starlette.websockets import WebSocket
 
-from ..problems import Problem
+from ..body import parsed
+from ..media import from_base64
+from ..problems import BadBody, Problem
+from ..schemas import realtime as bodies
 from ..server import Server
-from .live_backlog import Backlog, TooMuch
-from .live_client import Client
-from .live_hearing import Turns
-from .live_reader import Reader
-from .live_settings import Settings
+from .live_turns import MOST_SAMPLES, Audio, Backlog, Client, EndTurn, Samples, Settings, TooMuch, Turns
 
 _GOING_AWAY, _POLICY = 1001, 1008  # RFC 6455, section 7.4.1
-_CLOSE_SECONDS = 5.0  # for the client's answer: to close at once may take from it what was told last
+_CLOSE_SECONDS = 5.0  # for the client's answer: to close at once may take from it what was sent last
 _TIME_IS_OVER = Problem(503, "the server stops, and the time for open sessions is over; connect again later")
+_MOST_TURN_SECONDS = 600
+_MOST_EVENT = 1 << 17  # characters, but for audio: reading more would hold up all other sessions
+_MOST_MEMBERS = 16  # of an event with audio: one of three members needs fewer marks
+_EVENTS: TypeAdapter[Any] = TypeAdapter(bodies.ClientEvent)
+_CODECS = {"audio/pcmu": "pcm_mulaw", "audio/pcma": "pcm_alaw"}  # names of FFmpeg's
 
 
 async def listen(socket: WebSocket) -> None:
     """Serves one WebSocket to its end."""
     server: Server = socket.app.state.server
-    settings = Settings(model=socket.query_params.get("model") or _only(server))
+    models = tuple(server.engines.models)
+    settings = Settings(model=socket.query_params.get("model") or (models[0] if len(models) == 1 else None))
     client, backlog = Client(socket, socket.scope["request_id"]), Backlog()
-    session = _Session(client, Reader(client, settings, backlog), Turns(server, client, settings, backlog))
+    session = _Session(client, settings, backlog, Turns(server, client, settings, backlog))
     with server.socket_open(session.cut_off):
         await socket.accept("realtime" if "realtime" in socket.scope.get("subprotocols", ()) else None)
         await client.tell("session.created", session=settings.told(client.name))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(session.read, nursery.cancel_scope)
             nursery.start_soon(session.hear)
-            nursery.start_soon(_stop_hearing, server, backlog)
+            nursery.start_soon(_close_on_stop, server, backlog)
             await client.write()
             await trio.sleep(_CLOSE_SECONDS)
             nursery.cancel_scope.cancel()
 
 
-def _only(server: Server) -> str | None:
-    """The model of a server that has one."""
-    return next(iter(server.engines.models)) if len(server.engines.models) == 1 else None
-
-
-async def _stop_hearing(server: Server, backlog: Backlog) -> None:
-    """No more is heard when the server stops."""
+async def _close_on_stop(server: Server, backlog: Backlog) -> None:
     await server.stop_called.wait()
     backlog.close()
 
 
 @define(eq=False)
 class _Session:
-    """The tasks of a session, and its ends."""
+    """One client's session. It reads all the time, and waits for nobody but the client."""
 
     client: Client
-    reader: Reader
-    hearing: Turns
+    settings: Settings
+    backlog: Backlog
+    turns: Turns
+    _decoder: Decoder = field(init=False)
+    _turn: int = field(default=0, init=False)  # samples since the client ended a turn
     _hears: trio.CancelScope = field(factory=trio.CancelScope, init=False)
 
-    async def read(self, all_of_it: trio.CancelScope) -> None:
-        """Reads until the client has gone, and with it ``all_of_it``."""
+    def __attrs_post_init__(self) -> None:
+        self._decoder = Decoder(self.settings.format)
+
+    async def read(self, whole_session: trio.CancelScope) -> None:
+        """Reads until the client has gone, and cancels ``whole_session`` then."""
         try:
-            await self.reader.run()
+            await self._read_all()
         except TooMuch as error:
             self._give_up(_POLICY, Problem(429, str(error)))
-            await self.reader.run()
-        all_of_it.cancel()
+            await self._read_all()
+        whole_session.cancel()
 
     async def hear(self) -> None:
-        """Hears until the server stops."""
+        """Brings turns to the engine until the server stops."""
         with self._hears:
-            await self.hearing.run()
+            await self.turns.run()
         self.client.end(_GOING_AWAY, "the server stops")
 
     def cut_off(self) -> None:
-        """The server waits no longer."""
+        """Ends the session at once: the server waits no longer."""
         self._give_up(_GOING_AWAY, _TIME_IS_OVER)
 
     def _give_up(self, code: int, why: Problem) -> None:
         self.client.end(code, why.message, why)
-        self.reader.backlog.close()
+        self.backlog.close()
         self._hears.cancel()
+
+    async def _read_all(self) -> None:
+        message = await self.client.socket.receive()
+        while message["type"] != "websocket.disconnect":
+            if not self.backlog.is_closed:
+                self._read(message.get("text"))
+            message = await self.client.socket.receive()
+
+    def _read(self, text: str | None) -> None:
+        event_id = None
+        try:
+            event = _event_of(text)
+            event_id = event.event_id
+            self._obey(event)
+        except BadBody as error:
+            self.client.answer("error", error={**self.client.explained(error), "event_id": event_id or _id_of(text)})
+
+    def _obey(self, event: Any) -> None:
+        match event:
+            case bodies.Append(audio=audio):
+                self._append(from_base64(audio, "audio"))
+            case bodies.Commit():
+                if not self._turn:
+                    raise BadBody("there is no audio to commit; append some first")
+                self._end_turn(keep=True)
+            case bodies.Clear():
+                self._end_turn(keep=False)
+                self.client.answer("input_audio_buffer.cleared")
+            case bodies.Update(session=session):
+                self._update(session, "session.updated")
+            case bodies.OldUpdate(session=session):
+                self._update(session.renewed(), "transcription_session.updated")
+
+    def _append(self, data: bytes) -> None:
+        length = self._decoder.length(data)
+        most = min(_MOST_TURN_SECONDS * self.settings.format.rate, MOST_SAMPLES)
+        if self.settings.turns is None and self._turn + length > most:
+            raise BadBody(
+                f"with this a turn would have more than {most:,} samples; allowed: {MOST_SAMPLES:,}, and "
+                f"{_MOST_TURN_SECONDS} s. Commit what there is, then append this",
+                "audio",
+            )
+        samples = self._decoder.decode(data)
+        if length:
+            self.backlog.put(Audio(samples), length)
+            self._turn += length
+
+    def _update(self, session: bodies.Session, answer: str) -> None:
+        self.settings = self.settings.updated(session)
+        self._end_turn(keep=True, then=self.settings)
+        self.client.answer(answer, session=self.settings.told(self.client.name))
+
+    def _end_turn(self, *, keep: bool, then: Settings | None = None) -> None:
+        self.backlog.put(EndTurn(keep, then), 0 if then is None else len(then.prompt or ""))
+        self._turn = 0
+        self._decoder = Decoder(self.settings.format)
+
+
+def _event_of(text: str | None) -> Any:
+    if text is None:
+        raise BadBody("a message of bytes; allowed: events, which are texts of JSON. Audio goes into one as base64")
+    if _is_long_to_read(text):
+        raise _too_long(text)
+    try:
+        event = _EVENTS.validate_json(text)
+    except ValidationError as error:
+        raise BadBody.of(error, parsed(text)) from None
+    if len(text) > _MOST_EVENT and not isinstance(event, bodies.Append):
+        raise _too_long(text)
+    return event
+
+
+def _is_long_to_read(text: str) -> bool:
+    """True if ``text`` is large, and has more in it than audio has: one long text, which is read at once."""
+    return len(text) > _MOST_EVENT and sum(map(text.count, ",[{")) > _MOST_MEMBERS
+
+
+def _too_long(text: str) -> BadBody:
+    return BadBody(
+        f"an event of {len(text):,} characters; allowed: up to {_MOST_EVENT:,}, and more for the base64 of "
+        "input_audio_buffer.append alone"
+    )
+
+
+def _id_of(text: str | None) -> str | None:
+    """Returns the id that a client gave its event, even if the event is invalid."""
+    event = None if text is None or _is_long_to_read(text) else parsed(text)
+    named = event.get("event_id") if isinstance(event, dict) else None
+    return named if isinstance(named, str) else None
+
+
+@define(eq=False)
+class Decoder:
+    """Decodes bytes of one format to samples. The border of two pieces may cut a sample."""
+
+    format: bodies.Pcm | bodies.G711
+    _rest: bytes = field(default=b"", init=False)
+
+    def length(self, data: bytes) -> int:
+        """Returns the number of samples that ``data`` makes."""
+        return len(data) if isinstance(self.format, bodies.G711) else (len(self._rest) + len(data)) // 2
+
+    def decode(self, data: bytes) -> Samples:
+        """Returns int16 samples, mono, at the format's rate."""
+        if isinstance(self.format, bodies.G711):
+            return _expanded(data, _CODECS[self.format.type])
+        data = self._rest + data
+        whole = len(data) - len(data) % 2
+        self._rest = data[whole:]
+        return np.frombuffer(data[:whole], "<i2").astype(np.int16)
+
+
+def _expanded(data: bytes, codec: str) -> Samples:
+    """Decodes samples of ITU-T G.711."""
+    import av
+
+    if not data:
+        return np.zeros(0, np.int16)
+    context: Any = av.CodecContext.create(codec, "r")
+    context.sample_rate, context.layout = 8_000, "mono"
+    frames = context.decode(av.Packet(data))
+    return np.concatenate([frame.to_ndarray().reshape(-1) for frame in frames]).astype(np.int16)

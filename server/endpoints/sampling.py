@@ -1,10 +1,12 @@
-"""From the members of a request to `SamplingParams`, and from tokens to the log-probabilities of an answer."""
+"""`SamplingParams` of the members of a request, and the log-probabilities of an answer."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from attrs import fields
 
 from ...api.outputs.results import Completion, Delta, Usage
 from ...core.request import SamplingParams, Structure
@@ -13,26 +15,15 @@ from ..schemas.base import SamplingBody
 from ..schemas.base import Usage as UsageObject
 from .tokens import token_name, token_text
 
-_SAME_NAME = (
-    "top_p",
-    "n",
-    "stop",
-    "presence_penalty",
-    "frequency_penalty",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "min_tokens",
-    "ignore_eos",
-    "stop_token_ids",
-)
+_NAMED_ALIKE = SamplingBody.model_fields.keys() & {one.name for one in fields(SamplingParams)}
+_TREATED = {"temperature", "seed", "logit_bias"}  # by `sampling_of`, one by one
 
 
 def sampling_of(
     body: SamplingBody, *, max_tokens: int | None, logprobs: int | None, structure: Structure | None = None
 ) -> SamplingParams:
-    """How the tokens of ``body`` are sampled. Without a temperature it is 1, without a seed a fresh one."""
-    given = {name: getattr(body, name) for name in _SAME_NAME}
+    """Returns the parameters that ``body`` asks for. The default temperature is 1, the default seed a fresh one."""
+    given = {name: getattr(body, name) for name in _NAMED_ALIKE - _TREATED}
     bias = body.logit_bias or {}
     return SamplingParams(
         max_tokens=max_tokens,
@@ -46,7 +37,7 @@ def sampling_of(
 
 
 def structure_of(format_: chat.ResponseFormat | None) -> Structure | None:
-    """What the output of a ``response_format`` must be."""
+    """Returns the structure of the output that a ``response_format`` asks for."""
     if isinstance(format_, chat.JsonObjectFormat):
         return Structure.json_schema({"type": "object"})
     if isinstance(format_, chat.JsonSchemaFormat):
@@ -55,14 +46,14 @@ def structure_of(format_: chat.ResponseFormat | None) -> Structure | None:
 
 
 def usage_of(usages: Sequence[Usage]) -> UsageObject:
-    """The tokens of the answers to one prompt, which is counted once."""
+    """Counts the tokens of the answers to one prompt, which itself counts once."""
     prompt = usages[0].prompt_tokens if usages else 0
     written = sum(usage.completion_tokens for usage in usages)
     return UsageObject(prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written)
 
 
 def chat_logprobs(tokenizer: Any, part: Completion | Delta) -> chat.Logprobs:
-    """The tokens of ``part`` with their log-probabilities, as conversations tell them."""
+    """Returns the tokens of ``part`` with their log-probabilities, as conversations have them."""
     told = []
     for token, logprob, likeliest in _tokens(part):
         text, utf8 = token_text(tokenizer, token)
@@ -77,7 +68,7 @@ def _top(tokenizer: Any, token: int, logprob: float) -> chat.TopLogprob:
 
 
 def completion_logprobs(tokenizer: Any, part: Completion | Delta, *, offset: int = 0) -> completions.CompletionLogprobs:
-    """The tokens of ``part`` with their log-probabilities, as completions tell them."""
+    """Returns the tokens of ``part`` with their log-probabilities, as completions have them."""
     tokens, values, tops, offsets = [], [], [], []
     for token, logprob, likeliest in _tokens(part):
         tokens.append(token_name(tokenizer, token))

@@ -14,6 +14,7 @@ from ...api.formats.objects import as_line, as_verbose_object
 from ...api.formats.writers import SRT, VTT, written
 from ...api.inputs.sources import NamedPath
 from ...api.outputs.results import Segment, Transcript
+from ...api.speech.options import OPTIONS
 from ...core.errors import RequestTooLarge
 from ..body import audio_of, read_form
 from ..event_stream import Events, EventStream
@@ -38,7 +39,6 @@ async def transcribe(request: Request) -> Response:
     """The text of an audio file, in the language that is spoken."""
     form, upload = await read_form(request, TranscriptionForm, server_of(request).settings.spool_bytes)
     options = _options(form)
-    options["language"] = form.language
     options["timestamps"] = "word" if "word" in form.timestamp_granularities else "segment"
     options["parallel"] = form.chunking_strategy is not None
     audio = audio_of(upload)
@@ -54,18 +54,13 @@ async def transcribe(request: Request) -> Response:
 async def translate(request: Request) -> Response:
     """The text of an audio file, in English."""
     form, upload = await read_form(request, TranslationForm, server_of(request).settings.spool_bytes)
-    options = {**_options(form), "language": form.language, "task": "translate"}
-    return await _whole(request, form, audio_of(upload), options)
+    return await _whole(request, form, audio_of(upload), {**_options(form), "task": "translate"})
 
 
 def _options(form: SpeechForm) -> dict[str, Any]:
-    given = {
-        "initial_prompt": form.prompt,
-        "beam_size": form.beam_size,
-        "best_of": form.best_of,
-        "condition_on_previous_text": form.condition_on_previous_text,
-        "temperature": form.temperature or None,  # 0 asks for all of them, as OpenAI has it
-    }
+    """Returns the options of a transcription that are members of the form, as `Option.form` says."""
+    given = {name: getattr(form, one.form) for name, one in OPTIONS.items() if one.form is not None}
+    given["temperature"] = form.temperature or None  # 0 asks for all of them, as OpenAI has it
     return {"seed": form.seed, **{name: value for name, value in given.items() if value is not None}}
 
 
@@ -114,7 +109,7 @@ async def _read(
     options: dict[str, Any],
     tell: Callable[[Segment, list[SpeechLogprob] | None], Awaitable[None]],
 ) -> tuple[Transcript, list[SpeechLogprob] | None]:
-    """The transcript, and its tokens' log-probabilities if they are wanted. ``tell`` hears of each segment."""
+    """Returns the transcript, and its tokens' log-probabilities if they are wanted. ``tell`` gets each segment."""
     exchange, most = exchange_of(request), server_of(request).settings.max_audio_seconds
     found: list[SpeechLogprob] | None = [] if "logprobs" in getattr(form, "include", ()) else None
     async with engine.stream_transcription(
@@ -133,7 +128,7 @@ async def _read(
 
 
 async def _nothing(segment: Segment, logprobs: list[SpeechLogprob] | None) -> None:
-    """For answers that are told as a whole."""
+    """Does nothing, for answers that are sent as a whole."""
 
 
 def _check_length(seconds: float | None, most: float) -> None:

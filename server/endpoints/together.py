@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 async def run_all(calls: list[Callable[[], Awaitable[T]]]) -> list[T]:
-    """The result of each call. One that fails ends the others, and its error is raised as it is."""
+    """Returns the result of each call. One that fails ends the others, and its error is raised as it is."""
 
     def run_of(call: Callable[[], Awaitable[T]]) -> Callable[[Callable[[], object]], Awaitable[T]]:
         async def run(begun: Callable[[], object]) -> T:
@@ -34,9 +34,9 @@ async def run_all(calls: list[Callable[[], Awaitable[T]]]) -> list[T]:
 async def streams_together(
     engine: Engine, queries: list[Query], tell: Callable[[int, Delta], Awaitable[None]]
 ) -> tuple[list[Usage], Timings | None]:
-    """Streams the ``n`` answers to each of ``queries``, and tells their deltas with their places, as they come: first
-    all answers to the first query. Its prompt is read once for all of them. One that fails ends all. Returns the usage
-    of each, and the timings of the first."""
+    """Streams the ``n`` answers to each of ``queries``, and hands over their deltas with their places, as they come:
+    first all answers to the first query. Its prompt is read once for all of them. One that fails ends all. Returns the
+    usage of each, and the timings of the first."""
     send, receive = trio.open_memory_channel[tuple[int, Delta]](0)
     asked = trio.current_time()
 

@@ -1,4 +1,4 @@
-"""Tools of a conversation: what the engine is told of them, and the calls in its text as answers tell them."""
+"""The tools of a conversation: their form for the engine, and the calls in its text as answers have them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Tools:
 
     @classmethod
     def of(cls, body: chat.ChatRequest, model: ModelDescription, name: str | None) -> Tools | None:
-        """Those of ``body``; ``None``: none, or none that may be called. ``name`` is a tool format that the server's
-        user chose.
+        """Returns the tools of ``body``; ``None``: none, or none that may be called. ``name`` is a tool format that the
+        server's user chose.
 
         Raises:
             InvalidRequest: the checkpoint's template writes calls in no known format.
@@ -47,12 +47,12 @@ class Tools:
         return cls(ToolFormat.of(model, name), given, named, body.parallel_tool_calls is not False)
 
     def structure(self) -> Structure | None:
-        """What the output must be."""
+        """Returns the structure that the output must have."""
         parallel = self.parallel and self.choice == "required"
         return self.format.structure(self.given, self.choice, parallel=parallel)
 
     def message(self, text: str) -> chat.AnswerMessage:
-        """A whole answer."""
+        """Returns the message of a whole answer."""
         content, calls = self.format.parse(text, self.given)
         message = chat.AnswerMessage(role="assistant", content=content, refusal=None)
         if calls:
@@ -67,7 +67,7 @@ class Tools:
         return message
 
     def reader(self) -> CallReader:
-        """Reads one answer piece by piece."""
+        """Returns a reader of one answer, piece by piece."""
         return CallReader(self.format.reader(self.given))
 
 
@@ -79,7 +79,7 @@ class CallReader:
     called: bool = field(default=False, init=False)
 
     def feed(self, text: str, *, last: bool) -> list[chat.MessageDelta]:
-        """What ``text`` adds to the message."""
+        """Returns what ``text`` adds to the message."""
         parts = [*self._reader.feed(text), *(self._reader.end() if last else ())]
         return [self._delta(part) for part in parts]
 
@@ -97,5 +97,5 @@ class CallReader:
 
 
 def _new_id() -> str:
-    """Templates of Mistral's want nine letters and digits."""
+    """Makes an id of nine letters and digits, as templates of Mistral's want it."""
     return "".join(secrets.choice(_LETTERS) for _ in range(9))

@@ -50,7 +50,7 @@ def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Respo
 
 
 def _as_text(index: int, vector: Any, encoding: str | None) -> str:
-    """One vector as JSON. Millions of numbers in one call would hold Python's lock for seconds."""
+    """Returns one vector as JSON. Millions of numbers in one call would hold Python's lock for seconds."""
     one = Embedding(object="embedding", index=index, embedding=_coded(vector, encoding))
     return _dumped(one.model_dump(mode="json"))
 
@@ -60,7 +60,8 @@ def _dumped(told: object) -> str:
 
 
 def _shortened(vectors: Any, dimensions: int | None) -> Any:
-    """The first ``dimensions`` numbers of each vector, of length 1 again (Kusupati et al. 2022, "Matryoshka")."""
+    """Returns the first ``dimensions`` numbers of each vector, of length 1 again (Kusupati et al. 2022,
+    "Matryoshka")."""
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
     if dimensions > vectors.shape[1]:
@@ -101,7 +102,7 @@ def _ranked(body: RerankRequest, texts: Sequence[str], scores: Sequence[float], 
 
 
 async def rerank_by_cohere(request: Request) -> Response:
-    """The same, where Cohere's clients ask for it."""
+    """The documents in the order in which they answer the query, for Cohere's clients."""
     return await rerank(request)
 
 
@@ -129,7 +130,7 @@ def _classified(body: ClassifyRequest, found: Sequence[dict[str, float]], usage:
 
 
 def _usage(request: Request, counts: Sequence[int]) -> PromptUsage:
-    """What was read, told to the access log, too."""
+    """Returns the tokens that were read, and gives them to the access log, too."""
     tokens = sum(counts)
     exchange_of(request).ended(None, tokens=tokens)
     return PromptUsage(prompt_tokens=tokens, total_tokens=tokens)

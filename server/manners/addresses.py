@@ -54,7 +54,7 @@ _ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # before an IPv4 address, in the 
 
 
 def is_public(address: str) -> bool:
-    """Whether ``address``, in the form that ``getaddrinfo`` gives, is one of the public internet.
+    """True if ``address``, in the form that ``getaddrinfo`` gives, is one of the public internet.
 
     One that holds an IPv4 address is judged by that where systems use such addresses for the public internet (mapped,
     NAT64 by the well-known prefix) or would send to what it holds (ISATAP); all other transitions have had their day,

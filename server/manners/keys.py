@@ -10,8 +10,8 @@ _SUBPROTOCOL = "openai-insecure-api-key."
 
 
 def key_fault(key: object) -> str | None:
-    """Why no client can send ``key``, in words that do not tell it; ``None``: one can. Headers are ASCII (RFC 9110),
-    and blanks around a key are lost."""
+    """Returns the reason why no client can send ``key``, in words that hide it; ``None``: one can. Headers are ASCII
+    (RFC 9110), and blanks around a key are lost."""
     if not isinstance(key, str) or not key:
         return f"is {'empty' if key == '' else f'a {type(key).__name__}'}; allowed: a text of visible ASCII characters"
     if all("!" <= letter <= "~" for letter in key):
@@ -29,7 +29,7 @@ class Keys:
         return bool(self._digests)
 
     def who(self, presented: str | None) -> str | None:
-        """A name of the key for logs and limits, which does not tell it; ``None``: it opens nothing.
+        """Returns a name of the key for logs and limits, which hides it; ``None``: it opens nothing.
 
         The time that this takes depends neither on how much of a key is right nor on which key it is.
         """
@@ -39,8 +39,8 @@ class Keys:
 
 
 def presented_key(authorization: str | None, subprotocols: Iterable[str] = ()) -> str | None:
-    """The key of a request: ``Authorization: Bearer KEY``, or, for browsers' WebSockets, which cannot set headers, the
-    subprotocol ``openai-insecure-api-key.KEY``."""
+    """Returns the key of a request: ``Authorization: Bearer KEY``, or, for browsers' WebSockets, which cannot set
+    headers, the subprotocol ``openai-insecure-api-key.KEY``."""
     scheme, _, key = (authorization or "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()

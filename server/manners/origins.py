@@ -1,4 +1,4 @@
-"""Pages of other origins: whether a browser may use the server on their behalf.
+"""The rules for pages of other origins, on whose behalf a browser may or may not use the server.
 
 A server on the loopback without a key is open to every page that a browser on this machine shows: forms reach it
 without asking, and a name that is made to resolve to 127.0.0.1 reads it, too (DNS rebinding). So a request that names
@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 
 def origin_fault(origin: str | None, host: str | None, allowed: Collection[str]) -> str | None:
-    """Why a page of ``origin`` may not use the server that its client knows as ``host``; ``None``: it may."""
+    """Returns the reason why a page of ``origin`` may not use the server that its client knows as ``host``; ``None``:
+    it may."""
     if origin is None or origin in allowed or "*" in allowed:
         return None
     if host is not None and _place(origin) == host.lower():
@@ -29,7 +30,7 @@ def _place(origin: str) -> str | None:
 
 
 def host_fault(host: str | None) -> str | None:
-    """Why a server on the loopback does not answer to the name ``host``; ``None``: it does."""
+    """Returns the reason why a server on the loopback does not answer to the name ``host``; ``None``: it does."""
     name = _name(host or "")
     if name is None or name == "localhost" or name.endswith(".localhost") or _is_address(name):
         return None

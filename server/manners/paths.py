@@ -14,8 +14,8 @@ _INSTEAD = "(a path of the server)"
 
 
 def known_folders(given: Iterable[str]) -> tuple[str, ...]:
-    """How errors may name folders: those that were ``given`` and are there, as they were and in full, and those of the
-    process. The longest come first. A name alone is a word as any other."""
+    """Returns the names of folders that errors may have: those that were ``given`` and exist, as they were and in full,
+    and those of the process. The longest come first. A name alone is a word as any other."""
     there = [one for one in given if Path(one).is_dir()]
     own = (Path.cwd(), Path.home(), Path(tempfile.gettempdir()))
     found = {*there, *(str(Path(one).resolve()) for one in there), *map(str, own)}
@@ -23,9 +23,9 @@ def known_folders(given: Iterable[str]) -> tuple[str, ...]:
 
 
 def without_paths(text: str, folders: Iterable[str] = ()) -> str:
-    """``text``, with `_INSTEAD` in the place of each absolute path, and of each of ``folders`` with what is in it. One
-    with blanks is known by its quotation marks, or as one of ``folders``: a relative one that is none of these stays.
-    Addresses of the network, types of media and fractions are no paths."""
+    """Returns ``text`` with `_INSTEAD` in the place of each absolute path, and of each of ``folders`` with what is in
+    it. One with blanks is known by its quotation marks, or as one of ``folders``: another relative one stays. Addresses
+    of the network, types of media and fractions are no paths."""
     for folder in folders:
         text = re.sub(rf"(?<![\w./\\-]){re.escape(folder)}(?![\w-])[^\s'\"`,;:()\[\]{{}}<>|]*", _INSTEAD, text)
     return _PLAIN.sub(_INSTEAD, _QUOTED.sub(_INSTEAD, text))

@@ -1,4 +1,4 @@
-"""What all bodies share."""
+"""The parts that all bodies share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pydantic_core import CoreSchema, core_schema
 from ...core.errors import RequestTooLarge
 
 Name = Annotated[str, Field(min_length=1, max_length=512)]
-Word = Annotated[str, Field(max_length=64)]
+Short = Annotated[str, Field(max_length=64)]
 Text = Annotated[str, Field(max_length=4_000_000)]
 MOST_TEXT = 8_000_000  # characters of all texts of one request
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 def up_to(most: int, least: int = 0) -> Any:
-    """The bounds of a list. Its first item that is wrong is told alone: others might be wrong by the million."""
+    """Returns the bounds of a list. The first item that is wrong is reported alone: others might be wrong by the
+    million."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
 
@@ -28,8 +29,8 @@ def check_length(texts: str, length: int) -> None:
 
 
 class _Unread:
-    """Whatever it is becomes ``None``. pydantic reads it all the same, as the rest of the body: what that may cost is
-    bounded by `Weighing`."""
+    """A member whose value becomes ``None``. pydantic reads it all the same, as the rest of the body: what that may
+    cost is bounded by `Weighing`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_default_schema(handler(source), default=None, on_error="default")
@@ -56,7 +57,7 @@ class Answer(BaseModel):
 
 
 class ErrorObject(Answer):
-    """Why a request has no answer."""
+    """The error that a request got in place of an answer."""
 
     message: str
     type: str
@@ -82,7 +83,7 @@ class Ignored(Body):
 
 
 class SamplingBody(Ignored):
-    """How tokens are sampled: what OpenAI's requests have, and vLLM's names for the rest."""
+    """The members that say how tokens are sampled: OpenAI's, and vLLM's names for the rest."""
 
     temperature: Annotated[float | None, Field(ge=0.0, le=2.0, description="0 is greedy; by default 1.")] = None
     top_p: Annotated[float | None, Field(gt=0.0, le=1.0)] = None
@@ -115,7 +116,7 @@ class SamplingBody(Ignored):
 class StreamOptions(Body):
     """``stream_options`` of a request."""
 
-    include_usage: Annotated[bool | None, Field(description="A last event tells the tokens.")] = None
+    include_usage: Annotated[bool | None, Field(description="A last event has the tokens.")] = None
     include_obfuscation: Annotated[bool | None, Field(description="Accepted and not used.")] = None
 
 

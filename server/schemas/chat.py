@@ -25,7 +25,7 @@ class TextPart(Body):
 
 
 class ImageUrl(Body):
-    """Where an image is: ``data:image/...;base64,...``, or an address that the server allows."""
+    """The place of an image: ``data:image/...;base64,...``, or an address that the server allows."""
 
     url: Annotated[str, Field(min_length=1)]
     detail: Annotated[Literal["auto", "low", "high"] | None, Field(description="Accepted and not used.")] = None
@@ -53,7 +53,7 @@ class AudioPart(Body):
 
 
 class AudioUrl(Body):
-    """Where audio is: ``data:...``, or an address that the server allows."""
+    """The place of audio: ``data:...``, or an address that the server allows."""
 
     url: Annotated[str, Field(min_length=1)]
 
@@ -69,7 +69,7 @@ Part = Annotated[TextPart | ImagePart | AudioPart | AudioUrlPart, Field(discrimi
 
 
 class FunctionCall(Body):
-    """Which function an assistant has called, and with what, as JSON in a text."""
+    """The function that an assistant has called, and its arguments as JSON in a text."""
 
     name: Name
     arguments: Text
@@ -107,7 +107,7 @@ class ChatMessage(Body):
 
     @property
     def length(self) -> int:
-        """Characters of its texts."""
+        """The characters of its texts."""
         parts = self.content if isinstance(self.content, list) else [self.content or ""]
         texts = [part if isinstance(part, str) else getattr(part, "text", "") for part in parts]
         texts += [call.function.arguments for call in self.tool_calls or ()]
@@ -217,7 +217,7 @@ class ChatRequest(SamplingBody):
         return self
 
     def check_size(self) -> None:
-        """What is joined, becomes objects a second time, or is walked through more than once, has its own bounds."""
+        """Bounds what is joined, becomes objects a second time, or is walked through more than once."""
         check_length("messages", sum(message.length for message in self.messages))
         calls = (call for message in self.messages for call in message.tool_calls or ())
         check_texts("the arguments of all tool_calls", (call.function.arguments for call in calls))
@@ -229,7 +229,7 @@ class ChatRequest(SamplingBody):
             check_object(name, found, _MOST_VALUES[name], _MOST_CHARACTERS)
 
     def tool_names(self) -> list[str]:
-        """The names of the tools."""
+        """Returns the names of the tools."""
         return [tool.function.name for tool in self.tools or ()]
 
 
@@ -255,7 +255,7 @@ class Logprobs(Answer):
 
 
 class CalledFunction(Answer):
-    """Which function the model calls, and with what, as JSON in a text."""
+    """The function that the model calls, and its arguments as JSON in a text."""
 
     name: str
     arguments: str
@@ -270,7 +270,7 @@ class AnsweredCall(Answer):
 
 
 class AnswerMessage(Answer):
-    """What the model says."""
+    """The message of the model."""
 
     role: Literal["assistant"]
     content: str | None
@@ -291,7 +291,7 @@ class ChatChoice(Answer):
 
 
 class ChatAnswer(Answer):
-    """What ``/v1/chat/completions`` answers."""
+    """The answer of ``/v1/chat/completions``."""
 
     id: str
     object: Literal["chat.completion"]
@@ -319,7 +319,7 @@ class CallDelta(Answer):
 
 
 class MessageDelta(Answer):
-    """More of what the model says."""
+    """More of the message of the model."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None

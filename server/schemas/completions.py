@@ -37,15 +37,15 @@ class CompletionRequest(SamplingBody):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options without stream; set stream to true")
         if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs of a prompt are not told; leave out echo, or logprobs")
+            raise ValueError("logprobs of a prompt are not given; leave out echo, or logprobs")
         return self
 
     def check_size(self) -> None:
-        """See `Body`."""
+        """Bounds the prompts together."""
         check_length("prompts", sum(map(len, self.prompts())))
 
     def prompts(self) -> list[str | list[int]]:
-        """Each prompt of the request."""
+        """Returns each prompt of the request."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]
@@ -72,7 +72,7 @@ class CompletionChoice(Answer):
 
 
 class CompletionAnswer(Answer):
-    """What ``/v1/completions`` answers, whole or as one event."""
+    """The answer of ``/v1/completions``, whole or as one event."""
 
     id: str
     object: Literal["text_completion"]

@@ -21,15 +21,16 @@ class Model(Answer):
 
 
 class ModelList(Answer):
-    """What ``/v1/models`` answers."""
+    """The answer of ``/v1/models``."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class Health(Answer):
-    """``live``: the process answers. ``ready``: requests are taken. ``draining``: the server is stopping. ``sleeping``:
-    those of the loaded models that sleep. Where the server has keys, a request without one is not told the names."""
+    """The answer of ``/health``. ``live``: the process answers. ``ready``: requests are taken. ``draining``: the server
+    is stopping. ``sleeping``: those of the loaded models that sleep. A server with keys gives the names to requests
+    with a key alone."""
 
     live: bool
     ready: bool

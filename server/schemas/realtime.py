@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from .base import Body, Name, Text, Unread, Word, up_to
+from .base import Body, Name, Short, Text, Unread, up_to
 
 
 class Pcm(Body):
@@ -27,12 +27,12 @@ class G711(Body):
 
 
 class LiveModel(Body):
-    """Which model hears, and what it is told before."""
+    """The model that transcribes, and the text before."""
 
     model: Name | None = None
-    language: Word | None = None
+    language: Short | None = None
     prompt: Text | None = None
-    delay: Annotated[Word | None, Field(description="Accepted and not used.")] = None
+    delay: Annotated[Short | None, Field(description="Accepted and not used.")] = None
 
 
 class TurnDetection(Body):
@@ -43,13 +43,13 @@ class TurnDetection(Body):
     threshold: Annotated[float | None, Field(description="Accepted and not used.")] = None
     prefix_padding_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
     idle_timeout_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
-    eagerness: Annotated[Word | None, Field(description="Accepted and not used.")] = None
+    eagerness: Annotated[Short | None, Field(description="Accepted and not used.")] = None
     create_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
     interrupt_response: Annotated[bool | None, Field(description="Accepted and not used.")] = None
 
 
 class AudioInput(Body):
-    """How the audio comes, and what is done with it. ``turn_detection`` of null: the client says where a turn ends."""
+    """The form of the audio, and its treatment. ``turn_detection`` of null: the client says where a turn ends."""
 
     format: Pcm | G711 | None = None
     transcription: LiveModel | None = None
@@ -58,14 +58,14 @@ class AudioInput(Body):
 
 
 class Audio(Body):
-    """What a session says of audio."""
+    """The audio of a session."""
 
     input: AudioInput | None = None
 
 
 def _is_told(name: Any) -> Any:
     if name == "item.input_audio_transcription.logprobs":
-        raise ValueError(f"{name} is not told of live audio; allowed: triolet.provisional")
+        raise ValueError(f"{name} is not given for live audio; allowed: triolet.provisional")
     return name
 
 
@@ -91,7 +91,7 @@ class OldSession(Body):
     include: Includes | None = None
 
     def renewed(self) -> Session:
-        """The same in today's shape."""
+        """Returns the session in today's shape."""
         formats: dict[str, Pcm | G711] = {
             "pcm16": Pcm(),
             "g711_ulaw": G711(type="audio/pcmu"),

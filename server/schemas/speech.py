@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .base import Answer, Body, Name, Share, Text, Word, up_to
+from .base import Answer, Body, Name, Share, Short, Text, up_to
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
@@ -18,9 +18,10 @@ class ServerVad(Body):
 
 
 class SpeechForm(Body):
-    """What both have in common, beside the ``file``."""
+    """The members that both forms have, beside the ``file``."""
 
     model: Name
+    language: Annotated[Short | None, Field(description="The spoken one, by code or name.")] = None
     prompt: Annotated[Text | None, Field(description="Text before, for names and spelling.")] = None
     response_format: Format = "json"
     temperature: Annotated[Share, Field(description="0: beam search, and higher ones where the text is bad.")] = 0.0
@@ -34,7 +35,6 @@ class SpeechForm(Body):
 class TranscriptionForm(SpeechForm):
     """The members of a form that asks for a transcription, beside the ``file``."""
 
-    language: Annotated[Word | None, Field(description="A code (en) or a name (english); by default detected.")] = None
     timestamp_granularities: Annotated[
         list[Literal["word", "segment"]],
         up_to(8),
@@ -62,11 +62,9 @@ class TranscriptionForm(SpeechForm):
 class TranslationForm(SpeechForm):
     """The members of a form that asks for a translation into English, beside the ``file``."""
 
-    language: Annotated[Word | None, Field(description="That is spoken: a code or a name; by default detected.")] = None
-
 
 class DurationUsage(Answer):
-    """How much audio was read."""
+    """The seconds of audio that were read."""
 
     type: Literal["duration"]
     seconds: float

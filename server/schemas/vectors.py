@@ -12,25 +12,28 @@ Texts = Annotated[list[Text], up_to(2_048, 1)]
 Level = Annotated[int, Field(ge=-100, le=100, description="The smallest runs first.")]
 
 
-class EmbeddingRequest(Ignored):
-    """Texts to embed."""
-
+class _TextsRequest(Body):
     model: Name
     input: Text | Texts
+    priority: Level = 0
+
+    def check_size(self) -> None:
+        """Bounds the texts together."""
+        check_length("texts", sum(map(len, self.texts())))
+
+    def texts(self) -> list[str]:
+        """Returns the input as a list."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+
+class EmbeddingRequest(_TextsRequest, Ignored):
+    """Texts to embed."""
+
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[
         int | None,
         Field(ge=1, le=1_000_000, description="Keep so many numbers of each vector, and make it of length 1."),
     ] = None
-    priority: Level = 0
-
-    def check_size(self) -> None:
-        """See `Body`."""
-        check_length("texts", sum(map(len, self.texts())))
-
-    def texts(self) -> list[str]:
-        """The input as a list."""
-        return [self.input] if isinstance(self.input, str) else self.input
 
     @field_validator("input", mode="before")
     @classmethod
@@ -59,7 +62,7 @@ class PromptUsage(Answer):
 
 
 class EmbeddingAnswer(Answer):
-    """What ``/v1/embeddings`` answers."""
+    """The answer of ``/v1/embeddings``."""
 
     object: Literal["list"]
     model: str
@@ -84,12 +87,12 @@ class RerankRequest(Body):
     priority: Level = 0
 
     def check_size(self) -> None:
-        """The query is read with each document."""
+        """Bounds the texts together: the query is read with each document."""
         texts = self.texts()
         check_length("texts, the query with each,", sum(map(len, texts)) + len(texts) * len(self.query))
 
     def texts(self) -> list[str]:
-        """The text of each document."""
+        """Returns the text of each document."""
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
@@ -109,7 +112,7 @@ class Ranked(Answer):
 
 
 class RerankAnswer(Answer):
-    """What ``/v1/rerank`` answers, the best document first."""
+    """The answer of ``/v1/rerank``, the best document first."""
 
     id: str
     model: str
@@ -117,20 +120,8 @@ class RerankAnswer(Answer):
     usage: PromptUsage
 
 
-class ClassifyRequest(Body):
+class ClassifyRequest(_TextsRequest):
     """Texts to classify."""
-
-    model: Name
-    input: Text | Texts
-    priority: Level = 0
-
-    def check_size(self) -> None:
-        """See `Body`."""
-        check_length("texts", sum(map(len, self.texts())))
-
-    def texts(self) -> list[str]:
-        """The input as a list."""
-        return [self.input] if isinstance(self.input, str) else self.input
 
 
 class Classified(Answer):
@@ -142,7 +133,7 @@ class Classified(Answer):
 
 
 class ClassifyAnswer(Answer):
-    """What ``/v1/classify`` answers."""
+    """The answer of ``/v1/classify``."""
 
     id: str
     object: Literal["list"]

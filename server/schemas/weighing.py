@@ -2,11 +2,11 @@
 
 A parser holds Python's lock from the first byte to the last, and so nobody else is answered meanwhile: its time is that
 of the longest body. It depends on the members, lists and objects far more than on the bytes, since each becomes
-objects. Texts that are no ASCII are the other part: a single character beyond it, written as it is or as an escape,
+objects. Texts that are not ASCII are the other part: a single character beyond it, written as it is or as an escape,
 makes a text of four bytes for each character. So both are counted here, without a parser: what lies outside of
 quotation marks is JSON's own.
 
-For what is no JSON the counts mean nothing; the parser refuses it where it stops to be some.
+Of a body that is not JSON the counts mean nothing; the parser refuses it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Places = NDArray[np.intp]
 
 @define(eq=False)
 class Weighing:
-    """Counts of one body, which is told in parts of any size.
+    """The counts of one body, which comes in parts of any size.
 
     Args:
         name: of what is weighed, for errors.
@@ -111,8 +111,8 @@ class Weighing:
         self._within ^= bool(len(marks) % 2)
 
     def _marks(self, data: Bytes) -> tuple[Places, Places]:
-        """The places of quotation marks that begin or end a text (no odd number of backslashes is before them), and of
-        escapes for characters beyond ASCII."""
+        """Returns the places of quotation marks that begin or end a text (no odd number of backslashes is before them),
+        and of escapes for characters beyond ASCII."""
         quotes = np.flatnonzero(data == _QUOTE)
         slashes = data == _BACKSLASH
         self.backslashes += int(slashes.sum())
@@ -122,7 +122,7 @@ class Weighing:
         self._escaped = False
         if not slashes.any():
             return quotes, quotes[:0]
-        last = np.maximum.accumulate(np.where(slashes, -1, np.arange(len(data))))  # that is no backslash
+        last = np.maximum.accumulate(np.where(slashes, -1, np.arange(len(data))))  # other than a backslash
         self._escaped = bool((len(data) - 1 - last[-1]) % 2)
         marks = quotes[_backslashes_before(quotes, last) % 2 == 0]
         escapes = np.flatnonzero(data == ord("u"))
@@ -152,7 +152,7 @@ class Weighing:
 
 
 def _backslashes_before(places: Places, last: Places) -> Places:
-    """How many backslashes are directly before each of ``places``, by the places of the last byte that is none."""
+    """Returns the number of backslashes directly before each of ``places``; ``last`` has the last other byte before."""
     return np.where(places > 0, places - 1 - last[places - 1], 0)
 
 

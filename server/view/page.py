@@ -32,7 +32,7 @@ SCRIPTS = (
     "live.js",
     "main.js",
 )
-"""In the order in which they are put together: a script imports those before it alone."""
+"""The scripts in their order in the page: a script imports those before it alone."""
 
 HEADERS = {
     "cache-control": "no-store",
@@ -58,7 +58,7 @@ class Page:
 
 
 def read_page() -> Page:
-    """The page, from its files."""
+    """Reads the page from its files."""
     style = _read("page.css")
     script = "\n".join(plain(_read(name)) for name in SCRIPTS)
     html = _read("page.html").replace("/* style */", style).replace("/* script */", script)
@@ -66,7 +66,7 @@ def read_page() -> Page:
 
 
 def plain(script: str) -> str:
-    """A module's text without its imports and exports."""
+    """Returns a module's text without its imports and exports."""
     return _EXPORT.sub("", _IMPORT.sub("", script))
 
 

@@ -1,7 +1,7 @@
-"""What watchers are told, as values for JSON. Pure. Ids, times, counts and keys: no prompt, no text, no audio.
+"""The messages to watchers, as values for JSON. Pure. Ids, times, counts and keys: no prompt, no text, no audio.
 
 ``state`` comes first: all requests and encoder outputs as they are. Then ``changes``, each with the time ``at`` which
-it was, and ``figures`` some times a second. ``lost`` says how many changes a slow watcher was not told; another
+it was, and ``figures`` some times a second. ``lost`` says how many changes a slow watcher did not get; another
 ``state`` follows it. ``end`` is the last: the server stops. Times are seconds of the server's clock, sizes are bytes.
 """
 
@@ -24,7 +24,7 @@ LONGEST_ID = 128  # characters
 
 
 def compact(told: Mapping[str, Any]) -> str:
-    """``told`` as JSON, without a space."""
+    """Returns ``told`` as JSON, without a space."""
     return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -55,7 +55,7 @@ def failure_told(model: str, text: str, now: float) -> Told:
 
 
 def state_told(states: Mapping[str, Overview], began: int, now: float) -> Told:
-    """All that there is now. ``began`` tells one server from the next."""
+    """The state of everything now. ``began`` tells one server from the next."""
     requests = [
         request_told(model, line) | {"since": _time(line.queued_at)}
         for model, state in states.items()
@@ -66,17 +66,17 @@ def state_told(states: Mapping[str, Overview], began: int, now: float) -> Told:
 
 
 def changes_told(changes: Iterable[Told], now: float) -> Told:
-    """What has changed since the last time."""
+    """The changes since the last message."""
     return {"type": "changes", "now": _time(now), "changes": list(changes)}
 
 
 def lost_told(count: int, now: float) -> Told:
-    """So many changes are not told."""
+    """The number of changes that were lost."""
     return {"type": "lost", "now": _time(now), "count": count}
 
 
 def end_told(now: float) -> Told:
-    """The server stops, and nothing more is told."""
+    """The end: the server stops."""
     return {"type": "end", "now": _time(now)}
 
 
@@ -135,7 +135,7 @@ def engine_told(statistics: EngineStatistics, state: Overview, *, encodes: bool)
 
 
 def description_told(description: ModelDescription) -> Told:
-    """What a loaded model is, and what it can do."""
+    """The description of a loaded model, and its abilities."""
     return {
         "architecture": description.architecture,
         "device": description.device,
@@ -152,7 +152,7 @@ def _encodes(description: ModelDescription) -> bool:
 
 
 def abilities(description: ModelDescription) -> list[str]:
-    """What the page can ask of a model: ``transcribe``, ``chat``, and for a chat ``image`` and ``audio``."""
+    """The abilities that the page knows: ``transcribe``, ``chat``, and for a chat ``image`` and ``audio``."""
     if description.whisper is not None:
         return ["transcribe"]
     preparer = description.preparer
@@ -161,7 +161,7 @@ def abilities(description: ModelDescription) -> list[str]:
     return ["chat", *sorted(preparer.media & {"image", "audio"})]
 
 
-# -- what may be told --------------------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------------------
 
 
 def public_error(error: str) -> str:
@@ -174,7 +174,7 @@ def public_error(error: str) -> str:
 
 
 def kind_of(error: str) -> str:
-    """The type of a failure. The text of an error of a load has paths of the server; `Server.use` does not tell it."""
+    """The type of a failure. The text of an error of a load has paths of the server; `Server.use` hides it, too."""
     return error.partition(":")[0]
 
 

@@ -1,4 +1,4 @@
-"""`Watchers`: everybody who watches the server, and what they have not been told yet."""
+"""`Watchers`: everybody who watches the server, and the changes that they have not read yet."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_WATCHERS = 64
 
 @define(eq=False)
 class Watcher:
-    """What one watcher is to be told next: the latest ``most`` changes."""
+    """The changes that one watcher reads next: the latest ``most``."""
 
     most: int = MOST_CHANGES
     _lost: int = field(default=0, init=False)
@@ -30,12 +30,12 @@ class Watcher:
         self._changes = deque(maxlen=self.most)
 
     def put(self, change: Told) -> None:
-        """One more change; the oldest is lost where there are too many."""
+        """Adds a change; the oldest is lost if there are too many."""
         self._lost += len(self._changes) == self.most
         self._changes.append(change)
 
     def take(self) -> tuple[int, list[Told]]:
-        """How many changes were lost since the last time, and the others."""
+        """Returns the number of changes that were lost since the last time, and the others."""
         lost, changes = self._lost, list(self._changes)
         self._lost = 0
         self._changes.clear()
@@ -62,12 +62,12 @@ class Watchers:
             self._put(told.failure_told(model, state.last_failure, event.time))
 
     def state_of(self, model: str) -> Overview:
-        """What is known of a model; nothing where it was never loaded."""
+        """Returns the state of a model; an empty one if it was never loaded."""
         return self.states.get(model) or Overview()
 
     @contextmanager
     def joined(self) -> Iterator[Watcher]:
-        """One more watcher, for the block. It is told what changes from now on.
+        """Adds a watcher for the block, which gets the changes from now on.
 
         Raises:
             Refusal: too many watch already.
@@ -88,7 +88,7 @@ class Watchers:
             self._follow(model, state)
 
     def _follow(self, model: str, state: Overview) -> None:
-        """The state tells of changes while there is somebody to hear of them."""
+        """Has the state report changes while somebody watches."""
 
         def changed(change: Change) -> None:
             self._put(_told(model, change))

@@ -19,7 +19,7 @@ with warnings.catch_warnings():
 from ray.serve.request_router import ReplicaID, RequestRouter
 
 from triolet.cluster.content_router import ContentRouter
-from triolet.core.words import Word
+from triolet.core.replica_reports import ReplicaReport
 
 NAMES = tuple("abcd")
 KEYS = tuple("uvw")
@@ -63,7 +63,7 @@ def identity(name: str) -> ReplicaID:
     return ReplicaID(unique_id=name, deployment_id=None)  # type: ignore[arg-type]
 
 
-def running(name: str, word: Word | None = None) -> Any:
+def running(name: str, word: ReplicaReport | None = None) -> Any:
     """A `RunningReplica` that has said ``word``."""
     return SimpleNamespace(replica_id=identity(name), routing_stats=word or {})
 
@@ -85,8 +85,8 @@ def made() -> Iterator[tuple[ContentRouter, Loop]]:
         yield router, loop
 
 
-def word(number: int, requests: int, encodings: int = 0, keys: list[str] | None = None) -> Word:
-    said = Word(number=number, requests=requests, encodings=encodings)
+def word(number: int, requests: int, encodings: int = 0, keys: list[str] | None = None) -> ReplicaReport:
+    said = ReplicaReport(number=number, requests=requests, encodings=encodings)
     return said if keys is None else {**said, "keys": keys}
 
 
@@ -189,7 +189,7 @@ class ContentRouterMachine(RuleBasedStateMachine):
         self.around = made()
         self.router, self.loop = self.around.__enter__()
         self.there: set[str] = set()
-        self.words: dict[str, Word] = {}
+        self.words: dict[str, ReplicaReport] = {}
         self.flights: list[tuple[str, Result]] = []
         self.ending: list[tuple[str, Result]] = []  # ended, which the router's loop has not heard yet
 

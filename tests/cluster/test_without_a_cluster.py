@@ -26,8 +26,8 @@ from triolet.cluster.backend import RayBackend, _Attempt
 from triolet.cluster.deployment import Deployment, Running
 from triolet.cluster.replica import Replica
 from triolet.core.errors import CheckpointError, EngineClosed, EngineError
+from triolet.core.replica_reports import Reporter
 from triolet.core.request import Request
-from triolet.core.words import Speaker
 
 
 class Answers:
@@ -239,7 +239,7 @@ def test_a_replicas_books_are_read_where_they_change() -> None:
     async def ask() -> threading.Thread:
         replica, opened = Asked(), asyncio.get_running_loop().create_future()
         replica._loop, replica._ended = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-        replica._fault, replica._supervisor, replica._speaker = None, books, Speaker(5.0)  # type: ignore[assignment]
+        replica._fault, replica._supervisor, replica._reporter = None, books, Reporter(5.0)  # type: ignore[assignment]
         leave = trio.Event()
 
         async def live() -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from triolet.server.body import _parse
-from triolet.server.endpoints.live_reader import _event_of
+from triolet.server.endpoints.realtime import _event_of
 from triolet.server.faults import _LOOKED_AT, Fault, faults_of
 from triolet.server.problems import BadBody
 from triolet.server.schemas.base import Body

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from triolet.server.listening import Listener
-from triolet.server.manners.floods import Flood
+from triolet.server.manners.limits import Flood
 from triolet.server.settings import ServerSettings
 
 from .connected import PATIENCE, listening, said, serving_on
@@ -47,7 +47,7 @@ def test_a_flood_is_told_once_in_a_while_and_nothing_is_lost(pauses: list[float]
         count = flood.came(now)
         if count:
             told.append((now, count))
-    assert len(pauses) - sum(count for _, count in told) == flood._untold
+    assert len(pauses) - sum(count for _, count in told) == flood._unreported
     times = [time for time, _ in told]
     assert all(later >= earlier + 60.0 for earlier, later in pairwise(times))
     assert [count for _, count in told[:1]] == [1] * bool(pauses), "the first is told at once"
@@ -188,18 +188,3 @@ async def test_frames_behind_a_denial_are_not_answered(caplog: pytest.LogCapture
     assert found.count(b"HTTP/1.1") == 1
     assert found.endswith(b"\r\n\r\ndenied")
     assert lines(caplog) == []
-
-
-async def test_who_waits_for_the_101_is_served() -> None:
-    app = Slow()
-    app.may.set()
-    async with listening(app) as place, await place.connect() as stream:
-        with trio.fail_after(PATIENCE):
-            await stream.send_all(OPENING)
-            found = b""
-            while not found.endswith(b"hello"):
-                found += await stream.receive_some()
-            await stream.send_all(FRAME)
-            await app.ended.wait()
-    assert found.startswith(b"HTTP/1.1 101 ")
-    assert app.heard[1]["text"] == "hello"

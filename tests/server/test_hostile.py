@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
-from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -218,30 +217,7 @@ def test_the_members_of_a_form_are_bounded(patient: Served) -> None:
     )
 
 
-def test_a_name_that_is_nearly_right_is_told(patient: Served) -> None:
-    body = {"model": "llama", "messages": [{"role": "user", "content": "a"}], "max_token": 3}
-    status, told = post(patient, "/v1/chat/completions", json.dumps(body).encode())
-    assert status == 400
-    assert told["error"]["message"] == "max_token is no member of this request; did you mean max_tokens?"
-    assert told["error"]["param"] == "max_token"
-
-
 # -- sizes -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_request_of_a_gigabyte_is_refused_before_it_is_sent(patient: Served) -> None:
-    with closing(connect(patient)) as connection:
-        connection.sendall(head(SPEECH, 2**30) + form(b"", model="whisper"))
-        answer = head_of(connection)
-    assert answer.startswith(b"HTTP/1.1 413")
-    assert b"connection: close" in answer
-
-
-def test_who_sends_a_large_request_to_its_end_hears_the_answer(patient: Served) -> None:
-    """Most clients do not listen before."""
-    status, told = post(patient, SPEECH, form(b"x" * 3 * 2**20, model="whisper"), FORM)
-    assert status == 413
-    assert told["error"]["code"] == "request_too_large"
 
 
 def test_a_file_that_was_spooled_is_told_by_no_path_of_the_server(patient: Served) -> None:
@@ -286,14 +262,6 @@ def test_who_does_not_end_the_head_of_a_request_is_given_up(still: Served) -> No
         still.let_pass(still.server.settings.keep_alive_seconds)
         assert heard(connection) == b""
         still.until(lambda: not still.listener.connections)
-
-
-def test_who_sends_a_body_too_slowly_is_told(still: Served) -> None:
-    with closing(connect(still)) as connection:
-        connection.sendall(head(SPEECH, 500) + b"--edge")
-        still.until(lambda: [one.bytes_in for one in still.server.exchanges] == [6])
-        still.let_pass(still.server.settings.body_seconds)
-        assert heard(connection).startswith(b"HTTP/1.1 408")
 
 
 @pytest.mark.parametrize("cut", [0, 10, 80, 200, 100_000])
@@ -346,17 +314,6 @@ def test_who_sends_more_before_the_answer_gets_all_answers(patient: Served) -> N
     assert answers.count(b"HTTP/1.1 200") == 5
 
 
-def test_requests_that_follow_answers_share_a_connection(patient: Served) -> None:
-    with closing(HTTPConnection(patient.url.removeprefix("http://"), timeout=PATIENCE)) as connection:
-        connection.connect()
-        first = connection.sock
-        for _ in range(3):
-            connection.request("GET", "/health")
-            with connection.getresponse() as answer:
-                assert (answer.status, json.load(answer)["running"]) == (200, 0)
-        assert connection.sock is first
-
-
 def test_protocol_nonsense_does_not_end_the_server(patient: Served) -> None:
     for nonsense in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -380,10 +337,18 @@ def test_protocol_nonsense_does_not_end_the_server(patient: Served) -> None:
 # -- other pages -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", ["origin: http://evil.example", "host: evil.example"])
-def test_pages_and_names_of_others_are_refused(patient: Served, header: str) -> None:
-    host = "" if header.startswith("host") else "host: localhost\r\n"
-    answer = talk(patient, f"GET /v1/models HTTP/1.1\r\n{host}{header}\r\nconnection: close\r\n\r\n".encode())
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"host: evil.example",
+        *(
+            b"host: localhost\r\norigin: " + one
+            for one in (b"http://evil.example", b"http://[", b"null", b"//", b"\xff")
+        ),
+    ],
+)
+def test_pages_and_names_of_others_are_refused(patient: Served, headers: bytes) -> None:
+    answer = talk(patient, b"GET /v1/models HTTP/1.1\r\n" + headers + b"\r\nconnection: close\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 403")
 
 
@@ -433,13 +398,6 @@ def test_head_of_a_stream_ends(patient: Served) -> None:
     assert answer.startswith(b"HTTP/1.1 200")
 
 
-@pytest.mark.parametrize("origin", [b"http://[", b"null", b"//", b"\xff"])
-def test_an_origin_that_is_none_is_refused(patient: Served, origin: bytes) -> None:
-    lines = [b"GET /v1/models HTTP/1.1", b"host: localhost", b"origin: " + origin, b"connection: close", b"", b""]
-    answer = talk(patient, b"\r\n".join(lines))
-    assert answer.startswith(b"HTTP/1.1 403")
-
-
 @pytest.mark.parametrize(
     "members", [{"prompt": "x", "prompt[a]": "y"}, {"a[]": "x", "a[b]": "y"}, {"a[b]": "x", "a": "y"}]
 )
@@ -454,15 +412,3 @@ def test_a_name_of_megabytes_is_told_in_short(patient: Served) -> None:
     status, told = post(patient, "/v1/chat/completions", body)
     assert status == 400
     assert len(json.dumps(told)) < 5_000
-
-
-def test_who_has_no_key_holds_no_place(models: dict[str, str]) -> None:
-    """And hears so before the body is sent."""
-    with served({"whisper": models["whisper"]}, api_keys=("secret",), max_requests=2) as running:
-        strangers = [connect(running) for _ in range(4)]
-        for stranger in strangers:
-            stranger.sendall(head(SPEECH, 500))
-            assert head_of(stranger).startswith(b"HTTP/1.1 401")
-        assert running.ask(lambda: len(running.server.exchanges)) == 0
-        for stranger in strangers:
-            stranger.close()

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from triolet.core.errors import InvalidRequest
 from triolet.server.manners.keys import Keys, presented_key
+from triolet.server.manners.limits import RateLimit
 from triolet.server.manners.origins import host_fault, origin_fault
-from triolet.server.manners.rate import RateLimit
 from triolet.server.server import Pace
 from triolet.server.settings import ServerSettings
 

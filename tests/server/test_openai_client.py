@@ -158,12 +158,6 @@ def test_a_json_object_is_one(client):
     assert isinstance(json.loads(answer.choices[0].message.content), dict)
 
 
-def test_a_json_schema_is_followed(client):
-    form = {"type": "json_schema", "json_schema": {"name": "verdict", "schema": Verdict.model_json_schema()}}
-    answer = talk(client, response_format=form, seed=1, max_tokens=200)
-    assert Verdict.model_validate_json(answer.choices[0].message.content)
-
-
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # the client's, where it sends its own answer back
 def test_parse_gives_the_object_of_a_pydantic_model(client):
     ask = partial(client.chat.completions.parse, model="llama", seed=1, max_tokens=200, response_format=Verdict)
@@ -171,13 +165,6 @@ def test_parse_gives_the_object_of_a_pydantic_model(client):
     assert isinstance(answer.parsed, Verdict)
     again = ask(messages=[*QUESTION, answer, *QUESTION])  # an answer goes back as it came
     assert isinstance(again.choices[0].message.parsed, Verdict)
-
-
-def test_the_streaming_helper_parses_too(client):
-    ask = partial(client.chat.completions.stream, model="llama", seed=1, max_tokens=200, response_format=Verdict)
-    with ask(messages=QUESTION) as stream:
-        final = stream.get_final_completion()
-    assert isinstance(final.choices[0].message.parsed, Verdict)
 
 
 def test_an_image_is_seen(service, client):
@@ -253,14 +240,6 @@ def test_the_streaming_helper_tells_a_call(client):
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
-
-
-def test_each_prompt_of_a_list_is_completed(service, client):
-    answer = client.completions.create(model="llama", prompt=["one", "two"], **GREEDY)
-    assert [choice.text for choice in answer.choices] == [
-        completed(service, prompt=prompt, **GREEDY).text for prompt in ("one", "two")
-    ]
-    assert answer.usage.completion_tokens == 16
 
 
 def test_prompts_of_tokens_are_completed(service, client):

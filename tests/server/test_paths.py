@@ -18,7 +18,7 @@ import trio
 from triolet import Engine, Engines, ModelSpec
 from triolet.core import errors
 from triolet.core.errors import CheckpointError, InvalidRequest, TrioletError, UnknownModel
-from triolet.server.manners.floods import Flood
+from triolet.server.manners.limits import Flood
 from triolet.server.manners.paths import known_folders, without_paths
 from triolet.server.problems import BadBody, Problem, Refusal, problem_of, report
 from triolet.server.server import Server

@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from triolet.core.errors import EncodeFailed
-from triolet.server.endpoints import live_backlog
-from triolet.server.endpoints.live_backlog import MOST_SAMPLES
+from triolet.server.endpoints import live_turns
+from triolet.server.endpoints.live_turns import MOST_SAMPLES
 from triolet.server.serving import _drain
 
 from .talking import COMPLETED, FAILED, RATE, PaperEngine, Talk, answered, paper_server, scope_of, talking, tone, update
@@ -191,7 +191,7 @@ async def test_a_client_that_sends_faster_than_the_model_hears_is_sent_away(
     autojump_clock: Any, monkeypatch: pytest.MonkeyPatch, samples: int, most: int
 ) -> None:
     """However small its pieces are. All is given back, though the model is not done."""
-    monkeypatch.setattr(live_backlog, "MOST_SAMPLES", most)
+    monkeypatch.setattr(live_turns, "MOST_SAMPLES", most)
     async with talking() as talk:
         talk.engine.may_answer = trio.Event()
         talk.append(10)

@@ -84,17 +84,6 @@ def test_a_stream_tells_the_same_call(client: openai.OpenAI) -> None:
     assert reasons[-1] == "stop"  # OpenAI's word for a call that was not the model's choice
 
 
-def test_results_go_back_to_the_model(client: openai.OpenAI) -> None:
-    call = {"id": "123456789", "type": "function", "function": {"name": "weather", "arguments": '{"days": 2}'}}
-    messages: Any = [
-        *MESSAGES,
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "123456789", "content": "sunny"},
-    ]
-    answer = ask(client, messages=messages, max_tokens=4)
-    assert answer.usage.prompt_tokens > ask(client, max_tokens=4).usage.prompt_tokens
-
-
 def test_tools_that_may_not_be_called_are_not_told(client: openai.OpenAI) -> None:
     without = client.chat.completions.create(model="qwen", messages=MESSAGES, max_tokens=4)
     answer = ask(client, tool_choice="none", max_tokens=4)

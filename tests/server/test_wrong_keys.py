@@ -10,7 +10,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.server.manners.wrong_keys import MOST, WrongKeys
+from triolet.server.manners.limits import MOST, WrongKeys
 from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
 

@@ -7,7 +7,7 @@ import itertools
 import hypothesis.strategies as st
 from hypothesis import given
 
-from triolet.core.words import Speaker, Word
+from triolet.core.replica_reports import ReplicaReport, Reporter
 
 SECONDS = 5.0
 MOMENTS = st.lists(
@@ -21,11 +21,11 @@ MOMENTS = st.lists(
 )
 
 
-def said(moments: list[tuple[float, int, int, list[str]]]) -> list[tuple[float, Word]]:
-    speaker, now, words = Speaker(SECONDS, most_keys=3), 100.0, []
+def said(moments: list[tuple[float, int, int, list[str]]]) -> list[tuple[float, ReplicaReport]]:
+    speaker, now, words = Reporter(SECONDS, most_keys=3), 100.0, []
     for seconds, requests, encodings, keys in moments:
         now += seconds
-        words.append((now, speaker.word(now=now, requests=requests, encodings=encodings, keys=keys)))
+        words.append((now, speaker.report(now=now, requests=requests, encodings=encodings, keys=keys)))
     return words
 
 

@@ -1,0 +1,395 @@
+"""The turns of a live session: `Settings`, the `Backlog` of what its client has said, the `Client` that is told, and
+`Turns`, which bring the audio to an engine and its text to the client."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import trio
+from attrs import define, evolve, field, frozen
+from starlette.websockets import WebSocket
+
+from ...api.engine import Engine
+from ...api.outputs.results import LiveText
+from ..problems import Problem, problem_of, report
+from ..schemas import realtime as bodies
+from ..server import Server
+
+MOST_SAMPLES = 14_400_000  # 28.8 MB: 600 s at 24,000 Hz
+_OF_EVENT = 128  # samples that are as large as a command without any: else tiny ones would have no bound
+_MOST_UNREAD = 1 << 20  # characters
+_PAUSE_SECONDS = 1.0  # of audio, after a failure of the engine
+
+Samples: TypeAlias = npt.NDArray[np.int16]
+
+
+@frozen(kw_only=True)
+class Settings:
+    """The settings of a session: OpenAI's defaults, until the client changes them."""
+
+    format: bodies.Pcm | bodies.G711 = field(factory=bodies.Pcm)
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+    turns: bodies.TurnDetection | None = field(factory=bodies.TurnDetection)  # None: the client ends them
+    include: tuple[str, ...] = ()
+
+    def updated(self, session: bodies.Session) -> Settings:
+        """Returns these settings with the changes of ``session``."""
+        given: dict[str, Any] = {}
+        said = session.audio.input if session.audio is not None else None
+        if said is not None and said.format is not None:
+            given["format"] = said.format
+        if said is not None and said.transcription is not None:
+            given.update(language=said.transcription.language, prompt=said.transcription.prompt)
+            given["model"] = said.transcription.model or self.model
+        if said is not None and "turn_detection" in said.model_fields_set:
+            given["turns"] = said.turn_detection
+        if session.include is not None:
+            given["include"] = tuple(session.include)
+        return evolve(self, **given)
+
+    def told(self, name: str) -> dict[str, Any]:
+        """Returns the settings as the session's events have them."""
+        heard = {"model": self.model, "language": self.language, "prompt": self.prompt}
+        return {
+            "id": name,
+            "object": "realtime.transcription_session",
+            "type": "transcription",
+            "audio": {
+                "input": {
+                    "format": self.format.model_dump(),
+                    "transcription": heard,
+                    "turn_detection": None
+                    if self.turns is None
+                    else self.turns.model_dump(exclude_unset=True) | {"type": self.turns.type},
+                    "noise_reduction": None,
+                }
+            },
+            "include": list(self.include) or None,
+        }
+
+    def options(self) -> dict[str, Any]:
+        """Returns the arguments of `Engine.live`."""
+        silence = self.turns.silence_duration_ms if self.turns is not None else None
+        given = {
+            "language": self.language,
+            "initial_prompt": self.prompt,
+            "endpoint_silence": None if silence is None else silence / 1_000,
+        }
+        return {"rate": self.format.rate, **{name: value for name, value in given.items() if value is not None}}
+
+
+@frozen
+class Audio:
+    """A command: more of the turn's audio, which is not empty."""
+
+    samples: Samples
+
+
+@frozen
+class EndTurn:
+    """A command: the turn ends. ``keep``: its text is wanted. ``then``: the settings from now on."""
+
+    keep: bool
+    then: Settings | None = None
+
+
+Command: TypeAlias = Audio | EndTurn
+
+
+class TooMuch(Exception):
+    """The client says so much, or leaves so much unread, that its session ends."""
+
+
+@define(eq=False)
+class Backlog:
+    """The commands that wait, in order. Putting one never waits: who waits would not notice that the client has
+    gone."""
+
+    _held: int = field(default=0, init=False)  # samples, or as large
+    _give: trio.MemorySendChannel[tuple[Command, int]] = field(init=False)
+    _take: trio.MemoryReceiveChannel[tuple[Command, int]] = field(init=False)
+    is_closed: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._give, self._take = trio.open_memory_channel(math.inf)
+
+    def put(self, command: Command, size: int) -> None:
+        """Adds a command. ``size``: samples, or characters of the settings.
+
+        Raises:
+            TooMuch: with it more than `MOST_SAMPLES` would wait.
+        """
+        size += _OF_EVENT
+        if self._held + size > MOST_SAMPLES:
+            raise TooMuch(f"more than {MOST_SAMPLES:,} samples wait to be heard; send no faster than the model hears")
+        self._held += size
+        self._give.send_nowait((command, size))
+
+    async def take(self) -> Command | None:
+        """Returns the next command; ``None``: no more comes."""
+        try:
+            command, size = await self._take.receive()
+        except trio.EndOfChannel:
+            return None
+        self._held -= size
+        return command
+
+    def close(self) -> None:
+        """Takes no more commands."""
+        self.is_closed = True
+        self._give.close()
+
+
+@define(eq=False)
+class Client:
+    """The client of a session. One task sends (`write`), so that the reader of the client need not wait until the
+    client reads, too."""
+
+    socket: WebSocket
+    name: str
+    _unread: int = field(default=0, init=False)
+    _room: trio.Event = field(factory=trio.Event, init=False)
+    _end: tuple[int, str] | None = field(default=None, init=False)
+    _give: trio.MemorySendChannel[str] = field(init=False)
+    _take: trio.MemoryReceiveChannel[str] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._give, self._take = trio.open_memory_channel(math.inf)
+
+    async def tell(self, kind: str, **members: Any) -> None:
+        """Sends an event. Waits for a client that reads slowly."""
+        await trio.lowlevel.checkpoint()
+        while self._unread > _MOST_UNREAD:
+            await self._room.wait()
+        self._put(kind, members)
+
+    def answer(self, kind: str, **members: Any) -> None:
+        """Sends an event at once.
+
+        Raises:
+            TooMuch: the client does not read.
+        """
+        if self._unread > _MOST_UNREAD:
+            raise TooMuch(f"more than {_MOST_UNREAD:,} characters are not read yet; read what the server tells")
+        self._put(kind, members)
+
+    def end(self, code: int, reason: str, last_words: Problem | None = None) -> None:
+        """Has `write` close the connection after what was told. The first call gives the reason."""
+        if self._end is not None:
+            return
+        if last_words is not None:
+            self._put("error", {"error": {**last_words.as_object()["error"], "event_id": None}})
+        self._end = code, reason
+        self._give.close()
+
+    def explained(self, error: Exception) -> dict[str, Any]:
+        """Returns ``error`` in OpenAI's shape: the first of several that came together. One that is ours is logged."""
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        problem = problem_of(error, self.socket.app.state.server.folders)
+        refusals = self.socket.app.state.server.refusals
+        report(self.name, {}, error, problem, refusals, trio.current_time())
+        told: dict[str, Any] = problem.as_object()["error"]
+        return told
+
+    async def write(self) -> None:
+        """Sends the events until `end`; then closes."""
+        async for text in self._take:
+            await self.socket.send({"type": "websocket.send", "text": text})
+            self._unread -= len(text)
+            self._room.set()
+            self._room = trio.Event()
+        assert self._end is not None, "nobody but `end` closes the channel"
+        await self.socket.close(*self._end)
+
+    def _put(self, kind: str, members: dict[str, Any]) -> None:
+        if self._end is not None:
+            return
+        event = {"type": kind, "event_id": f"event_{secrets.token_hex(8)}", **members}
+        text = json.dumps(event, separators=(",", ":"), ensure_ascii=False)
+        self._unread += len(text)
+        self._give.send_nowait(text)
+
+
+@define(eq=False)
+class Turns:
+    """Brings the client's audio to the engine, turn by turn, and sends its text."""
+
+    server: Server
+    client: Client
+    settings: Settings
+    backlog: Backlog
+    _now: Command | None = field(default=None, init=False)  # what the client said last, of what was taken
+    _taken: float = field(default=0.0, init=False)  # seconds of audio
+    _before: float = field(default=0.0, init=False)  # of these, before this turn
+    _start: float = field(default=0.0, init=False)  # of the utterance
+    _end: float | None = field(default=None, init=False)  # of its last word so far
+    _item: str | None = field(default=None, init=False)
+    _last: str | None = field(default=None, init=False)  # the item before
+    _text: str = field(default="", init=False)
+
+    async def run(self) -> None:
+        """Returns when no more comes, and the text of all that came is sent."""
+        await self._next()
+        while self._now is not None:
+            if isinstance(self._now, Audio):
+                await self._turn_or_failure()
+            else:
+                self.settings = self._now.then or self.settings
+                await self._next()
+
+    async def _next(self) -> None:
+        self._now = await self.backlog.take()
+        if isinstance(self._now, Audio):
+            self._taken += len(self._now.samples) / self.settings.format.rate
+
+    @property
+    def _is_unwanted(self) -> bool:
+        """True if the client has ended the turn and does not want its text."""
+        return isinstance(self._now, EndTurn) and not self._now.keep
+
+    async def _turn_or_failure(self) -> None:
+        try:
+            await self._turn()
+        except Exception as error:  # noqa: BLE001  (told; the next turn may go better)
+            again = await self._failed(error)
+            await self._skip(again)
+
+    async def _turn(self) -> None:
+        """Transcribes the audio that there is now, and what follows, until there is another command."""
+        assert isinstance(self._now, Audio), "a turn begins with audio"
+        self._before = self._taken - len(self._now.samples) / self.settings.format.rate
+        async with self.server.use(self.settings.model or "") as engine:
+            if self.settings.turns is None:
+                await self._collected(engine)
+            else:
+                await self._heard(engine)
+
+    async def _skip(self, seconds: float) -> None:
+        """Skips what follows of a turn that has failed, for ``seconds`` or up to the turn's end."""
+        until = self._taken + seconds
+        while isinstance(self._now, Audio) and self._taken <= until:
+            await self._next()
+
+    # -- the server finds where somebody speaks ------------------------------------------------------------------------
+
+    async def _heard(self, engine: Engine) -> None:
+        session = engine.live(request_id=self.client.name, **self.settings.options())
+        async with session as live, trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell_all, live)
+            while isinstance(self._now, Audio):
+                await live.feed(self._now.samples)
+                await self._next()
+            if self._is_unwanted:
+                nursery.cancel_scope.cancel()
+            else:
+                await live.finish()
+        self._forget()
+
+    async def _tell_all(self, live: Any) -> None:
+        async for update in live:
+            await self._tell(update)
+
+    async def _tell(self, update: LiveText) -> None:
+        start = self._before + (update.position if update.start is None else update.start)
+        if self._item is None:
+            self._item, self._start = _new_item(), start
+            await self.client.tell(
+                "input_audio_buffer.speech_started", audio_start_ms=_milliseconds(start), item_id=self._item
+            )
+        self._start = min(self._start, start)
+        self._end = self._end if update.end is None else self._before + update.end
+        if update.stable:
+            await self._add(update.stable)
+        if "triolet.provisional" in self.settings.include:
+            await self.client.tell("triolet.provisional", item_id=self._item, text=update.provisional)
+        if update.ends_utterance:
+            await self._end_utterance(self._item, self._before + update.position if self._end is None else self._end)
+
+    async def _end_utterance(self, item: str, end: float) -> None:
+        await self.client.tell("input_audio_buffer.speech_stopped", audio_end_ms=_milliseconds(end), item_id=item)
+        await self._commit(item, self._text.strip())
+        await self._complete(end - self._start)
+
+    # -- the client says where the turn ends ---------------------------------------------------------------------------
+
+    async def _collected(self, engine: Engine) -> None:
+        parts = []
+        while isinstance(self._now, Audio):
+            parts.append(self._now.samples)
+            await self._next()
+        if self._is_unwanted:
+            return
+        rate = self.settings.format.rate
+        await self._commit(_new_item(), None)
+        async with engine.stream_transcription(
+            (np.concatenate(parts), rate),
+            request_id=self.client.name,
+            beam_size=1,
+            language=self.settings.language,
+            initial_prompt=self.settings.prompt,
+        ) as segments:
+            async for segment in segments:
+                await self._add(segment.text)
+        await self._complete(self._taken - self._before)
+
+    # -- what is told --------------------------------------------------------------------------------------------------
+
+    async def _add(self, text: str) -> None:
+        text = text if self._text else text.lstrip()  # joined they are the transcript
+        self._text += text
+        await self.client.tell(
+            "conversation.item.input_audio_transcription.delta", item_id=self._item, content_index=0, delta=text
+        )
+
+    async def _commit(self, item: str, text: str | None) -> None:
+        """Sends that the turn's audio is complete."""
+        before, self._last, self._item = self._last, item, item
+        await self.client.tell("input_audio_buffer.committed", item_id=item, previous_item_id=before)
+        content = [{"type": "input_audio", "transcript": text}]
+        told = {"id": item, "type": "message", "status": "completed", "role": "user", "content": content}
+        await self.client.tell("conversation.item.added", item=told, previous_item_id=before)
+
+    async def _complete(self, seconds: float) -> None:
+        """Sends the whole text of the turn."""
+        item, text = self._item, self._text.strip()
+        self._forget()
+        await self.client.tell(
+            "conversation.item.input_audio_transcription.completed",
+            item_id=item,
+            content_index=0,
+            transcript=text,
+            usage={"type": "duration", "seconds": math.ceil(max(seconds, 0.0))},
+        )
+
+    async def _failed(self, error: Exception) -> float:
+        """Sends ``error``, for the item if the client knows one. Returns how many seconds of audio go by before another
+        attempt: without end where it would fail alike, or where the client says when the turn is over."""
+        item, told = self._item, self.client.explained(error)
+        self._forget()
+        if item is None:
+            await self.client.tell("error", error={**told, "event_id": None})
+        else:
+            await self.client.tell(
+                "conversation.item.input_audio_transcription.failed", item_id=item, content_index=0, error=told
+            )
+        fails_alike = told["type"] == "invalid_request_error"
+        return math.inf if fails_alike or self.settings.turns is None else _PAUSE_SECONDS
+
+    def _forget(self) -> None:
+        self._item, self._text, self._end = None, "", None
+
+
+def _new_item() -> str:
+    return f"item_{secrets.token_hex(8)}"
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1_000)
