@@ -146,7 +146,7 @@ def test_settings_of_live_audio_are_short(heard: dict[str, Any]) -> None:
 
 def test_what_is_never_done_is_refused_by_its_name() -> None:
     wanted = "item.input_audio_transcription.logprobs"
-    with pytest.raises(BadBody, match=f"{wanted} is not told of live audio; allowed: triolet.provisional"):
+    with pytest.raises(BadBody, match=f"{wanted} is not given for live audio; allowed: triolet.provisional"):
         _event_of(json.dumps({"type": "session.update", "session": {"include": [wanted]}}))
 
 
