@@ -77,7 +77,7 @@ DEPTH = 4_000_000
 
 @frozen
 class Search:
-    """What Spin says of one search. ``failed`` is empty, or what failed first."""
+    """The report of Spin on one search. ``failed`` is empty, or what failed first."""
 
     formula: str
     states: int

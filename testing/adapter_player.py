@@ -72,7 +72,7 @@ class Player:
         return self.adapter.memory().total
 
     def decode(self, items: Sequence[Item], *, chunk: int | None = None) -> list[tuple[SampledToken, ...]]:
-        """What each item samples when all share steps, with at most ``chunk`` tokens of each in a step."""
+        """Returns what each item samples when all share steps, with at most ``chunk`` tokens of each in a step."""
         return [tuple(sequence.sampled) for sequence in self.run(items, chunk=chunk)]
 
     def run(self, items: Sequence[Item], *, chunk: int | None = None) -> list[PlayedSequence]:

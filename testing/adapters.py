@@ -1,4 +1,4 @@
-"""Is your model adapter sound? The kit plays the planner of an `Executor` and compares its tokens with each other.
+"""The checker of model adapters. It plays the planner of an `Executor` and compares its tokens with each other.
 
 ::
 
@@ -441,7 +441,7 @@ def check_model_adapter(
         make_adapter: makes an adapter that is not open yet; called often, so let its model be tiny.
         payloads: what `Executor.encode` takes, three or more, as different as may be: equal outputs are a violation.
         prompts: token ids, one prompt for each payload, of several lengths; by default Whisper's start token, with some
-            made-up tokens behind it.
+            made-up tokens after it.
         max_tokens: tokens sampled for each payload; end-of-text ends no sequence.
         tolerance: how far (in nats) log-probabilities may be apart.
         live_bytes: tells how many bytes of tensors live in this process, as `live_bytes` in `triolet.testing` does for
@@ -471,7 +471,7 @@ def check_model_adapter(
 
 
 def _default_prompts(description: ModelDescription, count: int) -> list[tuple[int, ...]]:
-    """The start token, with up to a page and more of other tokens behind it, so that some prompts end within a page."""
+    """The start token, with up to a page and more of other tokens after it, so that some prompts end within a page."""
     if description.whisper is None:
         raise ValueError(f"no prompts; {description.architecture} has no start token to make some with: give prompts=")
     start, vocabulary = description.whisper.start_id, description.vocabulary_size

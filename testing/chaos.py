@@ -191,7 +191,7 @@ class Chaos:
 
 @frozen
 class Outcome:
-    """What came of one run. ``broken``: a hang, a violation, wrong tokens or another error; ``None``: all went well."""
+    """The outcome of one run. ``broken``: a hang, a violation, wrong tokens or another error, or ``None``."""
 
     seed: int
     faults: int

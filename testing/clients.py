@@ -43,8 +43,8 @@ FOREVER = 1e9
 
 @frozen(kw_only=True)
 class Client:
-    """What one client of a scenario does: request ``max_tokens`` tokens on audio number ``audio`` at ``arrives`` (s),
-    and leave after ``patience`` seconds; ``pause`` seconds pass between two reads.
+    """The actions of one client of a scenario: request ``max_tokens`` tokens on audio number ``audio`` at ``arrives``
+    (s), and leave after ``patience`` seconds; ``pause`` seconds pass between two reads.
 
     For a model that is no encoder-decoder there is no audio, but ``images``, one for each
     `triolet.testing.sim_model.IMAGE` of the prompt; a ``pooling`` requests a vector instead of tokens, an
@@ -155,7 +155,7 @@ def request_of(client: Client, model: SimModel, request_id: str) -> Request:
 
 
 def true_answer(client: Client, model: SimModel) -> AlignedTokens | tuple[float, ...]:
-    """What a client must get that requests no tokens."""
+    """Returns the answer that a client must get that requests no tokens."""
     prompt = prompt_of(client, model)
     if client.alignment is not None:
         return expected_alignment(prompt.token_ids, prompt.items[0].key, client.alignment)

@@ -132,7 +132,7 @@ def _qwen2_5_vl(folder: Path, seed: int) -> None:
 
 
 def _qwen2_vl(folder: Path, seed: int) -> None:
-    """As Qwen2.5-VL, with an older encoder, all layers of which see the whole image."""
+    """Makes the like of Qwen2.5-VL, with an older encoder: all its layers see the whole image."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
     tokenizer = QWEN_VISION.make()
@@ -191,7 +191,7 @@ def _idefics3(folder: Path, seed: int) -> None:
 
 
 def _smolvlm(folder: Path, seed: int) -> None:
-    """As Idefics3."""
+    """Makes the like of Idefics3."""
     from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 

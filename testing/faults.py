@@ -21,7 +21,7 @@ from .trio_tools.schedules import role
 
 
 class FaultKind(enum.Enum):
-    """What goes wrong."""
+    """The kinds of fault."""
 
     CANCEL = "the surroundings are cancelled"
     CANCEL_RELEASE_FAILS = "the surroundings are cancelled, and a release raises"
@@ -104,7 +104,7 @@ class Injector(StepCounter):
             super().before_task_step(task)
 
     def fire(self, task: trio.lowlevel.Task, fault: Fault) -> None:
-        """See `StepCounter.fire`."""
+        """Implements `StepCounter.fire`."""
         kind = fault.kind
         if kind in {FaultKind.CANCEL, FaultKind.CANCEL_RELEASE_FAILS}:
             self.met, self._releases_fail = True, kind is FaultKind.CANCEL_RELEASE_FAILS
@@ -132,7 +132,7 @@ class Injector(StepCounter):
         return True
 
     def on_device(self, job: Job, _: object) -> BaseException | None:
-        """See `SimExecutor.fault`."""
+        """Implements `SimExecutor.fault`."""
         if self.fault is not None and self.fault.kind in DEVICE_FAULTS:
             jobs, error = DEVICE_FAULTS[self.fault.kind]
             if job in jobs and self.happens(self.fault.kind):
@@ -144,5 +144,5 @@ class Injector(StepCounter):
         return None
 
     def hangs(self, job: Job) -> bool:
-        """See `SimWorker.hangs`."""
+        """Implements `SimWorker.hangs`."""
         return job is Job.STEP and self.happens(FaultKind.STEP_HANGS)

@@ -82,7 +82,7 @@ _MAY_END: Mapping[FaultKind | None, set[str]] = {
 
 
 def _judge_error(run: Run, kind: FaultKind | None) -> None:
-    """Checks that the error that left the block tells of the fault, and of nothing else."""
+    """Checks that the error that left the block reports the fault, and nothing else."""
     error = run.error
     if kind is FaultKind.CLIENT_RAISES and run.scenario.outside:
         assert error is None, f"a client outside of the block has raised, and {error!r} left it"
@@ -127,7 +127,7 @@ def _judge_switching(run: Run) -> None:
 
 
 def _may_end(run: Run, kind: FaultKind | None) -> set[str]:
-    """How clients may end after a fault of ``kind``, clients outside of the block included."""
+    """Returns the ends that clients may have after a fault of ``kind``, clients outside of the block included."""
     allowed = set(_MAY_END.get(kind, _WELL))
     alone = Counter(event.keys for event in run.trace if isinstance(event, events.EncodeBroke) and len(event.keys) == 1)
     if not any(count > 1 for count in alone.values()):

@@ -68,7 +68,7 @@ class Given:
 
 @pytest.fixture
 def triolet_model() -> SimModel:
-    """What the simulated device computes: a decoder of text. Override it for another `triolet.testing.SimModel`."""
+    """The model of the simulated device: a decoder of text. Override it for another `triolet.testing.SimModel`."""
     from ..core.model import Kind
     from .sim_model import SimModel
 
@@ -184,7 +184,8 @@ def _trio_kinds(faults: tuple[str, ...]) -> list[Any]:
 
 
 def _subject(test: Callable[..., Any], arguments: dict[str, Any], fixtures: dict[str, Any], *, device: bool) -> Subject:
-    """What is run: the test, with what it is given anew in each run. A test without an engine has no device."""
+    """Makes the subject of the runs: the test, with what it is given anew in each run. A test without an engine has
+    no device."""
     from .trio_tools import Subject
 
     passes = (pytest.skip.Exception, pytest.xfail.Exception)

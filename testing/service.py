@@ -42,7 +42,7 @@ ENGINE_PROMISES = {
 
 
 class LastingFault(enum.Enum):
-    """What goes wrong with the device for good. The engine tries again what fails once; of this a caller hears."""
+    """Faults of the device for good. The engine tries again what fails once; of these a caller hears."""
 
     ENCODES_FAIL = "each encode raises from then on"
     STEPS_FAIL = "each step raises from then on"
@@ -81,7 +81,7 @@ class _DeviceFault:
         return self._lasts or self.injector.met
 
     def on_device(self, job: Job, argument: Any) -> BaseException | None:
-        """See `SimExecutor.fault`."""
+        """Implements `SimExecutor.fault`."""
         if self.fault is not None and _LASTING.get(self.fault.kind) is job:
             self._calls += 1
             self._lasts = self._calls >= self.fault.step
@@ -180,12 +180,12 @@ class SimulatedService:
                 self.breaks(ALL_BACK, what)
 
     def breaks(self, promise: str, what: str) -> None:
-        """See `Trial.breaks`."""
+        """Implements `Trial.breaks`."""
         self.trial.breaks(promise, what, ENGINE_PROMISES[promise])
 
 
 def _not_given_back(one: _Simulated) -> Iterator[str]:
-    """What an engine that is closed has kept."""
+    """Yields what an engine that is closed has kept."""
     if one.engine.inside.pending:
         yield f"{one.engine.inside.pending} places of the queue did not come back"
     if (books := one.books) is None:

@@ -54,7 +54,7 @@ class _Record:
     fingerprints: list[int] = field(factory=list)  # of the positions fed or read so far, which never change
 
     def read_to(self, stop: int) -> list[int]:
-        """The fingerprints of the positions before ``stop``, and of known positions behind it."""
+        """The fingerprints of the positions before ``stop``, and of known positions from there on."""
         known = self.fingerprints
         for position in range(len(known), stop):
             before = known[-1] if known else 0
@@ -89,14 +89,14 @@ class SimExecutor:
     _records: dict[int, _Record] = field(factory=dict, init=False)
 
     def open(self) -> ModelDescription:
-        """See `Executor.open`."""
+        """Implements `Executor.open`."""
         assert not self.is_open, "opened twice"
         self._call(Job.OPEN, None)
         self.is_open = True
         return self.model.describe()
 
     def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
-        """See `Executor.encode`."""
+        """Implements `Executor.encode`."""
         self._call(Job.ENCODE, jobs)
         for job in jobs:
             self._check(job.key not in self.outputs, f"{job.key} is encoded though it is resident")
@@ -104,26 +104,26 @@ class SimExecutor:
         self.outputs.update({job.key: job.size for job in jobs})
 
     def free(self, keys: tuple[str, ...]) -> None:
-        """See `Executor.free`."""
+        """Implements `Executor.free`."""
         self._call(Job.FREE, keys)
         for key in keys:
             self._check(key in self.outputs, f"{key} is freed, but it is not resident")
             del self.outputs[key]
 
     def take_out(self, key: str) -> LentOutput:
-        """See `Executor.take_out`."""
+        """Implements `Executor.take_out`."""
         self._call(Job.TAKE_OUT, (key,))
         self._check(key in self.outputs, f"{key} is taken out, but it is not resident")
         return LentOutput(key=key, size=self.outputs[key], arrays=())
 
     def put_in(self, output: LentOutput) -> None:
-        """See `Executor.put_in`."""
+        """Implements `Executor.put_in`."""
         self._call(Job.PUT_IN, (output.key,))
         self._check(output.key not in self.outputs, f"{output.key} is put in though it is resident")
         self.outputs[output.key] = output.size
 
     def step(self, plan: StepPlan) -> StepResult:
-        """See `Executor.step`."""
+        """Implements `Executor.step`."""
         for sequence_id in plan.ended:
             self._records.pop(sequence_id, None)
         try:
@@ -154,13 +154,13 @@ class SimExecutor:
         return StepResult(step_id=plan.step_id, sampled=tuple(self._run(part) for part in plan.chunks))
 
     def reset(self) -> None:
-        """See `Executor.reset`."""
+        """Implements `Executor.reset`."""
         self._call(Job.RESET, None)
         self.generation += 1
         self._forget()
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """See `Executor.sleep`. After an `ExceptionGroup`, a fault of the releases, it sleeps all the same."""
+        """Implements `Executor.sleep`. After an `ExceptionGroup`, a fault of the releases, it sleeps all the same."""
         try:
             self._call(Job.SLEEP, None)
         except ExceptionGroup:
@@ -174,19 +174,19 @@ class SimExecutor:
         self._forget()
 
     def wake(self) -> None:
-        """See `Executor.wake`."""
+        """Implements `Executor.wake`."""
         self._call(Job.WAKE, None)
         self.is_asleep, self.parked = False, 0
 
     def memory(self) -> DeviceMemory:
-        """See `Executor.memory`."""
+        """Implements `Executor.memory`."""
         if self.is_asleep:
             return DeviceMemory(device="cpu", by_owner={"parked_weights": self.parked} if self.parked else {})
         owned = {"weights": WEIGHTS, "encoder_outputs": sum(self.outputs.values())} if self.is_open else {}
         return DeviceMemory(device="sim", by_owner=owned)
 
     def close(self) -> None:
-        """See `Executor.close`. A fault's error is that of one release: all other releases are done."""
+        """Implements `Executor.close`. A fault's error is that of one release: all other releases are done."""
         try:
             self._call(Job.CLOSE, None)
         finally:
@@ -318,11 +318,11 @@ class SimInterpreter:
     microseconds: int = 5000
 
     def read(self) -> float:
-        """As `sys.getswitchinterval`."""
+        """Plays `sys.getswitchinterval`."""
         return self.microseconds * 1e-6
 
     def write(self, seconds: float) -> None:
-        """As `sys.setswitchinterval`, which cuts what it is given."""
+        """Plays `sys.setswitchinterval`, which cuts what it is given."""
         self.microseconds = int(seconds * 1e6)
 
     def owner(self) -> SwitchInterval:
@@ -362,15 +362,15 @@ class SimWorker:
 
     @property
     def in_flight(self) -> bool:
-        """Whether somebody waits for a call."""
+        """True if somebody waits for a call."""
         return bool(self._queue) and not self.abandoned
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
-        """See `Worker.start`."""
+        """Implements `Worker.start`."""
         nursery.start_soon(self._serve, deliver, name="sim worker")
 
     def submit(self, job: Job, call: Call, *args: Any) -> None:
-        """See `Worker.submit`. While no call runs, the call begins at once, without a turn of the worker's task."""
+        """Implements `Worker.submit`. While no call runs, a call begins at once, without a turn of the worker."""
         self._queue.append((job, call, *args))
         if self._alarm.is_waited_for and not self._running:
             self._begin()
@@ -382,13 +382,13 @@ class SimWorker:
             self._alarm.set(trio.current_time() + self._seconds(*self._queue[0]))
 
     def stop(self) -> None:
-        """See `Worker.stop`."""
+        """Implements `Worker.stop`."""
         self._ended = True
         if not self._running:
             self._alarm.ring()
 
     def abandon(self, last: Call) -> None:
-        """See `Worker.abandon`. A call that hangs never returns, so no call after it ever runs."""
+        """Implements `Worker.abandon`. A call that hangs never returns, so no call after it ever runs."""
         self.abandoned = True
         if self._hanging:
             self._queue.clear()  # the calls refer to the runner, and the runner to this worker

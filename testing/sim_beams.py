@@ -39,7 +39,7 @@ def _rank(candidate: Candidate) -> tuple[float, int, int]:
 
 
 def _grown(search: BeamSearch, fingerprints: Sequence[list[int]], key: str | None) -> list[list[int]]:
-    """The fingerprints of the positions of each beam behind the prompt, one more than its parent's."""
+    """The fingerprints of the positions of each beam after the prompt, one more than its parent's."""
     return [[*fingerprints[beam.parent], _next(fingerprints[beam.parent], beam, key)] for beam in search.beams]
 
 

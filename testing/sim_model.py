@@ -49,17 +49,17 @@ class SimPreparer:
     converses: bool = False
 
     def with_items(self, prompt: str, count: int) -> str:
-        """See `triolet.core.model.Preparer`."""
+        """Implements `triolet.core.model.Preparer`."""
         return prompt if chr(97 + IMAGE) in prompt else chr(97 + IMAGE) * count + prompt
 
     def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
-        """See `triolet.core.model.Preparer`."""
+        """Implements `triolet.core.model.Preparer`."""
         return given
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
-        """See `triolet.core.model.Preparer`.
+        """Implements `triolet.core.model.Preparer`.
 
         Raises:
             InvalidRequest: there is audio, or the images and the placeholders in the prompt do not match.
@@ -81,7 +81,7 @@ class SimPreparer:
         return Prepared(token_ids=tuple(token_ids), items=tuple(items))
 
     def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """See `triolet.core.model.Preparer`."""
+        """Implements `triolet.core.model.Preparer`."""
         tokenizer = SimTokenizer()
         return (*tokenizer.encode(first), *tokenizer.encode(second)), len(first)
 
@@ -98,7 +98,7 @@ class SimPreparer:
 
     @property
     def tool_template(self) -> str:
-        """See `triolet.core.model.Preparer`."""
+        """Implements `triolet.core.model.Preparer`."""
         return ""
 
     def render(
@@ -108,7 +108,7 @@ class SimPreparer:
         tools: Sequence[Tool] = (),  # noqa: ARG002  (see `triolet.core.model.Preparer`)
         options: Mapping[str, Any] | None = None,  # noqa: ARG002
     ) -> str:
-        """See `triolet.core.model.Preparer`.
+        """Implements `triolet.core.model.Preparer`.
 
         Raises:
             InvalidRequest: always.
@@ -212,7 +212,7 @@ def expected_tokens(
 
 
 def expected_logprob(token_id: int) -> float:
-    """What a probe tells of a token."""
+    """Returns the log-probability that a probe has of a token."""
     return -float(token_id + 1)
 
 

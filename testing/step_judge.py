@@ -37,7 +37,7 @@ class _Device(PagedDevice):
 
 @define(eq=False)
 class StepJudge:
-    """``violation``: the first broken promise, or an error of the judge's own; nothing is judged behind it."""
+    """``violation``: the first broken promise, or an error of the judge's own; nothing is judged after it."""
 
     model: SimModel
     config: EngineConfig
@@ -154,7 +154,7 @@ class StepJudge:
             self._device.read_pages(_told(part))
 
     def _is_search(self, part: Chunk) -> bool:
-        """Whether the beams of a search are fed, whose pages are shared in another way."""
+        """True if the beams of a search are fed, whose pages are shared in another way."""
         start = self._start(part)
         return start.sampling.beam_size > 1 and not start.reads_only and part.start >= start.prompt_length
 
@@ -179,7 +179,7 @@ class StepJudge:
         self._salts[name] = salt
 
     def _smear(self, part: Chunk) -> None:
-        """What draft tokens and beams write is nobody's prefix."""
+        """Smears what draft tokens and beams write, which is nobody's prefix."""
         size, stop = self.model.page_size, part.start + part.length
         if self._is_search(part):
             for page in part.page_table[self._start(part).prompt_length // size :]:
@@ -210,7 +210,7 @@ class JudgedWorker(SimWorker):
     judge: StepJudge = field(kw_only=True)
 
     def submit(self, job: Job, call: Call, *args: Any) -> None:
-        """See `Worker.submit`."""
+        """Implements `Worker.submit`."""
         if job is Job.STEP:
             self.judge.dispatched(args[0])
         super().submit(job, self._told(job, call), *args)

@@ -68,7 +68,7 @@ _HABITS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def schedules() -> st.SearchStrategy[Schedule]:
-    """Which task runs next. A `Listed` schedule shrinks to the few choices that matter; `Uniform` and `Pct` stay unfair
+    """Schedules. A `Listed` schedule shrinks to the few choices that matter; `Uniform` and `Pct` stay unfair
     for the whole run."""
     choices = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12)  # lists of lists are sampled long
     seeds = st.integers(0, 2**16)

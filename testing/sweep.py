@@ -92,8 +92,8 @@ def sweep_scenario(
 
 
 def _places(kind: FaultKind, steps: Mapping[str, int]) -> Iterator[tuple[str, Iterable[int]]]:
-    """Where faults of ``kind`` may happen to a run of so many ``steps``; nowhere without such a run. The number of
-    occasions shows only when none is left."""
+    """Yields the places where faults of ``kind`` may happen to a run of so many ``steps``; none without such a run. The
+    number of occasions shows only when none is left."""
     if kind not in OCCASIONS:
         yield from ((task, range(1, count + 1)) for task, count in steps.items())
     elif steps:

@@ -1,4 +1,4 @@
-"""Which tensors are alive in this process: the truth that an executor's books are compared with.
+"""The tensors that are alive in this process: the truth that an executor's books are compared with.
 
 On the CPU, torch keeps no count such as `torch.cuda.memory_allocated`. Python's tensor objects are counted instead: the
 collector, switched on or off, knows each, and each leads to its storage. Tensors that only C++ holds are not counted.

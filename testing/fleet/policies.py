@@ -18,33 +18,33 @@ class ByLoad(Router):
     """The less loaded of two by chance, whatever they hold."""
 
     def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
-        """See `Router.choose`."""
+        """Implements `Router.choose`."""
         del keys
         return super().choose((), without=without)
 
 
 @define(eq=False)
 class ByHash(Router):
-    """Consistent hashing with bounded loads: the first replica behind the key on the ring that is not busy."""
+    """Consistent hashing with bounded loads: the first replica after the key on the ring that is not busy."""
 
     def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
-        """See `Router.choose`."""
+        """Implements `Router.choose`."""
         del without
         most = self.most_load
         return next(one for one in self._clockwise(keys[-1]) if self.load(one) < most)
 
     def told(self, replica: str, keys: Iterable[str], others: int = 0, others_encodings: int = 0) -> None:
-        """See `Router.told`; what is held does not count."""
+        """Implements `Router.told`; the keys that are held do not count."""
         del keys
         self.told_load(replica, others, others_encodings)
 
     def sent(self, replica: str, keys: Sequence[str]) -> None:
-        """See `Router.sent`."""
+        """Implements `Router.sent`."""
         del keys
         super().sent(replica, ())
 
     def ended(self, replica: str, keys: Sequence[str]) -> None:
-        """See `Router.ended`."""
+        """Implements `Router.ended`."""
         del keys
         super().ended(replica, ())
 

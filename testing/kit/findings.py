@@ -34,7 +34,7 @@ _WIDTH = 110  # columns of a report's prose
 
 
 class Severity(enum.IntEnum):
-    """What a broken promise does in production; the smaller, the worse."""
+    """The effect of a broken promise in production; the smaller, the worse."""
 
     CORRUPTS = 1
     CRASHES = 2
@@ -54,7 +54,7 @@ _EFFECTS = {
 
 @frozen
 class Promise:
-    """What an engine promises. ``why`` is the sentence that says why a broken one matters in production."""
+    """A promise of an engine. ``why`` is the sentence that says why a broken one matters in production."""
 
     name: str
     severity: Severity

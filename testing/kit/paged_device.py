@@ -173,7 +173,7 @@ class PagedDevice:
         """Writes the positions of a chunk."""
         record, size, stop = self.records[chunk.request], self.page_size, chunk.start + chunk.length
         if chunk.start != record.verified:
-            record.verified, record.began = 0, -1  # it starts anew, behind pages that it takes for computed
+            record.verified, record.began = 0, -1  # it starts anew, after pages that it takes for computed
         true = record.upto(stop)
         for position in range(chunk.start, stop):
             page = chunk.pages[position // size]

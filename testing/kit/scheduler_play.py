@@ -73,7 +73,7 @@ IDLE = 3  # calls of schedule() that plan nothing, while nothing is in flight, a
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the scheduler has. ``room`` and the sizes of items are in units of the encoder cache. A request runs alone
+    """The room of a scheduler. ``room`` and the sizes of items are in units of the encoder cache. A request runs alone
     where the pages suffice for its prompt and all but the last token that it asks for, and the room for each item."""
 
     pages: int

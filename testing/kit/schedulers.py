@@ -86,9 +86,9 @@ class Scheduler(Protocol):
         ...
 
     def schedule(self) -> Step | None:
-        """Plans the next step; ``None``: there is nothing to do now. What is planned is run, and `update` told of it,
-        even if there is nothing to do in it. Three turns in a row that bring nothing to do, while nothing is in flight,
-        are taken for a standstill."""
+        """Plans the next step; ``None``: there is nothing to do now. The kit runs what is planned, and calls `update`
+        with it, even if there is nothing to do in it. Three turns in a row that bring nothing to do, while nothing is
+        in flight, are taken for a standstill."""
         ...
 
     def update(self, step: Step, tokens: Mapping[str, int]) -> Iterable[str] | None:

@@ -9,7 +9,7 @@ from .steps import StepPlanned, Wanted
 
 
 class StepEngine:
-    """Who reads which output, what the step in planning frees and encodes, and how much room is left."""
+    """The readers of each output, the frees and encodings of the step in planning, and the room that is left."""
 
     def __init__(self, room: int) -> None:
         self.room = self.left = room
@@ -27,7 +27,7 @@ class StepEngine:
             self.evict_oldest()
 
     def schedule(self, request: str, key: str, size: int) -> str:
-        """Can ``request`` read ``key`` in this step?"""
+        """Answers ``request``, which wants to read ``key`` in this step."""
         if size > self.room:
             return "never"
         if key in self.sizes:

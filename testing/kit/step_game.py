@@ -40,7 +40,7 @@ ROOM_IS_KEPT = Promise(
 EVERY_ASK_ANSWERED = Promise(
     "every acquire is answered",
     Severity.HANGS,
-    "A request waits for ever, and its client with it; under load the whole queue stands behind it.",
+    "A request waits for ever, and its client with it; under load the whole queue waits with it.",
 )
 ALWAYS_FREED = Promise(
     "always freed eventually",
@@ -79,8 +79,8 @@ PROMISES = (
 
 @frozen(kw_only=True)
 class StepDeclaration:
-    """What the engine does otherwise. A declaration takes away what the kit does or the one complaint that it names;
-    all other promises stay.
+    """The ways in which an engine differs. A declaration takes away what the kit does or the one complaint that it
+    names; all other promises stay.
 
     Args:
         closes: the cache has ``close``. False: the manager lives as long as the process.
@@ -92,7 +92,7 @@ class StepDeclaration:
         may_fail_after_plan: planned encodings may fail. False: a failed encoding ends the engine.
         refuses: an output that is larger than the room is answered ``"never"``. False: such requests are refused before
             they reach the cache manager, so that the kit has none.
-        evicts_within_step: the room of a step's frees is there for its encodings. False: the device frees behind the
+        evicts_within_step: the room of a step's frees is there for its encodings. False: the device frees after the
             encodings and reads, so that the room is there from the next step on.
         budgets: the engine has a budget of encoder compute for each step. False: it is always plenty, four times
             the room.

@@ -1,4 +1,4 @@
-"""It makes faults happen to a program, and sees who swallows a cancellation."""
+"""The disturber of a program: it makes faults happen, and sees who swallows a cancellation."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Disturber(StepCounter):
         self._told.clear()
 
     def fire(self, task: trio.lowlevel.Task, fault: Fault[Any]) -> None:
-        """See `StepCounter.fire`."""
+        """Implements `StepCounter.fire`."""
         if fault.kind is TrioFault.CANCEL:
             self._cancel(self._blocks[0], task)
         elif fault.kind is TrioFault.CANCEL_PART and len(self._blocks) > 1:

@@ -15,7 +15,7 @@ KindOfFault = TypeVar("KindOfFault", bound=enum.Enum)
 
 
 class TrioFault(enum.Enum):
-    """What goes wrong in a program."""
+    """The faults of a program."""
 
     CANCEL = "the whole program is cancelled"
     CANCEL_PART = "a part of the program is cancelled"

@@ -1,4 +1,4 @@
-"""Async generators that somebody has begun to read and has not closed: what they have to clean up is done late."""
+"""Async generators that somebody has begun to read and has not closed: their clean-up is done late."""
 
 from __future__ import annotations
 

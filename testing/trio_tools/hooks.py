@@ -233,6 +233,6 @@ def about_to_raise(task: trio.lowlevel.Task) -> BaseException | None:
 
 
 def errors_within(nursery: trio.Nursery | None) -> int:
-    """How many errors the tasks of ``nursery`` have ended with so far."""
+    """Returns how many errors the tasks of ``nursery`` have ended with so far."""
     hidden: Any = nursery
     return len(getattr(hidden, "_pending_excs", ()))

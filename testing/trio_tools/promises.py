@@ -1,4 +1,4 @@
-"""What must hold of every run of a trio program, whatever was cancelled, and what a run that broke it tells."""
+"""The promises of every run of a trio program, whatever was cancelled, and the report of a run that broke one."""
 
 from __future__ import annotations
 

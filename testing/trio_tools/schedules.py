@@ -1,4 +1,5 @@
-"""Which task runs next, as a value: any trio program under a schedule that can be sampled, shrunk and replayed.
+"""The choice of the task that runs next, as a value: a schedule of any trio program that can be sampled, shrunk and
+replayed.
 
 ::
 
@@ -53,7 +54,7 @@ class Batches(Schedule):
     seed: int = 0
 
     def around(self) -> AbstractContextManager[None]:
-        """See `Schedule.around`."""
+        """Implements `Schedule.around`."""
         return seeded_batches(self.seed)
 
 
@@ -64,7 +65,7 @@ class Uniform(Schedule):
     seed: int = 0
 
     def picker(self) -> Pick:
-        """See `Schedule.picker`."""
+        """Implements `Schedule.picker`."""
         draw = random.Random(self.seed).random
         return lambda tasks: int(draw() * len(tasks))
 
@@ -85,7 +86,7 @@ class Pct(Schedule):
             raise ValueError(f"depth={self.depth}; allowed: at most ticks, {self.ticks}")
 
     def picker(self) -> Pick:
-        """See `Schedule.picker`."""
+        """Implements `Schedule.picker`."""
         rng = random.Random(self.seed)
         falls = frozenset(rng.sample(range(self.ticks), self.depth - 1))
         priorities: dict[trio.lowlevel.Task, float] = {}
@@ -112,7 +113,7 @@ class Listed(Schedule):
     choices: tuple[int, ...] = field(default=(), converter=tuple)
 
     def picker(self) -> Pick:
-        """See `Schedule.picker`."""
+        """Implements `Schedule.picker`."""
         rest = iter(self.choices)
         return lambda _: next(rest, 0)
 
@@ -126,14 +127,14 @@ class InTurn(Schedule):
     but: tuple[tuple[int, int], ...] = ()
 
     def picker(self) -> Pick:
-        """See `Schedule.picker`."""
+        """Implements `Schedule.picker`."""
         choices, ticks = dict(self.but), itertools.count()
         return lambda _: choices.get(next(ticks), 0)
 
 
 @frozen
 class Overtaking:
-    """In tick ``tick`` the task ``chosen`` ran before ``waiting``, which had waited longer."""
+    """A departure: in tick ``tick`` the task ``chosen`` ran before ``waiting``, which had waited longer."""
 
     tick: int
     choice: int
@@ -150,7 +151,7 @@ class Recorder:
     _ticks: int = 0
 
     def __call__(self, tasks: list[trio.lowlevel.Task]) -> int:
-        """See `Schedule.picker`."""
+        """Implements `Schedule.picker`."""
         choice = self.pick(tasks) % len(tasks)
         if choice:
             self.overtakings.append(Overtaking(self._ticks, choice, role(tasks[choice]), role(tasks[0])))

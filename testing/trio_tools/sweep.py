@@ -92,7 +92,7 @@ class ProgramReport:
 
     @property
     def counts(self) -> str:
-        """How much was tried."""
+        """The numbers of what was tried, in words."""
         out = f"; {self.left_out} places of a fault left out: more runs take them in" if self.left_out else ""
         return f"{self.runs} runs, {self.faults} faults{out}"
 
@@ -105,7 +105,7 @@ class ProgramReport:
 @contextmanager
 def _collector_near() -> Iterator[None]:
     """Within the block the cycle collector does not look at what was there before: in a large process each run would
-    else wait a second for it. What somebody has frozen before is frozen no more behind the block, which costs the
+    else wait a second for it. What somebody has frozen before is frozen no more after the block, which costs the
     collector's time alone."""
     gc.freeze()
     try:
@@ -212,7 +212,7 @@ class _Sweep:
         return trial
 
     def _worst(self, trial: Trial) -> Broken | None:
-        """What else is broken is a consequence, or comes again."""
+        """Returns the worst broken promise: what else is broken is a consequence, or comes again."""
         return next((one for one in trial.broken if one.promise not in self.ignored), None)
 
     def _with_patience(self, trial: Trial) -> Trial:
@@ -296,7 +296,7 @@ def check_program(
     seed: int = 0,
     ignore: Iterable[str] = (),
 ) -> None:
-    """See `sweep_program`.
+    """Sweeps a program as `sweep_program` does.
 
     Raises:
         ProgramBroken: a promise was broken.

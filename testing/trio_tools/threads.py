@@ -30,8 +30,8 @@ def in_the_loop() -> Iterator[None]:
 
 
 async def _run_sync(function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """See `trio.to_thread.run_sync`. A caller that abandons a thread may be cancelled when the function has begun: then
-    its result is lost. The other options say what is done with a thread."""
+    """Implements `trio.to_thread.run_sync`. A caller that abandons a thread may be cancelled when the function has
+    begun: then its result is lost. The other options say what is done with a thread."""
     abandons = options.get("abandon_on_cancel") or options.get("cancellable")
     await trio.lowlevel.checkpoint_if_cancelled()
     try:

@@ -27,7 +27,7 @@ MOST_TICKS = 50_000
 
 @frozen(kw_only=True)
 class Case:
-    """What happens in one run; its ``repr`` is the way to run it again."""
+    """The schedule and the fault of one run; its ``repr`` is the way to run it again."""
 
     schedule: Schedule = field(factory=InTurn)
     fault: Fault[Any] | None = None
@@ -184,21 +184,21 @@ def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> 
 
 
 def _keep_for_ever(trial: Trial) -> None:
-    """Has nobody end the tasks of a run that took too many steps, not even the interpreter at its own end: they may
-    swallow whatever ends them, and go on."""
+    """Keeps the tasks of a run that took too many steps alive, even at the interpreter's end: they may swallow whatever
+    ends them, and go on."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(trial.disturber.tasks))
 
 
 def _collect(trial: Trial) -> None:
-    """Has tasks that a run has left end now, rather than in another one. An error keeps the frames that it came
-    through, so that nobody may have it at hand."""
+    """Ends the tasks that a run has left now, rather than within another run. An error keeps the frames that it came
+    through, so no caller may hold one."""
     if trial.recorder is not None:
         trial.recorder.forget()
     collect()
 
 
 def collect() -> None:
-    """Has the tasks end that runs have left, and nobody hears of it. As they end they set hooks."""
+    """Ends the tasks that runs have left, in silence. They set hooks as they end, which are put back."""
     hooks = sys.get_asyncgen_hooks()
     with quiet():
         gc.collect()
@@ -207,7 +207,7 @@ def collect() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within the block nobody hears of generators and tasks that a fault has left: the trial tells of them."""
+    """Within the block nobody hears of generators and tasks that a fault has left: the trial reports them."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with warnings.catch_warnings():

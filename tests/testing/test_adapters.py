@@ -197,27 +197,11 @@ class WritersOnly(SimExecutor):
         return super()._step(plan)
 
 
-class OutputIsReadLater(SimExecutor):
-    """A slot is good only as long as the encoder output is there."""
-
-    def _run(self, part):
-        assert self._slots[part.cross_slot] in self.outputs
-        return super()._run(part)
-
-
 class RecordsStay(SimExecutor):
     """The records of sequences that have ended are kept."""
 
     def step(self, plan):
         return super().step(evolve(plan, ended=()))
-
-
-class ForgetsWhatWasCommitted(SimExecutor):
-    """A sequence always starts with its prompt alone."""
-
-    def _step(self, plan):
-        started = tuple(evolve(one, token_ids=one.token_ids[: one.prompt_length]) for one in plan.started)
-        return super()._step(evolve(plan, started=started))
 
 
 class CountsThePromptAnew(SimExecutor):
@@ -277,18 +261,6 @@ class FreesNothingSilently(SimExecutor):
 
     def free(self, keys):
         super().free(tuple(key for key in keys if key in self.outputs))
-
-
-class FreesTwiceSilently(SimExecutor):
-    """What was freed once may be freed again."""
-
-    def open(self):
-        self.__dict__["ever"] = set()
-        return super().open()
-
-    def free(self, keys):
-        super().free(tuple(key for key in keys if key in self.outputs or key not in self.ever))
-        self.ever.update(keys)
 
 
 class Silent(SimExecutor):
@@ -395,20 +367,6 @@ class WakesWithOutputs(SimExecutor):
         self.outputs.update(self.kept)
 
 
-class WakesWithSequences(SimExecutor):
-    """The sequences that ran are still known, under ids that come again."""
-
-    def sleep(self, *, keep_weights):
-        records = dict(self._records)
-        super().sleep(keep_weights=keep_weights)
-        self.__dict__["lost"] = len(records)
-
-    def memory(self):
-        told = super().memory()
-        lost = 0 if self.is_asleep else self.__dict__.get("lost", 0)
-        return evolve(told, by_owner={**told.by_owner, "records": lost}) if self.is_open else told
-
-
 class WakesWithOtherWeights(SimExecutor):
     """The checkpoint was another when it was read again."""
 
@@ -425,9 +383,7 @@ class WakesWithOtherWeights(SimExecutor):
 FAULTS = [
     (Deaf, PAYLOADS_ARE_HEARD, "the same tokens with the same"),
     (WritersOnly, SLOTS_ARE_SHARED, "garbage"),
-    (OutputIsReadLater, SLOTS_ARE_SHARED, "AssertionError"),
     (RecordsStay, REPLAYED_AS_WHOLE, "was started twice"),
-    (ForgetsWhatWasCommitted, REPLAYED_AS_WHOLE, "beyond the tokens that are known"),
     (CountsThePromptAnew, REPLAYED_AS_WHOLE, "started again with what it had sampled, gets"),
     (NoProbe, PROBES_ARE_ANSWERED, "answered 0 times"),
     (EndlessProbe, PROBES_ARE_ANSWERED, "answered 6 times"),
@@ -438,7 +394,6 @@ FAULTS = [
     (WeightsOnly, MEMORY_IS_TOLD, "before item 0 is encoded"),
     (GivesBackTheMean, FREE_GIVES_BACK, "which its encoding took"),
     (FreesNothingSilently, FREE_GIVES_BACK, "item 0 is not there"),
-    (FreesTwiceSilently, FREE_GIVES_BACK, "item 1 is not there"),
     (Leaky, FREE_GIVES_BACK, "before a round of work"),
     (SharedOutputs, INSTANCES_APART, "though it is resident"),
     (
@@ -453,7 +408,6 @@ FAULTS = [
     (WakesTwice, ASLEEP_IS_EMPTY, "wake of an adapter that is awake is done without a word"),
     (CannotBeResetAsleep, ASLEEP_IS_EMPTY, "nothing to reset"),
     (WakesWithOutputs, WAKES_AS_OPENED, "when it woke"),
-    (WakesWithSequences, WAKES_AS_OPENED, "when it woke"),
     (WakesWithOtherWeights, WAKES_AS_OPENED, "after its adapter slept and woke"),
     (Kept, CLOSED_IS_EMPTY, "a closed adapter holds"),
 ]
