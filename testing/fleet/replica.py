@@ -155,7 +155,7 @@ class Replica:
         assert self.ledger.drained, f"{self.name} still holds {list(self.ledger.entries())}"
 
     def others(self, routers: int) -> list[ReplicaLoad]:
-        """Returns the load that the other routers have sent, for each of so many routers, which take requests in turn."""
+        """Returns the load that the others have sent, for each of so many routers, which take requests in turn."""
         requests, encodings = [len(self._requests)] * routers, [len(self._missed)] * routers
         for number in self._requests:
             requests[number % routers] -= 1
