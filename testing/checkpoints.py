@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from .words import byte_alphabet
+
 if TYPE_CHECKING:
     from transformers import WhisperTokenizer
 
@@ -101,7 +103,7 @@ def _tokenizer() -> WhisperTokenizer:
     from tokenizers import AddedToken
     from transformers import WhisperTokenizer
 
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     pairs = (first + second for first in alphabet for second in alphabet)
     texts = [*alphabet, *(pair for pair, _ in zip(pairs, range(_TEXT_TOKENS - len(alphabet)), strict=False))]
     tokenizer = WhisperTokenizer(vocab={text: index for index, text in enumerate(texts)}, merges=[])
@@ -111,10 +113,3 @@ def _tokenizer() -> WhisperTokenizer:
     tokenizer.add_tokens(special, special_tokens=True)
     tokenizer.add_tokens([AddedToken(f"<|{index * 0.02:.2f}|>", normalized=False) for index in range(_TIMESTAMPS)])
     return tokenizer
-
-
-def _byte_alphabet() -> list[str]:
-    """GPT-2's spelling of the 256 bytes: printable ones as they are, the others as characters from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

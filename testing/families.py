@@ -7,6 +7,7 @@ transformers' would mean little. Sizes and settings are the smallest that have e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,124 +37,96 @@ def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0) -> Path:
     return target
 
 
-def _llama(folder: Path, seed: int) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+_NAMES = ("negative", "neutral", "positive")
+_LABELS = {"id2label": dict(enumerate(_NAMES)), "label2id": {name: index for index, name in enumerate(_NAMES)}}
+_GEMMA_SIZES = {"head_dim": 16, "sliding_window": _WINDOW, "tie_word_embeddings": True}
 
-    _save_text(folder, seed, LlamaForCausalLM, LlamaConfig, LLAMA)
-
-
-def _qwen3(folder: Path, seed: int) -> None:
-    """Norms of queries and keys, and heads wider than the hidden size divided by their number."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    _save_text(folder, seed, Qwen3ForCausalLM, Qwen3Config, QWEN, head_dim=16)
-
-
-def _gemma2(folder: Path, seed: int) -> None:
-    """Soft caps, scaled embeddings, and every second layer with a window."""
-    from transformers import Gemma2Config, Gemma2ForCausalLM
-
-    changes = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": _WINDOW, "tie_word_embeddings": True}
-    caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 8.0}
-    _save_text(folder, seed, Gemma2ForCausalLM, Gemma2Config, GEMMA, **changes, **caps)
-
-
-def _gemma3(folder: Path, seed: int) -> None:
-    """A window in all layers but the last, and two bases of rotary positions."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    changes = {"head_dim": 16, "query_pre_attn_scalar": 2, "sliding_window": _WINDOW, "tie_word_embeddings": True}
-    kinds = ["sliding_attention", "full_attention"]
-    _save_text(folder, seed, Gemma3ForCausalLM, Gemma3TextConfig, GEMMA, layer_types=kinds, **changes)
-
-
-def _mistral(folder: Path, seed: int) -> None:
-    """A window in every layer."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    _save_text(folder, seed, MistralForCausalLM, MistralConfig, LLAMA, sliding_window=_WINDOW)
+_TEXT: Mapping[str, tuple[str, str, Words, Mapping[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA, {}),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", QWEN, {"head_dim": 16}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        GEMMA,
+        {
+            **_GEMMA_SIZES,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 8.0,
+        },
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        GEMMA,
+        {**_GEMMA_SIZES, "query_pre_attn_scalar": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "mistral": ("MistralForCausalLM", "MistralConfig", LLAMA, {"sliding_window": _WINDOW}),
+    "bert": ("BertModel", "BertConfig", BERT, {}),
+    "bert_classifier": ("BertForSequenceClassification", "BertConfig", BERT, _LABELS),
+    "bert_reranker": ("BertForSequenceClassification", "BertConfig", BERT, {"num_labels": 1}),
+    "llama_classifier": ("LlamaForSequenceClassification", "LlamaConfig", LLAMA, _LABELS),
+}
+"""The models of text only: the classes of model and configuration in transformers, the tokenizer, and settings."""
 
 
-def _bert(folder: Path, seed: int) -> None:
-    from transformers import BertConfig, BertModel
+def _text(family: str, folder: Path, seed: int) -> None:
+    import transformers
 
-    _save_text(folder, seed, BertModel, BertConfig, BERT)
-
-
-def _bert_classifier(folder: Path, seed: int) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    _save_text(folder, seed, BertForSequenceClassification, BertConfig, BERT, **_labels())
-
-
-def _bert_reranker(folder: Path, seed: int) -> None:
-    """One label: how well the second of two texts answers the first."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    _save_text(folder, seed, BertForSequenceClassification, BertConfig, BERT, num_labels=1)
-
-
-def _llama_classifier(folder: Path, seed: int) -> None:
-    from transformers import LlamaConfig, LlamaForSequenceClassification
-
-    _save_text(folder, seed, LlamaForSequenceClassification, LlamaConfig, LLAMA, **_labels())
-
-
-def _labels() -> dict[str, Any]:
-    names = ("negative", "neutral", "positive")
-    return {"id2label": dict(enumerate(names)), "label2id": {name: index for index, name in enumerate(names)}}
+    model, make_config, words, changes = _TEXT[family]
+    tokenizer = words.make()
+    config = getattr(transformers, make_config)(**{**_text_settings(tokenizer), **changes})
+    _save(folder, _random(getattr(transformers, model), config, seed), tokenizer)
 
 
 def _qwen2_5_vl(folder: Path, seed: int) -> None:
     """Images of 16 pixels a side and more; one layer of the encoder sees windows, the other the whole image."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    tokenizer = QWEN_VISION.make()
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]}
-    config = Qwen2_5_VLConfig(
-        text_config={**_text_settings(tokenizer), "rope_parameters": rope},
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "patch_size": 8,
-            "window_size": 32,
-            "fullatt_block_indexes": [1],
-            "out_hidden_size": _HIDDEN,
-        },
-        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
-        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
-        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-    )
-    _save(folder, _random(Qwen2_5_VLForConditionalGeneration, config, seed), tokenizer)
-    _qwen_images().save_pretrained(folder)
+    vision = {"hidden_size": 32, "intermediate_size": 64, "window_size": 32, "fullatt_block_indexes": [1]}
+    vision["out_hidden_size"] = _HIDDEN
+    _save_qwen_vision(folder, seed, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, vision)
 
 
 def _qwen2_vl(folder: Path, seed: int) -> None:
     """Makes the like of Qwen2.5-VL, with an older encoder: all its layers see the whole image."""
     from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
-    tokenizer = QWEN_VISION.make()
-    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]}
-    config = Qwen2VLConfig(
-        text_config={**_text_settings(tokenizer), "rope_parameters": rope},
-        vision_config={"depth": 2, "embed_dim": 32, "hidden_size": _HIDDEN, "num_heads": 2, "patch_size": 8},
-        image_token_id=tokenizer.convert_tokens_to_ids("<|image_pad|>"),
-        video_token_id=tokenizer.convert_tokens_to_ids("<|video_pad|>"),
-        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
-        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|vision_end|>"),
-    )
-    _save(folder, _random(Qwen2VLForConditionalGeneration, config, seed), tokenizer)
-    _qwen_images().save_pretrained(folder)
+    vision = {"embed_dim": 32, "hidden_size": _HIDDEN}
+    _save_qwen_vision(folder, seed, Qwen2VLForConditionalGeneration, Qwen2VLConfig, vision)
 
 
-def _qwen_images() -> Any:
+def _save_qwen_vision(folder: Path, seed: int, model: Any, make_config: Any, vision: dict[str, Any]) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+    tokenizer = QWEN_VISION.make()
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]}
+    config = make_config(
+        text_config={**_text_settings(tokenizer), "rope_parameters": rope},
+        vision_config={"depth": 2, "num_heads": 2, "patch_size": 8, **vision},
+        **{
+            f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{written}|>")
+            for name, written in (
+                ("image", "image_pad"),
+                ("video", "video_pad"),
+                ("vision_start", "vision_start"),
+                ("vision_end", "vision_end"),
+            )
+        },
+    )
+    _save(folder, _random(model, config, seed), tokenizer)
     make: Any = Qwen2VLImageProcessorPil
-    return make(size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64}, patch_size=8)
+    make(size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64}, patch_size=8).save_pretrained(folder)
+
+
+_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": _LAYERS,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 
 
 def _llava(folder: Path, seed: int) -> None:
@@ -164,16 +137,7 @@ def _llava(folder: Path, seed: int) -> None:
     tokenizer = LLAVA.make()
     config = LlavaConfig(
         text_config={"model_type": "llama", **_text_settings(tokenizer)},
-        vision_config={
-            "model_type": "clip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": _LAYERS,
-            "num_attention_heads": 2,
-            "image_size": 32,
-            "patch_size": 8,
-            "projection_dim": 32,
-        },
+        vision_config={"model_type": "clip_vision_model", "projection_dim": 32, **_TOWER},
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=16,
     )
@@ -202,14 +166,7 @@ def _save_tiled(folder: Path, seed: int, model: Any, make_config: Any, make_proc
     tokenizer = TILED.make()
     config = make_config(
         text_config={"model_type": "llama", **_text_settings(tokenizer)},
-        vision_config={
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": _LAYERS,
-            "num_attention_heads": 2,
-            "image_size": 32,
-            "patch_size": 8,
-        },
+        vision_config=_TOWER,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
         pad_token_id=tokenizer.pad_token_id,
@@ -330,13 +287,6 @@ def _special(tokenizer: Any) -> dict[str, int]:
     return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
-def _save_text(folder: Path, seed: int, model: Any, config: Any, words: Words, **changes: Any) -> None:
-    """Saves a model of text only, and its tokenizer."""
-    tokenizer = words.make()
-    settings = config(**{**_text_settings(tokenizer), **changes})
-    _save(folder, _random(model, settings, seed), tokenizer)
-
-
 def _text_settings(tokenizer: Any) -> dict[str, Any]:
     """The settings that the configurations of all decoders share."""
     return {
@@ -395,15 +345,7 @@ def _save(folder: Path, model: Any, tokenizer: Any, **generation: Any) -> None:
 
 
 _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
-    "llama": _llama,
-    "qwen3": _qwen3,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "mistral": _mistral,
-    "bert": _bert,
-    "bert_classifier": _bert_classifier,
-    "bert_reranker": _bert_reranker,
-    "llama_classifier": _llama_classifier,
+    **{family: partial(_text, family) for family in _TEXT},
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     "llava": _llava,

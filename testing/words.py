@@ -46,6 +46,14 @@ _TILED_CHAT = (
 )
 
 
+def byte_alphabet() -> list[str]:
+    """Returns GPT-2's spelling of the 256 bytes."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    spelling: dict[int, str] = bytes_to_unicode()  # type: ignore[no-untyped-call]
+    return [spelling[byte] for byte in range(256)]
+
+
 @frozen(kw_only=True)
 class Words:
     """A tokenizer: its special tokens beside the bytes, and those that it writes around every text."""
@@ -65,7 +73,7 @@ class Words:
 
         make: Any = PreTrainedTokenizerFast  # untyped there
 
-        pieces = [*_byte_alphabet(), *(merge.replace(" ", "") for merge in _MERGES)]
+        pieces = [*byte_alphabet(), *(merge.replace(" ", "") for merge in _MERGES)]
         merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _MERGES)]
         tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=merges))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -138,10 +146,3 @@ T5 = Words(
     named={"eos_token": "</s>", "pad_token": "<pad>"},
     template="$A </s>",
 )
-
-
-def _byte_alphabet() -> list[str]:
-    """GPT-2's spelling of the 256 bytes: printable ones as they are, the others as characters from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
