@@ -1,4 +1,5 @@
-"""Four hosts behind one face, so that a test's body is written once; and a device that waits to be told.
+"""Four event loops and plain threads with one face, so that a test's body is written once; and a device that waits to
+be told.
 
 Nothing here depends on time: a test that wants something to happen in the middle of a request holds a call of the
 device, waits until it is held, and lets it go.
@@ -9,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
 import numpy as np
+import pytest
 import trio
 from attrs import define, evolve, field, frozen
 
-from triolet import Engine, EngineConfig, SamplingParams
+from triolet import Engine, EngineConfig, SamplingParams, SyncEngine
 from triolet.actors.switch_interval import SwitchInterval
 from triolet.actors.worker import Call, Deliver, Job, run_call
 from triolet.api.inputs.audio import Samples, content_key
@@ -273,7 +276,64 @@ def _no_task_is_left() -> None:
     assert not task.cancelling(), "a cancellation was not taken back"
 
 
+class ThreadsHost(TrioHost):
+    """Threads without an event loop, whose calls of a `SyncEngine` the tasks of the test wait for."""
+
+    name = "threads"
+
+
+async def in_thread(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+    return await trio.to_thread.run_sync(partial(function, *arguments, **more))
+
+
+@define(eq=False)
+class SyncStreamInThreads:
+    block: AbstractContextManager[Any]
+    parts: Any = None
+
+    async def __aenter__(self) -> SyncStreamInThreads:
+        self.parts = await in_thread(self.block.__enter__)
+        return self
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        return await in_thread(self.block.__exit__, *raised)  # type: ignore[no-any-return]
+
+    def __aiter__(self) -> SyncStreamInThreads:
+        return self
+
+    async def __anext__(self) -> Any:
+        part = await in_thread(next, self.parts, None)
+        if part is None:
+            raise StopAsyncIteration
+        return part
+
+
+@define(eq=False)
+class SyncEngineInThreads:
+    """Has the methods of `Engine`, each of which a thread of its own calls."""
+
+    engine: SyncEngine
+
+    async def __aenter__(self) -> SyncEngineInThreads:
+        await in_thread(self.engine.__enter__)
+        return self
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        return await in_thread(self.engine.__exit__, *raised)  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.engine, name)
+        if name in {"inside", "model", "statistics"}:
+            return found
+        if name.startswith("stream"):
+            return lambda *arguments, **more: SyncStreamInThreads(found(*arguments, **more))
+        return partial(in_thread, found)
+
+
 HOSTS: tuple[Host, ...] = (TrioHost(), AnyioOnTrioHost(), AsyncioHost(), AnyioOnAsyncioHost())
+
+on_threads_too = pytest.mark.parametrize("bench", [*HOSTS, ThreadsHost()], indirect=True, ids=lambda host: host.name)
+"""Marks tests that cancel nothing: threads cannot be cancelled."""
 
 
 # -- the device ------------------------------------------------------------------------------------------------------
@@ -368,9 +428,13 @@ class Bench:
     made: Engine | None = None
     stages: dict[str, Signal] = field(factory=dict)
 
-    def engine(self, **settings: Any) -> Engine:
+    def engine(self, **settings: Any) -> Any:
         config = EngineConfig(**{**UNHURRIED, "verify": True, "observer": self._observe, **settings})
-        self.made = Engine.from_parts(lambda: self.executor, lambda: self.worker, config=config)
+        make = SyncEngine if self.host.name == "threads" else Engine
+        made = make.from_parts(lambda: self.executor, lambda: self.worker, config=config)
+        if isinstance(made, SyncEngine):
+            return SyncEngineInThreads(made)
+        self.made = made
         return self.made
 
     def _observe(self, event: events.Event) -> None:

@@ -731,20 +731,6 @@ def test_a_block_may_be_left_by_another_task(bench: Bench) -> None:
     bench.run(main)
 
 
-def test_two_engines_live_in_one_loop() -> None:
-    benches = [Bench(HOSTS[2]), Bench(HOSTS[2])]
-
-    async def main() -> None:
-        async with benches[0].engine() as one, benches[1].engine() as other:
-            first, second = await asyncio.gather(one.generate(**query(1)), other.generate(**query(2)))
-            assert (first.token_ids, second.token_ids) == (expected(1), expected(2))
-
-    asyncio.run(main())
-    assert not engine_threads()
-    for bench in benches:
-        bench.check()
-
-
 def test_a_closed_engine_of_another_loop_says_that_it_is_closed(bench: Bench) -> None:
     async def session() -> None:
         async with bench.engine():

@@ -17,7 +17,6 @@ import pytest
 from attrs import define, field
 
 from triolet import (
-    CheckpointError,
     Engine,
     EngineClosed,
     EngineConfig,
@@ -25,7 +24,6 @@ from triolet import (
     Engines,
     EngineStateError,
     ModelSpec,
-    RunnerCrashed,
 )
 from triolet.actors.worker import Job
 from triolet.api.hosts.current import current_task
@@ -128,42 +126,6 @@ def test_models_take_turns_under_a_budget_that_holds_one(gates: Gates) -> None:
     assert gates.loads == "abab"
 
 
-def test_many_users_of_many_models_are_all_served(gates: Gates) -> None:
-    async def main() -> None:
-        async with gates.engines("a", "b", "c", memory_budget=TWO) as engines, gates.host.group() as group:
-            for number in range(12):
-                group.start(use, engines, "abc"[number % 3], number)
-
-    gates.run(main)
-
-
-def test_uses_wait_for_the_one_load_and_those_of_ready_models_go_on(gates: Gates) -> None:
-    async def main() -> None:
-        held = gates.hold("b", Job.OPEN)
-        async with gates.engines("a", "b", memory_budget=TWO) as engines:
-            await engines.load("a")
-            async with gates.host.group() as group:
-                for number in range(3):
-                    group.start(use, engines, "b", number)
-                await held.reached.wait()
-                await use(engines, "a")
-                assert state(engines, "b") == "loading"
-                gates.end_hold("b", held)
-
-    gates.run(main)
-    assert gates.loads == "ab"
-
-
-def test_an_idle_model_is_unloaded(gates: Gates) -> None:
-    async def main() -> None:
-        async with gates.engines("a", idle_seconds=0) as engines:
-            await use(engines, "a")
-            while state(engines, "a") != "absent":
-                await gates.host.within(0.001, gates.host.signal().wait)
-
-    gates.run(main)
-
-
 def test_a_use_keeps_its_task_apart_from_later_ones_and_does_not_outlast_it(gates: Gates) -> None:
     """Where the task has ended before its use: a task that is kept shares its id with no other one."""
     tasks: list[weakref.ref[Any]] = []
@@ -191,24 +153,6 @@ def test_a_use_keeps_its_task_apart_from_later_ones_and_does_not_outlast_it(gate
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_load_that_fails_is_told_and_the_others_go_on(gates: Gates) -> None:
-    gates.faults["a"] = lambda job, _: CheckpointError("torn") if job is Job.OPEN else None
-
-    async def refused(engines: Engines) -> None:
-        with pytest.raises(CheckpointError, match=r"^torn$"):
-            await use(engines, "a")
-
-    async def main() -> None:
-        async with gates.engines("a", "b") as engines:
-            async with gates.host.group() as group:
-                group.start(refused, engines)
-                group.start(refused, engines)
-            await use(engines, "b")
-            assert state(engines, "a") == "failed"
-
-    gates.run(main)
-
-
 def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_others(gates: Gates) -> None:
     """On asyncio the engine cancels the task that entered it, which is its keeper."""
     crashes = [SystemExit("dead")]
@@ -227,44 +171,7 @@ def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_other
     assert gates.loads == "baa"
 
 
-def test_an_engine_that_fails_in_the_end_is_told_by_the_block(gates: Gates) -> None:
-    gates.faults["a"] = lambda job, _: SystemExit("dead") if job is Job.STEP else None
-
-    async def main() -> None:
-        held = gates.hold("a", Job.STEP)
-
-        async def client(engines: Engines) -> None:
-            with pytest.raises(EngineError):
-                await use(engines, "a")
-
-        async with gates.host.group() as group:
-            with pytest.raises(RunnerCrashed, match="dead"):
-                async with gates.engines("a", "b", settings={"verify": False}) as engines:
-                    await engines.load("b")
-                    group.start(client, engines)
-                    await held.reached.wait()
-
-    gates.run(main)
-
-
 # -- the end ---------------------------------------------------------------------------------------------------------
-
-
-class Mine(Exception):
-    """The body's own."""
-
-
-def test_an_error_of_the_body_leaves_the_block_unchanged(gates: Gates) -> None:
-    async def main() -> None:
-        mine = Mine()
-        with pytest.raises(Mine) as caught:
-            async with gates.engines("a", "b") as engines:
-                await engines.load("a")
-                await engines.load("b")
-                raise mine
-        assert caught.value is mine
-
-    gates.run(main)
 
 
 @pytest.mark.parametrize("where", ["in a use", "while it waits for a load", "beside one"])
@@ -335,39 +242,6 @@ def test_a_load_that_never_returns_does_not_keep_the_block(gates: Gates) -> None
 
     gates.run(main)
     assert [len(device.calls) for name, device in gates.devices if name == "b"] == [0]
-
-
-def test_requests_of_outside_tasks_are_drained_when_the_block_ends(gates: Gates) -> None:
-    async def main() -> None:
-        held = gates.hold("a", Job.STEP)
-        async with gates.host.group() as group:
-            async with gates.engines("a", "b") as engines:
-                await engines.load("b")
-                task = group.start(use, engines, "a")
-                await held.reached.wait()
-            await task.ended()
-            assert not task.cancelled
-
-    gates.run(main)
-
-
-def test_aclose_without_a_drain_aborts_requests_and_the_body_goes_on(gates: Gates) -> None:
-    async def main() -> None:
-        held = gates.hold("a", Job.STEP)
-
-        async def client(engines: Engines) -> None:
-            with pytest.raises(EngineClosed):
-                await use(engines, "a")
-
-        async with gates.host.group() as group:
-            async with gates.engines("a", settings={"drain_seconds": math.inf}) as engines:
-                group.start(client, engines)
-                await held.reached.wait()
-                await engines.aclose(drain=0)
-                with pytest.raises(EngineClosed):
-                    await use(engines, "a")
-
-    gates.run(main)
 
 
 def test_aclose_without_a_drain_begins_none(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""One engine, four hosts: trio, anyio on trio, asyncio, anyio on asyncio. Every promise holds on each of them.
+"""One engine on trio, anyio on trio, asyncio and anyio on asyncio: every promise holds on each of them. Where
+nothing is cancelled it holds in threads without an event loop too.
 
 After each test, `Bench.run` checks that the device is released, that no thread and no task is left, that every
 admission permit came back and every request heard its one end.
@@ -20,7 +21,6 @@ import triolet.demo
 from triolet import (
     Delta,
     Engine,
-    EngineAsleep,
     EngineClosed,
     EngineConfig,
     EngineError,
@@ -37,13 +37,27 @@ from triolet.core import events
 from triolet.core.power import Power
 from triolet.testing.sim import SimExecutor
 
-from .hosts import HOSTS, Bench, Handle, Host, SpeakingModel, TrioHost, ask, audio, expected, query, read
+from .hosts import (
+    HOSTS,
+    Bench,
+    Handle,
+    Host,
+    SpeakingModel,
+    TrioHost,
+    ask,
+    audio,
+    expected,
+    on_threads_too,
+    query,
+    read,
+)
 
 pytestmark = pytest.mark.real_time
 
 # -- what is asked is answered ---------------------------------------------------------------------------------------
 
 
+@on_threads_too
 def test_many_tasks_at_once_each_get_their_own_tokens(bench: Bench) -> None:
     async def main() -> None:
         async with bench.engine() as engine, bench.host.group() as group:
@@ -52,16 +66,6 @@ def test_many_tasks_at_once_each_get_their_own_tokens(bench: Bench) -> None:
 
     bench.run(main)
     assert bench.outcomes() == ["finished"] * 24
-
-
-def test_a_stream_gives_the_tokens_of_generate(bench: Bench) -> None:
-    async def main() -> None:
-        found: list[int] = []
-        async with bench.engine() as engine:
-            await read(engine, 1, found)
-        assert tuple(found) == expected(1)
-
-    bench.run(main)
 
 
 def speech() -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -88,26 +92,6 @@ ALL_OF_IT: dict[str, Any] = {
     "voice_activity": "off",
 }
 """Reads what the simulated model makes of samples that are no voice."""
-
-
-def test_a_transcription_is_the_same_on_all_hosts(bench: Bench) -> None:
-    def on(bench: Bench) -> Any:
-        bench.executor = SimExecutor(SpeakingModel())
-
-        async def main() -> Any:
-            async with bench.engine() as engine:
-                return await transcribe(engine, speech(), **ALL_OF_IT)
-
-        return bench.run(main)
-
-    found = on(bench)
-    assert found == on(Bench(TrioHost()))
-    transcript, segments, seen = found
-    assert len(segments) == 3
-    assert transcript.segments == tuple(segments)
-    assert seen[0] == ("en", None, 70.0, 0.0)
-    assert seen[1:] == sorted(seen[1:])
-    assert seen[-1] == 70.0
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +121,7 @@ def test_the_demo_checkpoint_says_the_same_on_all_hosts(host: Host, demo_answers
     assert "".join(delta.text for delta in demo_answers["deltas"]) == demo_answers["generate"].text
 
 
+@on_threads_too
 def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: Bench) -> None:
     async def main() -> None:
         async with bench.engine() as engine:
@@ -207,6 +192,7 @@ def test_settings_that_are_none_are_refused_with_what_is_allowed(config: Any) ->
         Engine.from_parts(SimExecutor, lambda: Bench(TrioHost()).worker, config=config)
 
 
+@on_threads_too
 def test_a_full_queue_refuses_who_does_not_want_to_wait(bench: Bench) -> None:
     async def main() -> None:
         held = bench.hold()
@@ -215,17 +201,6 @@ def test_a_full_queue_refuses_who_does_not_want_to_wait(bench: Bench) -> None:
             await held.reached.wait()
             with pytest.raises(Overloaded, match="1 requests"):
                 await ask(engine, 2, wait=False)
-            bench.worker.end_hold(held)
-
-    bench.run(main)
-
-
-def test_statistics_are_those_of_this_moment(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold()
-        async with bench.engine() as engine, bench.host.group() as group:
-            group.start(ask, engine, 1)
-            await held.reached.wait()
             assert engine.statistics().requests.running == 1
             assert engine.model.name == "sim"
             bench.worker.end_hold(held)
@@ -271,21 +246,7 @@ def test_a_request_that_is_cancelled_leaves_the_others_alone(bench: Bench) -> No
     assert sorted(bench.outcomes()) == ["aborted", "finished", "finished"]
 
 
-def test_a_request_that_is_over_its_time_is_withdrawn(bench: Bench) -> None:
-    """It cannot end in time, however long that is: its step is held."""
-
-    async def main() -> None:
-        held = bench.hold()
-        async with bench.engine() as engine:
-            assert not await bench.host.within(0.02, lambda: ask(engine, 1))
-            bench.worker.end_hold(held)
-            await ask(engine, 2)
-            assert engine.inside.pending == 0, "the permits are back when the requests have ended"
-
-    bench.run(main)
-    assert bench.outcomes() == ["aborted", "finished"]
-
-
+@on_threads_too
 def test_a_stream_that_is_left_early_withdraws_its_request(bench: Bench) -> None:
     async def main() -> None:
         held = bench.hold(after=3)
@@ -301,6 +262,7 @@ def test_a_stream_that_is_left_early_withdraws_its_request(bench: Bench) -> None
     assert bench.outcomes() == ["aborted", "finished"]
 
 
+@on_threads_too
 def test_a_generator_around_a_stream_has_withdrawn_its_request_when_it_is_closed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,6 +293,7 @@ def test_a_generator_around_a_stream_has_withdrawn_its_request_when_it_is_closed
     assert bench.outcomes() == ["aborted", "finished"]
 
 
+@on_threads_too
 def test_an_error_in_a_streams_block_leaves_unchanged(bench: Bench) -> None:
     async def main() -> None:
         error = KeyError("mine")
@@ -385,28 +348,6 @@ def test_a_turn_that_is_cancelled_loses_nothing_of_the_stream(bench: Bench) -> N
                 async for delta in deltas:
                     found += delta.token_ids
         assert tuple(found) == expected(1)
-
-    bench.run(main)
-
-
-def test_a_loop_of_impatient_turns_shows_no_gap_and_no_duplicate(bench: Bench) -> None:
-    """Whenever the time is over, before, after or while an item is taken."""
-
-    async def main() -> None:
-        found: list[int] = []
-
-        async def turn() -> None:
-            async for delta in deltas:
-                found.extend(delta.token_ids)
-
-        async with bench.engine() as engine:
-            for number in range(1, 9):
-                found.clear()
-                async with engine.stream(**query(number)) as deltas:
-                    impatience = 1e-4
-                    while not await bench.host.within(impatience, turn):
-                        impatience *= 1.3
-                assert tuple(found) == expected(number)
 
     bench.run(main)
 
@@ -485,6 +426,7 @@ def test_aclose_releases_the_device_before_the_block_ends(bench: Bench) -> None:
     bench.run(main)
 
 
+@on_threads_too
 def test_a_generator_around_the_engine_has_released_the_device_when_it_is_closed(bench: Bench) -> None:
     async def session() -> AsyncIterator[Engine]:
         async with bench.engine() as engine:
@@ -499,6 +441,7 @@ def test_a_generator_around_the_engine_has_released_the_device_when_it_is_closed
     bench.run(main)
 
 
+@on_threads_too
 def test_a_stream_sleeps_with_the_engine_and_goes_on_when_it_wakes(bench: Bench) -> None:
     async def main() -> None:
         found: list[int] = []
@@ -519,19 +462,6 @@ def test_a_stream_sleeps_with_the_engine_and_goes_on_when_it_wakes(bench: Bench)
         assert tuple(found) == expected(1)
 
     bench.run(main)
-
-
-def test_a_sleeping_engine_refuses_or_keeps_requests_waiting(bench: Bench) -> None:
-    async def main() -> None:
-        async with bench.engine(while_asleep="refuse") as engine:
-            await engine.sleep()
-            with pytest.raises(EngineAsleep, match="wake"):
-                await ask(engine, 1)
-            await engine.wake()
-            await ask(engine, 2)
-
-    bench.run(main)
-    assert bench.outcomes() == ["finished"]
 
 
 def test_under_no_event_loop_the_error_says_what_is_allowed() -> None:

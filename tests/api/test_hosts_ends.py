@@ -5,82 +5,84 @@ outside of it. See test_hosts.py for what is checked after each test.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
-from triolet import CheckpointError, Engine, EngineClosed, EngineError, EngineTeardownError, RunnerCrashed
+from triolet import (
+    CheckpointError,
+    Engine,
+    EngineClosed,
+    EngineError,
+    EngineStateError,
+    EngineTeardownError,
+    RunnerCrashed,
+)
 from triolet.actors.worker import Job
 from triolet.core import events
 
-from .hosts import Bench, Handle, ask, expected, query, release_is_stuck
+from .hosts import Bench, Handle, ask, expected, on_threads_too, query, release_is_stuck
 
 pytestmark = pytest.mark.real_time
 
 # -- ends of the block -----------------------------------------------------------------------------------------------
 
 
-def test_an_exception_in_the_body_leaves_unchanged(bench: Bench) -> None:
+async def refused(engine: Engine) -> None:
+    with pytest.raises(EngineClosed):
+        await ask(engine, 1)
+
+
+@on_threads_too
+def test_an_exception_in_the_body_leaves_unchanged_and_waits_for_no_drain(bench: Bench) -> None:
     async def main() -> None:
         error = KeyError("mine")
-        with pytest.raises(KeyError) as caught:
-            async with bench.engine() as engine:
-                await ask(engine, 1)
-                raise error
+        held = bench.hold()
+        async with bench.host.group() as group:
+            with pytest.raises(KeyError) as caught:
+                async with bench.engine(drain_seconds=1e6) as engine:
+                    group.start(refused, engine)
+                    await held.reached.wait()
+                    raise error
         assert caught.value is error
         assert not hasattr(error, "__notes__")
         assert error.__cause__ is None
 
     bench.run(main)
-
-
-def test_an_exception_in_the_body_does_not_wait_for_a_drain(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold()
-
-        async def outsider(engine: Engine) -> None:
-            with pytest.raises(EngineClosed):
-                await ask(engine, 1)
-
-        async with bench.host.group() as group:
-            with pytest.raises(KeyError):
-                async with bench.engine(drain_seconds=1e6) as engine:
-                    group.start(outsider, engine)
-                    await held.reached.wait()
-                    raise KeyError("mine")
-
-    bench.run(main)
     assert bench.outcomes() == ["aborted"]
 
 
-def test_an_error_of_the_release_is_in_the_notes_of_the_bodys_own(bench: Bench) -> None:
+@on_threads_too
+@pytest.mark.parametrize("error", [None, KeyError("mine")])
+def test_an_error_of_the_release_leaves_the_block_or_is_in_the_notes_of_the_bodys_own(
+    bench: Bench, error: Exception | None
+) -> None:
     async def main() -> None:
-        with pytest.raises(KeyError) as caught:
+        with pytest.raises(type(error) if error else EngineTeardownError) as caught:
             async with bench.engine():
-                raise KeyError("mine")
-        assert "stuck" in caught.value.__notes__[0]
+                if error:
+                    raise error
+        assert "stuck" in (caught.value.__notes__[0] if error else str(caught.value))
 
     release_is_stuck(bench)
     bench.run(main)
 
 
-@pytest.mark.parametrize("cancelled", [False, True])
-def test_an_error_of_the_release_leaves_a_body_that_ends_well_or_is_cancelled(bench: Bench, cancelled: bool) -> None:
+def test_an_error_of_the_release_leaves_a_body_that_is_cancelled(bench: Bench) -> None:
     async def main() -> None:
         async def body() -> None:
             with pytest.raises(EngineTeardownError, match="stuck"):
                 async with bench.engine() as engine:
-                    if cancelled:
-                        await ask(engine, 1)
+                    await ask(engine, 1)
             ends.append("stuck")
 
         ends: list[str] = []
         held = bench.hold()
         async with bench.host.group() as group:
             handle = group.start(body)
-            if cancelled:
-                await held.reached.wait()
-                handle.cancel()
+            await held.reached.wait()
+            handle.cancel()
             await handle.ended()
         assert ends == ["stuck"]
 
@@ -221,15 +223,19 @@ def test_entering_while_cancelled_loads_nothing(bench: Bench) -> None:
     assert not bench.executor.calls
 
 
+@on_threads_too
 def test_a_model_that_does_not_load_raises_its_own_error(bench: Bench) -> None:
     error = CheckpointError("no weights")
     bench.executor.fault = lambda job, _: error if job is Job.OPEN else None
 
     async def main() -> None:
+        engine = bench.engine()
         with pytest.raises(CheckpointError) as caught:
-            async with bench.engine():
+            async with engine:
                 raise AssertionError("entered")
         assert caught.value is error
+        with pytest.raises(EngineStateError, match=r"closed: it failed \(CheckpointError: no weights\)"):
+            await ask(engine, 1)
 
     bench.run(main)
 
@@ -246,7 +252,8 @@ def crash(job: Job, _: object) -> BaseException | None:
     return SystemExit("dead") if job is Job.STEP else None
 
 
-def test_a_crash_cancels_the_body_and_leaves_the_block(bench: Bench) -> None:
+@pytest.mark.parametrize("asking", [False, True])
+def test_a_crash_cancels_the_body_and_leaves_the_block(bench: Bench, asking: bool) -> None:
     """What was cancelled goes on afterwards: the cancellation is taken back."""
     bench.executor.fault = crash
 
@@ -255,22 +262,10 @@ def test_a_crash_cancels_the_body_and_leaves_the_block(bench: Bench) -> None:
             with pytest.raises(RunnerCrashed, match="dead"):
                 async with bench.engine() as engine:
                     client = group.start(outsider, engine)
-                    await bench.host.signal().wait()
+                    await (ask(engine, 2) if asking else bench.host.signal().wait())
                     raise AssertionError("the body goes on")
             await client.ended()
         assert not await bench.host.within(0.001, bench.host.signal().wait)
-
-    bench.run(main)
-
-
-def test_a_crash_reaches_a_body_that_waits_for_its_request(bench: Bench) -> None:
-    bench.executor.fault = crash
-
-    async def main() -> None:
-        with pytest.raises(RunnerCrashed, match="dead"):
-            async with bench.engine() as engine:
-                await ask(engine, 1)
-                raise AssertionError("the body goes on")
 
     bench.run(main)
 
@@ -310,27 +305,21 @@ def outside(bench: Bench, client: Callable[[Engine], Awaitable[None]], held_afte
     bench.run(main)
 
 
+@on_threads_too
 def test_requests_of_outside_tasks_are_drained_when_the_block_ends(bench: Bench) -> None:
     outside(bench, lambda engine: ask(engine, 1))
     assert bench.outcomes() == ["finished"]
 
 
+@on_threads_too
 def test_what_is_not_drained_in_time_is_aborted_and_told_so(bench: Bench) -> None:
-    async def client(engine: Engine) -> None:
-        with pytest.raises(EngineClosed):
-            await ask(engine, 1)
-
-    outside(bench, client, drain_seconds=0)
+    outside(bench, refused, drain_seconds=0)
     assert bench.outcomes() == ["aborted"]
 
 
 def test_who_waits_for_a_permit_when_the_block_ends_is_told_so(bench: Bench) -> None:
     async def main() -> None:
         held = bench.hold()
-
-        async def refused(engine: Engine) -> None:
-            with pytest.raises(EngineClosed):
-                await ask(engine, 2)
 
         async with bench.host.group() as group:
             async with bench.engine(max_pending=1) as engine:
@@ -344,46 +333,26 @@ def test_who_waits_for_a_permit_when_the_block_ends_is_told_so(bench: Bench) -> 
     assert bench.outcomes() == ["finished"]
 
 
-def test_a_stream_that_was_drained_can_be_read_to_its_end_after_the_block(bench: Bench) -> None:
+@on_threads_too
+@pytest.mark.parametrize("drain", [1e6, 0])
+def test_a_stream_can_be_read_after_the_block_to_its_end_or_to_where_it_was_cut_off(bench: Bench, drain: float) -> None:
     async def main() -> None:
         held = bench.hold(after=2)
         go_on, found = bench.host.signal(), list[int]()
 
         async def client(engine: Engine) -> None:
-            async with engine.stream(**query(1)) as deltas:
-                found.extend((await anext(deltas)).token_ids)
-                await go_on.wait()
-                async for delta in deltas:
-                    found.extend(delta.token_ids)
-
-        async with bench.host.group() as group:
-            async with bench.engine() as engine:
-                group.start(client, engine)
-                await held.reached.wait()
-            go_on.set()
-        assert tuple(found) == expected(1)
-
-    bench.run(main)
-
-
-def test_a_stream_that_was_cut_off_says_so_where_it_ends(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold(after=2)
-        go_on, found = bench.host.signal(), list[int]()
-
-        async def client(engine: Engine) -> None:
-            with pytest.raises(EngineClosed):
+            with nullcontext() if drain else pytest.raises(EngineClosed):
                 async with engine.stream(**query(1)) as deltas:
                     await go_on.wait()
                     async for delta in deltas:
                         found.extend(delta.token_ids)
 
         async with bench.host.group() as group:
-            async with bench.engine(drain_seconds=0) as engine:
+            async with bench.engine(drain_seconds=drain) as engine:
                 group.start(client, engine)
                 await held.reached.wait()
             go_on.set()
-        assert tuple(found) == expected(1)[: len(found)]
+        assert tuple(found) == expected(1)[: None if drain else len(found)]
         assert len(found) >= 2
 
     bench.run(main)

@@ -16,7 +16,7 @@ from triolet import EngineClosed, EngineStateError, RunnerCrashed, SyncEngine
 from triolet.actors.worker import Job
 from triolet.testing.sim import SimExecutor, SimWorker
 
-from .hosts import AsyncioHost, Bench, ask, expected, query, release_is_stuck
+from .hosts import AsyncioHost, Bench, ask, expected, query
 from .threads import PATIENCE, SyncBench, loops
 
 pytestmark = pytest.mark.real_time
@@ -168,32 +168,6 @@ def test_without_a_block_it_lives_on_asyncio_and_is_refused_on_trio(bench: Bench
     bench.run(main)
 
 
-def test_it_is_opened_in_one_task_and_closed_in_another(asyncio_bench: Bench) -> None:
-    async def main() -> None:
-        engine = asyncio_bench.engine()
-        await asyncio.create_task(engine.open())
-        await asyncio.create_task(ask(engine, 1))
-        await asyncio.create_task(engine.aclose())
-
-    asyncio_bench.run(main)
-
-
-def test_a_cancelled_open_closes_what_was_opened(asyncio_bench: Bench) -> None:
-    async def main() -> None:
-        loading = asyncio_bench.hold(Job.OPEN, until_teardown=False)
-        engine = asyncio_bench.engine()
-        opening = asyncio.create_task(engine.open())
-        await loading.reached.wait()
-        opening.cancel()
-        asyncio_bench.worker.end_hold(loading)
-        await asyncio.wait([opening])
-        assert opening.cancelled()
-        assert not loops()
-
-    asyncio_bench.run(main)
-    assert asyncio_bench.executor.calls == [Job.OPEN, Job.CLOSE]
-
-
 def test_what_is_closed_may_be_closed_in_another_loop(asyncio_bench: Bench) -> None:
     async def main() -> None:
         await engine.open()
@@ -228,35 +202,6 @@ def test_a_cancelled_aclose_ends_the_drain_and_not_the_order(asyncio_bench: Benc
 
     asyncio_bench.run(main)
     assert asyncio_bench.outcomes() == ["aborted"]
-
-
-def test_aclose_gives_requests_the_time_that_it_is_told(asyncio_bench: Bench) -> None:
-    async def main() -> None:
-        held = asyncio_bench.hold(until_teardown=False)
-        hurried = asyncio_bench.stage("drain deadline")
-        engine = asyncio_bench.engine(drain_seconds=1e6)
-        await engine.open()
-        call = asyncio.create_task(engine.generate(**query(1)))
-        await held.reached.wait()
-        ending = asyncio.create_task(engine.aclose(drain=0))
-        await hurried.wait()
-        asyncio_bench.worker.end_hold(held)
-        await ending
-        with pytest.raises(EngineClosed):
-            await call
-
-    asyncio_bench.run(main)
-
-
-def test_aclose_raises_what_the_end_of_a_block_would(asyncio_bench: Bench) -> None:
-    async def main() -> None:
-        engine = asyncio_bench.engine()
-        await engine.open()
-        with pytest.raises(Exception, match="stuck"):
-            await engine.aclose()
-
-    release_is_stuck(asyncio_bench)
-    asyncio_bench.run(main)
 
 
 def test_a_crash_cancels_nobody(asyncio_bench: Bench) -> None:

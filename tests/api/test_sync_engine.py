@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 
 from triolet import (
-    CheckpointError,
     Delta,
     Engine,
     EngineClosed,
@@ -28,7 +26,6 @@ from triolet import (
     EngineStateError,
     EngineTeardownError,
     InvalidRequest,
-    Overloaded,
     RunnerCrashed,
     SyncEngine,
     Transcript,
@@ -39,12 +36,11 @@ from triolet.actors.worker import Job
 from triolet.api.hosts.trio_thread import TrioThread
 from triolet.api.inputs.audio import load_audio
 from triolet.core import events
-from triolet.core.power import Power
 from triolet.testing import make_checkpoint
 from triolet.testing.sim import SimExecutor
 
 from ..heap import assert_none, garbage
-from .hosts import AsyncioHost, Bench, SpeakingModel, audio, expected, query, release_is_stuck
+from .hosts import AsyncioHost, Bench, SpeakingModel, audio, query, release_is_stuck
 from .threads import PATIENCE, SyncBench, ask, loops, ours, read, until
 
 pytestmark = pytest.mark.real_time
@@ -73,40 +69,6 @@ def test_it_has_the_names_and_arguments_of_the_engine() -> None:
         assert plain.__doc__
         assert "await " not in plain.__doc__
         assert "async " not in plain.__doc__
-
-
-def test_many_threads_at_once_each_get_their_own_tokens(bench: SyncBench) -> None:
-    def main() -> None:
-        with bench.engine() as engine, ThreadPoolExecutor(24) as pool:
-            list(pool.map(lambda number: ask(engine, number, 1 + number % 17), range(24)))
-
-    bench.run(main)
-    assert bench.outcomes() == ["finished"] * 24
-
-
-def test_thirty_two_threads_make_a_thousand_requests(bench: SyncBench) -> None:
-    def main() -> None:
-        with ThreadPoolExecutor(32) as pool, bench.engine(verify=False) as engine:
-            list(pool.map(lambda number: ask(engine, number % 50, 3), range(1000)))
-            told = engine.statistics().requests
-            assert (told.waiting, told.running) == (0, 0)
-            assert engine.inside.pending == 0
-
-    bench.run(main)
-    assert len(bench.outcomes()) == 1000
-
-
-def test_a_stream_gives_the_tokens_of_generate(bench: SyncBench) -> None:
-    def main() -> None:
-        with bench.engine() as engine:
-            assert read(engine, 1) == expected(1)
-            with engine.stream(**query(2)) as deltas:
-                assert deltas.timings is None
-                assert tuple(token for delta in deltas for token in delta.token_ids) == expected(2)
-                assert deltas.timings is not None
-                assert list(deltas) == []
-
-    bench.run(main)
 
 
 def test_the_demo_checkpoint_says_what_it_says_on_asyncio() -> None:
@@ -172,50 +134,6 @@ def test_vectors_and_scores_come_as_they_are(family: str, method: str, tmp_path:
         )
 
 
-def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: SyncBench) -> None:
-    def main() -> None:
-        with bench.engine() as engine:
-            with pytest.raises(InvalidRequest, match="no tokens"):
-                engine.generate(prompt_token_ids=[], audio=audio(1))
-            with pytest.raises(InvalidRequest, match="exactly one"), engine.stream("a", prompt_token_ids=[1]):
-                raise AssertionError("entered")
-            with pytest.raises(InvalidRequest, match="did you mean max_tokens"):
-                engine.generate(**query(1), max_new_tokens=5)
-            with pytest.raises(InvalidRequest, match="drain=-1"):
-                engine.close(drain=-1)
-            ask(engine, 2)
-
-    bench.run(main)
-
-
-def test_a_full_queue_refuses_who_does_not_want_to_wait(bench: SyncBench) -> None:
-    def main() -> None:
-        held = bench.hold()
-        with bench.engine(max_pending=1) as engine, ThreadPoolExecutor(1) as pool:
-            first = pool.submit(ask, engine, 1)
-            held.reached.wait()
-            with pytest.raises(Overloaded, match="1 requests"):
-                ask(engine, 2, wait=False)
-            assert engine.statistics().requests.running == 1
-            bench.worker.end_hold(held)
-            first.result()
-
-    bench.run(main)
-
-
-def test_it_sleeps_and_wakes(bench: SyncBench) -> None:
-    def main() -> None:
-        with bench.engine() as engine, ThreadPoolExecutor(1) as pool:
-            engine.sleep()
-            assert bench.executor.is_asleep
-            assert engine.statistics().power is Power.ASLEEP
-            waiting = pool.submit(ask, engine, 1)
-            engine.wake()
-            waiting.result()
-
-    bench.run(main)
-
-
 def test_a_stream_that_is_read_without_its_block_says_how(bench: SyncBench) -> None:
     def main() -> None:
         with bench.engine() as engine:
@@ -231,150 +149,7 @@ def test_a_stream_that_is_read_without_its_block_says_how(bench: SyncBench) -> N
 # -- streams that end early ------------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_is_left_early_withdraws_its_request(bench: SyncBench) -> None:
-    def main() -> None:
-        held = bench.hold(after=3)
-        with bench.engine() as engine:
-            with engine.stream(**query(1)) as deltas:
-                next(deltas)
-            bench.worker.end_hold(held)
-            ask(engine, 2)
-            assert engine.inside.pending == 0
-
-    bench.run(main)
-    assert bench.outcomes() == ["aborted", "finished"]
-
-
-def test_a_generator_around_a_stream_has_withdrawn_its_request_when_it_is_closed(bench: SyncBench) -> None:
-    def tokens(engine: SyncEngine) -> Iterator[Delta]:
-        with engine.stream(**query(1)) as deltas:
-            yield from deltas
-
-    def main() -> None:
-        held = bench.hold(after=3)
-        with bench.engine() as engine:
-            generator: Any = tokens(engine)
-            next(generator)
-            generator.close()
-            until(lambda: engine.statistics().requests.running == 0)
-            bench.worker.end_hold(held)
-            ask(engine, 2)
-
-    bench.run(main)
-    assert bench.outcomes() == ["aborted", "finished"]
-
-
-def test_a_generator_around_the_engine_has_released_the_device_when_it_is_closed(bench: SyncBench) -> None:
-    def session() -> Iterator[SyncEngine]:
-        with bench.engine() as engine:
-            yield engine
-
-    def main() -> None:
-        generator: Any = session()
-        ask(next(generator), 1)
-        generator.close()
-        bench.check()
-
-    bench.run(main)
-
-
-def test_an_error_in_a_streams_block_leaves_unchanged(bench: SyncBench) -> None:
-    def main() -> None:
-        error = KeyError("mine")
-        bench.hold(after=1)
-        with bench.engine() as engine:
-            with pytest.raises(KeyError) as caught, engine.stream(**query(1)) as deltas:
-                next(deltas)
-                raise error
-            assert caught.value is error
-
-    bench.run(main)
-    assert bench.outcomes() == ["aborted"]
-
-
 # -- how the block ends ----------------------------------------------------------------------------------------------
-
-
-def test_an_exception_in_the_body_leaves_unchanged_and_waits_for_no_drain(bench: SyncBench) -> None:
-    def refused(engine: SyncEngine) -> None:
-        with pytest.raises(EngineClosed):
-            ask(engine, 1)
-
-    def main() -> None:
-        error = KeyError("mine")
-        held = bench.hold()
-        with ThreadPoolExecutor(1) as pool:
-            with pytest.raises(KeyError) as caught, bench.engine(drain_seconds=1e6) as engine:
-                outside = pool.submit(refused, engine)
-                held.reached.wait()
-                raise error
-            outside.result()
-        assert caught.value is error
-        assert not hasattr(error, "__notes__")
-
-    bench.run(main)
-    assert bench.outcomes() == ["aborted"]
-
-
-def test_requests_of_other_threads_are_drained_when_the_block_ends(bench: SyncBench) -> None:
-    def main() -> None:
-        held = bench.hold()
-        with ThreadPoolExecutor(1) as pool:
-            with bench.engine() as engine:
-                outside = pool.submit(ask, engine, 1)
-                held.reached.wait()
-            outside.result()
-
-    bench.run(main)
-    assert bench.outcomes() == ["finished"]
-
-
-def test_a_stream_that_was_drained_can_be_read_to_its_end_after_the_block(bench: SyncBench) -> None:
-    def main() -> None:
-        held = bench.hold(after=2)
-        with bench.engine() as engine, engine.stream(**query(1)) as deltas:
-            found = list(next(deltas).token_ids)
-            held.reached.wait()
-            engine.close()
-            found += [token for delta in deltas for token in delta.token_ids]
-        assert tuple(found) == expected(1)
-
-    bench.run(main)
-
-
-def test_a_model_that_does_not_load_raises_its_own_error(bench: SyncBench) -> None:
-    error = CheckpointError("no weights")
-    bench.executor.fault = lambda job, _: error if job is Job.OPEN else None
-
-    def main() -> None:
-        engine = bench.engine()
-        with pytest.raises(CheckpointError) as caught:
-            engine.open()
-        assert caught.value is error
-        with pytest.raises(EngineStateError, match=r"closed: it failed \(CheckpointError: no weights\)"):
-            ask(engine, 1)
-        engine.close()
-
-    bench.run(main)
-
-
-def test_an_error_of_the_release_leaves_the_block(bench: SyncBench) -> None:
-    def main() -> None:
-        with pytest.raises(EngineTeardownError, match="stuck"), bench.engine():
-            pass
-
-    release_is_stuck(bench)
-    bench.run(main)
-
-
-def test_an_error_of_the_release_is_in_the_notes_of_the_bodys_own(bench: SyncBench) -> None:
-    def main() -> None:
-        with pytest.raises(KeyError) as caught, bench.engine():
-            raise KeyError("mine")
-        assert "stuck" in caught.value.__notes__[0]
-
-    release_is_stuck(bench)
-    bench.run(main)
 
 
 # -- open and close --------------------------------------------------------------------------------------------------
@@ -526,21 +301,6 @@ def test_whatever_part_fails_the_calls_that_wait_are_told_which(
     engine.close()
 
 
-def test_close_tells_once_what_ended_the_engine(bench: SyncBench) -> None:
-    bench.executor.fault = crash
-
-    def main() -> None:
-        engine = bench.engine()
-        engine.open()
-        with pytest.raises(EngineError):
-            ask(engine, 1)
-        with pytest.raises(RunnerCrashed, match="dead"):
-            engine.close()
-        engine.close()
-
-    bench.run(main)
-
-
 def test_a_trio_loop_that_crashes_is_told_to_the_block_and_to_every_caller(bench: SyncBench) -> None:
     """It would be a bug of ours or of trio's, and nobody could give the device back. Nobody must hang either."""
 
@@ -652,41 +412,6 @@ def test_in_a_fork_it_says_so(bench: SyncBench, monkeypatch: pytest.MonkeyPatch)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ending", ["finished", "failed", "left early"])
-def test_a_request_dies_with_its_last_user_and_no_collector(bench: SyncBench, ending: str, no_collector: None) -> None:
-    payloads: list[weakref.ref[Any]] = []
-
-    def watch(job: Job, argument: Any) -> Exception | None:
-        if job is not Job.ENCODE:
-            return None
-        payloads.extend(weakref.ref(encoding.payload) for encoding in argument)
-        return RuntimeError("boom") if ending == "failed" else None
-
-    def one(engine: SyncEngine) -> None:
-        arguments = query(1)
-        payloads.append(weakref.ref(arguments["audio"]))
-        try:
-            if ending == "left early":
-                with engine.stream(**arguments) as deltas:
-                    next(deltas)
-            else:
-                engine.generate(**arguments)
-        except EngineError:
-            assert ending == "failed"
-
-    def main() -> None:
-        with bench.engine() as engine:
-            one(engine)
-            bench.executor.fault = None
-            ask(engine, 2)  # until it has ended, the actors have forgotten the first one
-            engine.statistics()
-            alive = [number for number, payload in enumerate(payloads[:2]) if payload() is not None]
-            assert not alive, f"{alive} of the caller's audio and the engine's copy are alive"
-
-    bench.executor.fault = watch
-    bench.run(main)
 
 
 def test_engines_come_and_go_without_garbage() -> None:
