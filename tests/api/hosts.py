@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 import numpy as np
@@ -68,48 +68,9 @@ async def read(engine: Engine, number: int, into: list[int]) -> None:
 # -- hosts -----------------------------------------------------------------------------------------------------------
 
 
-class Signal(Protocol):
-    """An event that any thread may set."""
-
-    def set(self) -> None: ...
-
-    async def wait(self) -> None: ...
-
-
-class Handle(Protocol):
-    """A task of a group."""
-
-    cancelled: bool  # it ended with its cancellation
-
-    def cancel(self) -> None: ...
-
-    async def ended(self) -> None: ...
-
-
-class Group(Protocol):
-    def start(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Handle: ...
-
-
-class Host(Protocol):
-    """An event loop and its native ways."""
-
-    name: str
-
-    def run(self, main: Main) -> Any:
-        """Runs ``main`` in a loop of its own; afterwards no task is left."""
-
-    def signal(self) -> Signal: ...
-
-    def group(self) -> AbstractAsyncContextManager[Group]:
-        """Tasks that have ended when the block is left. An error of one cancels the others."""
-
-    async def within(self, seconds: float, function: Main) -> bool:
-        """Runs ``function`` under the host's timeout. Whether it ended in time."""
-
-
 @define(eq=False)
-class _Signal:
-    """``event`` belongs to the loop that ``call`` reaches from any thread."""
+class Signal:
+    """An event that any thread may set. ``event`` belongs to the loop that ``call`` reaches from any thread."""
 
     call: Callable[[Callable[[], object]], object]
     event: trio.Event | asyncio.Event
@@ -155,47 +116,6 @@ class _ScopedGroup:
         return handle
 
 
-class TrioHost:
-    name = "trio"
-
-    def run(self, main: Main) -> Any:
-        async def guarded() -> Any:
-            with trio.fail_after(PATIENCE):
-                return await main()
-
-        return trio.run(guarded)
-
-    def signal(self) -> Signal:
-        return _Signal(trio.lowlevel.current_trio_token().run_sync_soon, trio.Event())
-
-    @asynccontextmanager
-    async def group(self) -> AsyncIterator[Group]:
-        async with trio.open_nursery() as nursery:
-            yield _ScopedGroup(nursery.start_soon, trio)
-
-    async def within(self, seconds: float, function: Main) -> bool:
-        with trio.move_on_after(seconds) as scope:
-            await function()
-        return not scope.cancelled_caught
-
-
-class AnyioOnTrioHost(TrioHost):
-    name = "anyio/trio"
-
-    def run(self, main: Main) -> Any:
-        return anyio.run(_anyio_guarded, main, backend="trio")
-
-    @asynccontextmanager
-    async def group(self) -> AsyncIterator[Group]:
-        async with anyio.create_task_group() as tasks:
-            yield _ScopedGroup(tasks.start_soon, anyio)
-
-    async def within(self, seconds: float, function: Main) -> bool:
-        with anyio.move_on_after(seconds) as scope:
-            await function()
-        return not scope.cancelled_caught
-
-
 @define(eq=False)
 class _TaskHandle:
     task: asyncio.Task[Any]
@@ -219,6 +139,57 @@ class _TaskGroup:
         return _TaskHandle(self.group.create_task(function(*arguments)))
 
 
+Handle = _ScopedHandle | _TaskHandle
+Group = _ScopedGroup | _TaskGroup
+
+
+class TrioHost:
+    """An event loop and its native ways."""
+
+    name = "trio"
+
+    def run(self, main: Main) -> Any:
+        """Runs ``main`` in a loop of its own; afterwards no task is left."""
+
+        async def guarded() -> Any:
+            with trio.fail_after(PATIENCE):
+                return await main()
+
+        return trio.run(guarded)
+
+    def signal(self) -> Signal:
+        return Signal(trio.lowlevel.current_trio_token().run_sync_soon, trio.Event())
+
+    @asynccontextmanager
+    async def group(self) -> AsyncIterator[Group]:
+        """Tasks that have ended when the block is left. An error of one cancels the others."""
+        async with trio.open_nursery() as nursery:
+            yield _ScopedGroup(nursery.start_soon, trio)
+
+    async def within(self, seconds: float, function: Main) -> bool:
+        """Returns whether ``function`` ended in time, under the host's timeout."""
+        with trio.move_on_after(seconds) as scope:
+            await function()
+        return not scope.cancelled_caught
+
+
+class AnyioOnTrioHost(TrioHost):
+    name = "anyio/trio"
+
+    def run(self, main: Main) -> Any:
+        return anyio.run(_anyio_guarded, main, backend="trio")
+
+    @asynccontextmanager
+    async def group(self) -> AsyncIterator[Group]:
+        async with anyio.create_task_group() as tasks:
+            yield _ScopedGroup(tasks.start_soon, anyio)
+
+    async def within(self, seconds: float, function: Main) -> bool:
+        with anyio.move_on_after(seconds) as scope:
+            await function()
+        return not scope.cancelled_caught
+
+
 class AsyncioHost:
     name = "asyncio"
 
@@ -232,7 +203,7 @@ class AsyncioHost:
         return asyncio.run(guarded())
 
     def signal(self) -> Signal:
-        return _Signal(asyncio.get_running_loop().call_soon_threadsafe, asyncio.Event())
+        return Signal(asyncio.get_running_loop().call_soon_threadsafe, asyncio.Event())
 
     @asynccontextmanager
     async def group(self) -> AsyncIterator[Group]:
@@ -260,7 +231,7 @@ class AnyioOnAsyncioHost(AnyioOnTrioHost):
         return anyio.run(_anyio_guarded, counted, backend="asyncio")
 
     def signal(self) -> Signal:
-        return _Signal(asyncio.get_running_loop().call_soon_threadsafe, asyncio.Event())
+        return Signal(asyncio.get_running_loop().call_soon_threadsafe, asyncio.Event())
 
 
 async def _anyio_guarded(main: Main) -> Any:
@@ -330,6 +301,7 @@ class SyncEngineInThreads:
         return partial(in_thread, found)
 
 
+Host = TrioHost | AsyncioHost
 HOSTS: tuple[Host, ...] = (TrioHost(), AnyioOnTrioHost(), AsyncioHost(), AnyioOnAsyncioHost())
 
 on_threads_too = pytest.mark.parametrize("bench", [*HOSTS, ThreadsHost()], indirect=True, ids=lambda host: host.name)

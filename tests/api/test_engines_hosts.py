@@ -31,7 +31,7 @@ from triolet.api.resident import Resident
 from triolet.core import events
 from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
 
-from .hosts import HOSTS, UNHURRIED, GatedWorker, Handle, Hold, Host, ask
+from .hosts import HOSTS, UNHURRIED, GatedWorker, Handle, Hold, Host, _threads, ask
 
 pytestmark = pytest.mark.real_time
 
@@ -89,10 +89,6 @@ class Gates:
     @property
     def loads(self) -> str:
         return "".join(name for name, _ in self.devices)
-
-
-def _threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name in {"triolet-loop", "triolet-runner"}}
 
 
 @pytest.fixture(params=HOSTS, ids=lambda host: host.name)
@@ -221,27 +217,6 @@ def test_a_use_that_is_cancelled_while_its_model_loads_gives_the_load_up(gates: 
 
     gates.run(main)
     assert gates.loads == "ab"
-
-
-def test_a_load_that_never_returns_does_not_keep_the_block(gates: Gates) -> None:
-    """It is abandoned, however slow the machine is; the others are given back."""
-
-    async def main() -> None:
-        held = gates.hold("b", Job.OPEN, until_teardown=False)
-
-        async def refused(engines: Engines) -> None:
-            with pytest.raises(EngineClosed, match="the block of these engines ends"):
-                await use(engines, "b")
-
-        async with gates.host.group() as group:
-            async with gates.engines("a", "b", settings={"stage_seconds": 0.05}) as engines:
-                await engines.load("a")
-                group.start(refused, engines)
-                await held.reached.wait()
-        assert not held.gate.is_set()
-
-    gates.run(main)
-    assert [len(device.calls) for name, device in gates.devices if name == "b"] == [0]
 
 
 def test_aclose_without_a_drain_begins_none(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:

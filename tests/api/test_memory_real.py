@@ -75,12 +75,6 @@ async def decode(engine: Engine, number: int, *, tokens: int = 12) -> tuple[int,
     return done.token_ids
 
 
-async def decode_sampled_from_a_text_prompt(engine: Engine, number: int) -> None:
-    sampling = SamplingParams(max_tokens=5, temperature=0.7, top_p=0.9, top_k=20, seed=number)
-    prompt = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
-    await engine.generate(prompt, audio=noise(number), sampling=sampling)
-
-
 async def decode_not_a_number(engine: Engine, number: int) -> None:
     samples = noise(number)
     samples[number] = math.inf
@@ -95,12 +89,6 @@ async def encode_crashes(engine: Engine, number: int) -> None:
     with pytest.MonkeyPatch.context() as patch, expected(EncodeFailed):
         patch.setattr(WhisperModel, "encode", crash)
         await decode(engine, 1000 + number)  # audio that is not resident
-
-
-async def decode_read_as_a_stream(engine: Engine, number: int) -> None:
-    async with engine.stream(prompt_token_ids=spoken(engine), audio=noise(number)) as deltas:
-        async for _ in deltas:
-            pass
 
 
 async def decode_left_early(engine: Engine, number: int) -> None:
@@ -138,10 +126,8 @@ async def transcription_of_what_is_no_audio(engine: Engine, number: int) -> None
 
 REAL_ENDINGS: tuple[Ending, ...] = (
     decode,
-    decode_sampled_from_a_text_prompt,
     decode_not_a_number,
     encode_crashes,
-    decode_read_as_a_stream,
     decode_left_early,
     decode_cancelled,
     transcribed,

@@ -168,16 +168,6 @@ def test_without_a_block_it_lives_on_asyncio_and_is_refused_on_trio(bench: Bench
     bench.run(main)
 
 
-def test_what_is_closed_may_be_closed_in_another_loop(asyncio_bench: Bench) -> None:
-    async def main() -> None:
-        await engine.open()
-        await engine.aclose()
-
-    engine = asyncio_bench.engine()
-    asyncio_bench.run(main)
-    asyncio.run(engine.aclose())
-
-
 def test_a_cancelled_aclose_ends_the_drain_and_not_the_order(asyncio_bench: Bench) -> None:
     async def main() -> None:
         held = asyncio_bench.hold(until_teardown=False)

@@ -220,7 +220,15 @@ def test_it_may_be_closed_by_another_thread_the_moment_it_is_open(
     bench.run(main)
 
 
-def test_an_engine_that_is_thrown_away_ends(bench: SyncBench) -> None:
+@pytest.mark.parametrize("stuck", [False, True])
+def test_an_engine_that_is_thrown_away_ends_and_the_hook_of_threads_hears_its_errors(
+    bench: SyncBench, stuck: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[type[BaseException]] = []
+    monkeypatch.setattr(threading, "excepthook", lambda told: heard.append(told.exc_type))
+    if stuck:
+        release_is_stuck(bench)
+
     def main() -> None:
         engine = bench.engine()
         engine.open()
@@ -231,18 +239,7 @@ def test_an_engine_that_is_thrown_away_ends(bench: SyncBench) -> None:
         assert not thread.is_alive()
 
     bench.run(main)
-
-
-def test_an_error_that_nobody_is_left_to_hear_goes_to_the_hook_of_threads(
-    bench: SyncBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heard: list[BaseException | None] = []
-    monkeypatch.setattr(threading, "excepthook", lambda told: heard.append(told.exc_value))
-    release_is_stuck(bench)
-    bench.engine().open()
-    for thread in loops():
-        thread.join(PATIENCE)
-    assert [type(error) for error in heard] == [EngineTeardownError]
+    assert heard == [EngineTeardownError] * stuck
 
 
 # -- the engine fails ------------------------------------------------------------------------------------------------
