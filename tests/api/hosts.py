@@ -358,11 +358,11 @@ class GatedWorker:
         self._scope.cancel()
 
     def end_hold(self, hold: Hold) -> None:
-        """From any thread."""
+        """Lets the calls of ``hold`` go on; any thread may call it."""
         self._token.run_sync_soon(hold.gate.set)
 
     def crash_loop(self) -> None:
-        """What trio calls must not raise."""
+        """Has trio call a function that raises, which ends its loop."""
         self._token.run_sync_soon(lambda: 1 // 0)
 
     def teardown_begins(self) -> None:
@@ -444,8 +444,13 @@ class Bench:
         assert sorted(ends) == sorted(accepted)
 
     def outcomes(self) -> list[str]:
-        """How requests ended, in order."""
+        """Returns the ends of requests, in order."""
         return [event.outcome for event in self.trace if isinstance(event, events.RequestEnded)]
+
+
+def crash(job: Job, _: object) -> BaseException | None:
+    """A fault that ends the runner at its first step."""
+    return SystemExit("dead") if job is Job.STEP else None
 
 
 def release_is_stuck(bench: Bench) -> None:

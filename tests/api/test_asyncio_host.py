@@ -1,4 +1,4 @@
-"""What only asyncio can do to an engine: loops that end under it, ^C, edge-triggered cancellation.
+"""Things that only asyncio can do to an engine: loops that end under it, ^C, edge-triggered cancellation.
 
 What holds on every host is in test_hosts.py and test_hosts_ends.py.
 """
@@ -25,7 +25,8 @@ from triolet.actors.worker import Job
 from triolet.api.hosts.portal import Portal, may_wait, outlast
 from triolet.api.hosts.portal_stream import PortalStream
 
-from .hosts import HOSTS, PATIENCE, AsyncioHost, Bench, Host, audio, expected, query, release_is_stuck
+from .hosts import HOSTS, PATIENCE, AsyncioHost, Bench, Host, audio, crash, expected, query, release_is_stuck
+from .threads import loops
 
 pytestmark = pytest.mark.real_time
 
@@ -33,10 +34,6 @@ pytestmark = pytest.mark.real_time
 @pytest.fixture
 def bench() -> Bench:
     return Bench(AsyncioHost())
-
-
-def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "triolet-loop"]
 
 
 async def hold_open(engine: Engine, entered: Callable[[], object]) -> None:
@@ -59,7 +56,7 @@ def test_a_program_that_ends_while_the_engines_task_still_runs_closes_it_in_orde
     tasks: list[asyncio.Task[None]] = []
     asyncio.run(main())
     assert tasks[0].cancelled()
-    assert not engine_threads()
+    assert not loops()
     bench.check()
 
 
@@ -86,7 +83,7 @@ def test_a_loop_that_is_closed_under_the_engine_takes_it_along(bench: Bench, bus
     tasks: list[asyncio.Task[None]] = []
     loop.run_until_complete(main())
     loop.close()
-    (thread,) = engine_threads()
+    (thread,) = loops()
     bench.worker.end_hold(holds[0])
     if not busy:
         tasks.clear()
@@ -105,7 +102,7 @@ def enter_and_forget(bench: Bench) -> None:
         await bench.engine().__aenter__()
 
     asyncio.run(main())
-    (thread,) = engine_threads()
+    (thread,) = loops()
     bench.made = None
     gc.collect()
     thread.join(PATIENCE)
@@ -157,7 +154,8 @@ PROGRAM = """
         if isinstance(event, StageReached):
             print(event.stage, flush=True)
 
-    engine = Engine.from_parts(SimExecutor, ThreadWorker, config=EngineConfig(observer=tell, stage_seconds=86_400))
+    config = EngineConfig(observer=lambda event: tell(event), stage_seconds=86_400)
+    engine = Engine.from_parts(SimExecutor, ThreadWorker, config=config)
 """
 
 
@@ -176,8 +174,6 @@ def test_a_second_interrupt_while_it_closes_does_not_leave_before_the_device_is_
                 print(event.stage, flush=True)
                 if event.stage == "intake closed":
                     signal.raise_signal(signal.SIGINT)
-
-        engine = Engine.from_parts(SimExecutor, ThreadWorker, config=EngineConfig(observer=tell, stage_seconds=86_400))
 
         async def main():
             async with engine:
@@ -211,8 +207,6 @@ def test_interrupts_while_the_process_ends_do_not_leave_before_the_device_is_rel
                     heard.clear()
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
                     heard.wait()
-
-        engine = Engine.from_parts(SimExecutor, ThreadWorker, config=EngineConfig(observer=tell, stage_seconds=86_400))
 
         async def main():
             await engine.__aenter__()
@@ -296,10 +290,6 @@ def test_a_process_ends_though_the_engines_loop_stands_still() -> None:
 # -- cancellation ----------------------------------------------------------------------------------------------------
 
 
-def crash(job: Job, _: object) -> BaseException | None:
-    return SystemExit("dead") if job is Job.STEP else None
-
-
 def test_a_crash_does_not_hide_the_cancellation_of_others(bench: Bench) -> None:
     """Both while the body runs: as with `asyncio.timeout`, who cancelled hears of it; the crash is in the notes."""
     bench.executor.fault = crash
@@ -364,7 +354,7 @@ def test_a_crash_is_told_where_the_body_swallows_its_cancellation(bench: Bench) 
 def test_a_cancelled_call_has_ended_when_the_cancellation_is_raised(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often it is cancelled: nothing goes on behind the caller's back, and every cancellation is counted."""
+    """The call may be cancelled more than once: nothing of it goes on, and every cancellation is counted."""
 
     async def main() -> None:
         held = bench.hold()
@@ -422,31 +412,6 @@ def test_an_item_that_was_taken_when_its_reader_was_cancelled_is_kept(bench: Ben
     bench.run(main)
 
 
-@pytest.mark.parametrize("wait", [asyncio.wait_for, None], ids=["wait_for", "timeout"])
-def test_impatient_readers_see_every_item_once(bench: Bench, wait: Any) -> None:
-    async def next_within(deltas: Any, seconds: float) -> Any:
-        if wait is not None:
-            return await wait(anext(deltas), seconds)
-        async with asyncio.timeout(seconds):
-            return await anext(deltas)
-
-    async def main() -> None:
-        async with bench.engine() as engine:
-            found: list[int] = []
-            async with engine.stream(**query(3, 60)) as deltas:
-                seconds = 1e-5
-                while True:
-                    try:
-                        found += (await next_within(deltas, seconds)).token_ids
-                    except TimeoutError:
-                        seconds *= 1.1
-                    except StopAsyncIteration:
-                        break
-            assert tuple(found) == expected(3, 60)
-
-    bench.run(main)
-
-
 def test_a_wait_in_a_cancelled_scope_of_anyio_does_not_spin() -> None:
     """anyio cancels a task of a cancelled scope again in every turn of the loop, unless it is shielded."""
 
@@ -495,8 +460,8 @@ def bare_portal(failed: Callable[[], object], end_seconds: float = 0.0) -> Porta
     )
 
 
-def test_what_is_left_of_a_stream_is_handed_over_behind_the_turn_that_still_runs() -> None:
-    """As a transcription's windows, which must be asked for one after another."""
+def test_what_is_left_of_a_stream_is_handed_over_after_the_turn_that_still_runs() -> None:
+    """The windows of a transcription must be asked for one after another."""
 
     class Source:
         def __init__(self) -> None:
@@ -552,7 +517,7 @@ def test_a_call_that_does_not_end_with_the_engine_is_cut_off(drain: bool) -> Non
 
     asyncio.run(main())
     assert not failures
-    assert not engine_threads()
+    assert not loops()
 
 
 def test_a_trio_loop_that_crashes_is_told_to_the_body_and_to_every_caller(bench: Bench) -> None:
@@ -574,7 +539,7 @@ def test_a_trio_loop_that_crashes_is_told_to_the_body_and_to_every_caller(bench:
             await engine.generate(**query(1))
 
     asyncio.run(main())
-    assert not engine_threads()
+    assert not loops()
 
 
 # -- who enters, and who leaves --------------------------------------------------------------------------------------
@@ -648,7 +613,7 @@ def test_a_cancellation_is_not_lost_in_a_generator_that_is_closed(bench: Bench) 
 
 @pytest.mark.parametrize("host", [HOSTS[0], HOSTS[2]], ids=lambda host: host.name)
 def test_a_stream_belongs_to_the_loop_of_its_engine(bench: Bench, host: Host) -> None:
-    """Wherever it is touched elsewhere, that is told; a future of this loop would never wake a task of that one."""
+    """A use in another loop is refused: a future of this loop would never wake a task of that one."""
 
     async def main() -> None:
         async with bench.engine() as engine:
@@ -672,7 +637,7 @@ def test_a_stream_belongs_to_the_loop_of_its_engine(bench: Bench, host: Host) ->
 
 
 def test_a_block_may_be_left_by_another_task(bench: Bench) -> None:
-    """As fixtures of test frameworks do."""
+    """Fixtures of test frameworks do so."""
 
     async def main() -> None:
         engine = bench.engine()

@@ -123,7 +123,7 @@ def test_models_take_turns_under_a_budget_that_holds_one(gates: Gates) -> None:
 
 
 def test_a_use_keeps_its_task_apart_from_later_ones_and_does_not_outlast_it(gates: Gates) -> None:
-    """Where the task has ended before its use: a task that is kept shares its id with no other one."""
+    """The task has ended before its use: a task that is kept shares its id with no other one."""
     tasks: list[weakref.ref[Any]] = []
 
     async def opens(engines: Engines, stack: AsyncExitStack) -> None:
@@ -150,7 +150,7 @@ def test_a_use_keeps_its_task_apart_from_later_ones_and_does_not_outlast_it(gate
 
 
 def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_others(gates: Gates) -> None:
-    """On asyncio the engine cancels the task that entered it, which is its keeper."""
+    """The engine cancels, on asyncio, the task that entered it, which is its keeper."""
     crashes = [SystemExit("dead")]
     gates.faults["a"] = lambda job, _: crashes.pop() if job is Job.STEP and crashes else None
 

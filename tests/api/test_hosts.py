@@ -74,7 +74,7 @@ def speech() -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 async def transcribe(engine: Engine, source: Any, **options: Any) -> tuple[Transcript, list[Segment], list[Any]]:
-    """By both ways, and what the stream said of itself at each segment."""
+    """Returns the answers of both ways, and what the stream said of itself at each segment."""
     transcript = await engine.transcribe(source, **options)
     segments, seen = [], []
     async with engine.stream_transcription(source, **options) as stream:
@@ -96,7 +96,7 @@ ALL_OF_IT: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def demo_answers() -> dict[str, Any]:
-    """What the demo checkpoint says on trio."""
+    """The answers of the demo checkpoint on trio."""
     return Bench(TrioHost()).host.run(demo_session)
 
 
@@ -471,7 +471,7 @@ def test_under_no_event_loop_the_error_says_what_is_allowed() -> None:
 
 
 def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> None:
-    """Used from another thread, with no loop and with one: refused, and told the way."""
+    """A use in another thread, with no loop or with one, is refused, and the error says what is allowed."""
 
     def without_a_loop(engine: Engine) -> None:
         with pytest.raises(EngineStateError, match=r"outside of the event loop.*from_thread|run_coroutine_threadsafe"):
@@ -498,7 +498,7 @@ def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> None:
 
 @pytest.mark.parametrize("elsewhere", [HOSTS[0], HOSTS[2]], ids=lambda host: f"left in {host.name}")
 def test_an_engine_that_is_left_in_another_loop_says_so_and_releases_the_device(bench: Bench, elsewhere: Host) -> None:
-    """As by a test framework that gives every fixture and every test a loop of its own."""
+    """A test framework may give every fixture and every test a loop of its own."""
 
     async def main() -> None:
         engine = bench.engine()

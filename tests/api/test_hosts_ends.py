@@ -1,5 +1,5 @@
-"""How an engine's block ends, on four hosts: well, by an error, by cancellation, by a crash; and what becomes of tasks
-outside of it. See test_hosts.py for what is checked after each test.
+"""Ends of an engine's block on every host: a good one, an error, a cancellation, a crash; and what becomes of tasks
+outside of the block. test_hosts.py says what is checked after each test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triolet import (
 from triolet.actors.worker import Job
 from triolet.core import events
 
-from .hosts import Bench, Handle, ask, expected, on_threads_too, query, release_is_stuck
+from .hosts import Bench, Handle, ask, crash, expected, on_threads_too, query, release_is_stuck
 
 pytestmark = pytest.mark.real_time
 
@@ -166,45 +166,34 @@ def test_cancelling_while_it_drains_ends_the_drain_and_not_the_order(bench: Benc
     assert bench.outcomes() == ["aborted"]
 
 
-def test_cancelling_the_start_closes_what_was_opened(bench: Bench) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_start_that_is_cancelled_closes_what_was_opened_or_leaves_a_load_that_hangs(
+    bench: Bench, hangs: bool
+) -> None:
+    """A thread cannot be stopped."""
+    settings = {"stage_seconds": 0.01} if hangs else {}
+
     async def main() -> None:
         loading = bench.hold(Job.OPEN, until_teardown=False)
 
         async def body() -> None:
-            async with bench.engine():
+            async with bench.engine(**settings):
                 raise AssertionError("entered")
 
         async with bench.host.group() as group:
             handle = group.start(body)
             await loading.reached.wait()
             handle.cancel()
-            bench.worker.end_hold(loading)
+            if not hangs:
+                bench.worker.end_hold(loading)
             await handle.ended()
             assert handle.cancelled
 
     bench.run(main)
-    assert bench.executor.calls == [Job.OPEN, Job.CLOSE]
-
-
-def test_a_start_whose_load_hangs_can_be_cancelled(bench: Bench) -> None:
-    """The load is left behind, as a thread cannot be stopped."""
-
-    async def main() -> None:
-        loading = bench.hold(Job.OPEN, until_teardown=False)
-
-        async def body() -> None:
-            async with bench.engine(stage_seconds=0.01):
-                raise AssertionError("entered")
-
-        async with bench.host.group() as group:
-            handle = group.start(body)
-            await loading.reached.wait()
-            handle.cancel()
-            await handle.ended()
-            assert handle.cancelled
-
-    bench.run(main)
-    assert events.StageReached("device call abandoned") in bench.trace
+    if hangs:
+        assert events.StageReached("device call abandoned") in bench.trace
+    else:
+        assert bench.executor.calls == [Job.OPEN, Job.CLOSE]
 
 
 def test_entering_while_cancelled_loads_nothing(bench: Bench) -> None:
@@ -248,13 +237,9 @@ async def outsider(engine: Engine) -> None:
         await ask(engine, 1)
 
 
-def crash(job: Job, _: object) -> BaseException | None:
-    return SystemExit("dead") if job is Job.STEP else None
-
-
 @pytest.mark.parametrize("asking", [False, True])
 def test_a_crash_cancels_the_body_and_leaves_the_block(bench: Bench, asking: bool) -> None:
-    """What was cancelled goes on afterwards: the cancellation is taken back."""
+    """The task that was cancelled goes on afterwards: the cancellation is taken back."""
     bench.executor.fault = crash
 
     async def main() -> None:

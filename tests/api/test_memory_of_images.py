@@ -244,12 +244,12 @@ def settings(**more: Any) -> EngineConfig:
 
 
 def fast(draft: Path) -> dict[str, Any]:
-    """With all that holds tensors of its own."""
+    """The settings with all that holds tensors of its own."""
     return {"speculation": Speculation(tokens=3, draft=str(draft)), "graphs": "eager"}
 
 
 async def check(model: Path, endings: tuple[Ending, ...], **more: Any) -> EngineStatistics:
-    """Of the requests of ``endings`` nothing is left, and they make no garbage."""
+    """Checks that the requests of ``endings`` leave nothing and make no garbage."""
     watcher = Watcher()
     async with Engine(model, config=settings(observer=watcher.observe, **more)) as engine:
         client = Client(engine=engine, watcher=watcher)

@@ -106,7 +106,7 @@ async def decode_cancelled(engine: Engine, number: int) -> None:
 
 
 async def transcribed(engine: Engine, number: int) -> None:
-    """From a file, which is read in a thread, with detection of the language."""
+    """Transcribes a file, which is read in a thread, with detection of the language."""
     clips = sorted(triolet.demo.samples(), key=lambda clip: clip.duration)
     await engine.transcribe(clips[number].path, temperature=0.0)
 

@@ -16,7 +16,7 @@ from triolet import EngineClosed, EngineStateError, RunnerCrashed, SyncEngine
 from triolet.actors.worker import Job
 from triolet.testing.sim import SimExecutor, SimWorker
 
-from .hosts import AsyncioHost, Bench, ask, expected, query
+from .hosts import AsyncioHost, Bench, ask, crash, expected, query
 from .threads import PATIENCE, SyncBench, loops
 
 pytestmark = pytest.mark.real_time
@@ -35,10 +35,6 @@ def shell() -> Iterator[InteractiveShell]:
 @pytest.fixture
 def asyncio_bench() -> Bench:
     return Bench(AsyncioHost())
-
-
-def crash(job: Job, _: object) -> BaseException | None:
-    return SystemExit("dead") if job is Job.STEP else None
 
 
 async def cell(shell: InteractiveShell, code: str) -> Any:

@@ -32,7 +32,6 @@ from triolet import (
     demo,
 )
 from triolet.actors.scheduler import Scheduler
-from triolet.actors.worker import Job
 from triolet.api.hosts.trio_thread import TrioThread
 from triolet.api.inputs.audio import load_audio
 from triolet.core import events
@@ -40,7 +39,7 @@ from triolet.testing import make_checkpoint
 from triolet.testing.sim import SimExecutor
 
 from ..heap import assert_none, garbage
-from .hosts import AsyncioHost, Bench, SpeakingModel, audio, query, release_is_stuck
+from .hosts import AsyncioHost, Bench, SpeakingModel, audio, crash, query, release_is_stuck
 from .threads import PATIENCE, SyncBench, ask, loops, ours, read, until
 
 pytestmark = pytest.mark.real_time
@@ -49,10 +48,6 @@ pytestmark = pytest.mark.real_time
 @pytest.fixture
 def bench() -> SyncBench:
     return SyncBench()
-
-
-def crash(job: Job, _: object) -> BaseException | None:
-    return SystemExit("dead") if job is Job.STEP else None
 
 
 # -- what is asked is answered ---------------------------------------------------------------------------------------
@@ -246,7 +241,7 @@ def test_an_engine_that_is_thrown_away_ends_and_the_hook_of_threads_hears_its_er
 
 
 def test_a_crash_ends_every_call_that_waits_and_leaves_the_block(bench: SyncBench) -> None:
-    """Of the block whose body goes on all the same: a thread cannot be cancelled."""
+    """The body goes on all the same: a thread cannot be cancelled."""
     bench.executor.fault = crash
 
     def main() -> None:

@@ -80,18 +80,6 @@ def test_a_call_is_withdrawn_and_has_ended_when_the_interrupt_is_raised(
     assert bench.outcomes() == ["aborted", "finished"]
 
 
-def test_the_block_is_left_in_order_by_an_interrupt(bench: SyncBench) -> None:
-    def main() -> None:
-        held = bench.hold()
-        press_after(held.reached.wait)
-        with pytest.raises(KeyboardInterrupt) as caught, bench.engine(drain_seconds=1e6) as engine:
-            ask(engine, 1)
-        assert not hasattr(caught.value, "__notes__")
-
-    bench.run(main)
-    assert bench.outcomes() == ["aborted"]
-
-
 def test_interrupts_while_it_closes_end_the_drain_and_not_the_order(bench: SyncBench) -> None:
     def main() -> None:
         held = bench.hold(until_teardown=False)
@@ -169,22 +157,6 @@ def test_an_interrupt_while_a_stream_opens_takes_nothing_with_it(bench: SyncBenc
     assert bench.outcomes() == ["finished"]
 
 
-def test_threads_that_wait_hear_nothing_of_an_interrupt_in_the_main_thread(bench: SyncBench) -> None:
-    def main() -> None:
-        held = bench.hold()
-        with bench.engine() as engine, ThreadPoolExecutor(4) as pool:
-            others = [pool.submit(ask, engine, number) for number in range(4)]
-            press_after(lambda: until(lambda: engine.inside.pending == 5))
-            with pytest.raises(KeyboardInterrupt):
-                ask(engine, 9)
-            bench.worker.end_hold(held)
-            for other in others:
-                other.result()
-
-    bench.run(main)
-    assert sorted(bench.outcomes()) == ["aborted", *["finished"] * 4]
-
-
 @pytest.mark.parametrize("inside", [True, False], ids=["pool inside", "pool outside"])
 def test_an_interrupt_of_a_thousand_requests_gives_everything_back(bench: SyncBench, inside: bool) -> None:
     """A pool inside of the block lets its running calls finish; one outside hears that the engine is closed. ^C comes
@@ -235,7 +207,7 @@ def test_an_interrupt_of_a_thousand_requests_gives_everything_back(bench: SyncBe
 
 
 def test_another_handler_that_raises_is_treated_alike(bench: SyncBench) -> None:
-    """Such as one for an alarm, or that of another library's loop."""
+    """The handler may be one for an alarm, or that of another library's loop."""
 
     class Alarm(Exception):
         pass
