@@ -170,8 +170,8 @@ def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_other
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["in a use", "while it waits for a load", "beside one"])
-def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, where: str) -> None:
+@pytest.mark.parametrize("loading", [False, True], ids=["in a use", "while it waits for a load"])
+def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, loading: bool) -> None:
     async def main() -> None:
         held = gates.hold("b", Job.OPEN)
         handles: list[Handle] = []
@@ -180,21 +180,17 @@ def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, where: str) -> 
         async def body() -> None:
             async with gates.engines("a", "b") as engines:
                 await engines.load("a")
-                if where == "in a use":
-                    async with engines.use("a"):
-                        ready.set()
-                        await gates.host.signal().wait()
-                elif where == "beside one":
+                if loading:
+                    await use(engines, "b")
+                async with engines.use("a"):
                     ready.set()
                     await gates.host.signal().wait()
-                else:
-                    await use(engines, "b")
 
         async with gates.host.group() as group:
             handles.append(group.start(body))
-            await (held.reached if where == "while it waits for a load" else ready).wait()
+            await (held.reached if loading else ready).wait()
             handles[0].cancel()
-            if where == "while it waits for a load":
+            if loading:
                 gates.end_hold("b", held)
         assert handles[0].cancelled
 

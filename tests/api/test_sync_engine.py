@@ -32,6 +32,7 @@ from triolet import (
     demo,
 )
 from triolet.actors.scheduler import Scheduler
+from triolet.actors.worker import Job
 from triolet.api.hosts.trio_thread import TrioThread
 from triolet.api.inputs.audio import load_audio
 from triolet.core import events
@@ -410,11 +411,17 @@ def test_engines_come_and_go_without_garbage() -> None:
     """But for what a loop of trio leaves of itself."""
 
     def one() -> None:
-        with SyncBench().engine() as engine:
+        bench = SyncBench()
+        with bench.engine() as engine:
             ask(engine, 1)
             read(engine, 2)
+            with engine.stream(**query(3)) as deltas:
+                next(deltas)
             with pytest.raises(InvalidRequest):
                 engine.generate()
+            bench.executor.fault = lambda job, _: RuntimeError("boom") if job is Job.ENCODE else None
+            with pytest.raises(EngineError):
+                ask(engine, 4)
 
     one()
     with garbage() as found:
