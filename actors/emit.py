@@ -11,7 +11,7 @@ from attrs import define, field
 
 from ..core import events
 from ..core.errors import InvariantViolation
-from ..core.log_lines import LINES, Line
+from ..core.log_lines import Line
 from ..core.trace import TraceChecker
 
 
@@ -35,8 +35,8 @@ class Emit:
         return self.observer is not None or self.checker is not None
 
     def __call__(self, event: events.Event) -> None:
-        line_of = LINES.get(type(event))
-        if line_of is None and not self.is_followed:
+        line = event.line()
+        if line is None and not self.is_followed:
             return
         # in place: the event was made for this call, and nothing else has read it yet
         object.__setattr__(event, "time", trio.current_time())
@@ -44,8 +44,7 @@ class Emit:
             self._check(lambda checker: checker(event))
         if self.observer is not None:
             self._observe(self.observer, event)
-        if line_of is not None:
-            self.write(line_of(event))
+        self.write(line)
         if isinstance(event, events.RequestEnded):
             self.ended[event.outcome] += 1
 

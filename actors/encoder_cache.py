@@ -1,7 +1,7 @@
 """The encoder-cache actor: owns the ledger of encoder outputs (`core.ledger`), and moves its messages.
 
 What it lends is copied off the device as soon as the loan is ready, and goes to the borrower. So a loan may end with
-its term, whatever became of the borrower: the output is freed behind its copy, in the order of the encode lane.
+its term, whatever became of the borrower: the encode lane frees the output after its copy was made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ..core import events
 from ..core.errors import BorrowFailed, EngineClosed
 from ..core.ledger import EncoderLedger
 from ..core.ledger_values import Decisions, Hold
-from ..core.request import EncoderItem
 from . import messages as m
 from .emit import Emit
 from .inbox import take_all
@@ -57,7 +56,7 @@ class EncoderCache:
         task_status.started()
         while not self._finished():
             await self._take_messages()
-            self._send_frees()  # first: they should not wait behind the batch
+            self._send_frees()  # first: they should not wait for the batch
             self._dispatch()
             self._borrow()
 
@@ -84,7 +83,7 @@ class EncoderCache:
         match message:
             case m.Acquire(holder, item, order):
                 self.emit(events.EntryAcquired(item.key, holder))
-                self._acquire(holder, item, order)
+                self._decide(self.ledger.acquire(holder, item, order=order, now=trio.current_time()))
             case m.Release(holder, key) if not self.ledger.holds(holder, key):
                 pass  # the acquire was refused while its release was on the way
             case m.Release(holder, key):
@@ -121,31 +120,17 @@ class EncoderCache:
                 self._to_free.clear()
                 self._withdraw_borrows()
                 self.emit(events.OutputsLost(generation))
-                self.to_scheduler.send_nowait(m.GenerationLost(generation, asleep))
+                self.to_scheduler.send_nowait(message)  # this way it keeps its order among the `EncoderReady` ones
                 self._decide(self.ledger.generation_lost())
             case m.RunnerWoke():
                 self._asleep = False
-                self.to_scheduler.send_nowait(m.Woke())
+                self.to_scheduler.send_nowait(message)
             case m.RunnerLost():
                 self._runner_gone = True
                 self._end_loans()
                 self._withdraw_borrows()
             case _:
                 assert_never(message)
-
-    def _acquire(self, holder: str, item: EncoderItem, order: int = 0, *, loan: bool = False) -> None:
-        self._decide(
-            self.ledger.acquire(
-                holder,
-                item.key,
-                size=item.size,
-                embeddings=item.embeddings,
-                payload=item.payload,
-                order=order,
-                loan=loan,
-                now=trio.current_time(),
-            )
-        )
 
     # -- loans -------------------------------------------------------------------------------------------------------
 
@@ -156,7 +141,7 @@ class EncoderCache:
             case m.Lend(loan, item, lent):
                 self._loans[loan] = lent
                 self.emit(events.EntryAcquired(item.key, loan))
-                self._acquire(loan, item, loan=True)
+                self._decide(self.ledger.acquire(loan, item, loan=True, now=trio.current_time()))
             case m.TakenOut(loan, output):
                 waiting = self._loans.get(loan)
                 if waiting is not None:  # else the loan has ended meanwhile
@@ -166,7 +151,7 @@ class EncoderCache:
                 self._end_loan(Hold(loan, key), error)
 
     def _loan_is_over(self, hold: Hold) -> None:
-        """Its term has ended, and the ledger has released it."""
+        """The term of a loan has ended, and the ledger has released it."""
         self.emit(events.EntryReleased(hold.key, hold.holder))
         self._end_loan(hold, BorrowFailed(f"the copy of {hold.key} took longer than {self.loan_seconds} s"))
 
@@ -175,7 +160,7 @@ class EncoderCache:
             self.to_runner.send_nowait(m.TakeOut(hold.holder, hold.key, self._generation))
 
     def _end_loan(self, hold: Hold, error: Exception) -> None:
-        """Ends a loan that is open still: where nothing was put, ``error`` says why."""
+        """Ends a loan that is still open. Where no copy was put, the borrower gets ``error``."""
         if hold.holder not in self._loans:
             return
         lent = self._loans.pop(hold.holder)
@@ -194,11 +179,10 @@ class EncoderCache:
     def _borrow(self) -> None:
         if self.lenders is None or self._asleep or self._runner_gone:
             return
-        for job in self.ledger.take_borrows():
+        for item in self.ledger.take_borrows():
             self._asked += 1
-            self._borrows[self._asked] = (job.key, job.size)
-            self.emit(events.BorrowSent((job.key,)))
-            item = EncoderItem(key=job.key, payload=job.payload, embeddings=job.embeddings, size=job.size)
+            self._borrows[self._asked] = (item.key, item.size)
+            self.emit(events.BorrowSent((item.key,)))
             self.lenders.ask(self._asked, item)
 
     def _handle_borrow(self, message: m.Arrived | m.BorrowBroken | m.PutInDone | m.PutInBroken) -> None:
@@ -226,7 +210,7 @@ class EncoderCache:
         self._decide(self.ledger.borrow_failed(key, error))
 
     def _withdraw_borrows(self) -> tuple[str, ...]:
-        """What comes of them is dropped. The keys of those that were not answered."""
+        """Withdraws the borrows that were not answered, and returns their keys."""
         keys = tuple(key for key, _ in self._borrows.values())
         for number in self._borrows:
             assert self.lenders is not None, "only a ledger that borrows has borrows"
@@ -275,9 +259,9 @@ class EncoderCache:
     def _dispatch(self) -> None:
         if self._encoding or self._asleep or self._runner_gone:
             return
-        jobs = self.ledger.take_encode_batch()
-        if not jobs:
+        items = self.ledger.take_encode_batch()
+        if not items:
             return
         self._encoding = True
-        self.emit(events.EncodeDispatched(tuple(job.key for job in jobs), sum(job.embeddings for job in jobs)))
-        self.to_runner.send_nowait(m.Encode(jobs, self._generation))
+        self.emit(events.EncodeDispatched(tuple(item.key for item in items), sum(item.embeddings for item in items)))
+        self.to_runner.send_nowait(m.Encode(items, self._generation))

@@ -141,6 +141,10 @@ class GpuRunner:
         self._frees_lock = ended.value.native
         return ended.value
 
+    def _opened(self) -> Executor:
+        assert self._executor is not None, "a call before the executor was opened"
+        return self._executor
+
     def _open_executor(self) -> ModelDescription:
         self._executor = self.make_executor()
         description = self._executor.open()
@@ -210,7 +214,7 @@ class GpuRunner:
             self._reading.clear()
             self.emit(events.RunnerRestarting(self._generation, f"{type(error).__name__}: {error}"))
             await trio.sleep(pause)
-        ended = await self._run(Job.RESET, partial(self._call, Job.RESET))
+        ended = await self._run(Job.RESET, partial(self._call, self._opened().reset))
         if ended.error is not None and error is None:  # no restart was tried yet
             self._failure = ended.error
             await self._start_anew()
@@ -267,23 +271,24 @@ class GpuRunner:
         return False
 
     def _begin(self, message: m.RunnerMessage) -> None:
+        executor = self._opened()
         match message:
             case m.Step() | m.Encode() | m.Free() | m.TakeOut() | m.PutIn() if message.generation != self._generation:
                 return  # its sender will learn of the restart, and sends again what it still needs
             case m.Step(plan):
                 self._submit(Job.STEP, self._step, plan, frees_lock=self._samples_alone(plan))
-            case m.Encode(jobs):
-                self._submit(Job.ENCODE, partial(self._call, Job.ENCODE), jobs)
+            case m.Encode(items):
+                self._submit(Job.ENCODE, partial(self._call, executor.encode), items)
             case m.Free(keys):
-                self._submit(Job.FREE, partial(self._call, Job.FREE), keys)
+                self._submit(Job.FREE, partial(self._call, executor.free), keys)
             case m.TakeOut(_, key):
-                self._submit(Job.TAKE_OUT, self._take_out, key)
+                self._submit(Job.TAKE_OUT, partial(self._call, executor.take_out), key)
             case m.PutIn(output):
-                self._submit(Job.PUT_IN, partial(self._call, Job.PUT_IN), output)
+                self._submit(Job.PUT_IN, partial(self._call, executor.put_in), output)
             case m.Sleep():
-                self._submit(Job.SLEEP, self._sleep)
+                self._submit(Job.SLEEP, partial(self._call, partial(executor.sleep, keep_weights=self.keep_weights)))
             case m.Wake():
-                self._submit(Job.WAKE, partial(self._call, Job.WAKE))
+                self._submit(Job.WAKE, partial(self._call, executor.wake))
             case _:
                 assert_never(message)
         self._begun.append(message)
@@ -334,8 +339,8 @@ class GpuRunner:
         match message:
             case m.Step(plan):
                 self.to_scheduler.send_nowait(_step_report(plan.step_id, ended.value, error))
-            case m.Encode(jobs):
-                keys = tuple(job.key for job in jobs)
+            case m.Encode(items):
+                keys = tuple(item.key for item in items)
                 self.to_encoder_cache.send_nowait(m.Encoded(keys) if error is None else m.EncodeBroken(keys, error))
             case m.Free(keys):
                 self.to_encoder_cache.send_nowait(m.Freed(keys))
@@ -381,37 +386,27 @@ class GpuRunner:
         finally:
             self.worker.switch_interval.end(self)
 
-    def _ready_executor(self) -> Executor:
-        if self._stopping:
-            raise StepSkipped("the runner is stopping")
-        assert self._executor is not None, "a call before the executor was opened"
-        return self._executor
-
     def _step(self, plan: StepPlan) -> StepResult:
-        executor = self._ready_executor()
         if plan.epoch == self._broken_epoch:
             raise StepSkipped(f"step {plan.step_id} was planned before an earlier one was known to have failed")
+        self._check_not_stopping()
         try:
-            return executor.step(plan)
+            return self._opened().step(plan)
         except BaseException:
             self._broken_epoch = plan.epoch
             raise
 
-    def _call(self, job: Job, *args: object) -> None:
-        """Calls the executor's method of ``job``'s name, which changes the memory on the device."""
-        executor = self._ready_executor()
-        getattr(executor, job.value)(*args)
-        self.memory = executor.memory()
-
-    def _take_out(self, key: str) -> LentOutput:
-        return self._ready_executor().take_out(key)
-
-    def _sleep(self) -> None:
-        executor = self._ready_executor()
+    def _call(self, call: Call, *args: object) -> object:
+        """Makes a call of the executor's that may change the memory on the device, also where it raises."""
+        self._check_not_stopping()
         try:
-            executor.sleep(keep_weights=self.keep_weights)
+            return call(*args)
         finally:
-            self.memory = executor.memory()
+            self.memory = self._opened().memory()
+
+    def _check_not_stopping(self) -> None:
+        if self._stopping:
+            raise StepSkipped("the runner is stopping")
 
 
 def _deliver(ended_calls: trio.MemorySendChannel[Ended | None], ended: Ended) -> None:

@@ -11,7 +11,8 @@ from typing import Protocol
 from attrs import field, frozen
 
 from ..core.errors import RunnerCrashed
-from ..core.plan import EncodeJob, LentOutput, SampledToken, StepPlan, StepResult
+from ..core.plan import LentOutput, SampledToken, StepPlan, StepResult
+from ..core.planning.actions import Acquire, Release
 from ..core.request import EncoderItem, FinishReason, Request
 from ..core.timings import Timings
 
@@ -45,8 +46,8 @@ End = Finished | Failed | Aborted
 
 
 class Stream(Protocol):
-    """Where the scheduler puts a request's tokens and its end. Neither method waits or raises, even where the reader
-    has gone away."""
+    """The place where the scheduler puts a request's tokens and its end. Neither method waits or raises, even where the
+    reader has gone away."""
 
     def put(self, sampled: tuple[SampledToken, ...]) -> None:
         """Hands over one step's results for the request, in order; at least one."""
@@ -56,7 +57,7 @@ class Stream(Protocol):
 
 
 class Lent(Protocol):
-    """Where the encoder cache puts the answer to a `Lend`, once. Neither method waits or raises."""
+    """The place where the encoder cache puts the answer to a `Lend`, once. Neither method waits or raises."""
 
     def put(self, output: LentOutput) -> None:
         """A copy of the output. The loan goes on until it is released, or its term is over."""
@@ -66,7 +67,7 @@ class Lent(Protocol):
 
 
 class Lenders(Protocol):
-    """Where the encoder cache borrows. Neither method waits or raises."""
+    """The engines that the encoder cache borrows from. Neither method waits or raises."""
 
     def ask(self, number: int, item: EncoderItem) -> None:
         """Asks a lender for ``item``. `Arrived` or `BorrowBroken` answers, with its number, once and soon: also where
@@ -77,10 +78,28 @@ class Lenders(Protocol):
 
 
 class Reply(Protocol):
-    """Where the scheduler puts the answer to an order, once."""
+    """The place where the scheduler puts the answer to an order, once."""
 
     def put(self, error: Exception | None) -> None:
         """Done (``None``), or the error. Never waits, never raises."""
+
+
+# -- from the runner to the encoder cache, which hands it on to the scheduler -----------------------------------------
+
+
+@frozen
+class RunnerRestarted:
+    """The runner has restarted as ``generation``, or has given the device back (``asleep``). All KV, encoder outputs
+    and steps in flight are lost. The runner drops messages of older generations. The scheduler gets the message from
+    the encoder cache, so that no `EncoderReady` overtakes it."""
+
+    generation: int
+    asleep: bool
+
+
+@frozen
+class RunnerWoke:
+    """The runner has taken the device again."""
 
 
 # -- to the scheduler ------------------------------------------------------------------------------------------------
@@ -88,7 +107,7 @@ class Reply(Protocol):
 
 @frozen
 class Submit:
-    """From the engine: a new request and where its tokens go."""
+    """The engine submits a new request, and names the place where its tokens go."""
 
     request: Request
     stream: Stream = field(repr=False)
@@ -96,28 +115,29 @@ class Submit:
 
 @frozen
 class AbortRequest:
-    """From the engine: the client no longer wants the request."""
+    """The engine withdraws a request: its client no longer wants it."""
 
     request_id: str
 
 
 @frozen
 class Drain:
-    """From the supervisor: no submits follow. Finish requests until ``deadline`` (trio time), then abort the others."""
+    """The supervisor orders the end: no submits follow. The scheduler finishes requests until ``deadline`` (trio time),
+    then aborts the others."""
 
     deadline: float
 
 
 @frozen
 class EncoderReady:
-    """From the encoder cache: ``holder`` may read its entry until it releases the entry, or the runner restarts."""
+    """The encoder cache grants: ``holder`` may read its entry until it releases the entry, or the runner restarts."""
 
     holder: str
 
 
 @frozen
 class EncoderRefused:
-    """From the encoder cache: ``holder`` will not get its entry."""
+    """The encoder cache refuses: ``holder`` will not get its entry."""
 
     holder: str
     error: Exception
@@ -125,14 +145,14 @@ class EncoderRefused:
 
 @frozen
 class StepDone:
-    """From the runner: the oldest step in flight went well."""
+    """The runner reports that the oldest step in flight went well."""
 
     result: StepResult
 
 
 @frozen
 class StepFailed:
-    """From the runner: the oldest step in flight raised, or was skipped because an earlier step had raised."""
+    """The runner reports that the oldest step in flight raised, or was skipped because an earlier step had raised."""
 
     step_id: int
     error: Exception
@@ -140,51 +160,36 @@ class StepFailed:
 
 
 @frozen
-class GenerationLost:
-    """From the encoder cache, on the runner's behalf: the runner has restarted as ``generation``, or has given the
-    device back (``asleep``). All KV, encoder outputs and steps in flight are lost. The message takes this way to keep
-    its order among the `EncoderReady` ones."""
-
-    generation: int
-    asleep: bool
-
-
-@frozen
-class Woke:
-    """From the encoder cache, on the runner's behalf: the runner has taken the device again."""
-
-
-@frozen
 class WakeFailed:
-    """From the runner: it could not take the device, and sleeps on."""
+    """The runner reports that it could not take the device, and sleeps on."""
 
     error: Exception
 
 
 @frozen
 class SleepFailed:
-    """From the runner: it could not park the weights, and is awake."""
+    """The runner reports that it could not park the weights, and is awake."""
 
     error: Exception
 
 
 @frozen
 class OrderSleep:
-    """From the engine: give the device back, until `OrderWake`."""
+    """The engine orders the device to be given back, until `OrderWake`."""
 
     reply: Reply = field(repr=False)
 
 
 @frozen
 class OrderWake:
-    """From the engine: take the device again."""
+    """The engine orders the device to be taken again."""
 
     reply: Reply = field(repr=False)
 
 
 @frozen
 class RunnerStopped:
-    """From the supervisor: the runner is gone and sends no more answers."""
+    """The supervisor reports that the runner is gone, and sends no more answers."""
 
     error: RunnerCrashed
 
@@ -197,8 +202,8 @@ SchedulerMessage = (
     | EncoderRefused
     | StepDone
     | StepFailed
-    | GenerationLost
-    | Woke
+    | RunnerRestarted
+    | RunnerWoke
     | SleepFailed
     | WakeFailed
     | OrderSleep
@@ -206,37 +211,19 @@ SchedulerMessage = (
     | RunnerStopped
 )
 
-# -- to the encoder cache --------------------------------------------------------------------------------------------
-
-
-@frozen
-class Acquire:
-    """From the scheduler: ``holder``, a name that is new for every acquire, acquires ``item``. The smallest ``order``
-    comes first. `EncoderReady` or `EncoderRefused` answers, unless `Release` comes before."""
-
-    holder: str
-    item: EncoderItem
-    order: int = 0
-
-
-@frozen
-class Release:
-    """From the scheduler, or a borrower: ``holder`` releases ``key``, or withdraws its acquire."""
-
-    holder: str
-    key: str
+# -- to the encoder cache, which also gets the planner's `Acquire` and `Release`, and a borrower's `Release` -----------
 
 
 @frozen
 class Encoded:
-    """From the runner: the outputs of ``keys`` are resident."""
+    """The runner reports that the outputs of ``keys`` are resident."""
 
     keys: tuple[str, ...]
 
 
 @frozen
 class EncodeBroken:
-    """From the runner: the encode batch raised and left nothing behind."""
+    """The runner reports that the encode batch raised, and kept no output."""
 
     keys: tuple[str, ...]
     error: Exception
@@ -244,7 +231,7 @@ class EncodeBroken:
 
 @frozen
 class Lend:
-    """From another engine: the borrower acquires ``item`` as ``loan``, a name that is new for every loan. `Release`
+    """Another engine borrows: it acquires ``item`` as ``loan``, a name that is new for every loan. `Release`
     ends the loan."""
 
     loan: str
@@ -254,7 +241,7 @@ class Lend:
 
 @frozen
 class TakenOut:
-    """From the runner: a copy of the output of a loan."""
+    """The runner gives a copy of the output of a loan."""
 
     loan: str
     output: LentOutput = field(repr=False)
@@ -262,7 +249,7 @@ class TakenOut:
 
 @frozen
 class TakeOutBroken:
-    """From the runner: the copy for a loan could not be made."""
+    """The runner reports that the copy for a loan could not be made."""
 
     loan: str
     key: str
@@ -271,7 +258,7 @@ class TakeOutBroken:
 
 @frozen
 class Arrived:
-    """From the `Lenders`: what was borrowed as ``number``."""
+    """The `Lenders` give the output that was asked for as ``number``."""
 
     number: int
     output: LentOutput = field(repr=False)
@@ -279,7 +266,7 @@ class Arrived:
 
 @frozen
 class BorrowBroken:
-    """From the `Lenders`: nothing comes as ``number``."""
+    """The `Lenders` report that no output comes for ``number``."""
 
     number: int
     error: Exception
@@ -287,14 +274,14 @@ class BorrowBroken:
 
 @frozen
 class PutInDone:
-    """From the runner: the borrowed output of ``key`` is resident."""
+    """The runner reports that the borrowed output of ``key`` is resident."""
 
     key: str
 
 
 @frozen
 class PutInBroken:
-    """From the runner: the borrowed output of ``key`` could not be kept."""
+    """The runner reports that the borrowed output of ``key`` could not be kept."""
 
     key: str
     error: Exception
@@ -302,33 +289,19 @@ class PutInBroken:
 
 @frozen
 class Freed:
-    """From the runner: it has dropped the outputs of ``keys``."""
+    """The runner reports that it has dropped the outputs of ``keys``."""
 
     keys: tuple[str, ...]
 
 
 @frozen
 class SchedulerClosed:
-    """From the scheduler, its last message: all holds are void, and no acquire follows."""
-
-
-@frozen
-class RunnerRestarted:
-    """From the runner: it has restarted as ``generation``, or has given the device back (``asleep``). Every encoder
-    output is gone. The runner drops messages of older generations."""
-
-    generation: int
-    asleep: bool
-
-
-@frozen
-class RunnerWoke:
-    """From the runner: it has taken the device again."""
+    """The scheduler's last message: all holds are void, and no acquire follows."""
 
 
 @frozen
 class RunnerLost:
-    """From the supervisor: the runner is gone and with it every encoder output."""
+    """The supervisor reports that the runner is gone, and with it every encoder output."""
 
 
 EncoderCacheMessage = (
@@ -355,15 +328,15 @@ EncoderCacheMessage = (
 
 @frozen
 class Encode:
-    """From the encoder cache, on the encode lane: encode one batch. A runner that has restarted since drops it."""
+    """The encoder cache orders one batch to be encoded. A runner that has restarted since drops the order."""
 
-    jobs: tuple[EncodeJob, ...]
+    items: tuple[EncoderItem, ...]
     generation: int
 
 
 @frozen
 class Free:
-    """From the encoder cache, on the encode lane: drop these outputs."""
+    """The encoder cache orders these outputs to be dropped."""
 
     keys: tuple[str, ...]
     generation: int
@@ -371,7 +344,7 @@ class Free:
 
 @frozen
 class TakeOut:
-    """From the encoder cache, on the encode lane: make a copy of an output for ``loan``."""
+    """The encoder cache orders a copy of an output for ``loan``."""
 
     loan: str
     key: str
@@ -380,7 +353,7 @@ class TakeOut:
 
 @frozen
 class PutIn:
-    """From the encoder cache, on the encode lane: keep an output that was borrowed."""
+    """The encoder cache orders an output that was borrowed to be kept."""
 
     output: LentOutput = field(repr=False)
     generation: int
@@ -388,7 +361,7 @@ class PutIn:
 
 @frozen
 class Step:
-    """From the scheduler, on the step lane. A runner that has restarted since drops the step."""
+    """The scheduler orders a step. A runner that has restarted since drops it."""
 
     plan: StepPlan
     generation: int
@@ -396,12 +369,12 @@ class Step:
 
 @frozen
 class Sleep:
-    """From the scheduler, on the step lane: give the device back, after the calls in flight."""
+    """The scheduler orders the device to be given back, after the calls in flight."""
 
 
 @frozen
 class Wake:
-    """From the scheduler, on the step lane: take the device again."""
+    """The scheduler orders the device to be taken again."""
 
 
 StepLaneMessage = Step | Sleep | Wake

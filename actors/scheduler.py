@@ -67,7 +67,7 @@ class Scheduler:
     """Moves messages between the planner and the other actors.
 
     After every batch of messages it sends out the planner's actions, then as many steps as may be in flight. The actor
-    ends when it was told to drain and no request is left, or when the runner is gone.
+    ends when it was ordered to drain and no request is left, or when the runner is gone.
     """
 
     inbox: trio.MemoryReceiveChannel[m.SchedulerMessage]
@@ -124,7 +124,7 @@ class Scheduler:
         self.emit(events.StageReached("drain deadline"))
 
     def _dozes_at(self) -> float:
-        """When the engine will have been idle for ``idle_sleep``."""
+        """Returns the time at which the engine will have been idle for ``idle_sleep``."""
         idle = self.planner.idle and self.power.power is Power.AWAKE and not self._draining
         return trio.current_time() + self.idle_sleep if idle else math.inf
 
@@ -147,13 +147,13 @@ class Scheduler:
                 self._draining = True
                 self._deadline = min(self._deadline, deadline)
                 self._give_up_what_nobody_will_run()
-            case m.GenerationLost(generation, asleep):
+            case m.RunnerRestarted(generation, asleep):
                 self._generation = generation
                 self.emit(events.StepsLost(generation))
                 self.planner.generation_lost()
                 if asleep and self.power.power is Power.FALLING_ASLEEP:
                     self._slept()
-            case m.Woke():
+            case m.RunnerWoke():
                 self.power.woke()
                 _answer(self._wait_for_wake)
                 self._give_order()
@@ -265,14 +265,14 @@ class Scheduler:
         match action:
             case a.Commit():
                 self._commit(action)
-            case a.Acquire(holder, item, order, request_id):
+            case m.Acquire(_, _, _, request_id):
                 self._clients[request_id].acquires(trio.current_time())
-                self.to_encoder_cache.send_nowait(m.Acquire(holder, item, order))
+                self.to_encoder_cache.send_nowait(action)
             case a.HoldsAll(request_id):
                 self._clients[request_id].waits_no_more(trio.current_time())
                 self.emit(events.EncoderWaitOver(request_id))
-            case a.Release(holder, key):
-                self.to_encoder_cache.send_nowait(m.Release(holder, key))
+            case m.Release():
+                self.to_encoder_cache.send_nowait(action)
             case a.Start(request_id):
                 self._clients[request_id].starts(trio.current_time())
                 self.emit(events.RequestStarted(request_id))

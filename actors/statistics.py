@@ -1,4 +1,4 @@
-"""What an engine tells of itself at one moment."""
+"""A snapshot of a running engine's figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EngineStatistics:
     device: DeviceMemory
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """Returns the figures as a table, which notebooks show."""
         return html.table("statistics", self.rows())
 
     def rows(self) -> tuple[html.Row, ...]:

@@ -84,7 +84,7 @@ class _Status:
 
 @define(eq=False)
 class _Reply:
-    """See `messages.Reply`."""
+    """The `messages.Reply` of an order that a task waits for."""
 
     done: trio.Event = field(factory=trio.Event)
     error: Exception | None = None
@@ -217,7 +217,7 @@ class Supervisor:
             self._to_scheduler.send_nowait(m.AbortRequest(request_id))
 
     def tell(self, message: m.Lend | m.Release | m.Arrived | m.BorrowBroken) -> None:
-        """Of loans and borrows, to the encoder cache. An engine that has ended answers nothing."""
+        """Sends the encoder cache a message about a loan or borrow. An engine that has ended answers nothing."""
         if not self._stopped.is_set():
             self._to_encoder_cache.send_nowait(message)
 

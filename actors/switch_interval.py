@@ -96,13 +96,14 @@ class SwitchInterval:
 
 
 def _exactly(seconds: float) -> float:
-    """What to write, so that ``seconds`` are read: Python cuts it to whole microseconds, and of 50 would make 49."""
+    """Returns the value to write, so that ``seconds`` are read: Python cuts to whole microseconds, and makes 49 of
+    50."""
     return (round(seconds * 1e6) + 0.5) * 1e-6
 
 
 SWITCH_INTERVAL = SwitchInterval()
-"""Of this process, since the interpreter has one for all its threads. It is not touched before a device works, or
-somebody listens."""
+"""The interval of this process: the interpreter has one for all its threads. It is not touched before a device works,
+or somebody listens."""
 
 
 @cache
@@ -113,7 +114,7 @@ def outlive_forks() -> None:
 
 
 def shortened_by(setting: str) -> Callable[[], AbstractContextManager[None]]:
-    """What to open around many small operations, as `EngineConfig.switch_interval` says."""
+    """Returns the block for many small operations, as `EngineConfig.switch_interval` says."""
     if setting != "short":
         return nullcontext
     outlive_forks()

@@ -21,7 +21,7 @@ from .switch_interval import SWITCH_INTERVAL, SwitchInterval, outlive_forks
 
 
 class Job(enum.Enum):
-    """What a call is for."""
+    """The purpose of a call."""
 
     OPEN = "open"
     ENCODE = "encode"
@@ -54,7 +54,7 @@ class Worker(Protocol):
 
     @property
     def switch_interval(self) -> SwitchInterval:
-        """What the runner tells of each call: the process's own, where calls run in a thread of this process."""
+        """The interval that the runner shortens for each call: the process's own, where calls run in its threads."""
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         """Begins to serve; the worker calls ``deliver`` in the trio loop."""
@@ -78,7 +78,7 @@ class ThreadWorker:
     switch_interval: SwitchInterval = field(default=SWITCH_INTERVAL, init=False)
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:  # noqa: ARG002  (a thread needs no nursery)
-        """See `Worker.start`."""
+        """Starts the thread."""
         outlive_forks()
         token = trio.lowlevel.current_trio_token()
         self._thread = threading.Thread(
@@ -87,17 +87,17 @@ class ThreadWorker:
         self._thread.start()
 
     def submit(self, job: Job, call: Call, *args: Any) -> None:
-        """See `Worker.submit`."""
+        """Queues the call for the thread."""
         self._calls.put((job, call, *args))
 
     def stop(self) -> None:
-        """See `Worker.stop`. The thread is idle, so joining it takes microseconds."""
+        """Ends the thread and joins it. The thread is idle, so joining it takes microseconds."""
         self._calls.put(None)
         if self._thread is not None:
             self._thread.join()
 
     def abandon(self, last: Call) -> None:
-        """See `Worker.abandon`."""
+        """Leaves the thread to its call: after it the thread runs ``last`` and ends."""
         self._calls.put((Job.CLOSE, last))
         self._calls.put(None)
 
@@ -116,7 +116,7 @@ def run_call(job: Job, call: Call, *args: Any) -> Ended:
     """Runs one call. An error comes back without the locals of the frames that it came through."""
     try:
         return Ended(job, call(*args), None)
-    except BaseException as error:  # noqa: BLE001  (told to the runner, which decides)
+    except BaseException as error:  # noqa: BLE001  (handed to the runner, which decides)
         del call, args  # this frame is in the traceback too, and `clear_frames` cannot clear a running frame
         frames.clear_frames(error)
         return Ended(job, None, error)

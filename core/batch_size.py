@@ -1,4 +1,5 @@
-"""How much one launch on the device may take: less after a launch was too large for memory, and more again in time."""
+"""The most that one launch on the device may take: less after a launch was too large for memory, and more again in
+time."""
 
 from __future__ import annotations
 

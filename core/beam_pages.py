@@ -1,4 +1,4 @@
-"""Which page holds which beam's KV: pages that beams share until one of them writes.
+"""The pages that hold the KV of beams, which share a page until one of them writes to it.
 
 The full pages of the prompt are shared by all beams, and never written. Behind them each block of positions has as many
 pages as there are beams. A beam refers to one page of each block::
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from attrs import define, field
 
 Copy = tuple[int, int]
-"""From one page to another."""
+"""A copy of one page to another."""
 
 
 @define(eq=False)
@@ -30,7 +30,7 @@ class BeamPages:
     Args:
         page_size: positions of a page.
         shared: how many full pages the prompt has.
-        size: pages of each block behind them: the most beams that there can be.
+        size: pages of each block after them: the most beams that there can be.
     """
 
     page_size: int
@@ -46,7 +46,7 @@ class BeamPages:
         self._beams = len(parents)
 
     def enter(self, position: int, page_table: Sequence[int]) -> tuple[Copy, ...]:
-        """Gives each beam a page of its own to write ``position`` to, which lies behind the full pages of the prompt.
+        """Gives each beam a page of its own to write ``position`` to, which lies after the full pages of the prompt.
         Returns the copies to make before that, none of which reads a page that another one writes."""
         index = position // self.page_size - self.shared
         assert 0 <= index <= len(self._blocks), f"position {position} is written out of order"
@@ -72,11 +72,11 @@ class BeamPages:
 
 
 def prompt_pages(page_table: Sequence[int], shared: int) -> tuple[int, ...]:
-    """The pages that the prompt is read into: the full ones, and the first page of the block behind them."""
+    """The pages that the prompt is read into: the full ones, and the first page of the block after them."""
     return tuple(page_table[: shared + 1])
 
 
 def pages_of_beams(positions: int, *, page_size: int, shared: int, size: int) -> int:
-    """How many pages ``positions`` of ``size`` beams take whose prompt has ``shared`` full pages."""
+    """Returns the number of pages that ``positions`` of ``size`` beams take whose prompt has ``shared`` full pages."""
     blocks = -(-positions // page_size)
     return blocks + (size - 1) * max(0, blocks - shared)

@@ -26,7 +26,7 @@ from .request import SamplingParams
 
 @frozen(kw_only=True)
 class BeamSettings:
-    """What a search is after.
+    """The settings of a search.
 
     Args:
         size: most beams.
@@ -60,8 +60,8 @@ class BeamSettings:
 
     @property
     def candidates(self) -> int:
-        """How many candidates a step needs: so many that ``size`` of them go on even where each beam's likeliest
-        tokens are all those that end it."""
+        """The number of candidates that a step needs: so many that ``size`` of them go on even where each beam's
+        likeliest tokens are all those that end it."""
         return max(2, 1 + len(self.stops)) * self.size
 
     def score(self, total: float, length: int) -> float:
@@ -72,7 +72,7 @@ class BeamSettings:
 @frozen
 class Candidate:
     """Beam ``beam`` with one more token. ``total`` is the sum of the log-probabilities that the search goes by, this
-    token's included; ``logprob`` is this token's as callers are told it."""
+    token's included; ``logprob`` is this token's as callers get it."""
 
     beam: int
     token_id: int
@@ -82,7 +82,7 @@ class Candidate:
 
 @frozen
 class Beam:
-    """A beam: its tokens behind the prompt, their log-probabilities, and ``total`` as in `Candidate`. ``parent`` is the
+    """A beam: its tokens after the prompt, their log-probabilities, and ``total`` as in `Candidate`. ``parent`` is the
     index, among the beams of the step before, of the one that it continues."""
 
     token_ids: tuple[int, ...] = ()
@@ -116,7 +116,7 @@ class BeamSearch:
 
     @property
     def length(self) -> int:
-        """How many tokens each beam has."""
+        """The number of tokens of each beam."""
         assert self.beams, "a search that is done has no beams"
         return len(self.beams[0].token_ids)
 
@@ -134,7 +134,7 @@ class BeamSearch:
         for place, candidate in enumerate(candidates[: settings.candidates]):
             ends = length >= settings.max_tokens or candidate.token_id in settings.stops
             beam = self.beams[candidate.beam].grown(candidate)
-            if ends and place < settings.size:  # those behind are there in the place of beams that end
+            if ends and place < settings.size:  # later candidates are there in the place of beams that end
                 found.append(Hypothesis(beam.token_ids, beam.logprobs, settings.score(beam.total, length)))
             elif not ends and len(going_on) < settings.size:
                 going_on.append(beam)

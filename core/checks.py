@@ -29,7 +29,8 @@ class Refused(Exception):
 
 @frozen
 class Check:
-    """What a field may be. ``read`` gives the value to keep, or raises `Refused`; ``allowed`` describes the values."""
+    """The values that a field may have. ``read`` gives the value to keep, or raises `Refused`; ``allowed`` describes
+    the values."""
 
     read: Callable[[Any], Any]
     allowed: str
@@ -52,7 +53,7 @@ class Check:
 
 
 def unknown_name(name: str, known: Iterable[str], elsewhere: Mapping[str, str], *, owner: str) -> InvalidRequest:
-    """The error for a keyword ``name`` that ``owner`` does not have. It tells the one of ``known`` that was meant: what
+    """The error for a keyword ``name`` that ``owner`` does not have. It names the one of ``known`` that was meant: what
     ``elsewhere`` says of a name that other programs have, or else the name that is spelled nearly so."""
     names = list(known)
     near = elsewhere.get(name) or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)

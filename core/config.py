@@ -30,8 +30,8 @@ _SPECULATION = {
 
 @frozen(kw_only=True)
 class Speculation:
-    """How draft tokens are proposed (speculative decoding; Leviathan et al. 2023, "Fast inference from transformers via
-    speculative decoding"; Saxena 2023, "Prompt lookup decoding").
+    """The way in which draft tokens are proposed (speculative decoding; Leviathan et al. 2023, "Fast inference from
+    transformers via speculative decoding"; Saxena 2023, "Prompt lookup decoding").
 
     Args:
         tokens: most draft tokens in one step, 1 to 64.
@@ -234,7 +234,7 @@ class EngineConfig:
 
     @property
     def decodes(self) -> bool:
-        """Whether the model has its decoder."""
+        """True if the model has its decoder."""
         return self.part == "whole"
 
     def encode_budget(self, device: str) -> int:
@@ -242,7 +242,7 @@ class EngineConfig:
         return self.encode_batch_embeddings or (1 if device.startswith("cpu") else 12_000)
 
     def speculation_for(self, kind: Kind, device: str) -> Speculation | None:
-        """How draft tokens are proposed for a model of ``kind`` on ``device``, as the executor names it."""
+        """Returns the speculation for a model of ``kind`` on ``device``, as the executor names it."""
         if not self.decodes:
             return None
         if self.speculation != "auto":

@@ -75,7 +75,7 @@ class ContextLengthExceeded(RequestTooLarge):
 
 
 class UnknownModel(InvalidRequest):
-    """None of the models has this name."""
+    """A name that no model has."""
 
     http_status = 404
 

@@ -73,7 +73,7 @@ def read_events(lines: Iterable[str]) -> Iterator[events.Event]:
 
 
 def _fits(kind: str, value: Any) -> bool:
-    """Whether ``value`` is what JSON makes of a field of this kind."""
+    """True if ``value`` is what JSON makes of a field of this kind."""
     match kind:
         case "int":
             return isinstance(value, int) and not isinstance(value, bool)

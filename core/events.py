@@ -1,13 +1,17 @@
-"""What happened inside an engine, as values: the trace that tests, monitors and users' observers read.
+"""The facts about an engine, as values: the trace that tests, monitors and users' observers read.
 
 Events are facts: the state has changed before its event is emitted. ``EngineConfig(observer=...)`` receives each one.
+An event says itself what the log and a timeline show of it.
 """
 
 from __future__ import annotations
 
 import math
+from logging import DEBUG, ERROR, INFO, WARNING
 
 from attrs import field, frozen
+
+from .log_lines import Line, one_line
 
 
 @frozen
@@ -16,6 +20,15 @@ class Event:
     ignores it."""
 
     time: float = field(default=math.nan, kw_only=True, eq=False, repr=False)
+
+    def line(self) -> Line | None:
+        """The line that the log gets. It holds no prompt, text or audio."""
+        return None
+
+    @property
+    def note(self) -> str:
+        """The name of the mark in a timeline; empty where the event gets none."""
+        return ""
 
 
 def error_text(error: BaseException) -> str:
@@ -31,10 +44,16 @@ class OfRequest(Event):
 
 
 @frozen
-class OfHolder(Event):
-    """Root of the events of one acquire: that of ``key`` by ``holder``."""
+class OfKey(Event):
+    """Root of the events of the encoder output ``key``."""
 
     key: str
+
+
+@frozen
+class OfHolder(OfKey):
+    """Root of the events of one acquire: that of ``key`` by ``holder``."""
+
     holder: str
 
 
@@ -83,6 +102,13 @@ class RequestEnded(OfRequest):
     outcome: str
     error: str = ""
 
+    def line(self) -> Line:
+        """A warning for poison."""
+        if self.error.startswith("PoisonRequest"):
+            return WARNING, f"request {self.request_id} failed as poison: {one_line(self.error)}"
+        kind = f" with {self.error.partition(':')[0]}" if self.error else ""  # the text may quote the user's input
+        return DEBUG, f"request {self.request_id} {self.outcome}{kind}"
+
 
 @frozen
 class EntryAcquired(OfHolder):
@@ -94,13 +120,17 @@ class EntryRefused(OfHolder):
     """``holder`` will not get ``key``."""
 
     error: str = ""
+    note = "encoder output refused"
+
+    def line(self) -> Line:
+        """A warning."""
+        return WARNING, f"an encoder output is refused to {self.holder}: {one_line(self.error)}"
 
 
 @frozen
-class EntryReserved(Event):
+class EntryReserved(OfKey):
     """The ledger took ``size`` bytes for ``key``."""
 
-    key: str
     size: int
 
 
@@ -120,10 +150,8 @@ class EntryTakenBack(OfHolder):
 
 
 @frozen
-class EntryDropped(Event):
+class EntryDropped(OfKey):
     """A reservation was rolled back, or its encoding failed: ``key`` is absent again."""
-
-    key: str
 
 
 @frozen
@@ -144,6 +172,11 @@ class EncodeBroke(OfKeys):
     requests of an item that fails alone, twice, fail."""
 
     error: str = ""
+    note = "encode batch failed"
+
+    def line(self) -> Line:
+        """A warning."""
+        return WARNING, f"an encode batch of {len(self.keys)} failed, and is tried again: {one_line(self.error)}"
 
 
 @frozen
@@ -156,6 +189,11 @@ class EncodeShrunk(Event):
     """An encode batch did not fit the device's memory: the next ones have at most ``embeddings``."""
 
     embeddings: int
+    note = "encode batches shrunk"
+
+    def line(self) -> Line:
+        """A warning."""
+        return WARNING, f"an encode batch was too large: the next ones have {self.embeddings} embeddings"
 
 
 @frozen
@@ -174,11 +212,12 @@ class BorrowBroke(OfKeys):
     again."""
 
     error: str = ""
+    note = "nothing borrowed"
 
 
 @frozen
 class FreeSent(OfKeys):
-    """The runner was told to drop ``keys``; their bytes count until `EntryFreed`."""
+    """The runner was ordered to drop ``keys``; their bytes count until `EntryFreed`."""
 
 
 @frozen
@@ -210,6 +249,15 @@ class StepEnded(Event):
     error: str = ""
     skipped: bool = False
 
+    def line(self) -> Line | None:
+        """A warning where the step itself failed."""
+        return (WARNING, f"step {self.step_id} failed: {one_line(self.error)}") if self.note else None
+
+    @property
+    def note(self) -> str:
+        """A mark where the step itself failed."""
+        return "" if self.ok or self.skipped else "step failed"
+
 
 @frozen
 class StepRetried(Event):
@@ -224,6 +272,11 @@ class StepShrunk(Event):
     """A step did not fit the device's memory: the next ones feed at most ``tokens``."""
 
     tokens: int
+    note = "steps shrunk"
+
+    def line(self) -> Line:
+        """A warning."""
+        return WARNING, f"a step was too large: the next ones feed {self.tokens} tokens"
 
 
 @frozen
@@ -232,6 +285,11 @@ class RunnerRestarting(Event):
 
     generation: int
     error: str
+    note = "runner restarts"
+
+    def line(self) -> Line:
+        """A warning."""
+        return WARNING, f"the runner starts anew (restart {self.generation}): {one_line(self.error)}"
 
 
 @frozen
@@ -239,11 +297,22 @@ class RunnerAsleep(Event):
     """The runner gave the device back: nothing of the engine is on it but weights that are parked there."""
 
     generation: int
+    note = "asleep"
+
+    def line(self) -> Line:
+        """Information."""
+        return INFO, "asleep: the device was given back"
 
 
 @frozen
 class RunnerAwake(Event):
     """The runner took the device again."""
+
+    note = "awake"
+
+    def line(self) -> Line:
+        """Information."""
+        return INFO, "awake: the device was taken again"
 
 
 @frozen
@@ -252,6 +321,7 @@ class OutputsLost(Event):
     held are reserved again."""
 
     generation: int
+    note = "encoder outputs lost"
 
 
 @frozen
@@ -259,6 +329,7 @@ class StepsLost(Event):
     """The scheduler learned of the restart, or of the sleep: no step is in flight any more."""
 
     generation: int
+    note = "steps lost"
 
 
 @frozen
@@ -268,9 +339,28 @@ class ActorFailed(Event):
     actor: str
     error: str
 
+    def line(self) -> Line:
+        """An error."""
+        return ERROR, f"the {self.actor} failed, the engine is being stopped: {one_line(self.error)}"
+
+    @property
+    def note(self) -> str:
+        """The failure of the actor."""
+        return f"{self.actor} failed"
+
 
 @frozen
 class StageReached(Event):
     """A stage of the start or the teardown is over."""
 
     stage: str
+
+    def line(self) -> Line | None:
+        """A warning where something was cut off."""
+        trouble = self.stage.endswith(("cut off", "device call abandoned"))
+        return (WARNING, f"teardown: {self.stage}") if trouble else None
+
+    @property
+    def note(self) -> str:
+        """The stage."""
+        return self.stage

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from .model import ModelDescription
-from .plan import DeviceMemory, EncodeJob, LentOutput, StepPlan, StepResult
+from .plan import DeviceMemory, LentOutput, StepPlan, StepResult
+from .request import EncoderItem
 
 
 class Executor(Protocol):
@@ -17,7 +18,7 @@ class Executor(Protocol):
     def open(self) -> ModelDescription:
         """Loads the weights and takes all memory. Raises `CheckpointError` or `UnsupportedModel`."""
 
-    def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
+    def encode(self, jobs: tuple[EncoderItem, ...]) -> None:
         """Computes the encoder outputs of ``jobs`` in one batch and keeps each as its own copy under its key."""
 
     def take_out(self, key: str) -> LentOutput:

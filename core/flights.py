@@ -23,11 +23,11 @@ from .request import Request
 
 CLEARED_AFTER = 8
 """Tokens that a suspect samples in quarantine until it is cleared. A lost replica may have sampled some that nobody
-heard of: what ended it comes again behind these."""
+heard of: what ended it comes again after these."""
 
 
 class Place(enum.Enum):
-    """Where a flight runs."""
+    """The place where a flight runs."""
 
     AMONG_OTHERS = enum.auto()
     IN_QUARANTINE = enum.auto()  # with other suspects
@@ -127,8 +127,8 @@ class _Trial:
 
 @define(eq=False)
 class Trials:
-    """Which suspects may run in quarantine now, by request id. A trial ends when the suspect is cleared: it runs on
-    there, and others may begin beside it."""
+    """The suspects that wait for a trial or run in quarantine, by request id. A trial ends when the suspect is cleared:
+    it runs on there, and others may begin beside it."""
 
     _together: dict[str, None] = field(factory=dict, init=False)  # that wait; an ordered set
     _alone: dict[str, None] = field(factory=dict, init=False)  # that wait
@@ -152,7 +152,7 @@ class Trials:
         return trial is not None and not trial.had_company
 
     def begin(self) -> Sequence[str]:
-        """Those whose trials begin now: the caller sends them."""
+        """Returns the suspects whose trials begin now: the caller sends them."""
         tried = [trial for trial in self._there.values() if not trial.cleared]
         if any(trial.alone for trial in tried) or (self._alone and tried):
             return ()

@@ -21,9 +21,8 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from .batch_size import BatchSize
 from .errors import EncodeFailed, LenderLost
@@ -42,10 +41,10 @@ from .ledger_values import (
     too_large,
 )
 from .ordered import Ordered
-from .plan import EncodeJob
+from .request import EncoderItem
 
 MOST_BORROWS = 3
-"""That may fail of one entry, where it cannot be encoded here."""
+"""Borrows of one entry that may fail, where it cannot be encoded here."""
 
 
 @define(eq=False)
@@ -94,26 +93,23 @@ class EncoderLedger:
     def acquire(
         self,
         holder: str,
-        key: str,
+        item: EncoderItem,
         *,
-        size: int,
-        embeddings: int,
-        payload: Any,
         order: int = 0,
         loan: bool = False,
         now: float = -math.inf,
     ) -> Decisions:
-        """``holder`` acquires ``key``. ``ready`` or ``refused`` answers, now or in a later `Decisions`. A smaller
-        ``order`` is served first. The holder of a ``loan`` is a borrower; its term needs the time."""
+        """``holder`` acquires the output of ``item``. ``ready`` or ``refused`` answers, now or in a later `Decisions`.
+        A smaller ``order`` is served first. The holder of a ``loan`` is a borrower; its term needs the time."""
         assert not self._closed, "acquire after close"
         assert not (loan and self.borrows), "a ledger that borrows does not lend"
-        assert not self.holds(holder, key), f"{holder} acquired {key} twice"
+        assert not self.holds(holder, item.key), f"{holder} acquired {item.key} twice"
         self._now = max(self._now, now)
         self._acquires += 1
-        if size > self.capacity:
-            self._draft.refused.append(Refusal(holder, key, too_large(size, self.capacity)))
+        if item.size > self.capacity:
+            self._draft.refused.append(Refusal(holder, item.key, too_large(item.size, self.capacity)))
         else:
-            self._wait(Wait(Hold(holder, key), (order, self._acquires), size, embeddings, payload, loan))
+            self._wait(Wait(Hold(holder, item.key), (order, self._acquires), item, loan))
         return self._decide()
 
     def release(self, holder: str, key: str, *, now: float) -> Decisions:
@@ -131,7 +127,7 @@ class EncoderLedger:
             self._give_back(hold)
         return self._decide()
 
-    def take_encode_batch(self, most: int = 1 << 62) -> tuple[EncodeJob, ...]:
+    def take_encode_batch(self, most: int = 1 << 62) -> tuple[EncoderItem, ...]:
         """Dispatches reserved entries in the order of their places, up to ``most`` embeddings and the budget of
         `batch_size`, but at least one entry. Halves of failed batches come first, each in a batch of its own."""
         budget = min(most, self.batch_size.budget)
@@ -155,25 +151,25 @@ class EncoderLedger:
         return self._decide()
 
     def encode_failed(self, keys: Iterable[str], error: Exception) -> Decisions:
-        """The encode batch of ``keys`` failed and left nothing behind. Entries that are still held are tried again: in
+        """The encode batch of ``keys`` failed and kept no output. Entries that are still held are tried again: in
         halves, so that one bad item fails alone, or in smaller batches where this batch was too large for the device's
         memory. An item that fails alone for the second time is refused to its holders, with ``error`` as the cause."""
         entries = [self._entries[key] for key in keys]
         too_large = len(entries) > 1 and isinstance(error, MemoryError)
         if too_large:
-            self.batch_size.too_large(sum(entry.embeddings for entry in entries))
+            self.batch_size.too_large(sum(entry.item.embeddings for entry in entries))
             self._draft.shrunk = self.batch_size.budget
         elif len(entries) == 1:
             self._failed_alone(entries[0], error)
         for entry in entries:
             self._change(entry, Change.ENCODE_FAILED)
-        retried = [entry.key for entry in entries if entry.state is State.RESERVED]
+        retried = [entry.item.key for entry in entries if entry.state is State.RESERVED]
         self._draft.retried += retried
         if not too_large:
             self._halve(retried)
         return self._decide()
 
-    def take_borrows(self) -> tuple[EncodeJob, ...]:
+    def take_borrows(self) -> tuple[EncoderItem, ...]:
         """Dispatches all entries that are to be borrowed, in the order of their places: their bytes are reserved."""
         jobs = []
         while (key := self._to_borrow.first()) is not None:
@@ -253,17 +249,17 @@ class EncoderLedger:
 
     @property
     def oldest_idle(self) -> float | None:
-        """When the oldest idle entry that no acquire waits for became idle; ``None``: there is none."""
+        """The time at which the oldest idle entry that no acquire waits for became idle; ``None``: no entry is idle."""
         return next(iter(self._idle.values()), None)
 
     @property
     def oldest_loan(self) -> float | None:
-        """When the oldest loan became ready; ``None``: no borrower has one."""
+        """The time at which the oldest loan became ready; ``None``: no borrower has one."""
         return next(iter(self._loans.values()), None)
 
     def entries(self) -> dict[str, tuple[State, tuple[str, ...], int]]:
         """Every entry: its state, holders and size in bytes."""
-        return {key: (entry.state, tuple(entry.holders), entry.size) for key, entry in self._entries.items()}
+        return {key: (entry.state, tuple(entry.holders), entry.item.size) for key, entry in self._entries.items()}
 
     def waiting(self) -> tuple[Hold, ...]:
         """The waiting acquires, in the order of service."""
@@ -271,7 +267,7 @@ class EncoderLedger:
 
     def holds_and_waits(self) -> tuple[Hold, ...]:
         """Every acquire that has not been released or refused."""
-        holds = [Hold(holder, entry.key) for entry in self._entries.values() for holder in entry.holders]
+        holds = [Hold(holder, entry.item.key) for entry in self._entries.values() for holder in entry.holders]
         return (*holds, *self.waiting())
 
     def statistics(self) -> LedgerStatistics:
@@ -295,7 +291,7 @@ class EncoderLedger:
     def _bytes_by_state(self) -> dict[str, int]:
         found = {state.value: 0 for state in State if state is not State.ABSENT}
         for entry in self._entries.values():
-            found[entry.state.value] += entry.size
+            found[entry.state.value] += entry.item.size
         return found
 
     # -- serving waits -----------------------------------------------------------------------------------------------
@@ -315,9 +311,9 @@ class EncoderLedger:
     def _try_serve(self, wait: Wait) -> bool:
         entry = self._entries.get(wait.hold.key)
         if entry is None:
-            if self.taken + wait.size > self.capacity:
+            if self.taken + wait.item.size > self.capacity:
                 return False
-            entry = Entry(wait.hold.key, wait.size, wait.embeddings, wait.place)
+            entry = Entry(wait.item, wait.place)
         elif entry.state is State.FREEING:
             return False  # never resurrected: its output may be gone already
         else:
@@ -332,7 +328,7 @@ class EncoderLedger:
         while self._idle and (self._closed or self._room_to_come < self._lacking_bytes):
             self._evict_oldest(self._idle)
         first = self._waiting.first()
-        while self._spared and first is not None and self._room_to_come < self._waits[first].size:
+        while self._spared and first is not None and self._room_to_come < self._waits[first].item.size:
             self._evict_oldest(self._spared)
 
     @property
@@ -348,7 +344,7 @@ class EncoderLedger:
         self._waits[wait.hold] = wait
         self._waiting.put(wait.hold, wait.place)
         self._awaited[wait.hold.key] += 1
-        self._refile(wait.hold.key, wait.size)
+        self._refile(wait.item)
 
     def _stop_waiting(self, hold: Hold) -> None:
         wait = self._waits.pop(hold)
@@ -356,24 +352,24 @@ class EncoderLedger:
         self._awaited[hold.key] -= 1
         if not self._awaited[hold.key]:
             del self._awaited[hold.key]
-        self._refile(hold.key, wait.size)
+        self._refile(wait.item)
 
     # -- encode batches ----------------------------------------------------------------------------------------------
 
-    def _dispatch_within(self, keys: Iterable[str], budget: int) -> tuple[EncodeJob, ...]:
-        jobs: list[EncodeJob] = []
+    def _dispatch_within(self, keys: Iterable[str], budget: int) -> tuple[EncoderItem, ...]:
+        jobs: list[EncoderItem] = []
         left = budget
         for key in keys:
-            if jobs and self._entries[key].embeddings > left:
+            if jobs and self._entries[key].item.embeddings > left:
                 break
             jobs.append(self._dispatch(key, Change.DISPATCH))
             left -= jobs[-1].embeddings
         return tuple(jobs)
 
-    def _dispatch(self, key: str, change: Change) -> EncodeJob:
+    def _dispatch(self, key: str, change: Change) -> EncoderItem:
         entry = self._entries[key]
         self._change(entry, change)
-        return EncodeJob(key=key, payload=entry.payload, embeddings=entry.embeddings, size=entry.size)
+        return entry.item
 
     def _failed_alone(self, entry: Entry, error: Exception) -> None:
         """The first failure may be the device's fault. The second one is the item's: its holders are refused."""
@@ -385,7 +381,7 @@ class EncoderLedger:
     def _refuse(self, entry: Entry, failure: Callable[[Exception], Exception], error: Exception) -> None:
         for holder in list(entry.holders):
             self._part(entry, holder)
-            self._draft.refused.append(Refusal(holder, entry.key, failure(error)))
+            self._draft.refused.append(Refusal(holder, entry.item.key, failure(error)))
 
     def _halve(self, keys: list[str]) -> None:
         middle = (len(keys) + 1) // 2
@@ -398,12 +394,12 @@ class EncoderLedger:
         entry.place = min(entry.place, wait.place) if entry.holders else wait.place
         entry.holders[wait.hold.holder] = wait.loan
         entry.holders_here += not wait.loan
-        entry.payload = wait.payload
+        entry.item = wait.item
         if entry.state in {State.READY, State.LENT, State.IDLE}:
             self._tell_ready(entry, [wait.hold.holder])
         self._change(entry, Change.ACQUIRE)
         if entry.state is State.RESERVED:
-            self._queue_of(entry).put(entry.key, entry.place)
+            self._queue_of(entry).put(entry.item.key, entry.place)
 
     def _give_back(self, hold: Hold) -> None:
         if hold in self._waits:
@@ -420,10 +416,10 @@ class EncoderLedger:
 
     def _part(self, entry: Entry, holder: str) -> None:
         entry.holders_here -= not entry.holders.pop(holder)
-        self._loans.pop(Hold(holder, entry.key), None)
+        self._loans.pop(Hold(holder, entry.item.key), None)
         if not entry.holders:
             self._held -= 1
-            entry.payload = None
+            entry.item = evolve(entry.item, payload=None)
 
     # -- the life of an entry ----------------------------------------------------------------------------------------
 
@@ -431,62 +427,65 @@ class EncoderLedger:
         """Looks the entry's next state up. Where it differs, keeps the books of both states."""
         old, held = entry.state, entry.held
         new = TRANSITIONS.get((old, change, held))
-        assert new is not None, f"{entry.key} cannot go through {change.value!r}, {old.value!r} and held {held.value}"
+        assert new is not None, (
+            f"{entry.item.key} cannot go through {change.value!r}, {old.value!r} and held {held.value}"
+        )
         if new is old:
             return
         entry.state = new
         if old is State.RESERVED:
-            self._reserved.discard(entry.key)
-            self._to_borrow.discard(entry.key)
+            self._reserved.discard(entry.item.key)
+            self._to_borrow.discard(entry.item.key)
         elif old is State.FREEING:
-            self._freeing -= entry.size
+            self._freeing -= entry.item.size
         self._enter(entry, old, change)
-        self._refile(entry.key, entry.size)
+        self._refile(entry.item)
 
     def _enter(self, entry: Entry, old: State, change: Change) -> None:
         match entry.state:
             case State.RESERVED:
-                self._queue_of(entry).put(entry.key, entry.place)
+                self._queue_of(entry).put(entry.item.key, entry.place)
                 if old is State.ABSENT:
                     self._remember(entry)
             case State.READY | State.LENT if change in {Change.ENCODED, Change.BORROWED}:
                 self._tell_ready(entry, entry.holders)
             case State.FREEING:
-                self._freeing += entry.size
-                self._draft.free.append(entry.key)
+                self._freeing += entry.item.size
+                self._draft.free.append(entry.item.key)
             case State.ABSENT:
                 self._forget(entry)
                 if change is not Change.FREED:
-                    self._draft.dropped.append(entry.key)
+                    self._draft.dropped.append(entry.item.key)
 
     def _queue_of(self, entry: Entry) -> Ordered[str]:
-        """Where it waits while it is reserved."""
+        """The queue in which a reserved entry waits."""
         encodes = not self.borrows or (self.encodes and entry.borrows_failed)
         return self._reserved if encodes else self._to_borrow
 
     def _tell_ready(self, entry: Entry, holders: Iterable[str]) -> None:
         for holder in holders:
-            hold = Hold(holder, entry.key)
+            hold = Hold(holder, entry.item.key)
             self._draft.ready.append(hold)
             if entry.holders[holder]:
                 self._lent += 1
                 self._loans[hold] = self._now
 
     def _remember(self, entry: Entry) -> None:
-        self._entries[entry.key] = entry
-        self.taken += entry.size
-        self._draft.reserved.append((entry.key, entry.size))
+        self._entries[entry.item.key] = entry
+        self.taken += entry.item.size
+        self._draft.reserved.append((entry.item.key, entry.item.size))
 
     def _forget(self, entry: Entry) -> None:
-        del self._entries[entry.key]
-        self.taken -= entry.size
+        del self._entries[entry.item.key]
+        self.taken -= entry.item.size
 
-    def _refile(self, key: str, size: int) -> None:
-        """Files ``key`` anew, after its state or its waits have changed: as idle, as spared (idle, but awaited), or as
-        lacking room."""
+    def _refile(self, item: EncoderItem) -> None:
+        """Files the item's key anew, after its state or its waits have changed: as idle, as spared (idle, but awaited),
+        or as lacking room."""
+        key = item.key
         awaited, state = key in self._awaited, self.state(key)
         self._file_idle(key, idle=state is State.IDLE and not awaited, spared=state is State.IDLE and awaited)
-        lacking = size if awaited and state in {State.ABSENT, State.FREEING} else 0
+        lacking = item.size if awaited and state in {State.ABSENT, State.FREEING} else 0
         self._lacking_bytes += lacking - self._lacking.pop(key, 0)
         if lacking:
             self._lacking[key] = lacking

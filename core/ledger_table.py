@@ -6,7 +6,7 @@ import enum
 
 
 class State(enum.Enum):
-    """Where an entry is in its life. The books have no ABSENT entries."""
+    """The state of an entry. The books have no ABSENT entries."""
 
     __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
 
@@ -17,7 +17,7 @@ class State(enum.Enum):
     READY = "ready"  # resident and held here
     LENT = "lent"  # resident, held by borrowers alone
     IDLE = "idle"  # resident, not held
-    FREEING = "freeing"  # the runner was told to drop it
+    FREEING = "freeing"  # the runner was ordered to drop it
 
 
 RESIDENT = frozenset({State.READY, State.LENT, State.IDLE, State.FREEING})
@@ -25,7 +25,7 @@ RESIDENT = frozenset({State.READY, State.LENT, State.IDLE, State.FREEING})
 
 
 class Held(enum.Enum):
-    """Who holds an entry once a change has happened. A loan is a hold of another engine's."""
+    """The holders of an entry once a change has happened. A loan is a hold of another engine's."""
 
     __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
 
@@ -35,7 +35,7 @@ class Held(enum.Enum):
 
 
 class Change(enum.Enum):
-    """What can happen to an entry."""
+    """A change that can happen to an entry."""
 
     __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
 

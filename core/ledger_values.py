@@ -1,15 +1,15 @@
-"""What the encoder ledger keeps, and what comes out of it: entries, waits, holds, decisions, statistics."""
+"""The values that the encoder ledger keeps and returns: entries, waits, holds, decisions, statistics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from attrs import define, field, frozen
 
 from .errors import EncodeFailed, LenderLost, RequestTooLarge
 from .ledger_table import Held, State
 from .ordered import Place
+from .request import EncoderItem
 
 
 @frozen
@@ -31,9 +31,9 @@ class Refusal:
 
 @frozen(kw_only=True)
 class Decisions:
-    """What the actor must tell others after one fact. ``ready`` holders may read. The runner must drop ``free`` keys.
-    ``retried`` keys of a failed encode batch or borrow are reserved again. ``shrunk`` is the new budget of encode
-    batches, where a batch did not fit the device's memory. The terms of ``lapsed`` loans are over."""
+    """The decisions that the actor carries out after one fact. ``ready`` holders may read. The runner must drop
+    ``free`` keys. ``retried`` keys of a failed encode batch or borrow are reserved again. ``shrunk`` is the new budget
+    of encode batches, where a batch did not fit the device's memory. The terms of ``lapsed`` loans are over."""
 
     reserved: tuple[tuple[str, int], ...] = ()
     ready: tuple[Hold, ...] = ()
@@ -59,7 +59,7 @@ class Draft:
     shrunk: int | None = None
 
     def decisions(self) -> Decisions:
-        """As they are."""
+        """Returns the decisions made so far."""
         return Decisions(
             reserved=tuple(self.reserved),
             ready=tuple(self.ready),
@@ -76,11 +76,8 @@ class Draft:
 class Entry:
     """One encoder output in the books."""
 
-    key: str
-    size: int
-    embeddings: int
+    item: EncoderItem  # with its payload while the entry is held: it may be encoded again after a lost generation
     place: Place  # in the queue of reserved entries: the best place of its holders so far
-    payload: Any = None  # kept while the entry is held, so that it can be encoded again after a lost generation
     state: State = State.ABSENT
     holders: dict[str, bool] = field(factory=dict)  # in their order; whether it is a loan
     holders_here: int = 0  # those that are no loans
@@ -89,7 +86,7 @@ class Entry:
 
     @property
     def held(self) -> Held:
-        """Who holds it."""
+        """The kind of holders that it has."""
         if self.holders_here:
             return Held.HERE
         return Held.LENT if self.holders else Held.NOT
@@ -101,9 +98,7 @@ class Wait:
 
     hold: Hold
     place: Place
-    size: int
-    embeddings: int
-    payload: Any
+    item: EncoderItem
     loan: bool
 
 

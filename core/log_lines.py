@@ -1,19 +1,18 @@
-"""The log's lines for events: level and text, as pure functions. No line holds a prompt, a text or audio."""
+"""Lines of the log: level and text, as pure functions. Those of events are in `events`. No line holds a prompt, a text
+or audio."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from logging import DEBUG, ERROR, INFO, WARNING
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from logging import INFO, WARNING
+from typing import TypeAlias
 
-from . import events
 from .model import Kind, ModelDescription
 from .plan import DeviceMemory
 
 Line: TypeAlias = tuple[int, str]  # level, text
 
 LONGEST = 500  # characters of an error: CUDA's run over many lines
-_TROUBLE = ("cut off", "device call abandoned")
 
 
 def one_line(error: str) -> str:
@@ -72,52 +71,3 @@ def owners(memory: DeviceMemory) -> str:
 def mebibytes(count: int) -> str:
     """A number of bytes."""
     return f"{count / 2**20:.1f} MiB"
-
-
-def _request_ended(event: events.RequestEnded) -> Line:
-    if event.error.startswith("PoisonRequest"):
-        return WARNING, f"request {event.request_id} failed as poison: {one_line(event.error)}"
-    kind = f" with {event.error.partition(':')[0]}" if event.error else ""  # the text may quote the user's input
-    return DEBUG, f"request {event.request_id} {event.outcome}{kind}"
-
-
-def _step_ended(event: events.StepEnded) -> Line | None:
-    if event.ok or event.skipped:
-        return None
-    return WARNING, f"step {event.step_id} failed: {one_line(event.error)}"
-
-
-def _encode_broke(event: events.EncodeBroke) -> Line:
-    return WARNING, f"an encode batch of {len(event.keys)} failed, and is tried again: {one_line(event.error)}"
-
-
-def _entry_refused(event: events.EntryRefused) -> Line:
-    return WARNING, f"an encoder output is refused to {event.holder}: {one_line(event.error)}"
-
-
-def _stage(event: events.StageReached) -> Line | None:
-    return (WARNING, f"teardown: {event.stage}") if event.stage.endswith(_TROUBLE) else None
-
-
-LINES: Mapping[type[events.Event], Callable[[Any], Line | None]] = {
-    events.RequestEnded: _request_ended,
-    events.StepEnded: _step_ended,
-    events.StepShrunk: lambda event: (WARNING, f"a step was too large: the next ones feed {event.tokens} tokens"),
-    events.EncodeBroke: _encode_broke,
-    events.EncodeShrunk: lambda event: (
-        WARNING,
-        f"an encode batch was too large: the next ones have {event.embeddings} embeddings",
-    ),
-    events.EntryRefused: _entry_refused,
-    events.RunnerRestarting: lambda event: (
-        WARNING,
-        f"the runner starts anew (restart {event.generation}): {one_line(event.error)}",
-    ),
-    events.RunnerAsleep: lambda _: (INFO, "asleep: the device was given back"),
-    events.RunnerAwake: lambda _: (INFO, "awake: the device was taken again"),
-    events.ActorFailed: lambda event: (
-        ERROR,
-        f"the {event.actor} failed, the engine is being stopped: {one_line(event.error)}",
-    ),
-    events.StageReached: _stage,
-}

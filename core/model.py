@@ -1,4 +1,4 @@
-"""What the rest of the engine must know of a loaded model: plain values, which the executor returns when it opens."""
+"""The description of a loaded model: plain values, which the executor returns when it opens."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ class WhisperTokens:
 
 @frozen(kw_only=True)
 class GenerationRules:
-    """What the generation_config of an encoder-decoder asks of every text, as transformers' `generate` obeys it."""
+    """The rules that the generation_config of an encoder-decoder sets for every text, as transformers' `generate` obeys
+    it."""
 
-    forced_first: int | None = None  # forced_bos_token_id: the token behind the start token
+    forced_first: int | None = None  # forced_bos_token_id: the token after the start token
     forced_last: int | None = None  # forced_eos_token_id: the last token, where the text ends by its length
     no_repeat_ngram: int = 0  # no_repeat_ngram_size
     min_length: int = 0  # positions before which no text ends, the prompt's included
@@ -54,7 +55,7 @@ class GenerationRules:
 
 @frozen
 class Lengths:
-    """How few tokens a text can have.
+    """The least number of tokens that a text can have.
 
     Args:
         longest: the most characters that one token stands for.
@@ -71,7 +72,7 @@ class Lengths:
 
 
 class Kind(enum.Enum):
-    """What a model makes of a prompt."""
+    """The kind of answer that a model gives to a prompt."""
 
     ENCODER_DECODER = "encoder-decoder"  # items are read through cross-attention
     DECODER = "decoder"  # tokens, with images or audio placed among them
@@ -198,7 +199,7 @@ class ModelDescription:
     whole_prompts: bool = False  # every position attends to all others: a prompt is one chunk, and holds no pages
     default_pooling: Pooling | None = None  # of pooling models
     alignment_fault: str | None = "its decoder reads no audio through cross-attention"
-    """Why an `Alignment` is not possible; ``None``: it is."""
+    """Returns why an `Alignment` is not possible; ``None``: it is."""
     labels: tuple[str, ...] = ()  # of a classification head, in the order of its scores
     generation: GenerationRules | None = None  # of encoder-decoders but Whisper
     native: bool = False  # the native library computes all of its layers, and Python's lock is free meanwhile

@@ -1,4 +1,4 @@
-"""Which request comes first where requests wait: at the door, for encoder outputs, for places and pages."""
+"""The order of requests where they wait: at the door, for encoder outputs, for places and pages."""
 
 from __future__ import annotations
 

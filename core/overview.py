@@ -1,12 +1,12 @@
-"""What an engine's events have told so far: where each request is, and the bytes of the encoder cache by state."""
+"""The state of an engine by its events: where each request is, and the bytes of the encoder cache by state."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 from attrs import define, field
 
@@ -65,8 +65,8 @@ class Overview:
     grows with the requests of the step.
 
     Args:
-        changed: hears of each line whose stage is new, and of each entry whose state is new. The last stage of a line
-            is the request's outcome, the last state of an entry `ABSENT`.
+        changed: is called with each line whose stage is new, and with each entry whose state is new. The last stage of
+            a line is the request's outcome, the last state of an entry `ABSENT`.
     """
 
     changed: Callable[[Change], None] | None = None
@@ -82,9 +82,15 @@ class Overview:
 
     def __call__(self, event: events.Event) -> None:
         """Takes the next event."""
-        take = _TAKES.get(type(event))
-        if take is not None:
-            take(self, event)
+        match event:
+            case events.OfRequest():
+                self._take_request(event)
+            case events.OfKey():
+                self._take_entry(event)
+            case events.OfKeys():
+                self._take_batch(event)
+            case _:
+                self._take_engine(event)
 
     def first_lines(self, most: int) -> list[RequestLine]:
         """The first lines. Running ones come first, in the order of their starts."""
@@ -108,17 +114,27 @@ class Overview:
     def _line(self, request_id: str) -> RequestLine | None:
         return self.running.get(request_id) or self.waiting.get(request_id)
 
-    def _queued(self, event: events.RequestQueued) -> None:
-        line = self.waiting[event.request_id] = RequestLine(event.request_id, event.time)
-        self._tell_line(line, QUEUED, event.time)
-
-    def _wait_over(self, event: events.EncoderWaitOver) -> None:
-        line = self.waiting.get(event.request_id)
-        if line is not None and line.stage in (QUEUED, ENCODING):
-            self._enter(line, READY, event.time)
-
-    def _started(self, event: events.RequestStarted) -> None:
-        self._run(event.request_id, event.time)
+    def _take_request(self, event: events.OfRequest) -> None:
+        request_id, now, line = event.request_id, event.time, self._line(event.request_id)
+        match event:
+            case events.RequestQueued():
+                line = self.waiting[request_id] = RequestLine(request_id, now)
+                self._tell_line(line, QUEUED, now)
+            case events.EncoderWaitOver() if line is not None and line.stage in (QUEUED, ENCODING):
+                self._enter(line, READY, now)
+            case events.RequestStarted():
+                self._run(request_id, now)
+            case events.FirstToken() if line is not None:
+                self._decode(line, now)
+            case events.RequestPreempted():
+                self._back(request_id, PREEMPTED, now)
+            case events.RequestSuspected():
+                self._back(request_id, SUSPECTED, now)
+            case events.RequestEnded() if line is not None:
+                (self.running if request_id in self.running else self.waiting).pop(request_id)
+                self.ended[event.outcome] += 1
+                line.error = event.error
+                self._enter(line, event.outcome, now)
 
     def _run(self, request_id: str, now: float) -> None:
         line = self.waiting.pop(request_id, None)
@@ -128,11 +144,6 @@ class Overview:
         if math.isnan(line.started_at):
             line.started_at = now
         self._enter(line, READING, now)
-
-    def _first_token(self, event: events.FirstToken) -> None:
-        line = self._line(event.request_id)
-        if line is not None:
-            self._decode(line, event.time)
 
     def _decode(self, line: RequestLine, now: float) -> None:
         if math.isnan(line.first_token_at):
@@ -145,25 +156,34 @@ class Overview:
             self.waiting[request_id] = line
             self._enter(line, stage, now)
 
-    def _preempted(self, event: events.RequestPreempted) -> None:
-        self._back(event.request_id, PREEMPTED, event.time)
+    # -- the engine --------------------------------------------------------------------------------------------------
 
-    def _suspected(self, event: events.RequestSuspected) -> None:
-        self._back(event.request_id, SUSPECTED, event.time)
-
-    def _retried(self, event: events.StepRetried) -> None:
-        for request_id in event.request_ids:
-            if request_id in self.running:
-                self._back(request_id, QUEUED, event.time)
-
-    def _request_ended(self, event: events.RequestEnded) -> None:
-        line = self.running.pop(event.request_id, None) or self.waiting.pop(event.request_id, None)
-        if line is not None:
-            self.ended[event.outcome] += 1
-            line.error = event.error
-            self._enter(line, event.outcome, event.time)
-
-    # -- steps -------------------------------------------------------------------------------------------------------
+    def _take_engine(self, event: events.Event) -> None:
+        match event:
+            case events.StepBegun():
+                self._step_begun(event)
+            case events.StepEnded():
+                self._step_ended(event)
+            case events.StepRetried():
+                for request_id in event.request_ids:
+                    if request_id in self.running:
+                        self._back(request_id, QUEUED, event.time)
+            case events.StepsLost():
+                self._steps.clear()
+                for request_id in list(self.running):
+                    self._back(request_id, QUEUED, event.time)
+            case events.OutputsLost():
+                for key, entry in self._entries.items():
+                    entry.readers.clear()
+                    self._move(key, RESERVED, event.time)
+            case events.RunnerRestarting():
+                self._fail(f"restart {event.generation}: {event.error}")
+            case events.ActorFailed():
+                self._fail(f"{event.actor}: {event.error}")
+            case events.StageReached("channels closed"):  # an engine that failed may leave without freeing what it had
+                self._drop(tuple(self._entries), event.time)
+                self._wanted.clear()
+                self._steps.clear()
 
     def _step_begun(self, event: events.StepBegun) -> None:
         self._steps[event.step_id] = event.samples
@@ -183,29 +203,53 @@ class Overview:
                 line.tokens += 1
                 self._decode(line, event.time)
 
-    def _steps_lost(self, event: events.StepsLost) -> None:
-        self._steps.clear()
-        for request_id in list(self.running):
-            self._back(request_id, QUEUED, event.time)
-
     def _fail(self, what: str) -> None:
         self.failures += 1
         self.last_failure = one_line(what)
 
-    def _restarting(self, event: events.RunnerRestarting) -> None:
-        self._fail(f"restart {event.generation}: {event.error}")
-
-    def _actor_failed(self, event: events.ActorFailed) -> None:
-        self._fail(f"{event.actor}: {event.error}")
-
-    def _stage_reached(self, event: events.StageReached) -> None:
-        """An engine that failed may leave without a word about what it had."""
-        if event.stage == "channels closed":
-            self._drop(tuple(self._entries), event.time)
-            self._wanted.clear()
-            self._steps.clear()
-
     # -- encoder outputs ---------------------------------------------------------------------------------------------
+
+    def _take_entry(self, event: events.OfKey) -> None:
+        match event:
+            case events.EntryAcquired(key, holder):
+                self._wanted.setdefault(key, {})[holder] = holder.rpartition("/")[0]
+            case events.EntryRefused(key, holder):
+                self._not_wanted(key, holder)
+            case events.EntryReserved():
+                self._reserved(event)
+            case events.EntryHeld():
+                self._held(event)
+            case events.EntryReleased() | events.EntryTakenBack():
+                self._released(event)
+            case events.EntryDropped(key):
+                self._drop((key,), event.time)
+
+    def _take_batch(self, event: events.OfKeys) -> None:
+        match event:
+            case events.EncodeDispatched() | events.BorrowSent():  # what is borrowed is shown as being encoded
+                self._encoding(event.keys, event.time)
+            case events.EncodeDone() | events.BorrowDone():
+                self._move_all(event.keys, IDLE, event.time)
+            case events.EncodeBroke():
+                self._fail(f"encode of {len(event.keys)}: {event.error}")
+                self._move_all(event.keys, RESERVED, event.time)
+            case events.BorrowBroke():
+                self._move_all(event.keys, RESERVED, event.time)
+            case events.FreeSent():
+                self._move_all(event.keys, FREEING, event.time)
+            case events.EntryFreed():
+                self._drop(event.keys, event.time)
+
+    def _encoding(self, keys: Iterable[str], now: float) -> None:
+        self._move_all(keys, BEING_ENCODED, now)
+        for request_id in [request_id for key in keys for request_id in self._wanted.get(key, {}).values()]:
+            line = self.waiting.get(request_id)
+            if line is not None and line.stage == QUEUED:
+                self._enter(line, ENCODING, now)
+
+    def _move_all(self, keys: Iterable[str], state: str, now: float) -> None:
+        for key in keys:
+            self._move(key, state, now)
 
     def _move(self, key: str, state: str, now: float) -> None:
         entry = self._entries.get(key)
@@ -220,46 +264,17 @@ class Overview:
         if self.changed is not None:
             self.changed(entry)
 
-    def _entry_acquired(self, event: events.EntryAcquired) -> None:
-        request_id = event.holder.rpartition("/")[0]
-        self._wanted.setdefault(event.key, {})[event.holder] = request_id
-
     def _not_wanted(self, key: str, holder: str) -> None:
         holders = self._wanted.get(key, {})
         holders.pop(holder, None)
         if not holders:
             self._wanted.pop(key, None)
 
-    def _refused(self, event: events.EntryRefused) -> None:
-        self._not_wanted(event.key, event.holder)
-
     def _reserved(self, event: events.EntryReserved) -> None:
         self._drop((event.key,), event.time)
         entry = self._entries[event.key] = CacheEntry(event.key, event.size, RESERVED, event.time)
         self.bytes_in[RESERVED] += event.size
         self._tell_entry(entry, RESERVED, event.time)
-
-    def _dispatched(self, event: events.EncodeDispatched | events.BorrowSent) -> None:
-        """What is borrowed counts as being encoded, for those who look."""
-        for key in event.keys:
-            self._move(key, BEING_ENCODED, event.time)
-            for request_id in self._wanted.get(key, {}).values():
-                line = self.waiting.get(request_id)
-                if line is not None and line.stage == QUEUED:
-                    self._enter(line, ENCODING, event.time)
-
-    def _encoded(self, event: events.EncodeDone | events.BorrowDone) -> None:
-        for key in event.keys:
-            self._move(key, IDLE, event.time)
-
-    def _broke(self, event: events.EncodeBroke) -> None:
-        self._fail(f"encode of {len(event.keys)}: {event.error}")
-        for key in event.keys:
-            self._move(key, RESERVED, event.time)
-
-    def _not_lent(self, event: events.BorrowBroke) -> None:
-        for key in event.keys:
-            self._move(key, RESERVED, event.time)
 
     def _held(self, event: events.EntryHeld) -> None:
         self._not_wanted(event.key, event.holder)
@@ -277,58 +292,9 @@ class Overview:
         if not entry.readers:
             self._move(event.key, IDLE, event.time)
 
-    def _free_sent(self, event: events.FreeSent) -> None:
-        for key in event.keys:
-            self._move(key, FREEING, event.time)
-
-    def _freed(self, event: events.EntryFreed) -> None:
-        self._drop(event.keys, event.time)
-
-    def _dropped(self, event: events.EntryDropped) -> None:
-        self._drop((event.key,), event.time)
-
     def _drop(self, keys: Iterable[str], now: float) -> None:
         for key in keys:
             entry = self._entries.pop(key, None)
             if entry is not None:
                 self.bytes_in[entry.state] -= entry.size
                 self._tell_entry(entry, ABSENT, now)
-
-    def _outputs_lost(self, event: events.OutputsLost) -> None:
-        for key, entry in self._entries.items():
-            entry.readers.clear()
-            self._move(key, RESERVED, event.time)
-
-
-_TAKES: Mapping[type[events.Event], Callable[[Overview, Any], None]] = {
-    events.RequestQueued: Overview._queued,
-    events.EncoderWaitOver: Overview._wait_over,
-    events.RequestStarted: Overview._started,
-    events.FirstToken: Overview._first_token,
-    events.RequestPreempted: Overview._preempted,
-    events.RequestSuspected: Overview._suspected,
-    events.RequestEnded: Overview._request_ended,
-    events.StepBegun: Overview._step_begun,
-    events.StepEnded: Overview._step_ended,
-    events.StepRetried: Overview._retried,
-    events.StepsLost: Overview._steps_lost,
-    events.RunnerRestarting: Overview._restarting,
-    events.ActorFailed: Overview._actor_failed,
-    events.StageReached: Overview._stage_reached,
-    events.EntryAcquired: Overview._entry_acquired,
-    events.EntryRefused: Overview._refused,
-    events.EntryReserved: Overview._reserved,
-    events.EntryHeld: Overview._held,
-    events.EntryReleased: Overview._released,
-    events.EntryTakenBack: Overview._released,
-    events.EntryDropped: Overview._dropped,
-    events.EncodeDispatched: Overview._dispatched,
-    events.EncodeDone: Overview._encoded,
-    events.EncodeBroke: Overview._broke,
-    events.BorrowSent: Overview._dispatched,
-    events.BorrowDone: Overview._encoded,
-    events.BorrowBroke: Overview._not_lent,
-    events.FreeSent: Overview._free_sent,
-    events.EntryFreed: Overview._freed,
-    events.OutputsLost: Overview._outputs_lost,
-}

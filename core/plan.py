@@ -1,4 +1,5 @@
-"""What travels between the planner and the executor: steps, encode batches and their results. Keys, never tensors."""
+"""The values that travel between the planner and the executor: steps, encode batches and their results. Keys, never
+tensors."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from .request import Alignment, LogitRules, Placeholder, Pooling, Probe, Samplin
 
 @frozen(kw_only=True)
 class SequenceStart:
-    """What the executor must know of a sequence before its first chunk: its tokens so far and how to sample more.
+    """The facts that the executor must know of a sequence before its first chunk: its tokens so far and how to sample
+    more.
 
-    ``token_ids`` is the prompt and, when a sequence starts anew, the tokens already committed. ``prompt_length`` tells
-    them apart (begin-suppression and the sampling position count generated tokens only).
+    ``token_ids`` is the prompt and, when a sequence starts anew, the tokens already committed. ``prompt_length``
+    separates them (begin-suppression and the sampling position count generated tokens only).
     """
 
     sequence_id: int
@@ -25,7 +27,7 @@ class SequenceStart:
     probe: Probe | None
     placeholders: tuple[Placeholder, ...] = ()
     pooling: Pooling | None = None
-    max_tokens: int = 1  # most tokens behind the prompt; this and ``stops`` matter to a beam search alone
+    max_tokens: int = 1  # most tokens after the prompt; this and ``stops`` matter to a beam search alone
     stops: frozenset[int] = frozenset()  # tokens that end the sequence
     alignment: Alignment | None = None
 
@@ -107,7 +109,7 @@ class AlignedTokens:
 
     ``frames`` has for each aligned token the encoder frame at which it begins, 20 ms each in Whisper, and then the
     frame at which the last token ends: one more than there are tokens, never falling. ``logprobs`` has the tokens'
-    log-probabilities, each behind those before it; minus infinity for a token that is not `Alignment.among`.
+    log-probabilities, each given those before it; minus infinity for a token that is not `Alignment.among`.
     """
 
     frames: tuple[int, ...]
@@ -121,9 +123,9 @@ class SampledToken:
     ``token_id`` is the sampled token (``None`` for a chunk with ``samples=False``, a `Pooling` or an `Alignment`).
     ``logprob`` is its log-probability after all rules and penalties, before temperature, top-k and top-p. ``probe``
     answers a `Probe`, ``vector`` a `Pooling`, ``aligned`` an `Alignment`. ``top`` are the likeliest tokens and their
-    log-probabilities, as many as `SamplingParams.logprobs` asks for. ``error`` tells why the sequence cannot go on, for
+    log-probabilities, as many as `SamplingParams.logprobs` asks for. ``error`` says why the sequence cannot go on, for
     a fault of its request alone (a structure that cannot be followed): the token is then an end-of-text, and the caller
-    gets `InvalidRequest`. ``accepted`` are the tokens sampled behind this one, where draft tokens proved right; their
+    gets `InvalidRequest`. ``accepted`` are the tokens sampled after this one, where draft tokens proved right; their
     ``accepted`` is empty. ``hypotheses`` are what a beam search has found, the best first; they come with its last
     chunk, and ``token_id`` is ``None`` in all its chunks.
     """
@@ -148,16 +150,6 @@ class StepResult:
 
 
 @frozen(kw_only=True, eq=False)
-class EncodeJob:
-    """One encoder output to compute."""
-
-    key: str
-    payload: Any = field(repr=False)
-    embeddings: int
-    size: int  # bytes the ledger has reserved
-
-
-@frozen(kw_only=True, eq=False)
 class HostArray:
     """A tensor in host memory: ``data`` are its bytes, a NumPy array, and ``dtype`` is as torch names it."""
 
@@ -168,8 +160,8 @@ class HostArray:
 
 @frozen(kw_only=True, eq=False)
 class LentOutput:
-    """A copy of an encoder output, on its way to another engine. The key tells of which content, weights and dtype it
-    is. ``arrays``: that of the model, and that of a draft model that has an encoder too."""
+    """A copy of an encoder output, on its way to another engine. The key is made of its content, weights and dtype.
+    ``arrays``: that of the model, and that of a draft model that has an encoder too."""
 
     key: str
     size: int  # bytes of all ``arrays``: what the ledger counts

@@ -1,4 +1,5 @@
-"""When the engine gives the device back and takes it again: it sleeps and wakes by order, or when it is idle. Pure.
+"""The power state of an engine, which gives the device back and takes it again: it sleeps and wakes by order, or when
+it is idle. Pure.
 
 ::
 
@@ -29,7 +30,7 @@ class Power(enum.Enum):
 
 
 class Order(enum.Enum):
-    """What the runner must do next."""
+    """An order to the runner."""
 
     SLEEP = "sleep"
     WAKE = "wake"
@@ -37,7 +38,7 @@ class Order(enum.Enum):
 
 @define(eq=False)
 class PowerState:
-    """Facts and wishes come in; `next_order` says what to tell the runner."""
+    """Facts and wishes come in; `next_order` says what the runner must do."""
 
     power: Power = field(default=Power.AWAKE, init=False)
     _wants_sleep: bool = field(default=False, init=False)

@@ -1,4 +1,4 @@
-"""What a caller asks for, as values: sampling, logit rules, encoder items and the request itself."""
+"""The request of a caller, as values: sampling, logit rules, encoder items and the request itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .errors import InvalidRequest
 
 
 class FinishReason(enum.Enum):
-    """Why a request ended well."""
+    """The reason why a request ended well."""
 
     STOP = "stop"  # an end-of-text or stop token, or a stop string
     LENGTH = "length"  # max_tokens, or the model's last position
@@ -89,7 +89,8 @@ STRUCTURES = ("json_schema", "regex", "lark", "choice")
 
 @frozen(kw_only=True)
 class Structure:
-    """What the whole output must be: the sampler rules out tokens that cannot lead there, and ends the complete output.
+    """The form that the whole output must have: the sampler rules out tokens that cannot lead there, and ends the
+    complete output.
 
     Args:
         kind: ``"json_schema"`` (``text`` is a JSON schema), ``"regex"``, ``"lark"`` (a grammar in llguidance's dialect
@@ -148,7 +149,7 @@ def _ids(value: object) -> Any:
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How tokens are sampled, when the text ends, and which log-probabilities are told.
+    """The sampling of tokens, the end of the text, and the log-probabilities that are reported.
 
     The sampler changes the logits of a token in this order, which is transformers': ``logit_bias``;
     ``repetition_penalty``; ``frequency_penalty`` and ``presence_penalty``; forbidden tokens are ruled out (the
@@ -169,20 +170,20 @@ class SamplingParams:
         logit_bias: added to the logits of tokens: a mapping from token id to number, up to a million either way; kept
             as pairs.
         seed: sampling is keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. With
-            ``None`` each request gets a fresh seed when it is made, told in ``Usage.seed``.
+            ``None`` each request gets a fresh seed when it is made, reported in ``Usage.seed``.
         stop: strings that end the text, which is cut before the first of them. One string, or up to 64, each of up to
             1,024 characters.
         stop_token_ids: tokens that end the request beside the model's own end-of-text.
         ignore_eos: go on after end-of-text (for benchmarks).
-        logprobs: tell the log-probabilities of so many of the likeliest tokens beside that of the sampled token, 0 to
+        logprobs: report the log-probabilities of so many of the likeliest tokens beside that of the sampled token, 0 to
             20; ``None``: of the sampled token alone. The distribution is the one after all rules and penalties, before
             ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
         n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, each other with a seed
             made from ``seed``, see `sibling`. With temperature 0 all completions are the same.
         structure: what the output must be; `None`: anything. See `Structure`.
         beam_size: more than 1, up to 256: beam search with so many beams, as transformers' ``num_beams``. It goes with
-            temperature 0, and without ``structure``, ``stop`` and ``logprobs``. ``n`` of its hypotheses are told, the
-            best first.
+            temperature 0, and without ``structure``, ``stop`` and ``logprobs``. ``n`` of its hypotheses are returned,
+            the best first.
         length_penalty: of a beam search: hypotheses are ranked by the sum of their log-probabilities over ``length **
             length_penalty``, -10 to 10. Above 0 longer ones gain.
         patience: a beam search ends with ``round(beam_size * patience)`` hypotheses (Kasai et al. 2022), up to 1,000
@@ -241,7 +242,7 @@ class SamplingParams:
 
     @property
     def most_hypotheses(self) -> int:
-        """How many hypotheses a beam search keeps."""
+        """The number of hypotheses that a beam search keeps."""
         return self.beam_size if self.patience is None else max(1, round(self.beam_size * self.patience))
 
     def sibling(self, index: int) -> SamplingParams:
@@ -336,7 +337,7 @@ class Pooling:
 
     ``kind`` is ``"mean"`` (of all positions), ``"cls"`` (the first), ``"last"`` (the last) or ``"classify"`` (the
     checkpoint's classification head: one score per label). ``normalize`` divides by the Euclidean length. ``second`` is
-    the first position of the second of two texts, for models that tell them apart (BERT's token types).
+    the first position of the second of two texts, for models that distinguish them (BERT's token types).
     """
 
     kind: str
@@ -361,7 +362,7 @@ class Alignment:
 
     The prompt is what the model would have written: special tokens, then text (teacher forcing). The tokens from
     position ``start`` on are aligned with the first ``frames`` frames of the encoder's output, those with audio in
-    them. Log-probabilities are told among the first ``among`` tokens of the vocabulary; ``None``: among all.
+    them. Log-probabilities are computed among the first ``among`` tokens of the vocabulary; ``None``: among all.
     """
 
     start: int
@@ -381,7 +382,7 @@ _ALIGNMENT = {
 
 @frozen(kw_only=True)
 class Placeholder:
-    """Where the embeddings of one encoder item go in the prompt.
+    """The place of the embeddings of one encoder item in the prompt.
 
     ``spans`` are ranges ``[start, stop)`` of prompt positions, ascending; the item's embeddings fill them in order.
     ``grid`` is (time, height, width) in patches, for models whose positions depend on it (M-RoPE), else empty.
@@ -425,7 +426,7 @@ class EncoderItem:
 
     @property
     def placeholder(self) -> Placeholder | None:
-        """Where the item's embeddings go; ``None``: the decoder reads the item through cross-attention."""
+        """The place of the item's embeddings; ``None``: the decoder reads the item through cross-attention."""
         return Placeholder(key=self.key, spans=self.spans, grid=self.grid) if self.spans else None
 
 
@@ -433,8 +434,8 @@ class EncoderItem:
 class Request:
     """One sequence to generate. Immutable; its progress lives in the planner.
 
-    ``committed`` are tokens that it had already, in an engine that is lost: it goes on behind them, and ``max_tokens``
-    counts them. None are allowed of a beam search, or where ``reads`` tells a reason. A ``suspect`` was running when
+    ``committed`` are tokens that it had already, in an engine that is lost: it goes on after them, and ``max_tokens``
+    counts them. A beam search, or a request that ``reads``, has none. A ``suspect`` was running when
     that engine was lost: it runs apart from the others until it has sampled a token."""
 
     id: str
@@ -453,7 +454,8 @@ class Request:
 
     @property
     def reads(self) -> FinishReason | None:
-        """How a request ends that asks for something of its prompt, instead of tokens; ``None``: it asks for tokens."""
+        """The end of a request that asks for something of its prompt, instead of tokens; ``None``: it asks for
+        tokens."""
         if self.alignment is not None:
             return FinishReason.ALIGNED
         return None if self.pooling is None else FinishReason.POOLED

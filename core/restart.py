@@ -1,4 +1,4 @@
-"""How often a crashed runner may be restarted: Erlang/OTP's restart intensity, with a growing pause."""
+"""The limit of restarts of a crashed runner: Erlang/OTP's restart intensity, with a growing pause."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from attrs import define, field
 
 @define(eq=False)
 class RestartPolicy:
-    """At most ``most`` restarts within any ``period`` seconds. The first restart is at once. Each further restart
-    within the period waits twice as long as the one before, from ``pause`` to ``longest`` seconds: short, since the
-    end of the engine waits for the restart too."""
+    """A policy of at most ``most`` restarts within any ``period`` seconds. The first restart is at once. Each further
+    restart within the period waits twice as long as the one before, from ``pause`` to ``longest`` seconds: short, since
+    the end of the engine waits for the restart too."""
 
     most: int
     period: float

@@ -1,4 +1,4 @@
-"""How encode launches, which may take long, and steps, which are short and many, share the time of one device."""
+"""The sharing of one device's time between encode launches, which may take long, and steps, which are short."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from attrs import define, field
+from attrs import asdict, define, field
 
 from . import events
 from .log_lines import one_line
@@ -85,9 +85,7 @@ class Timeline:
             self._first = event.time
         if event.time - self._first > self._ts / 1e6:
             self._ts = round((event.time - self._first) * 1e6, 3)
-        take = _TAKES.get(type(event))
-        if take is not None:
-            take(self, event)
+        self._draw(event)
         self._overview(event)  # a request has its track by now, and none anymore if this is its end
         self._count()
         return self._take()
@@ -108,18 +106,51 @@ class Timeline:
         self._out.append({"ph": "M", "name": f"{kind}_name", **of, "args": {"name": name}})
         self._out.append({"ph": "M", "name": f"{kind}_sort_index", **of, "args": {"sort_index": track or process}})
 
+    def _draw(self, event: events.Event) -> None:
+        steps, encodes = self._tracks[_STEPS], self._tracks[_ENCODES]
+        match event:
+            case events.RequestQueued(request_id):
+                self._request_queued(request_id)
+            case events.RequestEnded():
+                self._request_ended(event)
+            case events.StepBegun():
+                self._pages = event.pages_used
+                self._steps.append(event)
+                if len(self._steps) == 1:
+                    self._run_first_step()
+            case events.StepEnded():
+                self._step_ended(event)
+            case events.StepsLost():
+                self._steps.clear()
+                steps.end_all(self._ts, lost=True)
+            case events.EncodeDispatched(keys, embeddings):
+                encodes.end_all(self._ts, cut_off=True)
+                shown = [key[:12] for key in keys]
+                encodes.begin(self._ts, "encode", items=len(keys), embeddings=embeddings, keys=shown)
+            case events.EncodeDone():
+                encodes.end(self._ts, ok=True)
+            case events.EncodeBroke():
+                encodes.end(self._ts, ok=False, error=one_line(event.error))
+            case events.OutputsLost():
+                encodes.end_all(self._ts, lost=True)
+        if event.note:
+            fields = asdict(event, filter=lambda field, _: field.name not in ("time", "keys"))
+            args = {name: one_line(value) if name == "error" else value for name, value in fields.items()}
+            note = {"ph": "i", "s": "p", "name": event.note, "pid": _ENGINE, "tid": _NOTES, "ts": self._ts}
+            self._out.append({**note, "args": args})
+
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _request_queued(self, event: events.RequestQueued) -> None:
-        if event.request_id in self._requests:
-            self._requests.pop(event.request_id).end_all(self._ts, cut_off=True)
-        track = self._requests[event.request_id] = _Track(_REQUESTS, _FIRST_REQUEST + self._seen, self._out)
+    def _request_queued(self, request_id: str) -> None:
+        if request_id in self._requests:
+            self._requests.pop(request_id).end_all(self._ts, cut_off=True)
+        track = self._requests[request_id] = _Track(_REQUESTS, _FIRST_REQUEST + self._seen, self._out)
         self._seen += 1
-        self._name("thread", _REQUESTS, track.track, event.request_id)
-        track.begin(self._ts, "request", id=event.request_id)
+        self._name("thread", _REQUESTS, track.track, request_id)
+        track.begin(self._ts, "request", id=request_id)
 
     def _changed(self, change: Change) -> None:
-        """A request that enters a stage; its outcome, which is its last one, is told with its end."""
+        """Draws the stage that a request enters. Its outcome, the last one, comes with its end."""
         if not isinstance(change, RequestLine) or change.request_id not in self._requests:
             return
         track = self._requests[change.request_id]
@@ -135,12 +166,6 @@ class Timeline:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _step_begun(self, event: events.StepBegun) -> None:
-        self._pages = event.pages_used
-        self._steps.append(event)
-        if len(self._steps) == 1:
-            self._run_first_step()
-
     def _run_first_step(self) -> None:
         step = self._steps[0]
         self._tracks[_STEPS].begin(
@@ -149,39 +174,13 @@ class Timeline:
 
     def _step_ended(self, event: events.StepEnded) -> None:
         told = {} if event.ok else {"skipped": event.skipped, "error": one_line(event.error)}
-        if not event.ok and not event.skipped:
-            self._note("step failed", step=event.step_id, error=one_line(event.error))
         while self._steps and self._steps[0].step_id <= event.step_id:
             self._steps.popleft()
             self._tracks[_STEPS].end(self._ts, ok=event.ok, **told)
             if self._steps:
                 self._run_first_step()
 
-    def _steps_lost(self, event: events.StepsLost) -> None:
-        self._steps.clear()
-        self._tracks[_STEPS].end_all(self._ts, lost=True)
-        self._note("steps lost", generation=event.generation)
-
-    # -- encode batches ----------------------------------------------------------------------------------------------
-
-    def _encode_dispatched(self, event: events.EncodeDispatched) -> None:
-        encodes = self._tracks[_ENCODES]
-        encodes.end_all(self._ts, cut_off=True)
-        keys = [key[:12] for key in event.keys]
-        encodes.begin(self._ts, "encode", items=len(keys), embeddings=event.embeddings, keys=keys)
-
-    def _encode_done(self, _: events.EncodeDone) -> None:
-        self._tracks[_ENCODES].end(self._ts, ok=True)
-
-    def _encode_broke(self, event: events.EncodeBroke) -> None:
-        self._tracks[_ENCODES].end(self._ts, ok=False, error=one_line(event.error))
-        self._note("encode batch failed", items=len(event.keys), error=one_line(event.error))
-
-    def _outputs_lost(self, event: events.OutputsLost) -> None:
-        self._tracks[_ENCODES].end_all(self._ts, lost=True)
-        self._note("encoder outputs lost", generation=event.generation)
-
-    # -- counters and notes ------------------------------------------------------------------------------------------
+    # -- counters ----------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
         """Tells the counters that have changed."""
@@ -196,32 +195,6 @@ class Timeline:
         if self._told.get(name) != values:
             self._told[name] = values
             self._out.append({"ph": "C", "name": name, "pid": _ENGINE, "ts": self._ts, "args": values})
-
-    def _note(self, name: str, **args: object) -> None:
-        note = {"ph": "i", "s": "p", "name": name, "pid": _ENGINE, "tid": _NOTES, "ts": self._ts, "args": args}
-        self._out.append(note)
-
-
-_TAKES: Mapping[type[events.Event], Callable[[Timeline, Any], None]] = {
-    events.RequestQueued: Timeline._request_queued,
-    events.RequestEnded: Timeline._request_ended,
-    events.StepBegun: Timeline._step_begun,
-    events.StepEnded: Timeline._step_ended,
-    events.StepsLost: Timeline._steps_lost,
-    events.EncodeDispatched: Timeline._encode_dispatched,
-    events.EncodeDone: Timeline._encode_done,
-    events.EncodeBroke: Timeline._encode_broke,
-    events.OutputsLost: Timeline._outputs_lost,
-    events.StepShrunk: lambda timeline, event: timeline._note("steps shrunk", tokens=event.tokens),
-    events.EncodeShrunk: lambda timeline, event: timeline._note("encode batches shrunk", embeddings=event.embeddings),
-    events.BorrowBroke: lambda timeline, event: timeline._note("nothing borrowed", error=one_line(event.error)),
-    events.EntryRefused: lambda timeline, event: timeline._note("encoder output refused", error=one_line(event.error)),
-    events.RunnerRestarting: lambda timeline, event: timeline._note("runner restarts", error=one_line(event.error)),
-    events.RunnerAsleep: lambda timeline, _: timeline._note("asleep"),
-    events.RunnerAwake: lambda timeline, _: timeline._note("awake"),
-    events.ActorFailed: lambda timeline, event: timeline._note(f"{event.actor} failed", error=one_line(event.error)),
-    events.StageReached: lambda timeline, event: timeline._note(event.stage),
-}
 
 
 def timeline_of(trace: Sequence[events.Event]) -> list[Record]:

@@ -1,4 +1,4 @@
-"""How long each stage of a request took, as a value."""
+"""The seconds that each stage of a request took, as a value."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Tool:
 
 
 def read_tools(tools: object) -> tuple[Tool, ...]:
-    """What a caller gave as tools: mappings in the shape of OpenAI's, or what this function made of them.
+    """Reads the tools that a caller gave: mappings in the shape of OpenAI's, or what this function made of them.
 
     Raises:
         InvalidRequest: another shape, a name that is not allowed or there twice, or what cannot be written as JSON.

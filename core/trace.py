@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import NoReturn
 
 from attrs import define, field
 
@@ -75,7 +75,7 @@ _MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and 
 
 
 class _Place(enum.Enum):
-    """Whether a request runs. After a failed step, and in a restart, it may go on or start again."""
+    """The place of a request. After a failed step, and in a restart, it may go on or start again."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -127,9 +127,23 @@ class TraceChecker:
         """Checks the next event."""
         self._told += 1
         self._recent.append((self._told, event))
-        check = _ALWAYS.get(type(event)) or (_WHILE_ORDERLY.get(type(event)) if self.orderly else None)
-        if check is not None:
-            check(self, event)
+        match event:
+            case events.RequestQueued():
+                self._accepted(event)
+            case events.RequestEnded():
+                self._ended(event)
+            case events.StageReached():
+                self._stage(event)
+            case events.ActorFailed():
+                self._disorder()
+            case events.OfRequest() if self.orderly:
+                self._check_request(event)
+            case events.OfKey() if self.orderly:
+                self._check_entry(event)
+            case events.OfKeys() if self.orderly:
+                self._check_batch(event)
+            case _ if self.orderly:
+                self._check_runner(event)
 
     def end(self) -> None:
         """The engine's block is over: checks that everything was given back."""
@@ -175,56 +189,70 @@ class TraceChecker:
         self._log(event, request_id)
         progress = self._requests.get(request_id)
         if progress is None:
-            what = f"{type(event).__name__} is told of request {request_id}, which was not queued or has ended"
+            what = f"{type(event).__name__} names request {request_id}, which was not queued or has ended"
             self._fail(TERMINAL_ONCE, what, [request_id])
         return progress
 
-    def _wait_over(self, event: events.EncoderWaitOver) -> None:
-        self._progress(event, event.request_id)
-
-    def _started(self, event: events.RequestStarted) -> None:
+    def _check_request(self, event: events.OfRequest) -> None:
         progress = self._progress(event, event.request_id)
-        if progress.place is _Place.RUNNING:
-            self._fail(STAGES_IN_ORDER, f"{event.request_id} is started while it runs", [event.request_id])
-        progress.place, progress.started, progress.failed = _Place.RUNNING, True, False
-        self._starts_told = True
-
-    def _first_token(self, event: events.FirstToken) -> None:
-        progress = self._progress(event, event.request_id)
-        if progress.first_token or not progress.started:
-            what = "a second first token" if progress.first_token else "a token, and was never started"
-            self._fail(STAGES_IN_ORDER, f"{event.request_id} has {what}", [event.request_id])
-        progress.first_token = True
-
-    def _preempted(self, event: events.RequestPreempted) -> None:
-        progress = self._progress(event, event.request_id)
-        if progress.place is _Place.WAITING:
-            self._fail(STAGES_IN_ORDER, f"{event.request_id} is preempted while it waits", [event.request_id])
-        progress.place = _Place.WAITING
-
-    def _suspected(self, event: events.RequestSuspected) -> None:
-        if not self._progress(event, event.request_id).failed:
-            what = f"{event.request_id} is suspected, and no step of it has failed since it started"
-            self._fail(STAGES_IN_ORDER, what, [event.request_id])
-
-    def _retried(self, event: events.StepRetried) -> None:
-        for request_id in event.request_ids:
-            progress = self._progress(event, request_id)
-            if progress.place is _Place.RUNNING:
-                what = f"{request_id} is to start again for step {event.step_id}, and no step of it has failed"
-                self._fail(STAGES_IN_ORDER, what, [request_id])
+        wrong = ""
+        match event:
+            case events.RequestStarted():
+                wrong = "is started while it runs" if progress.place is _Place.RUNNING else ""
+                progress.place, progress.started, progress.failed = _Place.RUNNING, True, False
+                self._starts_told = True
+            case events.FirstToken():
+                wrong = "" if progress.started else "has a token, and was never started"
+                wrong = "has a second first token" if progress.first_token else wrong
+                progress.first_token = True
+            case events.RequestPreempted():
+                wrong = "is preempted while it waits" if progress.place is _Place.WAITING else ""
+                progress.place = _Place.WAITING
+            case events.RequestSuspected() if not progress.failed:
+                wrong = "is suspected, and no step of it has failed since it started"
+        if wrong:
+            self._fail(STAGES_IN_ORDER, f"{event.request_id} {wrong}", [event.request_id])
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
-    def _acquired(self, event: events.EntryAcquired) -> None:
+    def _check_entry(self, event: events.OfKey) -> None:
         self._log(event, event.key)
+        match event:
+            case events.EntryAcquired():
+                self._acquired(event)
+            case events.EntryRefused():
+                self._refused(event)
+            case events.EntryReserved():
+                self._reserved(event)
+            case events.EntryHeld():
+                self._held(event)
+            case events.EntryReleased():
+                self._released(event)
+            case events.EntryTakenBack(key, holder):
+                self._fail(ALWAYS_FREED, f"{holder} never gave {key} back", [key])
+            case events.EntryDropped(key):
+                self._gone(key, _Life.RESERVED, "dropped")
+
+    def _check_batch(self, event: events.OfKeys) -> None:
+        for key in event.keys:
+            self._log(event, key)
+            if type(event) in _MOVES:
+                self._move(event, key)
+            elif isinstance(event, events.EntryFreed):
+                self._gone(key, _Life.FREEING, "freed")
+            if isinstance(event, events.FreeSent):
+                readers = self._entries[key].readers
+                if readers:
+                    self._fail(NO_FREE_WHILE_HELD, f"{key} is to be freed while {sorted(readers)} may read it", [key])
+                self._check_no_step_reads(key, None, f"{key} is to be freed")
+
+    def _acquired(self, event: events.EntryAcquired) -> None:
         if event.holder in self._acquires:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} acquires while an acquire of it is open", [event.key])
         self._acquires[event.holder] = _Acquire(event.key, [(self._told, event)])
         self._acquired_by[event.key] += 1
 
     def _refused(self, event: events.EntryRefused) -> None:
-        self._log(event, event.key)
         acquire = self._end_acquire(event.holder, event.key)
         if acquire is None or acquire.granted:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} is refused what it did not wait for", [event.key])
@@ -239,7 +267,6 @@ class TraceChecker:
         return acquire
 
     def _reserved(self, event: events.EntryReserved) -> None:
-        self._log(event, event.key)
         if event.key in self._entries:
             self._fail(ENCODE_ONCE, f"{event.key} is reserved while it is {self._life(event.key)}", [event.key])
         if not self._acquired_by[event.key]:
@@ -252,7 +279,6 @@ class TraceChecker:
             self._fail(BOOKS_BALANCE, f"{self.taken} bytes are taken of {self.capacity}", self._entries)
 
     def _held(self, event: events.EntryHeld) -> None:
-        self._log(event, event.key)
         entry, acquire = self._entries.get(event.key), self._acquires.get(event.holder)
         if acquire is None or acquire.key != event.key or acquire.granted:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} is given what it did not wait for", [event.key])
@@ -264,7 +290,6 @@ class TraceChecker:
         entry.readers.add(event.holder)
 
     def _released(self, event: events.EntryReleased) -> None:
-        self._log(event, event.key)
         acquire = self._end_acquire(event.holder, event.key)
         if acquire is None:
             self._fail(EVERY_ACQUIRE_ANSWERED, f"{event.holder} gives back what it has not", [event.key])
@@ -274,19 +299,7 @@ class TraceChecker:
             self._check_no_step_reads(event.key, event.holder, f"{event.holder} gave {event.key} back")
         self._forget(event.key)
 
-    def _taken_back(self, event: events.EntryTakenBack) -> None:
-        self._log(event, event.key)
-        self._fail(ALWAYS_FREED, f"{event.holder} never gave {event.key} back", [event.key])
-
-    def _dropped(self, event: events.EntryDropped) -> None:
-        self._gone(event, event.key, _Life.RESERVED, "dropped")
-
-    def _freed(self, event: events.EntryFreed) -> None:
-        for key in event.keys:
-            self._gone(event, key, _Life.FREEING, "freed")
-
-    def _gone(self, event: events.Event, key: str, old: _Life, how: str) -> None:
-        self._log(event, key)
+    def _gone(self, key: str, old: _Life, how: str) -> None:
         entry = self._entries.get(key)
         if entry is None or entry.life is not old:
             self._fail(BOOKS_BALANCE, f"{key} is {how} while it is {self._life(key)}", [key])
@@ -294,27 +307,35 @@ class TraceChecker:
         self.taken -= entry.size
         self._forget(key)
 
-    def _free_sent(self, event: events.FreeSent) -> None:
-        self._move(event)
-        for key in event.keys:
-            readers = self._entries[key].readers
-            if readers:
-                self._fail(NO_FREE_WHILE_HELD, f"{key} is to be freed while {sorted(readers)} may read it", [key])
-            self._check_no_step_reads(key, None, f"{key} is to be freed")
-
-    def _move(self, event: events.OfKeys) -> None:
+    def _move(self, event: events.OfKeys, key: str) -> None:
         old, new, invariant = _MOVES[type(event)]
-        for key in event.keys:
-            self._log(event, key)
-            entry = self._entries.get(key)
-            if entry is None or entry.life is not old:
-                self._fail(invariant, f"{key} should become {new.value}, but it is {self._life(key)}", [key])
-            entry.life = new
+        entry = self._entries.get(key)
+        if entry is None or entry.life is not old:
+            self._fail(invariant, f"{key} should become {new.value}, but it is {self._life(key)}", [key])
+        entry.life = new
 
     def _life(self, key: str) -> str:
         return self._entries[key].life.value if key in self._entries else "absent"
 
     # -- steps -------------------------------------------------------------------------------------------------------
+
+    def _check_runner(self, event: events.Event) -> None:
+        match event:
+            case events.StepBegun():
+                self._step_begun(event)
+            case events.StepEnded():
+                self._step_ended(event)
+            case events.StepRetried(step_id, request_ids):
+                for request_id in request_ids:
+                    if self._progress(event, request_id).place is _Place.RUNNING:
+                        what = f"{request_id} is to start again for step {step_id}, and no step of it has failed"
+                        self._fail(STAGES_IN_ORDER, what, [request_id])
+            case events.OutputsLost():
+                self._outputs_lost(event)
+            case events.StepsLost():
+                self._unsettle(self._requests, failed=False)
+                self._flights.clear()
+                self._steps_generation = event.generation
 
     def _step_begun(self, event: events.StepBegun) -> None:
         if self.steps_in_flight is not None and len(self._flights) >= self.steps_in_flight:
@@ -354,7 +375,7 @@ class TraceChecker:
                 progress.place = _Place.EITHER
 
     def _check_no_step_reads(self, key: str, reader: str | None, what: str) -> None:
-        """For ``reader``; ``None``: for any holder."""
+        """Fails if a step in flight reads ``key`` for ``reader``; ``None``: for any holder."""
         for flight in self._flights:
             if any(key == read and reader in (by, None) for read, by in zip(flight.reads, flight.readers, strict=True)):
                 self._fail(FREE_FOLLOWS_COMPLETION, f"{what} while step {flight.step_id} reads it", [key])
@@ -370,16 +391,11 @@ class TraceChecker:
             acquire.granted = False
         self.generation = event.generation
 
-    def _steps_lost(self, event: events.StepsLost) -> None:
-        self._unsettle(self._requests, failed=False)
-        self._flights.clear()
-        self._steps_generation = event.generation
-
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def _stage(self, event: events.StageReached) -> None:
         if event.stage.endswith("cut off") or event.stage == "device call abandoned":
-            self._disorder(event)
+            self._disorder()
         self._opened = self._opened or event.stage == "accepting"
         if not self._opened or event.stage not in TEARDOWN:
             return  # the teardown of a failed start has only some of the stages
@@ -397,7 +413,7 @@ class TraceChecker:
         if event.stage == "encoder cache stopped" and self.orderly:
             self._check_nothing_is_left()
 
-    def _disorder(self, _: events.Event) -> None:
+    def _disorder(self) -> None:
         self.orderly = False
         self._stages = [stage for stage in self._stages if stage != "device released"]
         self.taken = 0
@@ -434,40 +450,3 @@ class TraceChecker:
             told = dict(self._recent)
         told[self._told] = self._recent[-1][1]
         raise InvariantViolation(invariant, what, tuple(told[number] for number in sorted(told)))
-
-
-Check = Callable[[TraceChecker, Any], None]
-_WHILE_ORDERLY: dict[type[events.Event], Check] = {
-    events.EntryAcquired: TraceChecker._acquired,
-    events.EntryRefused: TraceChecker._refused,
-    events.EntryReserved: TraceChecker._reserved,
-    events.EntryHeld: TraceChecker._held,
-    events.EntryReleased: TraceChecker._released,
-    events.EntryTakenBack: TraceChecker._taken_back,
-    events.EntryDropped: TraceChecker._dropped,
-    events.EncodeDispatched: TraceChecker._move,
-    events.EncodeRetried: TraceChecker._move,
-    events.EncodeDone: TraceChecker._move,
-    events.EncodeBroke: TraceChecker._move,
-    events.BorrowSent: TraceChecker._move,
-    events.BorrowDone: TraceChecker._move,
-    events.BorrowBroke: TraceChecker._move,
-    events.FreeSent: TraceChecker._free_sent,
-    events.EntryFreed: TraceChecker._freed,
-    events.OutputsLost: TraceChecker._outputs_lost,
-    events.StepsLost: TraceChecker._steps_lost,
-    events.StepBegun: TraceChecker._step_begun,
-    events.StepEnded: TraceChecker._step_ended,
-    events.EncoderWaitOver: TraceChecker._wait_over,
-    events.RequestStarted: TraceChecker._started,
-    events.FirstToken: TraceChecker._first_token,
-    events.RequestPreempted: TraceChecker._preempted,
-    events.RequestSuspected: TraceChecker._suspected,
-    events.StepRetried: TraceChecker._retried,
-}
-_ALWAYS: dict[type[events.Event], Check] = {
-    events.RequestQueued: TraceChecker._accepted,
-    events.RequestEnded: TraceChecker._ended,
-    events.StageReached: TraceChecker._stage,
-    events.ActorFailed: TraceChecker._disorder,
-}

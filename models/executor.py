@@ -25,7 +25,8 @@ from ..core.config import EngineConfig
 from ..core.errors import CheckpointError, EncodeFailed
 from ..core.frames import clear_frames
 from ..core.model import ModelDescription
-from ..core.plan import Chunk, DeviceMemory, EncodeJob, LentOutput, SampledToken, StepPlan, StepResult
+from ..core.plan import Chunk, DeviceMemory, LentOutput, SampledToken, StepPlan, StepResult
+from ..core.request import EncoderItem
 from .blueprints.blueprint import AnyModel, Blueprint, Own, Parts
 from .blueprints.read import Blueprints
 from .checkpoints.whisper_tokenizer import whole_tokenizer
@@ -305,7 +306,7 @@ class TorchExecutor:
                 raise CheckpointError("the weights are others")
 
     @device_call
-    def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
+    def encode(self, jobs: tuple[EncoderItem, ...]) -> None:
         """Computes the encoder outputs of ``jobs`` in one batch: all are kept, or none.
 
         Raises:
@@ -480,7 +481,7 @@ def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:
     return own(f"draft_{owner}", holder)
 
 
-def _encode(network: Network, jobs: tuple[EncodeJob, ...]) -> Sequence[Tensor]:
+def _encode(network: Network, jobs: tuple[EncoderItem, ...]) -> Sequence[Tensor]:
     encoded = network.encode(jobs)
     finite = map(_is_finite, encoded)
     broken = [job.key for job, good in zip(jobs, finite, strict=True) if not good]

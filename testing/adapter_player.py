@@ -10,8 +10,8 @@ from attrs import define, field, frozen
 
 from ..core.executor import Executor
 from ..core.model import ModelDescription
-from ..core.plan import Chunk, CrossWrite, EncodeJob, SampledToken, SequenceStart, StepPlan
-from ..core.request import LogitRules, Probe, SamplingParams
+from ..core.plan import Chunk, CrossWrite, SampledToken, SequenceStart, StepPlan
+from ..core.request import EncoderItem, LogitRules, Probe, SamplingParams
 
 
 @frozen
@@ -57,7 +57,7 @@ class Player:
         """Encodes in one batch."""
         size, embeddings = self.description.encoder_bytes, self.description.encoder_embeddings
         self.adapter.encode(
-            tuple(EncodeJob(key=item.key, payload=item.payload, embeddings=embeddings, size=size) for item in items)
+            tuple(EncoderItem(key=item.key, payload=item.payload, embeddings=embeddings, size=size) for item in items)
         )
 
     def free(self, items: Sequence[Item]) -> None:

@@ -22,7 +22,8 @@ from ..actors.worker import Call, Deliver, Job, run_call
 from ..api.engine import Engine
 from ..core.config import EngineConfig
 from ..core.model import ModelDescription
-from ..core.plan import Chunk, DeviceMemory, EncodeJob, LentOutput, SampledToken, SequenceStart, StepPlan, StepResult
+from ..core.plan import Chunk, DeviceMemory, LentOutput, SampledToken, SequenceStart, StepPlan, StepResult
+from ..core.request import EncoderItem
 from .sim_beams import SimSearch
 from .sim_model import READ_WHOLE, SimModel, _chain, _placed, _seen, aligned_tokens, expected_logprob
 from .trio_tools.hooks import Alarm
@@ -62,7 +63,7 @@ class _Record:
         return known
 
 
-DeviceArgument: TypeAlias = "tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None"
+DeviceArgument: TypeAlias = "tuple[EncoderItem, ...] | StepPlan | tuple[str, ...] | None"
 DeviceFault = Callable[[Job, DeviceArgument], BaseException | None]
 
 
@@ -95,7 +96,7 @@ class SimExecutor:
         self.is_open = True
         return self.model.describe()
 
-    def encode(self, jobs: tuple[EncodeJob, ...]) -> None:
+    def encode(self, jobs: tuple[EncoderItem, ...]) -> None:
         """Implements `Executor.encode`."""
         self._call(Job.ENCODE, jobs)
         for job in jobs:

@@ -15,7 +15,8 @@ from attrs import define, field
 from ..actors.worker import Call, Job
 from ..core.config import EngineConfig
 from ..core.errors import InvariantViolation
-from ..core.plan import Chunk, EncodeJob, SampledToken, SequenceStart, StepPlan, StepResult
+from ..core.plan import Chunk, SampledToken, SequenceStart, StepPlan, StepResult
+from ..core.request import EncoderItem
 from .kit import schedulers as kit
 from .kit.findings import Promise
 from .kit.paged_device import BALANCE, PagedDevice
@@ -96,7 +97,7 @@ class StepJudge:
             for key in argument:
                 self._device.free(key)
 
-    def _encoded(self, jobs: Sequence[EncodeJob]) -> None:
+    def _encoded(self, jobs: Sequence[EncoderItem]) -> None:
         for job in jobs:
             self._device.encode(job.key, job.size)
 

@@ -1,4 +1,4 @@
-"""Which sequence runs when, in which pages, and what each step feeds: continuous batching.
+"""Continuous batching: which sequence runs when, in which pages, and what each step feeds.
 
 `planner` owns the state and commits; `acts` drafts a step; `room` keeps the books of places, pages and slots;
 `acquirer` and `holds` say which sequence acquires encoder outputs; `quarantine` finds the request that crashes steps.

@@ -1,4 +1,4 @@
-"""Which sequence acquires encoder outputs next, and which waiting sequences lack nothing but room.
+"""The order in which sequences acquire encoder outputs, and the waiting sequences that lack nothing but room.
 
 A waiting sequence *seeks* until it has acquired the encoder outputs that it needs to start. The sequence is *ahead*
 from then on, and *ready* once it holds them all. A sequence that needs no encoder output is ready at once. A running
@@ -133,7 +133,7 @@ class Acquirer:
         return True
 
     def _withdraw_for(self, sequence: Sequence) -> bool:
-        """Has the last waiting sequence give up what it acquired, unless ``sequence`` waits behind it. False: none
+        """Has the last waiting sequence give up what it acquired, unless ``sequence`` comes later. False: none
         does."""
         last = self._ahead.last()
         if last is None or (sequence.phase is Phase.WAITING and last.key < sequence.key):

@@ -1,4 +1,4 @@
-"""What the planner decided: actions, which the scheduler turns into messages and events."""
+"""The planner's decisions: actions, which the scheduler turns into messages and events."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from ..request import EncoderItem, FinishReason
 
 @frozen
 class Acquire:
-    """Acquire the item at the encoder cache; `Planner.encoder_ready` or `encoder_refused` answers.
+    """Acquires the item at the encoder cache, where it is a message too. `Planner.encoder_ready` or `encoder_refused`
+    answers, unless a `Release` comes before.
 
-    ``holder`` is new for every acquire, so that a late answer to a withdrawn acquire is recognised. ``order``: the
-    smallest is served first."""
+    ``holder`` is new for every acquire, so that a late answer to a withdrawn acquire is recognised. The smallest
+    ``order`` is served first."""
 
     holder: str
     item: EncoderItem
-    order: int
-    request_id: str
+    order: int = 0
+    request_id: str = ""
 
 
 @frozen
 class Release:
-    """``holder`` releases the entry, or withdraws its acquire."""
+    """``holder`` releases the entry of ``key``, or withdraws its acquire. A message to the encoder cache too, which
+    borrowers send as well."""
 
     holder: str
     key: str

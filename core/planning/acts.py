@@ -1,4 +1,4 @@
-"""How a step is planned: the acts over a `StepDraft`. They read the planner's state and write the draft alone.
+"""The plan of a step: the acts over a `StepDraft`. They read the planner's state and write the draft alone.
 
 In this order: running sequences *give way* to a more urgent waiting one; each sequence that *decodes* is fed one token,
 and where pages run out the last running sequences are preempted for it;
@@ -142,7 +142,7 @@ class Acts:
             draft.add(Part(sequence, start, 1, 1, pages, beams=sequence.rows(start)))
 
     def _chosen(self, draft: StepDraft, decoding: list[Sequence]) -> list[Sequence]:
-        """Those of the sequences whose rows the step has tokens for. A search with more rows than a step may have now
+        """Returns the sequences whose rows the step has tokens for. A search with more rows than a step may have now
         runs in a step alone."""
         if sum([sequence.rows(sequence.dispatched) for sequence in decoding]) <= draft.tokens:
             return decoding
@@ -192,7 +192,7 @@ class Acts:
     # -- those that wait ---------------------------------------------------------------------------------------------
 
     def _admit(self, draft: StepDraft, ready: Iterable[Sequence]) -> None:
-        """Starts ready sequences, in order: none behind one that waits for room, and none in a step that had to
+        """Starts ready sequences, in order: none after one that waits for room, and none in a step that had to
         preempt. A sequence that starts is part of the same step. Where the step fails, the sequence starts anew."""
         if draft.preempted:
             return

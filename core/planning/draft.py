@@ -69,7 +69,7 @@ class StepDraft:
             self.pages += pages
 
     def share(self, wanted: int, least: int, *, others: bool) -> int:
-        """How many of ``wanted`` tokens a prompt is fed: up to all that are left; where ``others`` want some, up to
-        half of them, or up to ``least``."""
+        """Returns how many of ``wanted`` tokens a prompt is fed: up to all that are left; where ``others`` want some,
+        up to half of them, or up to ``least``."""
         most = max(self.tokens // 2, least) if others else self.tokens
         return min(wanted, most, self.tokens)

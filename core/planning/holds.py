@@ -66,8 +66,8 @@ class EncoderHolds:
         return self._taken + sum(fresh.values()) <= self.capacity
 
     def group(self, items: Iterable[EncoderItem]) -> list[EncoderItem]:
-        """As many of the first ``items`` as fit half of the encoder cache together, at least one: so the next items are
-        encoded while the decoder reads these."""
+        """Returns as many of the first ``items`` as fit half of the encoder cache together, at least one: so the next
+        items are encoded while the decoder reads these."""
         chosen: list[EncoderItem] = []
         left = self.capacity // 2
         for item in items:
@@ -114,7 +114,7 @@ class EncoderHolds:
 
     def release_read(self, sequence: Sequence) -> bool:
         """Releases the placed items that answered steps have read wholly. Releases all items where the sequence cannot
-        go on with them: a held item that comes again, but behind an item that is not held. True if the sequence must
+        go on with them: a held item that comes again, but after an item that is not held. True if the sequence must
         acquire its next items."""
         for key in [key for key in self.keys(sequence) if sequence.placeholders.is_read(key, sequence.fed)]:
             self._release(sequence, key)

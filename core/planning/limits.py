@@ -1,4 +1,4 @@
-"""What the planner plans against: the sizes of a loaded model under an engine's settings."""
+"""The limits of a plan: the sizes of a loaded model under an engine's settings."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PlannerLimits:
 
     @property
     def acquire_ahead(self) -> int:
-        """How many waiting sequences may have acquired encoder outputs: enough to fill the next encode batches, few
-        enough that an urgent sequence finds room."""
+        """The number of waiting sequences that may have acquired encoder outputs: enough to fill the next encode
+        batches, few enough that an urgent sequence finds room."""
         return self.max_running + max(self.max_running // 2, 8)
 
     @classmethod

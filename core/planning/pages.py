@@ -1,4 +1,4 @@
-"""Which page of self-attention KV and which slot of cross-attention KV is taken. Pure bookkeeping, no tensors."""
+"""The books of pages of self-attention KV and of slots of cross-attention KV. Pure bookkeeping, no tensors."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ class PageAllocator:
         return page
 
     def find(self, keys: Iterable[Key]) -> tuple[int, ...]:
-        """The pages of the longest listed prefix of ``keys``. Keys behind the first unlisted one are not computed."""
+        """The pages of the longest listed prefix of ``keys``. Keys after the first unlisted one are not computed."""
         return tuple(self._listed[key] for key in takewhile(self._listed.__contains__, keys))
 
     def unused(self, pages: Iterable[int]) -> int:
-        """How many of these listed pages no sequence uses: a join takes these from the free ones."""
+        """The number of these listed pages that no sequence uses: a join takes these from the free ones."""
         return sum(page in self._cached for page in pages)
 
     def exclusive(self, pages: Iterable[int]) -> int:
-        """How many of these taken pages have one user: these pages are free once that user gives them back."""
+        """The number of these taken pages that have one user: these pages are free once that user gives them back."""
         return sum(self._users[page] == 1 for page in pages)
 
     def join(self, pages: Iterable[int]) -> None:

@@ -1,4 +1,5 @@
-"""Where a request's items lie among its tokens, by position. Placeholders that were read cost a question nothing."""
+"""The places where a request's items lie among its tokens, by position. Placeholders that were read cost a question
+nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class PlaceholderItems:
         return bool(self.all)
 
     def needed(self, start: int) -> Iterator[EncoderItem]:
-        """The items with embeddings at ``start`` or behind, each key once."""
+        """The items with embeddings at ``start`` or later, each key once."""
         seen = set()
         for index in self._reading.unread(start):
             item = self._items[index]

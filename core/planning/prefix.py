@@ -24,14 +24,14 @@ def root_key(identity: str, cross_key: str | None = None) -> bytes:
 
 
 def page_key(parent: bytes, token_ids: Sequence[int], start: int, placeholders: Sequence[Placeholder]) -> bytes:
-    """The key of the page behind ``parent`` that holds ``token_ids`` from position ``start`` on."""
+    """The key of the page after ``parent`` that holds ``token_ids`` from position ``start`` on."""
     marks = _marks(placeholders, start, start + len(token_ids))
     return _digest(parent, array("q", token_ids).tobytes() + (repr(marks).encode() if marks else b""))
 
 
 def _marks(placeholders: Sequence[Placeholder], start: int, stop: int) -> list[tuple[str, int, int, int]]:
-    """For each span that touches ``[start, stop)``: the item's key, the span's bounds relative to ``start``, and how
-    many of the item's embeddings come before the span."""
+    """Yields for each span that touches ``[start, stop)``: the item's key, the span's bounds relative to ``start``, and
+    how many of the item's embeddings come before the span."""
     marks = []
     for placeholder in placeholders:
         if placeholder.stop <= start or stop <= placeholder.start:
@@ -69,7 +69,7 @@ class PageKeys:
         self._reading = Reading(self.placeholders)
 
     def __len__(self) -> int:
-        """How many keys have been computed."""
+        """The number of keys that have been computed."""
         return len(self._keys)
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Which request crashes the steps: suspects, how they are told apart, and when a suspect is poison.
+"""The search for the request that crashes steps: suspects, how they are tried, and when one is poison.
 
 The requests of a failed step are suspects until each samples a token. Suspects run in halves, so that bisection finds
 the one that crashes the steps. A device that fails now and then crashes innocent requests too. So a suspect is poison
-only when it has crashed alone in its step more often than chance explains (`StepHistory`). The latest steps tell the
+only when it has crashed alone in its step more often than chance explains (`StepHistory`). The latest steps give the
 chance: those without the suspect, and failed ones of requests that were cleared since.
 """
 
@@ -49,9 +49,9 @@ class StepHistory:
         )
 
     def crashes_needed(self, request_id: str, least: int, *, steps: int = 1) -> int:
-        """How many crashes alone, with no token sampled between them, make the request poison: ``least`` on a device
-        that fails no other request. More on a device that does, where few steps are known, and where the request takes
-        several ``steps`` to its next token, each of which may fail. At most `_MOST` for each of these steps."""
+        """The number of crashes alone, with no token sampled between them, that make the request poison: ``least`` on a
+        device that fails no other request. More on a device that does, where few steps are known, and where the request
+        takes several ``steps`` to its next token, each of which may fail. At most `_MOST` for each of these steps."""
         others = [accused for accused in self._steps if accused is None or request_id not in accused]
         failures = sum(accused is not None for accused in others)
         rate = (failures + 0.5) / (len(others) + 1)
@@ -122,7 +122,7 @@ class Quarantine:
         return poison
 
     def _is_poison(self, suspect: _Suspect, request_id: str, steps: int) -> bool:
-        """Crashes in the one step that samples its next token tell most: each time that step was run, it crashed. The
+        """Crashes in the one step that samples its next token say most: each time that step was run, it crashed. The
         steps before it went well each time, and are many where a long beam search starts anew."""
         needed = partial(self._history.crashes_needed, request_id, self.crashes_alone)
         return suspect.crashes_alone >= needed(steps=steps) or suspect.crashes_at_its_token >= needed()

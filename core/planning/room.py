@@ -1,4 +1,4 @@
-"""Room: the places, pages and cross slots of sequences. A running one has some; one that has left gives it back."""
+"""The places, pages and cross slots that running sequences have, and that leaving sequences give back."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Room:
 
     @property
     def places(self) -> int:
-        """How many more sequences may run."""
+        """The number of further sequences that may run."""
         return self.limits.max_running - len(self.running) - len(self.leaving)
 
     def pages_for(self, sequence: Sequence, positions: int) -> int:
-        """How many pages the first ``positions`` of ``sequence`` take."""
+        """The number of pages that the first ``positions`` of ``sequence`` take."""
         return 0 if self.limits.whole_prompts else sequence.pages_for(positions, self.limits.page_size)
 
     def refusal(self, sequence: Sequence) -> RequestTooLarge | None:
-        """Why a beam search can never run here; ``None``: it can."""
+        """Returns why a beam search can never run here; ``None``: it can."""
         if sequence.beams == 1:
             return None
         limits, beams = self.limits, f"beam_size={sequence.beams}"
@@ -83,7 +83,7 @@ class Room:
             sequence.slot = self.slots.share(sequence.cross_item.key)
 
     def enter(self, sequence: Sequence) -> None:
-        """The sequence runs, behind its cached pages."""
+        """The sequence runs, from the end of its cached pages on."""
         insort(self.running, sequence, key=attrgetter("key"))
         sequence.phase = Phase.RUNNING
         sequence.listed = len(sequence.pages)
@@ -91,7 +91,7 @@ class Room:
 
     def list_pages(self, sequence: Sequence) -> None:
         """Lists the full pages that answered steps have written, for others to find."""
-        known = len(sequence.tokens) if sequence.beams == 1 else sequence.prompt_length  # beams differ behind it
+        known = len(sequence.tokens) if sequence.beams == 1 else sequence.prompt_length  # beams differ after it
         full = min(sequence.fed, known) // self.limits.page_size
         keys = sequence.page_keys.upto(sequence.tokens, full, first=sequence.listed)
         for page, key in zip(sequence.pages[sequence.listed : full], keys, strict=True):

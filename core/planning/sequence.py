@@ -20,7 +20,7 @@ STAND_IN = -1
 
 
 class Phase(enum.Enum):
-    """Where a sequence is."""
+    """The phase of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -56,8 +56,8 @@ class Sequence:
     drafting: int = 0  # steps in flight with draft tokens of it: how many tokens they sample is not known
     in_flight: int = 0  # steps in flight that mention it
     last_step: int = -1  # the latest step that mentions it
-    ended: bool = False  # its Finish, Fail or Abort has been told
-    beams: int = 1  # most rows that it feeds behind its prompt: more than 1 in a beam search
+    ended: bool = False  # its Finish, Fail or Abort was issued
+    beams: int = 1  # most rows that it feeds after its prompt: more than 1 in a beam search
     reached: int = 0  # most tokens that it has had, if it is a search: one that starts anew loses them
 
     @classmethod
@@ -89,7 +89,7 @@ class Sequence:
         return self.beams if start >= self.prompt_length else 1
 
     def pages_for(self, positions: int, page_size: int) -> int:
-        """How many pages the first ``positions`` take."""
+        """The number of pages that the first ``positions`` take."""
         if self.beams == 1:
             return -(-positions // page_size)
         shared = self.prompt_length // page_size
@@ -116,7 +116,7 @@ class Sequence:
         return len(self.tokens) < self.reached
 
     def steps(self, budget: int) -> int:
-        """How many steps of up to ``budget`` tokens it takes from its start to its next token."""
+        """The number of steps of up to ``budget`` tokens that it takes from its start to its next token."""
         if self.beams == 1:
             return -(-len(self.tokens) // budget)
         return -(-self.prompt_length // budget) + self.reached - self.prompt_length
@@ -142,8 +142,8 @@ class Sequence:
         return None
 
     def most_cached(self) -> int:
-        """Most pages that need not be fed where their content is cached. The last token must be fed, for the logits,
-        and so must the tokens whose logits or hidden states the request asks for."""
+        """The most pages that cached content can spare the sequence from feeding. The last token must be fed, for the
+        logits, and so must the tokens whose logits or hidden states the request asks for."""
         most = len(self.tokens) - 1
         if self.request.probe is not None:
             most = min(most, self.request.probe.position)
@@ -154,7 +154,7 @@ class Sequence:
         return most // self.page_keys.page_size
 
     def as_start(self) -> SequenceStart:
-        """What the executor must know of it."""
+        """The record that the executor keeps of it."""
         assert self.id is not None, "a sequence that starts has an id"
         request = self.request
         return SequenceStart(

@@ -7,7 +7,7 @@ from attrs import define, frozen
 
 @define(kw_only=True)
 class Counters:
-    """What the planner counts, from the start on."""
+    """The planner's counters since the start."""
 
     cross_written: int = 0
     cross_shared: int = 0  # starts that found their cross KV resident

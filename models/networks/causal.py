@@ -15,7 +15,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from ...core.plan import EncodeJob
+from ...core.request import EncoderItem
 from ..architectures.family import Family
 from ..attention.fixed import FixedInputs, FixedStep
 from ..attention.layers import PAGED, PAGED_APART, AnyStep, PagedCall, Witness, register
@@ -80,7 +80,7 @@ class CausalNetwork(Network):
             register(implementation)
         self.decoder.set_attn_implementation(implementation)
 
-    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+    def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         assert self.family is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
         return encode_together(self.family, self.model, jobs)
 
@@ -251,7 +251,7 @@ class CausalDecode:
         evolve(self, model=self.model.to(place), paged=pages, compiled=None)(inputs.on(place))
 
 
-def encode_together(family: Family, model: TransformerModel, jobs: Sequence[EncodeJob]) -> list[Tensor]:
+def encode_together(family: Family, model: TransformerModel, jobs: Sequence[EncoderItem]) -> list[Tensor]:
     """Encodes items, as `Network.encode` does. All of them share a launch."""
     outputs = family.encode(model.module, [job.payload for job in jobs])
     for job, output in zip(jobs, outputs, strict=True):

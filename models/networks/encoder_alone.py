@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from attrs import field, frozen
 from torch import Tensor
 
-from ...core.plan import EncodeJob
+from ...core.request import EncoderItem
 from .network import Network
 
 
@@ -16,7 +16,7 @@ class EncoderAlone(Network):
     """An encoder at work."""
 
     positions: int
-    _encode: Callable[[Sequence[EncodeJob]], Sequence[Tensor]] = field(repr=False)
+    _encode: Callable[[Sequence[EncoderItem]], Sequence[Tensor]] = field(repr=False)
 
-    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+    def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         return self._encode(jobs)

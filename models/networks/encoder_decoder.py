@@ -16,7 +16,7 @@ from attrs import field, frozen
 from torch import Tensor, nn
 
 from ...core.errors import UnsupportedModel
-from ...core.plan import EncodeJob
+from ...core.request import EncoderItem
 from ..architectures.crossed import CrossedFamily, Forward, told
 from ..attention.crossed import CROSSED, CrossCall, WriteCall, register_crossed
 from ..attention.layers import PagedCall, Witness
@@ -69,7 +69,7 @@ class EncoderDecoderNetwork(CrossedNetwork):
             register_crossed()
         self.decoder.set_attn_implementation(implementation or CROSSED)
 
-    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+    def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         return encode_alike(self.family, self.model, jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
@@ -131,11 +131,11 @@ class EncoderDecoderNetwork(CrossedNetwork):
         return output
 
 
-def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[EncodeJob]) -> list[Tensor]:
+def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[EncoderItem]) -> list[Tensor]:
     """Encodes items, as `Network.encode` does. Items of one length share a launch: padding could change a shorter
     one."""
     outputs: dict[str, Tensor] = {}
-    by_shape: dict[object, list[EncodeJob]] = {}
+    by_shape: dict[object, list[EncoderItem]] = {}
     for job in jobs:
         by_shape.setdefault(_shapes(job), []).append(job)
     for alike in by_shape.values():
@@ -147,7 +147,7 @@ def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[
     return [outputs[job.key] for job in jobs]
 
 
-def _shapes(job: EncodeJob) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def _shapes(job: EncoderItem) -> tuple[tuple[str, tuple[int, ...]], ...]:
     return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(job.payload.items()))
 
 

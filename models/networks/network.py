@@ -12,7 +12,8 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from ...core.plan import Chunk, EncodeJob, SequenceStart
+from ...core.plan import Chunk, SequenceStart
+from ...core.request import EncoderItem
 from ..memory.kv import PagedKV
 from ..memory.rows import Rows
 from ..memory.slots import CrossKV
@@ -95,7 +96,7 @@ class Network:
         """True if the native library computes all layers."""
         return self.native is not None
 
-    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+    def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         """Encoder outputs, each [embeddings, width] in storage of its own.
 
         Raises:

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from ...core.errors import InvalidRequest
-from ...core.plan import EncodeJob
+from ...core.request import EncoderItem
 from ..attention.paged import PagedStep
 from ..memory.slots import CrossStep
 from ..native.runner import Runner
@@ -40,7 +40,7 @@ class WhisperNetwork(CrossedNetwork):
     encoder: Runner | None = None
     queries: tuple[int, ...] = ()
 
-    def encode(self, jobs: Sequence[EncodeJob]) -> Sequence[Tensor]:
+    def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         return encode_windows(self.model, self.log_mel, jobs, self.encoder)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
@@ -83,7 +83,7 @@ class WhisperNetwork(CrossedNetwork):
 
 
 def encode_windows(
-    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], runner: Runner | None = None
+    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncoderItem], runner: Runner | None = None
 ) -> list[Tensor]:
     """Encodes windows, as `Network.encode` does. Windows of one length share a launch, but not by a ``runner`` (see
     `WhisperModel.encode`): one window has rows enough, and so its bits do not depend on the others."""
@@ -98,7 +98,7 @@ def encode_windows(
 
 
 def _encode(
-    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncodeJob], embeddings: int, runner: Runner | None
+    model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncoderItem], embeddings: int, runner: Runner | None
 ) -> Tensor:
     """Outputs [jobs, embeddings, width]. Fewer embeddings than the model's are of a window that is as much shorter."""
     most = model.shape.embeddings
@@ -108,7 +108,7 @@ def _encode(
     return model.encode(log_mel(samples, log_mel.settings.frames * embeddings // most), runner)
 
 
-def _samples(job: EncodeJob, limit: int) -> Tensor:
+def _samples(job: EncoderItem, limit: int) -> Tensor:
     """A job's payload as a float32 vector on the CPU."""
     samples = torch.as_tensor(job.payload, dtype=torch.float32)
     if samples.ndim != 1 or not 1 <= len(samples) <= limit:

@@ -126,7 +126,7 @@ class Replica:
         kept = tuple(reversed(keys[: self.costs.outputs]))
         self.ledger.batch_size = BatchSize(self.costs.outputs)
         for key in kept:
-            self.ledger.acquire("", key, size=1, embeddings=1, payload=key)
+            self.ledger.acquire("", EncoderItem(key=key, payload=key, embeddings=1, size=1))
         self.ledger.take_encode_batch()
         self.ledger.encoded(kept, now=now)
         for key in kept:
@@ -223,7 +223,7 @@ class Replica:
                         request.hit = self.ledger.state(item.key) is not State.ABSENT
                         if not request.hit:
                             self._missed[item.key] = request.number
-                        self._obey(self.ledger.acquire(holder, item.key, size=1, embeddings=1, payload=item.payload))
+                        self._obey(self.ledger.acquire(holder, item))
                     case Release(holder, key):
                         self._obey(self.ledger.release(holder, key, now=now))
                     case Finish(request_id):

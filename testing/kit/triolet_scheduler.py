@@ -51,9 +51,8 @@ class TrioletScheduler:
         while actions := self.planner.take_actions():
             for action in actions:
                 match action:
-                    case Acquire(holder, i):
-                        entry = {"size": i.size, "embeddings": i.embeddings, "payload": i.payload}
-                        self.obey(self.ledger.acquire(holder, i.key, **entry))
+                    case Acquire(holder, item):
+                        self.obey(self.ledger.acquire(holder, item))
                     case Release(holder, key):
                         self.obey(self.ledger.release(holder, key, now=0.0))
                     case Finish(request_id):

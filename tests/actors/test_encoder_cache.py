@@ -65,7 +65,7 @@ async def test_the_frees_of_one_batch_of_messages_are_one_message(nursery):
     (free,) = await bench.gets(acquire("x", "x"), acquire("y", "y"), acquire("z", "z"))
     assert free == m.Free(("a", "b", "c"), 0), "what is decided together goes out together"
     (encode,) = await bench.gets(m.Freed(("a", "b", "c")))
-    assert [job.key for job in encode.jobs] == ["x", "y"], "room that comes back together fills a batch"
+    assert [item.key for item in encode.items] == ["x", "y"], "room that comes back together fills a batch"
 
 
 async def test_frees_do_not_wait_behind_an_encode_batch(nursery):
@@ -82,7 +82,7 @@ async def test_frees_that_were_decided_before_a_restart_are_not_sent_after_it(nu
     await nursery.start(bench.cache.run)
     await bench.fill()
     (encode,) = await bench.gets(acquire("x", "x"), m.RunnerRestarted(1, asleep=False))
-    assert [job.key for job in encode.jobs] == ["x"], "what is gone needs no free"
+    assert [item.key for item in encode.items] == ["x"], "what is gone needs no free"
 
 
 async def test_a_batch_that_is_too_large_is_told_of(nursery):
@@ -90,7 +90,7 @@ async def test_a_batch_that_is_too_large_is_told_of(nursery):
     await nursery.start(bench.cache.run)
     await bench.gets(acquire("x", "x"), acquire("y", "y"))
     (encode,) = await bench.gets(m.EncodeBroken(("x", "y"), MemoryError("full")))
-    assert [job.key for job in encode.jobs] == ["x"]
+    assert [item.key for item in encode.items] == ["x"]
     assert events.EncodeBroke(("x", "y"), error="MemoryError: full") in bench.told
     assert events.EncodeShrunk(1) in bench.told
     assert events.EncodeRetried(("x", "y")) in bench.told
@@ -211,7 +211,7 @@ async def test_what_is_not_what_was_asked_for_is_not_put_in(nursery):
     await nursery.start(bench.cache.run)
     await bench.gets(acquire("x", "x"))
     (encode,) = await bench.gets(m.Arrived(1, output("x", size=11)))
-    assert [job.key for job in encode.jobs] == ["x"], "books balance: more bytes than are reserved"
+    assert [item.key for item in encode.items] == ["x"], "books balance: more bytes than are reserved"
     (broke,) = [event for event in bench.told if isinstance(event, events.BorrowBroke)]
     assert "11 bytes of x; asked for were 10 bytes of x" in broke.error
 

@@ -15,7 +15,7 @@ from triolet.actors.emit import Emit
 from triolet.actors.worker import Job
 from triolet.core import events
 from triolet.core.config import EngineConfig
-from triolet.core.log_lines import LINES, LONGEST, Line, one_line
+from triolet.core.log_lines import LONGEST, one_line
 from triolet.core.trace import TraceChecker
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
 
@@ -130,7 +130,7 @@ async def test_nothing_that_a_user_wrote_is_logged(caplog, autojump_clock):
     async with sim_engine() as engine:
         await ask(engine, 1)
     secret = events.RequestEnded("r", "failed", "InvalidRequest: prompt='my secret'")
-    assert line_of(secret) == (logging.DEBUG, "request r failed with InvalidRequest")
+    assert secret.line() == (logging.DEBUG, "request r failed with InvalidRequest")
     assert "[1, 3]" not in caplog.text
 
 
@@ -198,7 +198,7 @@ def test_an_error_is_one_line_and_no_novel():
     ids=repr,
 )
 def test_what_goes_well_has_no_line(event):
-    assert line_of(event) is None
+    assert event.line() is None
 
 
 @pytest.mark.parametrize(
@@ -210,11 +210,6 @@ def test_what_goes_well_has_no_line(event):
     ],
 )
 def test_what_shrinks_or_is_cut_off_is_a_warning(event, text):
-    level, line = line_of(event)
+    level, line = event.line()
     assert level == logging.WARNING
     assert text in line
-
-
-def line_of(event: events.Event) -> Line | None:
-    line = LINES.get(type(event))
-    return None if line is None else line(event)

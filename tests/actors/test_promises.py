@@ -30,7 +30,7 @@ from triolet.core import events
 from triolet.core.ledger import EncoderLedger
 from triolet.core.plan import SampledToken
 from triolet.core.planning.planner import Planner
-from triolet.core.request import Request
+from triolet.core.request import EncoderItem, Request
 from triolet.core.trace import TraceChecker
 from triolet.testing.clients import SCENARIOS
 from triolet.testing.sim import SimExecutor, sim_engine
@@ -261,12 +261,12 @@ def test_an_output_is_to_come_until_it_is_there():
     ledger = EncoderLedger(2)
     books = SimpleNamespace(_ledger=ledger)
     for key in "abc":
-        ledger.acquire(f"reader of {key}", key, size=1, embeddings=1, payload=None)
+        ledger.acquire(f"reader of {key}", EncoderItem(key=key, payload=None, embeddings=1, size=1))
     ledger.take_encode_batch(1)
     assert Supervisor.held_keys(books) == ("a", "b")
     assert Supervisor.keys_to_come(books) == {"a", "b", "c"}
     ledger.encoded(["a"], now=0.0)
     assert Supervisor.keys_to_come(books) == {"b", "c"}
     assert ledger.release("reader of a", "a", now=0.0).free == ("a",)
-    ledger.acquire("late", "a", size=1, embeddings=1, payload=None)
+    ledger.acquire("late", EncoderItem(key="a", payload=None, embeddings=1, size=1))
     assert Supervisor.keys_to_come(books) == {"a", "b", "c"}, "what is being freed is encoded anew"

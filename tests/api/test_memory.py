@@ -34,7 +34,7 @@ from triolet import (
 from triolet.actors.worker import Job, ThreadWorker
 from triolet.api.inputs.audio import Samples
 from triolet.core import events
-from triolet.core.plan import EncodeJob, StepPlan
+from triolet.core.plan import StepPlan
 from triolet.core.request import EncoderItem
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
 
@@ -68,12 +68,12 @@ def audio(number: int) -> Samples:
     return np.full(1600, number / 100, np.float32)
 
 
-def fault(job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> Exception | None:
+def fault(job: Job, argument: tuple[EncoderItem, ...] | StepPlan | tuple[str, ...] | None) -> Exception | None:
     if isinstance(argument, StepPlan):
         starts = {start.token_ids[1] for start in argument.started}
         return RuntimeError("crash") if CRASHING in starts else None
     if job is Job.ENCODE and isinstance(argument, tuple):
-        clips = {float(part.payload[0]) for part in argument if isinstance(part, EncodeJob)}
+        clips = {float(part.payload[0]) for part in argument if isinstance(part, EncoderItem)}
         return RuntimeError("boom") if float(audio(BROKEN)[0]) in clips else None
     return None
 
@@ -276,9 +276,9 @@ async def test_while_a_request_decodes_nobody_but_itself_holds_its_payload(autoj
     ledger when the step that reads the encoder's output was done."""
     payloads: list[Samples] = []
 
-    def watch(job: Job, argument: tuple[EncodeJob, ...] | StepPlan | tuple[str, ...] | None) -> None:
+    def watch(job: Job, argument: tuple[EncoderItem, ...] | StepPlan | tuple[str, ...] | None) -> None:
         if job is Job.ENCODE:
-            payloads.extend(part.payload for part in argument or () if isinstance(part, EncodeJob))
+            payloads.extend(part.payload for part in argument or () if isinstance(part, EncoderItem))
 
     async with simulated(SimExecutor(fault=watch)) as engine:
         async with engine.stream(prompt_token_ids=[1, 2], audio=audio(1)) as deltas:

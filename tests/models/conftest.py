@@ -30,8 +30,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from triolet.core.config import EngineConfig
 from triolet.core.model import ModelDescription
-from triolet.core.plan import Chunk, CrossWrite, EncodeJob, SampledToken, SequenceStart, StepPlan
-from triolet.core.request import LogitRules, Probe, SamplingParams, TimestampRules
+from triolet.core.plan import Chunk, CrossWrite, SampledToken, SequenceStart, StepPlan
+from triolet.core.request import EncoderItem, LogitRules, Probe, SamplingParams, TimestampRules
 from triolet.models.blueprints.passed import PassedComparisons
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import reachable_tensors, storages
@@ -252,10 +252,10 @@ def greedy(model, encoded, prompt, count):
     return tokens[len(prompt) :]
 
 
-def encode_job(description: ModelDescription, key: str, payload: Any) -> EncodeJob:
+def encode_job(description: ModelDescription, key: str, payload: Any) -> EncoderItem:
     """The job of a whole window."""
     embeddings, size = description.encoder_embeddings, description.encoder_bytes
-    return EncodeJob(key=key, payload=payload, embeddings=embeddings, size=size)
+    return EncoderItem(key=key, payload=payload, embeddings=embeddings, size=size)
 
 
 @define

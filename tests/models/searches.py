@@ -11,11 +11,11 @@ from attrs import define, evolve, field, frozen
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList
 
-from triolet.core.plan import EncodeJob, Hypothesis, StepPlan
+from triolet.core.plan import Hypothesis, StepPlan
 from triolet.core.planning.actions import Acquire, Commit, Fail, Finish
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
-from triolet.core.request import FinishReason, Request
+from triolet.core.request import EncoderItem, FinishReason, Request
 from triolet.models.executor import TorchExecutor
 
 
@@ -67,9 +67,7 @@ class Pump:
             for action in actions:
                 match action:
                     case Acquire(holder, item):
-                        self._encode(
-                            EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
-                        )
+                        self._encode(item)
                         self.planner.encoder_ready(holder)
                     case Commit(request_id, sampled):
                         for one in sampled:
@@ -79,7 +77,7 @@ class Pump:
                     case Fail(request_id, error):
                         self.answers[request_id].error = error
 
-    def _encode(self, job: EncodeJob) -> None:
+    def _encode(self, job: EncoderItem) -> None:
         if job.key not in self.executor._opened().outputs:
             self.encodes += 1
             self.executor.encode((job,))

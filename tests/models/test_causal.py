@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
-from triolet.core.plan import DeviceMemory, EncodeJob
-from triolet.core.request import Probe
+from triolet.core.plan import DeviceMemory
+from triolet.core.request import EncoderItem, Probe
 from triolet.models.attention import paged
 from triolet.testing.families import make_checkpoint
 
@@ -139,10 +139,7 @@ def test_a_probe_is_answered_from_its_position(text_driver, reference):
 
 
 def payload_jobs(items):
-    return tuple(
-        EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
-        for item in {item.key: item for item in items}.values()
-    )
+    return tuple(item for item in {item.key: item for item in items}.values())
 
 
 @pytest.mark.parametrize("name", [*VISION, "qwen2_audio"])
@@ -203,7 +200,7 @@ def test_an_encoding_that_is_not_finite_is_refused(open_driver, opened):
     (item,) = prepared.items
     broken = {"pixel_values": torch.full_like(item.payload["pixel_values"], torch.nan)}
     with pytest.raises(EncodeFailed, match="not finite"):
-        executor.encode((EncodeJob(key="a", payload=broken, embeddings=item.embeddings, size=item.size),))
+        executor.encode((EncoderItem(key="a", payload=broken, embeddings=item.embeddings, size=item.size),))
     assert executor.memory().by_owner["encoder_outputs"] == 0
 
 

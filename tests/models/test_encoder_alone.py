@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest
 from triolet.core.model import ModelDescription
-from triolet.core.plan import EncodeJob, StepPlan
+from triolet.core.plan import StepPlan
 from triolet.core.request import EncoderItem
 from triolet.models.architectures.crossed import crossed_model_types, find_crossed_family
 from triolet.models.architectures.families import _families
@@ -78,16 +78,16 @@ def items_of(name: str, path: Path, description: ModelDescription) -> list[Encod
     return list(prepare(PLACEHOLDERS[name] * 2, **media).items)
 
 
-def job_of(item: EncoderItem) -> EncodeJob:
-    return EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
+def job_of(item: EncoderItem) -> EncoderItem:
+    return item
 
 
-def window(description: ModelDescription, samples: np.ndarray[Any, Any]) -> EncodeJob:
+def window(description: ModelDescription, samples: np.ndarray[Any, Any]) -> EncoderItem:
     size, embeddings = description.encoder_bytes, description.encoder_embeddings
-    return EncodeJob(key="k", payload=samples, embeddings=embeddings, size=size)
+    return EncoderItem(key="k", payload=samples, embeddings=embeddings, size=size)
 
 
-def lent(executor: TorchExecutor, job: EncodeJob) -> list[tuple[tuple[int, ...], str, bytes]]:
+def lent(executor: TorchExecutor, job: EncoderItem) -> list[tuple[tuple[int, ...], str, bytes]]:
     """What is lent of a job, as values."""
     executor.encode((job,))
     output = executor.take_out(job.key)

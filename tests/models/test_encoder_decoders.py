@@ -15,7 +15,6 @@ import transformers
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest, RequestTooLarge, UnsupportedModel
 from triolet.core.model import GenerationRules
-from triolet.core.plan import EncodeJob
 from triolet.core.request import LogitRules, SamplingParams
 from triolet.models.architectures import crossed
 from triolet.models.executor import TorchExecutor
@@ -73,7 +72,7 @@ def jobs_of(description, name):
 
 
 def job_of(item):
-    return EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
+    return item
 
 
 # -- encoders ----------------------------------------------------------------------------------------------------------

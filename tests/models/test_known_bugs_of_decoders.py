@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from triolet.core.config import Speculation
-from triolet.core.plan import EncodeJob
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.encoder_outputs import EncoderOutputs
 from triolet.models.memory.resources import ResourceStack
@@ -78,7 +77,7 @@ def asked_about(description, seeds):
 
 
 def job(item):
-    return EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
+    return item
 
 
 @pytest.mark.parametrize("kind", FAMILIES)

@@ -14,7 +14,8 @@ from attrs import evolve
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import BorrowFailed
 from triolet.core.model import ModelDescription
-from triolet.core.plan import EncodeJob, LentOutput
+from triolet.core.plan import LentOutput
+from triolet.core.request import EncoderItem
 from triolet.models.executor import TorchExecutor
 
 from .media import PLACEHOLDERS, Checkpoint
@@ -50,7 +51,7 @@ def outputs(executor: TorchExecutor, key: str) -> list[torch.Tensor]:
     return [kept.get(key) for _, kept in executor._open.crossed()]
 
 
-def lend(lender: TorchExecutor, borrower: TorchExecutor, job: EncodeJob) -> None:
+def lend(lender: TorchExecutor, borrower: TorchExecutor, job: EncoderItem) -> None:
     """And compare what came with what the borrower would have computed."""
     lender.encode((job,))
     output = sent(lender.take_out(job.key))
@@ -65,8 +66,8 @@ def lend(lender: TorchExecutor, borrower: TorchExecutor, job: EncodeJob) -> None
         assert theirs.untyped_storage().nbytes() == theirs.nbytes, "in storage of its own"
 
 
-def job_of(item) -> EncodeJob:
-    return EncodeJob(key=item.key, payload=item.payload, embeddings=item.embeddings, size=item.size)
+def job_of(item) -> EncoderItem:
+    return item
 
 
 @pytest.mark.parametrize("name", PLACEHOLDERS)
@@ -88,9 +89,9 @@ def test_items_of_encoder_decoders_are_lent_bit_for_bit(name: str, opens: Opens,
     lend(lender, borrower, job_of(prepared.items[0]))
 
 
-def whisper_job(description: ModelDescription, samples: np.ndarray) -> EncodeJob:
+def whisper_job(description: ModelDescription, samples: np.ndarray) -> EncoderItem:
     size, embeddings = description.encoder_bytes, description.encoder_embeddings
-    return EncodeJob(key="k", payload=samples, embeddings=embeddings, size=size)
+    return EncoderItem(key="k", payload=samples, embeddings=embeddings, size=size)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from triolet.core.errors import InvalidRequest
-from triolet.core.plan import EncodeJob
-from triolet.core.request import LogitRules, SamplingParams
+from triolet.core.request import EncoderItem, LogitRules, SamplingParams
 
 from .conftest import greedy
 
@@ -19,7 +18,7 @@ FREE = {"rules": LogitRules(), "sampling": SamplingParams(ignore_eos=True)}
 
 
 def window(key, samples, embeddings):
-    return EncodeJob(key=key, payload=samples, embeddings=embeddings, size=1)
+    return EncoderItem(key=key, payload=samples, embeddings=embeddings, size=1)
 
 
 def shortened(model, features, samples, embeddings):

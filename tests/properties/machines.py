@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine
+
+from triolet.core.request import EncoderItem
+
+
+def item(key: str, *, size: int = 1, embeddings: int = 1, payload: Any = None) -> EncoderItem:
+    """An encoder item, as a ledger's acquire names it."""
+    return EncoderItem(key=key, payload=payload, embeddings=embeddings, size=size)
 
 
 class Machine(RuleBasedStateMachine):

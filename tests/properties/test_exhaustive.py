@@ -29,6 +29,8 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, State
 from triolet.core.ledger_values import Decisions
 
+from .machines import item
+
 DEPTH = 12
 SHALLOW = 8
 EVENTS = (
@@ -135,7 +137,7 @@ class Play:
                 key = self.world.asks[request]
                 self.phases[request] = "waits"
                 size, loan = self.world.sizes[key], request in self.world.loans
-                self.obey(self.ledger.acquire(f"r{request}", key, size=size, embeddings=1, payload=key, loan=loan))
+                self.obey(self.ledger.acquire(f"r{request}", item(key, size=size, payload=key), loan=loan))
             case "release":
                 if self.phases.pop(request) == "refused":
                     return  # the answer and this have crossed; the encoder-cache actor lets it pass
@@ -273,7 +275,7 @@ class Play:
         ledger = self.ledger
         return (
             tuple(
-                (e.key, e.state, tuple(e.holders), e.payload, e.failed_alone, e.borrows_failed)
+                (e.item.key, e.state, tuple(e.holders), e.item.payload, e.failed_alone, e.borrows_failed)
                 for e in ledger._entries.values()
             ),
             tuple(sorted(ledger._entries, key=lambda key: ledger._entries[key].place)),

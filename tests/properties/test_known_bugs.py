@@ -144,7 +144,7 @@ def test_e2_the_reuse_of_an_idle_entry_takes_its_bytes_again():
     taken_twice = (
         "core.ledger:EncoderLedger._try_serve",
         "        self._hits += 1\n",
-        "        self._hits += 1\n        self.taken += entry.size if entry.state is State.IDLE else 0\n",
+        "        self._hits += 1\n        self.taken += entry.item.size if entry.state is State.IDLE else 0\n",
     )
     assert_caught(LEDGER, "books balance", taken_twice)
     shortest = ledger(acquire("a"), dispatch, encodes, leaves("r0"), acquire("a"))
@@ -209,7 +209,7 @@ def test_e6_an_entry_evicted_and_reserved_again_before_it_is_freed():
     """
     forgotten = (
         "core.ledger:EncoderLedger._enter",
-        "            self._freeing += entry.size\n",
+        "            self._freeing += entry.item.size\n",
         "            self._forget(entry)\n",
     )
     unasked = (
@@ -231,7 +231,7 @@ def test_e7_an_entry_of_two_readers_freed_after_the_first():
     counted = "entry.holders_here -= not entry.holders.pop(holder)"
     forgets_all = "entry.holders_here = entry.holders.clear() or 0"
     first_leaves = ("core.ledger:EncoderLedger._part", counted, forgets_all)
-    assert_caught(LEDGER, "every acquire is answered", first_leaves)
+    assert_caught(LEDGER, "no free while held", first_leaves)
     shortest = ledger(acquire("a"), acquire("a"), dispatch, encodes, leaves("r0"))
     assert_caught(shortest, "no use before ready", first_leaves)
 
@@ -276,7 +276,7 @@ def test_e9_a_reservation_that_is_withdrawn_stays_listed_as_computed():
         "    if entry.state is State.RESERVED and not entry.holders:\n"
         "        self._reserved.discard(key)\n"
         "        entry.state = State.IDLE\n"
-        "        return self._refile(key, entry.size)\n"
+        "        return self._refile(entry.item)\n"
         "    self._change(entry, Change.RELEASE)\n",
     )
     assert_caught(lambda: simulate(PHANTOM), NO_PHANTOM, listed)

@@ -183,7 +183,7 @@ def test_e9_an_image_that_is_withdrawn_stays_listed_as_computed():
         "    if entry.state is State.RESERVED and not entry.holders:\n"
         "        self._reserved.discard(key)\n"
         "        entry.state = State.IDLE\n"
-        "        return self._refile(key, entry.size)\n"
+        "        return self._refile(entry.item)\n"
         "    self._change(entry, Change.RELEASE)\n",
     )
     assert_caught(functools.partial(simulate, PHANTOM), NO_PHANTOM, listed)

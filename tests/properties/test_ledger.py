@@ -16,7 +16,7 @@ from triolet.core.ledger import MOST_BORROWS, EncoderLedger
 from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, Held, State
 from triolet.core.ledger_values import Decisions
 
-from .machines import Machine
+from .machines import Machine, item
 
 KEYS = ("a", "b", "c", "d")
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 9}
@@ -131,12 +131,8 @@ class LedgerMachine(Machine):
         loan = loan and not self.borrows
         if loan:
             self.lent_at[holder] = self.now
-        size, embeddings, now = SIZES[key], EMBEDDINGS[key], self.now
-        self.obey(
-            self.ledger.acquire(
-                holder, key, size=size, embeddings=embeddings, payload=key, order=order, loan=loan, now=now
-            )
-        )
+        asked = item(key, size=SIZES[key], embeddings=EMBEDDINGS[key], payload=key)
+        self.obey(self.ledger.acquire(holder, asked, order=order, loan=loan, now=self.now))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -419,7 +415,7 @@ TestEarlyClose.settings = settings(stateful_step_count=20)
 
 def resident(ledger: EncoderLedger, key: str, *, now: float, size: int = 1) -> None:
     """``key`` is encoded for a holder of its own, who leaves at ``now``."""
-    ledger.acquire(f"first of {key}", key, size=size, embeddings=1, payload=key)
+    ledger.acquire(f"first of {key}", item(key, size=size, payload=key))
     ledger.take_encode_batch(1)
     ledger.encoded([key], now=now)
     ledger.release(f"first of {key}", key, now=now)
@@ -427,7 +423,7 @@ def resident(ledger: EncoderLedger, key: str, *, now: float, size: int = 1) -> N
 
 def test_an_item_larger_than_the_cache_is_refused_at_once_with_both_sizes():
     """E11: it would wait for ever."""
-    decisions = EncoderLedger(100).acquire("r", "k", size=101, embeddings=1, payload=None)
+    decisions = EncoderLedger(100).acquire("r", item("k", size=101))
     (refusal,) = decisions.refused
     assert isinstance(refusal.error, RequestTooLarge)
     assert "101" in str(refusal.error)
@@ -437,11 +433,11 @@ def test_an_item_larger_than_the_cache_is_refused_at_once_with_both_sizes():
 def test_a_popular_entry_cannot_keep_a_waiting_request_out():
     """Hits that come after a waiting request wait behind it, so the entry's last holder leaves one day."""
     ledger = EncoderLedger(1)
-    ledger.acquire("r0", "hot", size=1, embeddings=1, payload=None)
+    ledger.acquire("r0", item("hot"))
     ledger.take_encode_batch(1)
     ledger.encoded(["hot"], now=0.0)
-    assert ledger.acquire("r1", "cold", size=1, embeddings=1, payload=None) == Decisions()
-    assert ledger.acquire("r2", "hot", size=1, embeddings=1, payload=None) == Decisions()
+    assert ledger.acquire("r1", item("cold")) == Decisions()
+    assert ledger.acquire("r2", item("hot")) == Decisions()
     assert ledger.release("r0", "hot", now=1.0).free == ("hot",)
     assert ledger.freed(["hot"]).reserved == (("cold", 1),)
 
@@ -449,12 +445,12 @@ def test_a_popular_entry_cannot_keep_a_waiting_request_out():
 def test_a_freeing_entry_is_never_resurrected():
     """E6: the late free would delete the new output. The acquire waits for `freed` and reserves anew."""
     ledger = EncoderLedger(1)
-    ledger.acquire("r0", "a", size=1, embeddings=1, payload=None)
+    ledger.acquire("r0", item("a"))
     ledger.take_encode_batch(1)
     ledger.encoded(["a"], now=0.0)
     ledger.release("r0", "a", now=0.0)
     assert ledger.evict_idle(now=100.0, idle_seconds=1.0).free == ("a",)
-    assert ledger.acquire("r1", "a", size=1, embeddings=1, payload=None) == Decisions()
+    assert ledger.acquire("r1", item("a")) == Decisions()
     assert ledger.state("a") is State.FREEING
     assert ledger.freed(["a"]).reserved == (("a", 1),)
     assert ledger.state("a") is State.RESERVED
@@ -471,13 +467,13 @@ def test_the_table_has_no_way_out_of_absent_but_reserve_and_no_state_without_a_w
 
 def test_a_release_of_what_is_not_held_is_our_bug_and_said_so():
     ledger = EncoderLedger(10)
-    ledger.acquire("r", "k", size=1, embeddings=1, payload=None)
+    ledger.acquire("r", item("k"))
     with pytest.raises(AssertionError, match="does not hold"):
         ledger.release("somebody else", "k", now=0.0)
 
 
 def test_an_item_that_just_fits_is_not_refused():
-    decisions = EncoderLedger(100).acquire("r", "k", size=100, embeddings=1, payload=None)
+    decisions = EncoderLedger(100).acquire("r", item("k", size=100))
     assert decisions.reserved == (("k", 100),), "an item as large as the cache fits it"
 
 
@@ -486,9 +482,9 @@ def test_those_who_wait_evict_no_more_than_they_need():
     ledger = EncoderLedger(3)
     for key in "abc":
         resident(ledger, key, now=0.0)
-    assert ledger.acquire("r", "d", size=1, embeddings=1, payload=None).free == ("a",), "nothing more is evicted"
-    assert ledger.acquire("s", "d", size=1, embeddings=1, payload=None).free == (), "nothing more is evicted"
-    assert ledger.acquire("t", "e", size=1, embeddings=1, payload=None).free == ("b",), "room for each who waits"
+    assert ledger.acquire("r", item("d")).free == ("a",), "nothing more is evicted"
+    assert ledger.acquire("s", item("d")).free == (), "nothing more is evicted"
+    assert ledger.acquire("t", item("e")).free == ("b",), "room for each who waits"
     assert ledger.freed("ab").reserved == (("d", 1), ("e", 1)), "room that comes back together serves together"
 
 
@@ -496,28 +492,28 @@ def test_what_others_wait_for_is_evicted_for_the_first_in_line_only():
     ledger = EncoderLedger(2)
     resident(ledger, "a", now=0.0)
     resident(ledger, "b", now=0.0)
-    assert ledger.acquire("q", "c", size=1, embeddings=1, payload=None).free == ("a",)
-    assert not ledger.acquire("r", "b", size=1, embeddings=1, payload=None).free
-    assert not ledger.acquire("s", "d", size=1, embeddings=1, payload=None).free, "somebody before it waits for b"
-    assert ledger.acquire("t", "e", size=2, embeddings=1, payload=None, order=-1).free == ("b",), "the first has it"
+    assert ledger.acquire("q", item("c")).free == ("a",)
+    assert not ledger.acquire("r", item("b")).free
+    assert not ledger.acquire("s", item("d")).free, "somebody before it waits for b"
+    assert ledger.acquire("t", item("e", size=2), order=-1).free == ("b",), "the first has it"
 
 
 def test_an_urgent_acquire_is_served_first_and_its_entry_is_encoded_first():
     ledger = EncoderLedger(5)
     for number, key in enumerate("abc"):
-        ledger.acquire(f"r{number}", key, size=1, embeddings=1, payload=None, order=number)
-    ledger.acquire("urgent", "c", size=1, embeddings=1, payload=None, order=-1)
+        ledger.acquire(f"r{number}", item(key), order=number)
+    ledger.acquire("urgent", item("c"), order=-1)
     assert [job.key for job in ledger.take_encode_batch(2)] == ["c", "a"], "in order: with its most urgent holder"
-    ledger.acquire("large", "d", size=3, embeddings=1, payload=None, order=3)
-    ledger.acquire("next", "e", size=1, embeddings=1, payload=None, order=4)
-    assert ledger.acquire("now", "f", size=1, embeddings=1, payload=None, order=-2).reserved == (("f", 1),)
+    ledger.acquire("large", item("d", size=3), order=3)
+    ledger.acquire("next", item("e"), order=4)
+    assert ledger.acquire("now", item("f"), order=-2).reserved == (("f", 1),)
     assert [hold.holder for hold in ledger.waiting()] == ["large", "next"], "in order: those who wait"
 
 
 def test_a_batch_that_is_too_large_shrinks_the_next_ones_and_blames_nobody():
     ledger = EncoderLedger(100, BatchSize(8))
     for number in range(8):
-        ledger.acquire(f"r{number}", f"k{number}", size=1, embeddings=1, payload=None)
+        ledger.acquire(f"r{number}", item(f"k{number}"))
     keys = tuple(job.key for job in ledger.take_encode_batch())
     decisions = ledger.encode_failed(keys, MemoryError("full"))
     assert decisions.shrunk == 4
@@ -529,16 +525,16 @@ def test_a_batch_that_is_too_large_shrinks_the_next_ones_and_blames_nobody():
 def test_what_did_not_fit_goes_back_to_its_place():
     ledger = EncoderLedger(100, BatchSize(4))
     for number in range(4):
-        ledger.acquire(f"r{number}", f"k{number}", size=1, embeddings=1, payload=None)
+        ledger.acquire(f"r{number}", item(f"k{number}"))
     ledger.encode_failed([job.key for job in ledger.take_encode_batch()], MemoryError("full"))
-    ledger.acquire("later", "l", size=1, embeddings=1, payload=None)
-    ledger.acquire("urgent", "k", size=1, embeddings=1, payload=None, order=-1)
+    ledger.acquire("later", item("l"))
+    ledger.acquire("urgent", item("k"), order=-1)
     assert [job.key for job in ledger.take_encode_batch()] == ["k", "k0"], "in order: nothing was found to be bad"
 
 
 def test_an_encoding_that_went_well_clears_its_item():
     ledger = EncoderLedger(3)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload=None)
+    ledger.acquire("r", item("a"))
     for happens in (ledger.encode_failed, lambda keys, _: ledger.encoded(keys, now=0.0)):
         ledger.take_encode_batch()
         happens(["a"], RuntimeError("boom"))
@@ -550,8 +546,8 @@ def test_an_encoding_that_went_well_clears_its_item():
 @pytest.mark.parametrize("error", [MemoryError("full"), RuntimeError("boom")])
 def test_an_item_that_fails_alone_is_tried_once_more(error: Exception):
     ledger = EncoderLedger(3)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload=None)
-    ledger.acquire("s", "b", size=1, embeddings=1, payload=None)
+    ledger.acquire("r", item("a"))
+    ledger.acquire("s", item("b"))
     ledger.take_encode_batch(1)
     assert ledger.encode_failed(["a"], error).retried == ("a",), "tried again"
     assert [job.key for job in ledger.take_encode_batch(2)] == ["a"], "alone, before the others"
@@ -563,14 +559,14 @@ def test_the_entry_that_is_idle_for_the_longest_time_is_evicted_first():
     ledger = EncoderLedger(3)
     for now, key in enumerate("bca"):
         resident(ledger, key, now=float(now))
-    freed = ledger.acquire("r", "d", size=2, embeddings=1, payload=None).free
+    freed = ledger.acquire("r", item("d", size=2)).free
     assert freed == ("b", "c"), "the oldest go first"
 
 
 def test_an_idle_entry_is_kept_for_its_time_since_its_last_use():
     ledger = EncoderLedger(3)
     resident(ledger, "a", now=1.0)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload=None)
+    ledger.acquire("r", item("a"))
     ledger.release("r", "a", now=50.0)
     assert not ledger.evict_idle(now=55.0, idle_seconds=10.0).free, "its time runs from the last use"
     assert ledger.evict_idle(now=60.0, idle_seconds=10.0).free == ("a",), "when its time is over it goes"
@@ -579,7 +575,7 @@ def test_an_idle_entry_is_kept_for_its_time_since_its_last_use():
 def test_an_encode_batch_keeps_its_budget_of_embeddings():
     ledger = EncoderLedger(100)
     for key, embeddings in (("a", 10), ("b", 10), ("c", 10), ("d", 40), ("e", 1)):
-        ledger.acquire("r" + key, key, size=1, embeddings=embeddings, payload=None)
+        ledger.acquire("r" + key, item(key, embeddings=embeddings))
     batches = [[job.key for job in ledger.take_encode_batch(25)] for _ in range(4)]
     assert batches == [["a", "b"], ["c"], ["d"], ["e"]], "up to 25 embeddings a batch; a larger item goes alone"
 
@@ -592,7 +588,7 @@ def test_an_entry_that_nobody_wants_keeps_no_payload():
 
     ledger, payload = EncoderLedger(3), Payload()
     watched = weakref.ref(payload)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload=payload)
+    ledger.acquire("r", item("a", payload=payload))
     del payload
     ledger.take_encode_batch(1)
     ledger.encoded(["a"], now=0.0)
@@ -603,7 +599,7 @@ def test_an_entry_that_nobody_wants_keeps_no_payload():
 def test_every_holder_hears_of_a_failed_encoding():
     ledger = EncoderLedger(3)
     for holder in ("r", "s"):
-        ledger.acquire(holder, "a", size=1, embeddings=1, payload="a")
+        ledger.acquire(holder, item("a", payload="a"))
     for _ in range(2):
         ledger.take_encode_batch(1)
         refused = ledger.encode_failed(["a"], RuntimeError("boom")).refused
@@ -615,7 +611,7 @@ def test_an_entry_that_was_idle_can_be_encoded_again_for_who_joins_it():
     """It kept no payload while nobody wanted it: the one who joins brings it back, for a runner that loses all."""
     ledger = EncoderLedger(3)
     resident(ledger, "a", now=0.0)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload="the payload")
+    ledger.acquire("r", item("a", payload="the payload"))
     ledger.generation_lost()
     (job,) = ledger.take_encode_batch(1)
     assert job.payload == "the payload", "what is dispatched has its payload"
@@ -624,7 +620,7 @@ def test_an_entry_that_was_idle_can_be_encoded_again_for_who_joins_it():
 def test_an_output_that_nobody_waits_for_any_more_is_idle():
     """Always freed eventually: its last holder left while it was computed, and nobody will leave it again."""
     ledger = EncoderLedger(3)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    ledger.acquire("r", item("a", payload="a"))
     ledger.take_encode_batch(1)
     ledger.release("r", "a", now=0.0)
     ledger.encoded(["a"], now=0.0)
@@ -640,9 +636,9 @@ def test_what_is_idle_at_the_close_is_freed():
 def test_who_waits_at_the_close_is_withdrawn():
     """Always freed eventually: what is given back after the close is not taken anew."""
     ledger = EncoderLedger(1)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload=None)
+    ledger.acquire("r", item("a"))
     ledger.take_encode_batch(1)
-    ledger.acquire("s", "b", size=1, embeddings=1, payload=None)
+    ledger.acquire("s", item("b"))
     ledger.close(now=0.0)
     assert ledger.encoded(["a"], now=0.0).free == ("a",), "nothing is kept after the close"
     assert not ledger.freed(["a"]).reserved, "nothing is reserved after the close"
@@ -653,9 +649,9 @@ def test_a_lent_entry_is_never_evicted_until_its_last_borrower_has_returned_it()
     ledger = EncoderLedger(1)
     resident(ledger, "a", now=0.0)
     for borrower in ("x", "y"):
-        assert ledger.acquire(borrower, "a", size=1, embeddings=1, payload="a", loan=True, now=1.0).ready
+        assert ledger.acquire(borrower, item("a", payload="a"), loan=True, now=1.0).ready
     assert ledger.state("a") is State.LENT
-    assert ledger.acquire("r", "b", size=1, embeddings=1, payload="b").free == (), "no free while lent"
+    assert ledger.acquire("r", item("b", payload="b")).free == (), "no free while lent"
     assert ledger.release("x", "a", now=2.0).free == (), "no free while lent"
     assert ledger.release("y", "a", now=3.0).free == ("a",), "always freed eventually"
 
@@ -663,7 +659,7 @@ def test_a_lent_entry_is_never_evicted_until_its_last_borrower_has_returned_it()
 def test_a_loan_ends_with_its_term_where_the_borrower_says_nothing():
     ledger = EncoderLedger(1)
     resident(ledger, "a", now=0.0)
-    ledger.acquire("x", "a", size=1, embeddings=1, payload="a", loan=True, now=100.0)
+    ledger.acquire("x", item("a", payload="a"), loan=True, now=100.0)
     assert ledger.oldest_loan == 100.0
     assert not ledger.end_loans(now=129.0, loan_seconds=30.0).lapsed, "its term runs from when it was ready"
     assert [hold.holder for hold in ledger.end_loans(now=130.0, loan_seconds=30.0).lapsed] == ["x"]
@@ -673,12 +669,12 @@ def test_a_loan_ends_with_its_term_where_the_borrower_says_nothing():
 
 def test_a_ledger_that_borrows_does_not_lend():
     with pytest.raises(AssertionError, match="does not lend"):
-        EncoderLedger(1, borrows=True).acquire("x", "a", size=1, embeddings=1, payload="a", loan=True)
+        EncoderLedger(1, borrows=True).acquire("x", item("a", payload="a"), loan=True)
 
 
 def test_what_cannot_be_borrowed_is_encoded_here():
     ledger = EncoderLedger(1, borrows=True)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    ledger.acquire("r", item("a", payload="a"))
     assert not ledger.take_encode_batch(), "it is borrowed first"
     assert [job.key for job in ledger.take_borrows()] == ["a"]
     assert ledger.borrow_failed("a", RuntimeError("lender lost")).retried == ("a",)
@@ -688,7 +684,7 @@ def test_what_cannot_be_borrowed_is_encoded_here():
 
 def test_what_cannot_be_borrowed_or_encoded_is_refused_with_the_last_reason():
     ledger, lost = EncoderLedger(1, borrows=True, encodes=False), RuntimeError("lender lost")
-    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    ledger.acquire("r", item("a", payload="a"))
     for _ in range(MOST_BORROWS):
         assert ledger.take_borrows()
         decisions = ledger.borrow_failed("a", lost)
@@ -707,7 +703,7 @@ def test_a_row_of_the_table_for_what_is_lent_and_what_is_borrowed():
 
 def test_a_borrow_that_went_well_clears_its_entry():
     ledger, lost = EncoderLedger(1, borrows=True, encodes=False), RuntimeError("lender lost")
-    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    ledger.acquire("r", item("a", payload="a"))
     for happens in (*[ledger.borrow_failed] * (MOST_BORROWS - 1), lambda key, _: ledger.borrowed(key, now=0.0)):
         ledger.take_borrows()
         happens("a", lost)
@@ -718,7 +714,7 @@ def test_a_borrow_that_went_well_clears_its_entry():
 
 def test_what_was_encoded_here_at_last_is_borrowed_first_again():
     ledger = EncoderLedger(1, borrows=True)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    ledger.acquire("r", item("a", payload="a"))
     ledger.take_borrows()
     ledger.borrow_failed("a", RuntimeError("lender lost"))
     ledger.take_encode_batch()
@@ -730,7 +726,7 @@ def test_what_was_encoded_here_at_last_is_borrowed_first_again():
 def test_a_loan_whose_output_was_lost_waits_for_it_anew():
     ledger = EncoderLedger(1)
     resident(ledger, "a", now=0.0)
-    ledger.acquire("x", "a", size=1, embeddings=1, payload="a", loan=True, now=0.0)
+    ledger.acquire("x", item("a", payload="a"), loan=True, now=0.0)
     ledger.generation_lost()
     assert not ledger.end_loans(now=99.0, loan_seconds=30.0).lapsed, "it is not ready"
     ledger.take_encode_batch()

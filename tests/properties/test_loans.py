@@ -15,7 +15,7 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, State
 from triolet.core.ledger_values import Decisions, Hold
 
-from .machines import Machine
+from .machines import Machine, item
 
 KEYS = {"a": 1, "b": 2, "c": 3}  # and their sizes
 BORROWERS = ("x", "y")
@@ -40,7 +40,7 @@ class Side:
     def acquire(self, holder: str, key: str, now: float, *, loan: bool = False) -> None:
         if not loan:
             self.asks[holder] = key
-        self.obey(self.ledger.acquire(holder, key, size=KEYS[key], embeddings=1, payload=key, loan=loan, now=now))
+        self.obey(self.ledger.acquire(holder, item(key, size=KEYS[key], payload=key), loan=loan, now=now))
 
     def obey(self, decisions: Decisions) -> None:
         for hold in decisions.lapsed:
@@ -274,7 +274,7 @@ def test_what_may_have_ended_the_lender_is_not_encoded_here():
     """It would end this process too."""
     ledger = EncoderLedger(1, borrows=True)
     for holder in ("r", "s"):
-        ledger.acquire(holder, "a", size=1, embeddings=1, payload="a")
+        ledger.acquire(holder, item("a", payload="a"))
     ledger.take_borrows()
     decisions = ledger.borrow_failed("a", LenderLost("gone"))
     assert [type(refusal.error) for refusal in decisions.refused] == [LenderLost] * 2
@@ -286,7 +286,7 @@ def test_what_may_have_ended_the_lender_is_not_encoded_here():
 def test_an_item_that_failed_in_the_lenders_encoder_is_refused_to_the_borrowers_holders():
     """And encoded nowhere else: its failure is its own."""
     ledger = EncoderLedger(1, borrows=True)
-    ledger.acquire("r", "a", size=1, embeddings=1, payload="a")
+    ledger.acquire("r", item("a", payload="a"))
     ledger.take_borrows()
     (refusal,) = ledger.borrow_failed("a", EncodeFailed("not finite")).refused
     assert "not finite" in str(refusal.error)

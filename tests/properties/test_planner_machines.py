@@ -128,11 +128,7 @@ class PlannerMachine(Machine):
             match action:
                 case Acquire(holder, item):
                     assert holder.partition("/")[0] not in self.ends, "nothing is acquired after the end"
-                    self.obey(
-                        self.ledger.acquire(
-                            holder, item.key, size=item.size, embeddings=item.embeddings, payload=item.payload
-                        )
-                    )
+                    self.obey(self.ledger.acquire(holder, item))
                 case Release(holder, key):
                     if holder not in self.refused:  # else the refusal and this have crossed, and the actor lets it pass
                         self.obey(self.ledger.release(holder, key, now=0.0))

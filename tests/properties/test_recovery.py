@@ -17,13 +17,15 @@ from triolet.core.request import Request
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import SimModel, expected_tokens
 
+from .machines import item
+
 
 @given(keys=st.integers(1, 12), bad=st.sets(st.integers(0, 11), max_size=3), budget=st.integers(1, 12))
 def test_an_encode_failure_fails_only_its_items(keys: int, bad: set[int], budget: int):
     """S5, and bounded: a batch is halved, so that n items with b bad ones take no more than about 2 b log n calls."""
     ledger = EncoderLedger(100)
     for number in range(keys):
-        ledger.acquire(f"r{number}", f"k{number}", size=1, embeddings=1, payload=number)
+        ledger.acquire(f"r{number}", item(f"k{number}", payload=number))
     ready, refused, calls, failures = set(), set(), 0, 0
     while jobs := ledger.take_encode_batch(budget):
         calls += 1
@@ -44,7 +46,7 @@ def test_an_encode_failure_fails_only_its_items(keys: int, bad: set[int], budget
 def test_what_nobody_wants_any_more_is_not_tried_again():
     ledger = EncoderLedger(100)
     for key in "abc":
-        ledger.acquire(key, key, size=1, embeddings=1, payload=key)
+        ledger.acquire(key, item(key, payload=key))
     ledger.take_encode_batch(3)
     ledger.release("b", "b", now=0.0)
     assert ledger.encode_failed("abc", RuntimeError()).dropped == ("b",)

@@ -10,6 +10,7 @@ from functools import partial
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
 from triolet.core.ledger_values import Hold
+from triolet.core.request import EncoderItem
 from triolet.testing.kit.steps import StepDeclaration, StepPlanned, Wanted
 
 DECLARED = StepDeclaration(budgets=False, repeats=False, evicts_within_step=False)
@@ -24,7 +25,8 @@ class LedgerSteps:
 
     def ask(self, request: str, key: str, size: int) -> str:
         holds, acquire = self.ledger.holds, self.ledger.acquire
-        if not holds(request, key) and acquire(request, key, size=size, embeddings=1, payload=None).refused:
+        item = EncoderItem(key=key, payload=None, embeddings=1, size=size)
+        if not holds(request, key) and acquire(request, item).refused:
             return "never"
         waits = Hold(request, key) in self.ledger.waiting()
         return "later" if waits else "encode" if self.ledger.state(key) is State.RESERVED else "hit"
