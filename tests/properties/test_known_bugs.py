@@ -306,7 +306,7 @@ def test_e11_an_item_larger_than_the_cache_waits_for_ever():
 
     Caught by "every acquire is answered": acquire d, whose 9 bytes are more than the cache's 1.
     """
-    not_refused = ("core.ledger:EncoderLedger.acquire", "if size > self.capacity:", "if size > 1 << 40:")
+    not_refused = ("core.ledger:EncoderLedger.acquire", "if item.size > self.capacity:", "if item.size > 1 << 40:")
     assert_caught(LEDGER, "every acquire is answered", not_refused)
     assert_caught(ledger(acquire("d")), "every acquire is answered", not_refused)
 
