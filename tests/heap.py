@@ -135,6 +135,8 @@ class Births:
     _born: list[tuple[str, weakref.ref[Any]]] = attrs.field(factory=list, init=False)
 
     def note(self, kind: str, born: object) -> None:
+        if born is None:  # an item whose payload was let go
+            return
         self._born.append((kind, weakref.ref(born)))
 
     @property
