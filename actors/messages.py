@@ -12,8 +12,8 @@ from attrs import field, frozen
 
 from ..core.errors import RunnerCrashed
 from ..core.plan import LentOutput, SampledToken, StepPlan, StepResult
-from ..core.planning.actions import Acquire as Acquire
-from ..core.planning.actions import Release as Release
+from ..core.planning.actions import Acquire as Acquire  # noqa: PLC0414  (a message of ours, too)
+from ..core.planning.actions import Release as Release  # noqa: PLC0414
 from ..core.request import EncoderItem, FinishReason, Request
 from ..core.timings import Timings
 
