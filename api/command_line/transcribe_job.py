@@ -231,7 +231,7 @@ def seconds_of(source: str | bytes) -> float | None:
             return None
         with (
             open(source, "rb") if isinstance(source, str) else io.BytesIO(source) as file,
-            av.open(file, options={"protocol_whitelist": "none"}, metadata_errors="replace") as container,
+            av.open(file, "r", options={"protocol_whitelist": "none"}, metadata_errors="replace") as container,
         ):
             return None if container.duration is None else container.duration / 1e6
     except (OSError, ValueError, av.FFmpegError):

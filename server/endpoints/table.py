@@ -75,7 +75,7 @@ _SPOKEN = {
     "text/vtt": (),
 }
 _LIVE = {**_SPOKEN, EVENTS: (TextDelta, TextDone)}
-_CHAT = {JSON: (ChatAnswer,), EVENTS: (ChatChunk,)}
+_CHAT: Mapping[str, tuple[type[BaseModel], ...]] = {JSON: (ChatAnswer,), EVENTS: (ChatChunk,)}
 _COMPLETION = {JSON: (CompletionAnswer,), EVENTS: (CompletionAnswer,)}
 
 ENDPOINTS = (

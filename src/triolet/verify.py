@@ -61,7 +61,7 @@ def verify(
     make = _factory(factory)
     from .testing import kit
 
-    examine = {"step": kit.examine_steps, "scheduler": kit.examine_scheduler}[protocol]
+    examine: Any = kit.examine_steps if protocol == "step" else kit.examine_scheduler
     declaration = {"step": kit.StepDeclaration, "scheduler": kit.SchedulerDeclaration}[protocol]
     options: dict[str, Any] = {"declared": _declaration(declaration, declared), "subject": factory}
     try:

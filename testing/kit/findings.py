@@ -69,13 +69,18 @@ RAISES_NOTHING = Promise(
 """The promise of every protocol: the subject raises nothing at the calls that its protocol has."""
 
 
+def tupled(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Returns ``values`` as a tuple: a converter that keeps the types of lists that are given."""
+    return tuple(values)
+
+
 @frozen
 class Table:
     """A history as a table of steps. `str` aligns the columns; trailing columns that are empty throughout are left
     out."""
 
     columns: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = field(default=(), converter=tuple)
+    rows: tuple[tuple[str, ...], ...] = field(default=(), converter=tupled)
 
     def __str__(self) -> str:
         used = [index for index in range(len(self.columns)) if any(row[index] for row in self.rows)]

@@ -34,7 +34,7 @@ from typing import Any, Protocol
 
 from attrs import field, frozen
 
-from .findings import WORKLOADS, BrokenPromise, Findings, Script, Table, examine, import_of, raised, short
+from .findings import WORKLOADS, BrokenPromise, Findings, Script, Table, examine, import_of, raised, short, tupled
 from .scheduler_play import PROMISES, Item, Limits, NewRequest, SchedulerPlay
 from .scheduler_workloads import SchedulerDeclaration, SchedulerWorkload, draw, simpler
 from .wrong_adapter import WrongAdapter
@@ -62,7 +62,7 @@ class Chunk:
     request: str
     start: int
     length: int
-    pages: tuple[int, ...] = field(converter=tuple)
+    pages: tuple[int, ...] = field(converter=tupled)
     samples: bool
 
 
@@ -72,9 +72,9 @@ class Step:
     ``own``: whatever the adapter wants to have at hand when `Scheduler.update` gets the step, the engine's plan say.
     """
 
-    chunks: tuple[Chunk, ...] = field(default=(), converter=tuple)
-    encodes: tuple[str, ...] = field(default=(), converter=tuple)
-    frees: tuple[str, ...] = field(default=(), converter=tuple)
+    chunks: tuple[Chunk, ...] = field(default=(), converter=tupled)
+    encodes: tuple[str, ...] = field(default=(), converter=tupled)
+    frees: tuple[str, ...] = field(default=(), converter=tupled)
     own: Any = field(default=None, repr=False, eq=False)
 
 
