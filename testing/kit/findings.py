@@ -118,16 +118,17 @@ def raised(error: Exception, table: Table) -> BrokenPromise:
 
 @frozen
 class Script:
-    """The form of regression tests: the imports of a file, and the call of ``play`` in each test, with ``arguments``
-    and then the test's workload."""
+    """The form of regression tests: the imports of a file, and the call of ``play`` in each test, with the test's
+    workload between the arguments ``before`` and ``after``."""
 
     imports: str
     play: str
-    arguments: tuple[str, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...] = ()
 
     def call(self, workload: Any) -> str:
         """The source of the call that plays ``workload``."""
-        lines = "".join(f"    {argument},\n" for argument in (*self.arguments, short(workload)))
+        lines = "".join(f"    {argument},\n" for argument in (*self.before, short(workload), *self.after))
         return f"{self.play}(\n{lines})"
 
 

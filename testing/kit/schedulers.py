@@ -136,7 +136,8 @@ def examine_scheduler(
         Script(
             f"from triolet.testing.kit.schedulers import {names}\n\n{line}\n",
             "play_scheduler",
-            (factory, f"declared={short(declared)}"),
+            (factory,),
+            (f"declared={short(declared)}",),
         ),
         seed=seed,
         workloads=workloads,

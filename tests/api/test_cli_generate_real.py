@@ -90,7 +90,7 @@ def test_whisper_is_asked_by_its_own_tokens(capsys: pytest.CaptureFixture[str]) 
     [
         ("llama", ["hi", "--image", "PICTURE"], "image in the request, but LlamaForCausalLM reads text; leave it out"),
         ("llama", ["hi " * 600], "tokens leaves no room to generate; allowed: up to 511 tokens, the model has 512"),
-        ("llama", ["hi", "--max-tokens", "9999"], "max_tokens=9999 after a prompt of 6 tokens; allowed: up to 506"),
+        ("llama", ["hi", "--max-tokens", "9999"], "--max-tokens=9999 after a prompt of 6 tokens; allowed: up to 506"),
         (
             "llava",
             ["<image>", "--raw", *["--image", "PICTURE"] * 2],

@@ -99,8 +99,8 @@ def test_a_broken_promise_tells_how_to_run_it_again(monkeypatch):
 
 
 def _forgets_twice(ledger: EncoderLedger, entry) -> None:
-    del ledger._entries[entry.key]
-    ledger.taken -= 2 * entry.size
+    del ledger._entries[entry.item.key]
+    ledger.taken -= 2 * entry.item.size
 
 
 def test_an_answer_that_never_comes_is_a_deadlock_or_a_wait_that_is_told(monkeypatch):
