@@ -109,7 +109,8 @@ class EncoderCache:
             case m.SchedulerClosed():
                 self._closing = True
                 self._end_loans()
-                self._forget_borrows(EngineClosed("the engine that borrows is stopping"))
+                for key in self._withdraw_borrows():
+                    self._borrow_broke(key, EngineClosed("the engine that borrows is stopping"))
                 for hold in self.ledger.holds_and_waits():
                     self.emit(events.EntryTakenBack(hold.key, hold.holder))
                 self._decide(self.ledger.close(now=trio.current_time()))
@@ -149,15 +150,6 @@ class EncoderCache:
                     waiting.put(output)
             case m.TakeOutBroken(loan, key, error):
                 self._end_loan(Hold(loan, key), error)
-
-    def _loan_is_over(self, hold: Hold) -> None:
-        """The term of a loan has ended, and the ledger has released it."""
-        self.emit(events.EntryReleased(hold.key, hold.holder))
-        self._end_loan(hold, BorrowFailed(f"the copy of {hold.key} took longer than {self.loan_seconds} s"))
-
-    def _loan_is_ready(self, hold: Hold) -> None:
-        if self._loans[hold.holder] is not None:  # else this is the output encoded again, after a restart
-            self.to_runner.send_nowait(m.TakeOut(hold.holder, hold.key, self._generation))
 
     def _end_loan(self, hold: Hold, error: Exception) -> None:
         """Ends a loan that is still open. Where no copy was put, the borrower gets ``error``."""
@@ -218,29 +210,26 @@ class EncoderCache:
         self._borrows.clear()
         return keys
 
-    def _forget_borrows(self, error: Exception) -> None:
-        for key in self._withdraw_borrows():
-            self._borrow_broke(key, error)
-
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def _decide(self, decisions: Decisions) -> None:
         if decisions.shrunk is not None:
             self.emit(events.EncodeShrunk(decisions.shrunk))
         if decisions.retried:
-            self.emit(events.EncodeRetried(decisions.retried))
-        for hold in decisions.lapsed:
-            self._loan_is_over(hold)
+            self.emit(events.EncodeRetried(tuple(decisions.retried)))
+        for hold in decisions.lapsed:  # the ledger has released them
+            self.emit(events.EntryReleased(hold.key, hold.holder))
+            self._end_loan(hold, BorrowFailed(f"the copy of {hold.key} took longer than {self.loan_seconds} s"))
         for key in decisions.dropped:  # first: what is reserved now may take their room
             self.emit(events.EntryDropped(key))
         for key, size in decisions.reserved:
             self.emit(events.EntryReserved(key, size))
         for hold in decisions.ready:
             self.emit(events.EntryHeld(hold.key, hold.holder))
-            if hold.holder in self._loans:
-                self._loan_is_ready(hold)
-            else:
+            if hold.holder not in self._loans:
                 self.to_scheduler.send_nowait(m.EncoderReady(hold.holder))
+            elif self._loans[hold.holder] is not None:  # else this is the output encoded again, after a restart
+                self.to_runner.send_nowait(m.TakeOut(hold.holder, hold.key, self._generation))
         for refusal in decisions.refused:
             self.emit(events.EntryRefused(refusal.key, refusal.holder, events.error_text(refusal.error)))
             if refusal.holder in self._loans:

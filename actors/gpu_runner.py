@@ -69,12 +69,10 @@ class GpuRunner:
     to_encoder_cache: trio.MemorySendChannel[m.EncoderCacheMessage]
     worker: Worker
     make_executor: Callable[[], Executor]
-    close_seconds: float
-    restarts: RestartPolicy
-    keep_weights: bool
-    shortens_switches: bool
+    config: EngineConfig
     emit: Emit
     memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
+    _restarts: RestartPolicy = field(init=False)
     _executor: Executor | None = field(default=None, init=False)
     _ended: trio.MemorySendChannel[Ended | None] = field(init=False)  # ``None``: the lanes are over
     _ends: trio.MemoryReceiveChannel[Ended | None] = field(init=False)
@@ -92,6 +90,7 @@ class GpuRunner:
 
     def __attrs_post_init__(self) -> None:
         self._ended, self._ends = trio.open_memory_channel[Ended | None](math.inf)
+        self._restarts = RestartPolicy(self.config.restarts, self.config.restart_seconds)
 
     @trio.lowlevel.enable_ki_protection
     async def run(
@@ -101,7 +100,7 @@ class GpuRunner:
 
         Raises `EngineTeardownError` where a release fails or a call hangs; the hung worker is abandoned.
         """
-        self.worker.start(nursery, partial(_deliver, self._ended))
+        self.worker.start(nursery, self._deliver)
         try:
             task_status.started(await self._open())
             self.emit(events.StageReached("device taken"))
@@ -141,6 +140,11 @@ class GpuRunner:
         self._frees_lock = ended.value.native
         return ended.value
 
+    def _deliver(self, ended: Ended) -> None:
+        """Takes a call's end. An abandoned call may end long after the runner."""
+        with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
+            self._ended.send_nowait(ended)
+
     def _opened(self) -> Executor:
         assert self._executor is not None, "a call before the executor was opened"
         return self._executor
@@ -152,7 +156,7 @@ class GpuRunner:
         return description
 
     async def _close(self) -> None:
-        """Waits for the calls in flight, closes the executor and ends the worker, all within ``close_seconds``.
+        """Waits for the calls in flight, closes the executor and ends the worker, all within ``stage_seconds``.
 
         A worker that takes longer is abandoned. An abandoned load is no error: the worker closes the executor as soon
         as the load returns.
@@ -160,7 +164,7 @@ class GpuRunner:
         self._stopping = True
         ended: Ended | None = None
         try:
-            with trio.move_on_after(self.close_seconds, shield=True):
+            with trio.move_on_after(self.config.stage_seconds, shield=True):
                 ended = await self._run(Job.CLOSE, self._close_executor)
         finally:
             if ended is None:  # a call hangs, or this task failed: the worker gives the device back without it
@@ -171,8 +175,8 @@ class GpuRunner:
             if self.memory.device == "":
                 return  # the load hangs
             raise EngineTeardownError(
-                f"a call on the device did not end within {self.close_seconds} s; its thread is abandoned and will "
-                f"release the device if the call ever returns; a new process is the safe way on"
+                f"a call on the device did not end within {self.config.stage_seconds} s; its thread is abandoned and "
+                f"will release the device if the call ever returns; a new process is the safe way on"
             )
         self.worker.stop()
         self.emit(events.StageReached("device released"))
@@ -207,7 +211,7 @@ class GpuRunner:
         are dropped. Raises the error that led to the restart where no restart can help."""
         error, self._failure = self._failure, None
         if error is not None:  # else a sleep failed, which has begun a generation already
-            pause = None if _beyond_help(error) else self.restarts.try_restart(trio.current_time())
+            pause = None if _beyond_help(error) else self._restarts.try_restart(trio.current_time())
             if pause is None:
                 raise error
             self._generation += 1
@@ -286,7 +290,8 @@ class GpuRunner:
             case m.PutIn(output):
                 self._submit(Job.PUT_IN, partial(self._call, executor.put_in), output)
             case m.Sleep():
-                self._submit(Job.SLEEP, partial(self._call, partial(executor.sleep, keep_weights=self.keep_weights)))
+                sleep = partial(executor.sleep, keep_weights=self.config.sleep_keeps_weights)
+                self._submit(Job.SLEEP, partial(self._call, sleep))
             case m.Wake():
                 self._submit(Job.WAKE, partial(self._call, executor.wake))
             case _:
@@ -303,7 +308,7 @@ class GpuRunner:
     def _submit(self, job: Job, call: Call, *args: object, frees_lock: bool = True) -> None:
         """Gives the worker a call. Python switches quickly between threads until it has ended, or is abandoned, unless
         the call and the model free Python's lock while they compute."""
-        if self.shortens_switches and not (self._frees_lock and frees_lock):
+        if self.config.switch_interval == "short" and not (self._frees_lock and frees_lock):
             self.worker.switch_interval.begin(self)
             call = partial(self._until_ended, call)
         self.worker.submit(job, call, *args)
@@ -318,17 +323,11 @@ class GpuRunner:
                 serving = False
                 continue
             message = self._begun.popleft()
-            self._count(message)
+            counted = self._share.encode_ended if isinstance(message, m.Encode) else self._share.step_ended
+            counted(trio.current_time())
             self._report(message, ended)
             del message, ended  # else a failed call's objects live until the next call ends
             self._turns.unpark_all()
-
-    def _count(self, message: m.RunnerMessage) -> None:
-        now = trio.current_time()
-        if isinstance(message, m.Encode):
-            self._share.encode_ended(now)
-        else:
-            self._share.step_ended(now)
 
     def _report(self, message: m.RunnerMessage, ended: Ended) -> None:
         error = ended.error
@@ -337,15 +336,22 @@ class GpuRunner:
             return
         assert error is None or isinstance(error, Exception), "all others are beyond help"
         match message:
-            case m.Step(plan):
-                self.to_scheduler.send_nowait(_step_report(plan.step_id, ended.value, error))
+            case m.Step(plan) if error is not None:
+                skipped = isinstance(error, StepSkipped)
+                self.to_scheduler.send_nowait(m.StepFailed(plan.step_id, error, skipped))
+            case m.Step():
+                assert isinstance(ended.value, StepResult), "a step returns a StepResult"
+                self.to_scheduler.send_nowait(m.StepDone(ended.value))
             case m.Encode(items):
                 keys = tuple(item.key for item in items)
                 self.to_encoder_cache.send_nowait(m.Encoded(keys) if error is None else m.EncodeBroken(keys, error))
             case m.Free(keys):
                 self.to_encoder_cache.send_nowait(m.Freed(keys))
-            case m.TakeOut(loan, key):
-                self.to_encoder_cache.send_nowait(_take_out_report(loan, key, ended.value, error))
+            case m.TakeOut(loan, key) if error is not None:
+                self.to_encoder_cache.send_nowait(m.TakeOutBroken(loan, key, error))
+            case m.TakeOut(loan):
+                assert isinstance(ended.value, LentOutput), "what is taken out is a LentOutput"
+                self.to_encoder_cache.send_nowait(m.TakenOut(loan, ended.value))
             case m.PutIn(output):
                 done = m.PutInDone(output.key) if error is None else m.PutInBroken(output.key, error)
                 self.to_encoder_cache.send_nowait(done)
@@ -409,32 +415,12 @@ class GpuRunner:
             raise StepSkipped("the runner is stopping")
 
 
-def _deliver(ended_calls: trio.MemorySendChannel[Ended | None], ended: Ended) -> None:
-    """Tells the runner of a call's end. An abandoned call may end long after the runner."""
-    with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
-        ended_calls.send_nowait(ended)
-
-
 def _told(error: BaseException) -> str:
     """The text of each failed release, with its notes, which name the owner."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_told, error.exceptions))
     notes = ", ".join(getattr(error, "__notes__", ["a release failed"]))
     return f"{notes}: {type(error).__name__}: {error}"
-
-
-def _step_report(step_id: int, value: object, error: Exception | None) -> m.StepDone | m.StepFailed:
-    if error is not None:
-        return m.StepFailed(step_id, error, skipped=isinstance(error, StepSkipped))
-    assert isinstance(value, StepResult), "a step returns a StepResult"
-    return m.StepDone(value)
-
-
-def _take_out_report(loan: str, key: str, value: object, error: Exception | None) -> m.TakenOut | m.TakeOutBroken:
-    if error is not None:
-        return m.TakeOutBroken(loan, key, error)
-    assert isinstance(value, LentOutput), "what is taken out is a LentOutput"
-    return m.TakenOut(loan, value)
 
 
 def _beyond_help(error: BaseException | None) -> bool:

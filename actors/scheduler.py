@@ -175,7 +175,7 @@ class Scheduler:
 
     def _step_failed(self, step_id: int, error: Exception, *, skipped: bool) -> None:
         self.emit(events.StepEnded(step_id, ok=False, error=events.error_text(error), skipped=skipped))
-        requests = self.planner.requests_of(step_id)
+        requests = self.planner.in_flight(step_id).request_ids
         self.planner.step_failed(step_id, error, skipped=skipped)
         again = tuple(request_id for request_id in requests if self.planner.has(request_id))
         if again:
@@ -306,14 +306,14 @@ class Scheduler:
         self._publish()
 
     def _step_begun(self, plan: StepPlan) -> events.StepBegun:
-        reads = self.planner.reads_of(plan.step_id)
+        step = self.planner.in_flight(plan.step_id)
         return events.StepBegun(
             plan.step_id,
-            self.planner.requests_of(plan.step_id),
-            tuple(hold.key for hold in reads),
-            tuple(hold.holder for hold in reads),
+            step.request_ids,
+            tuple(hold.key for hold in step.reads),
+            tuple(hold.holder for hold in step.reads),
             plan.tokens,
-            self.planner.samples_of(plan.step_id),
+            step.samples,
             self.planner.pages_used,
         )
 

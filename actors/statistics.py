@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Iterator
+from html import escape
 
-from ..core import html
+from attrs import asdict, frozen
+
 from ..core.ledger_values import LedgerStatistics
+from ..core.log_lines import owners
 from ..core.plan import DeviceMemory
 from ..core.planning.statistics import PlannerStatistics
 from ..core.power import Power
@@ -22,9 +25,24 @@ class EngineStatistics:
     device: DeviceMemory
 
     def _repr_html_(self) -> str:
-        """Returns the figures as a table, which notebooks show."""
-        return html.table("statistics", self.rows())
+        """Returns the figures as a table, which notebooks show in place of a long repr."""
+        return self.table("statistics")
 
-    def rows(self) -> tuple[html.Row, ...]:
-        """The figures by name, for people."""
-        return html.statistics_rows(self.power, self.requests, self.encoder_cache, self.device)
+    def table(self, caption: str) -> str:
+        """Returns the figures as a table of HTML."""
+        left = 'style="text-align:left"'
+        lines = "".join(
+            f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(figures)}</td></tr>" for name, figures in self.rows()
+        )
+        return f"<table><caption {left}>{escape(caption)}</caption>{lines}</table>"
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yields the figures of each part by its name, for people. Leaves out figures that are 0, and the encoder cache
+        while nobody has used it."""
+        yield "power", self.power.value
+        parts = {"requests": asdict(self.requests), "encoder cache": asdict(self.encoder_cache)}
+        for part, figures in parts.items():
+            if figures.get("acquires") != 0:
+                counts = {name.replace("_", " "): count for name, count in figures.items() if type(count) is int}
+                yield part, ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+        yield f"memory on {self.device.device}", owners(self.device)

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any
 
 import trio
 from attrs import define, field
@@ -27,13 +28,11 @@ from ..core.config import EngineConfig
 from ..core.errors import EngineClosed, EngineTeardownError, InvalidRequest, InvariantViolation, RunnerCrashed
 from ..core.executor import Executor
 from ..core.ledger import EncoderLedger
-from ..core.ledger_table import RESIDENT, State
 from ..core.model import ModelDescription
 from ..core.planning.limits import PlannerLimits
 from ..core.planning.planner import Planner
 from ..core.power import PowerState
 from ..core.request import Request
-from ..core.restart import RestartPolicy
 from ..core.trace import TraceChecker
 from . import messages as m
 from .emit import Emit
@@ -43,13 +42,8 @@ from .scheduler import Scheduler
 from .statistics import EngineStatistics
 from .worker import Worker
 
-Started = TypeVar("Started")
-
-
-class Run(Protocol):
-    """An actor's ``run``."""
-
-    def __call__(self, *, task_status: trio.TaskStatus[Any]) -> Awaitable[None]: ...
+Run = Callable[..., Awaitable[None]]
+"""An actor's ``run``, which takes a ``task_status``."""
 
 
 @define(eq=False)
@@ -145,10 +139,7 @@ class Supervisor:
             to_encoder_cache=self._to_encoder_cache,
             worker=self.worker,
             make_executor=self.make_executor,
-            close_seconds=config.stage_seconds,
-            restarts=RestartPolicy(config.restarts, config.restart_seconds),
-            keep_weights=config.sleep_keeps_weights,
-            shortens_switches=config.switch_interval == "short",
+            config=config,
             emit=self._emit,
         )
 
@@ -261,29 +252,14 @@ class Supervisor:
     def keys_to_come(self) -> frozenset[str]:
         """The keys of the encoder outputs that are to be encoded or borrowed."""
         assert self._ledger is not None, "the ledger is made with the planner"
-        coming = {key for key, (state, *_) in self._ledger.entries().items() if state not in RESIDENT}
-        awaited = {hold.key for hold in self._ledger.waiting()}
-        return frozenset(coming | {key for key in awaited if self._ledger.state(key) in {State.ABSENT, State.FREEING}})
+        return self._ledger.keys_to_come()
 
     # -- start -------------------------------------------------------------------------------------------------------
 
     async def _start(self, nursery: trio.Nursery) -> ModelDescription:
-        async def run_runner(*, task_status: trio.TaskStatus[ModelDescription]) -> None:
-            await self._runner.run(nursery, task_status=task_status)
-
+        run_runner = partial(self._runner.run, nursery)
         description: ModelDescription = await self._start_child(nursery, "runner", run_runner)
-        speculation = self.config.speculation_for(description.kind, description.device)
-        limits = PlannerLimits.of(
-            description,
-            max_running=self.config.max_running,
-            max_step_tokens=self.config.max_step_tokens,
-            steps_in_flight=self.config.steps_in_flight,
-            encoder_cache_bytes=self.config.encoder_cache_bytes,
-            prefix_caching=self.config.prefix_caching,
-            draft_tokens=0 if speculation is None else speculation.tokens,
-            draft_running=1 if speculation is None else speculation.most_running,
-        )
-        self._planner = Planner(limits)
+        self._planner = Planner(PlannerLimits.of(description, self.config))
         batch_size = BatchSize(self.config.encode_budget(description.device))
         self._ledger = EncoderLedger(
             self.config.encoder_cache_bytes, batch_size, borrows=self.lenders is not None, encodes=self.encodes

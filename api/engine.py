@@ -17,7 +17,6 @@ from ..actors.gpu_runner import torch_executor
 from ..actors.statistics import EngineStatistics
 from ..actors.supervisor import Supervisor
 from ..actors.worker import ThreadWorker, Worker
-from ..core import html
 from ..core.checks import number, unknown_name
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
@@ -467,7 +466,7 @@ class Engine:
 def shown(engine: object, statistics: Callable[[], EngineStatistics]) -> str | None:
     """What a notebook shows of an engine that can be asked for its statistics. Of others it shows the repr."""
     try:
-        return html.table(repr(engine), statistics().rows())
+        return statistics().table(repr(engine))
     except EngineStateError:
         return None
 

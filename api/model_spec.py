@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from attrs import evolve, field, frozen
 
-from ..core.checks import Check, Refused, flag, instance, settle, several
+from ..core.checks import Check, Refused, by, checked, flag, instance, settle, several
 from ..core.config import EngineConfig
 from ..core.plan import DeviceMemory
 from .engine import Engine
@@ -26,14 +26,6 @@ def _name(value: Any) -> str:
     return value
 
 
-_SPEC = {
-    "model": Check(_model, "a folder with a checkpoint, or a hub id, as a text or a Path"),
-    "config": instance(EngineConfig, "EngineConfig(...), or leave it out"),
-    "aliases": several(_name, 1_000, "a tuple of names"),
-    "preload": flag(),
-}
-
-
 @frozen
 class ModelSpec:
     """One of the models of `Engines`.
@@ -48,14 +40,18 @@ class ModelSpec:
         InvalidRequest: a value of another type.
     """
 
-    model: str | Path
-    config: EngineConfig = field(factory=EngineConfig, kw_only=True)
-    aliases: tuple[str, ...] = field(default=(), kw_only=True)
-    preload: bool = field(default=False, kw_only=True)
+    model: str | Path = field(
+        metadata=by(Check(_model, "a folder with a checkpoint, or a hub id, as a text or a Path"))
+    )
+    config: EngineConfig = field(
+        factory=EngineConfig, kw_only=True, metadata=by(instance(EngineConfig, "EngineConfig(...), or leave it out"))
+    )
+    aliases: tuple[str, ...] = checked((), several(_name, 1_000, "a tuple of names"), kw_only=True)
+    preload: bool = checked(False, flag(), kw_only=True)
     _parts: tuple[Callable[[], Engine], int] | None = field(default=None, init=False, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _SPEC)
+        settle(self)
 
     @classmethod
     def from_parts(

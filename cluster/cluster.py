@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ..api.engine import Engine
 from ..api.hosts.backend import Backend
 from ..api.hosts.trio_engine import TrioEngine
-from ..core.checks import Check, Refused, as_integer, integer, number, settle
+from ..core.checks import Check, Refused, as_integer, by, integer, number, settle
 from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest
 from .register import Departure
@@ -52,27 +52,23 @@ def _count(value: Any) -> int | tuple[int, int]:
     return found
 
 
-_SETTINGS = {
-    "replicas": Check(_count, "an integer of 1 or more, or two: the least and the most"),
-    "encoders": integer(0, _MOST),
-    "cpus": number(0, math.inf),
-    "gpus": number(0, math.inf),
-    "address": Check(_address, "host:port, such as head:6379, auto or local").or_none("that of RAY_ADDRESS, or local"),
-    "name": Check(_text, "a text").or_none("one of its own"),
-}
-
-
 @frozen(kw_only=True)
 class _Settings:
-    replicas: int | tuple[int, int]
-    encoders: int
-    cpus: float
-    gpus: float
-    address: str | None
-    name: str | None
+    replicas: int | tuple[int, int] = field(
+        metadata=by(Check(_count, "an integer of 1 or more, or two: the least and the most"))
+    )
+    encoders: int = field(metadata=by(integer(0, _MOST)))
+    cpus: float = field(metadata=by(number(0, math.inf)))
+    gpus: float = field(metadata=by(number(0, math.inf)))
+    address: str | None = field(
+        metadata=by(
+            Check(_address, "host:port, such as head:6379, auto or local").or_none("that of RAY_ADDRESS, or local")
+        )
+    )
+    name: str | None = field(metadata=by(Check(_text, "a text").or_none("one of its own")))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _SETTINGS)
+        settle(self)
 
 
 class Cluster(Engine):

@@ -138,7 +138,7 @@ class BeamSearch:
                 found.append(Hypothesis(beam.token_ids, beam.logprobs, settings.score(beam.total, length)))
             elif not ends and len(going_on) < settings.size:
                 going_on.append(beam)
-        found = sorted(found, key=_score, reverse=True)[: settings.kept]
+        found = sorted(found, key=lambda hypothesis: hypothesis.score, reverse=True)[: settings.kept]
         over = self._is_over(going_on, found, length)
         return evolve(self, beams=() if over else tuple(going_on), hypotheses=tuple(found))
 
@@ -149,7 +149,3 @@ class BeamSearch:
             return False
         best = self.settings.score(beams[0].total, length)
         return self.settings.early or best <= found[-1].score
-
-
-def _score(hypothesis: Hypothesis) -> float:
-    return hypothesis.score

@@ -1,7 +1,7 @@
 """Checks of the values that callers pass: a value as its field declares it, or `InvalidRequest`.
 
-A class lists the `Check` of each of its fields; `settle` applies the list. Numbers of other libraries (numpy's, say)
-become plain ones, so that the kept value is of the declared type, can be compared and can be a key.
+A class declares each field with its default and its `Check`, which `settle` applies. Numbers of other libraries
+(numpy's, say) become plain ones, so that the kept value is of the declared type, can be compared and can be a key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import islice
 from numbers import Real
 from typing import Any, TypeVar
 
-from attrs import frozen
+from attrs import AttrsInstance, field, fields, frozen
 
 from .errors import InvalidRequest
 
@@ -61,14 +61,27 @@ def unknown_name(name: str, known: Iterable[str], elsewhere: Mapping[str, str], 
     return InvalidRequest(f"{name}= is no option of {owner}; {told}")
 
 
-def settle(values: object, checks: Mapping[str, Check], *, named: str = "{}") -> None:
-    """Puts each field of a frozen attrs object that is being made through its check.
+def by(check: Check) -> dict[str, Check]:
+    """Metadata of a field that `settle` puts through ``check``."""
+    return {"check": check}
+
+
+def checked(default: _Value, check: Check, **settings: Any) -> _Value:
+    """A field with a default that `settle` puts through ``check``; ``settings`` are those of `attrs.field`."""
+    made: _Value = field(default=default, metadata=by(check), **settings)
+    return made
+
+
+def settle(values: AttrsInstance, *, named: str = "{}") -> None:
+    """Puts each checked field of a frozen attrs object that is being made through its check.
 
     Raises:
         InvalidRequest: for the first field that is refused; ``named`` is the format of its name in the message.
     """
-    for name, check in checks.items():
-        object.__setattr__(values, name, check.of(named.format(name), getattr(values, name)))
+    for one in fields(type(values)):
+        check = one.metadata.get("check")
+        if check is not None:
+            object.__setattr__(values, one.name, check.of(named.format(one.name), getattr(values, one.name)))
 
 
 def shown(value: object) -> str:

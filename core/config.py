@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any, Literal
 
-from attrs import field, frozen
+from attrs import frozen
 
-from .checks import Check, Refused, flag, function, integer, number, one_of, path, settle, shown
+from .checks import Check, Refused, checked, flag, function, integer, number, one_of, path, settle, shown
 from .errors import InvalidRequest
 from .events import Event
 from .model import Kind
@@ -19,13 +19,6 @@ QUANTIZATIONS = ("int8",)
 PARTS = ("whole", "encoder")
 _MUCH = 2**31 - 1
 _BYTES = 2**50
-
-_SPECULATION = {
-    "tokens": integer(1, 64),
-    "draft": path("a folder or hub id").or_none("the text itself"),
-    "match": integer(1, 32),
-    "most_running": integer(1, _MUCH),
-}
 
 
 @frozen(kw_only=True)
@@ -45,13 +38,13 @@ class Speculation:
         InvalidRequest: a value out of its range.
     """
 
-    tokens: int = 4
-    draft: str | None = None
-    match: int = 3
-    most_running: int = _MUCH
+    tokens: int = checked(4, integer(1, 64))
+    draft: str | None = checked(None, path("a folder or hub id").or_none("the text itself"))
+    match: int = checked(3, integer(1, 32))
+    most_running: int = checked(_MUCH, integer(1, _MUCH))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _SPECULATION, named="Speculation.{}")
+        settle(self, named="Speculation.{}")
 
 
 _ALONE = Speculation(most_running=1)  # docs/performance.md: alone it pays, beside others it may not
@@ -75,41 +68,6 @@ def _speculation(value: Any) -> Any:
     if not isinstance(value, Speculation) and not (isinstance(value, str) and value == "auto"):
         raise Refused
     return value
-
-
-_SETTINGS = {
-    "part": one_of(*PARTS),
-    "device": Check(_device, "'auto', 'cpu', 'cuda' or 'cuda:N'; triolet devices lists what is there"),
-    "dtype": one_of(*DTYPES),
-    "kv_dtype": one_of(*DTYPES),
-    "threads": integer(0, 1024, "; 0: torch's own choice"),
-    "switch_interval": one_of("short", "kept"),
-    "max_running": integer(1, 65_536),
-    "max_pending": integer(1, _MUCH),
-    "max_step_tokens": integer(1, 2**24),
-    "max_positions": integer(0, _MUCH, "; 0: as many as the model has"),
-    "page_size": integer(1, 65_536),
-    "self_kv_bytes": integer(0, _BYTES, "; 0: chosen"),
-    "cross_kv_bytes": integer(0, _BYTES, "; 0: chosen"),
-    "encoder_cache_bytes": integer(1, _BYTES),
-    "encode_batch_embeddings": integer(0, _MUCH),
-    "encoder_idle_seconds": number(0, math.inf, "; math.inf: never"),
-    "drain_seconds": number(0, math.inf, "; 0: abort at once; math.inf: wait for all of them"),
-    "stage_seconds": number(0, 86_400, above=True),
-    "restarts": integer(0, _MUCH, "; 0: never"),
-    "restart_seconds": number(0, math.inf, "; restarts=0: never", above=True),
-    "idle_sleep": number(0, math.inf, "; math.inf: never"),
-    "sleep_keeps_weights": flag(),
-    "while_asleep": one_of("wait", "refuse"),
-    "prefix_caching": flag(),
-    "speculation": Check(_speculation, "'auto' or Speculation(...)").or_none("off"),
-    "quantization": one_of(*QUANTIZATIONS).or_none("weights as they are"),
-    "graphs": one_of("auto", "off", "eager"),
-    "compile": flag(),
-    "steps_in_flight": integer(1, 2),
-    "verify": flag(),
-    "observer": function("a function of one event, and no async one").or_none("nobody is told"),
-}
 
 
 @frozen(kw_only=True)
@@ -194,41 +152,47 @@ class EngineConfig:
         InvalidRequest: a value out of its range.
     """
 
-    part: str = "whole"
-    device: str = "auto"
+    part: str = checked("whole", one_of(*PARTS))
+    device: str = checked(
+        "auto", Check(_device, "'auto', 'cpu', 'cuda' or 'cuda:N'; triolet devices lists what is there")
+    )
     devices: tuple[str, ...] = ()
-    dtype: str = "auto"
-    kv_dtype: str = "auto"
-    threads: int = 0
-    switch_interval: str = "short"
-    max_running: int = 32
-    max_pending: int = 1024
-    max_step_tokens: int = 2048
-    max_positions: int = 0
-    page_size: int = 16
-    self_kv_bytes: int = 0
-    cross_kv_bytes: int = 0
-    encoder_cache_bytes: int = 256 << 20
-    encode_batch_embeddings: int = 0
-    encoder_idle_seconds: float = 30.0
-    drain_seconds: float = 30.0
-    stage_seconds: float = 10.0
-    restarts: int = 3
-    restart_seconds: float = 60.0
-    idle_sleep: float = math.inf
-    sleep_keeps_weights: bool = True
-    while_asleep: str = "wait"
-    prefix_caching: bool = True
-    speculation: Speculation | Literal["auto"] | None = "auto"
-    quantization: str | None = None
-    graphs: str = "auto"
-    compile: bool = False
-    steps_in_flight: int = 2
-    verify: bool = False
-    observer: Callable[[Event], None] | None = field(default=None, repr=False, eq=False)
+    dtype: str = checked("auto", one_of(*DTYPES))
+    kv_dtype: str = checked("auto", one_of(*DTYPES))
+    threads: int = checked(0, integer(0, 1024, "; 0: torch's own choice"))
+    switch_interval: str = checked("short", one_of("short", "kept"))
+    max_running: int = checked(32, integer(1, 65_536))
+    max_pending: int = checked(1024, integer(1, _MUCH))
+    max_step_tokens: int = checked(2048, integer(1, 2**24))
+    max_positions: int = checked(0, integer(0, _MUCH, "; 0: as many as the model has"))
+    page_size: int = checked(16, integer(1, 65_536))
+    self_kv_bytes: int = checked(0, integer(0, _BYTES, "; 0: chosen"))
+    cross_kv_bytes: int = checked(0, integer(0, _BYTES, "; 0: chosen"))
+    encoder_cache_bytes: int = checked(256 << 20, integer(1, _BYTES))
+    encode_batch_embeddings: int = checked(0, integer(0, _MUCH))
+    encoder_idle_seconds: float = checked(30.0, number(0, math.inf, "; math.inf: never"))
+    drain_seconds: float = checked(30.0, number(0, math.inf, "; 0: abort at once; math.inf: wait for all of them"))
+    stage_seconds: float = checked(10.0, number(0, 86_400, above=True))
+    restarts: int = checked(3, integer(0, _MUCH, "; 0: never"))
+    restart_seconds: float = checked(60.0, number(0, math.inf, "; restarts=0: never", above=True))
+    idle_sleep: float = checked(math.inf, number(0, math.inf, "; math.inf: never"))
+    sleep_keeps_weights: bool = checked(True, flag())
+    while_asleep: str = checked("wait", one_of("wait", "refuse"))
+    prefix_caching: bool = checked(True, flag())
+    speculation: Speculation | Literal["auto"] | None = checked(  # noqa: RUF009  (a field)
+        "auto", Check(_speculation, "'auto' or Speculation(...)").or_none("off")
+    )
+    quantization: str | None = checked(None, one_of(*QUANTIZATIONS).or_none("weights as they are"))
+    graphs: str = checked("auto", one_of("auto", "off", "eager"))
+    compile: bool = checked(False, flag())
+    steps_in_flight: int = checked(2, integer(1, 2))
+    verify: bool = checked(False, flag())
+    observer: Callable[[Event], None] | None = checked(  # noqa: RUF009  (a field)
+        None, function("a function of one event, and no async one").or_none("nobody is told"), repr=False, eq=False
+    )
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _SETTINGS)
+        settle(self)
         self._check_devices()
         self._check_quantization()
 

@@ -10,7 +10,8 @@ the borrower releases it, or with its term: a borrower that is lost says nothing
 and its entry is borrowed in place of being encoded. So the bytes count on both sides, all the time. A ledger that
 borrows does not lend: two that are full could wait for each other's room for ever.
 
-The cost of a fact does not grow with the entries or the waits, except that of a lost generation and of the close.
+The cost of a fact does not grow with the entries, and hardly with the waits (see `Ordered`), except that of a lost
+generation and of the close.
 
 Promises (each a property in ``tests/properties``): no free while held, no use before ready, no phantom, always freed
 eventually, every acquire is answered, books balance, encode once. A loan is a hold in all of them.
@@ -22,16 +23,16 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 
-from attrs import define, evolve, field
+from attrs import asdict, define, evolve, field
 
 from .batch_size import BatchSize
 from .errors import EncodeFailed, LenderLost
-from .ledger_table import TRANSITIONS, Change, State
+from .ledger_table import RESIDENT, TRANSITIONS, Change, State
 from .ledger_values import (
     Decisions,
-    Draft,
     Entry,
     Hold,
+    LedgerCounters,
     LedgerStatistics,
     Refusal,
     Wait,
@@ -79,14 +80,9 @@ class EncoderLedger:
     _lacking: dict[str, int] = field(factory=dict)  # bytes of the awaited keys that are absent or being freed
     _lacking_bytes: int = 0
     _now: float = 0.0  # the time of the last fact that had one
-    _draft: Draft = field(factory=Draft)
+    _draft: Decisions = field(factory=Decisions)
     _closed: bool = False
-    _acquires: int = 0
-    _hits: int = 0
-    _encoded: int = 0
-    _borrowed: int = 0
-    _lent: int = 0
-    _evicted: int = 0
+    _counters: LedgerCounters = field(factory=LedgerCounters)
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -105,11 +101,11 @@ class EncoderLedger:
         assert not (loan and self.borrows), "a ledger that borrows does not lend"
         assert not self.holds(holder, item.key), f"{holder} acquired {item.key} twice"
         self._now = max(self._now, now)
-        self._acquires += 1
+        self._counters.acquires += 1
         if item.size > self.capacity:
             self._draft.refused.append(Refusal(holder, item.key, too_large(item.size, self.capacity)))
         else:
-            self._wait(Wait(Hold(holder, item.key), (order, self._acquires), item, loan))
+            self._wait(Wait(Hold(holder, item.key), (order, self._counters.acquires), item, loan))
         return self._decide()
 
     def release(self, holder: str, key: str, *, now: float) -> Decisions:
@@ -144,7 +140,7 @@ class EncoderLedger:
         self._now = now
         self.batch_size.done()
         for key in keys:
-            self._encoded += 1
+            self._counters.encoded += 1
             self._entries[key].failed_alone = False
             self._entries[key].borrows_failed = 0
             self._change(self._entries[key], Change.ENCODED)
@@ -159,14 +155,17 @@ class EncoderLedger:
         if too_large:
             self.batch_size.too_large(sum(entry.item.embeddings for entry in entries))
             self._draft.shrunk = self.batch_size.budget
+        elif len(entries) == 1 and entries[0].failed_alone:
+            self._refuse(entries[0], encode_failure, error)
         elif len(entries) == 1:
-            self._failed_alone(entries[0], error)
+            entries[0].failed_alone = True  # perhaps by the device's fault; a second failure is the item's
         for entry in entries:
             self._change(entry, Change.ENCODE_FAILED)
         retried = [entry.item.key for entry in entries if entry.state is State.RESERVED]
         self._draft.retried += retried
         if not too_large:
-            self._halve(retried)
+            middle = (len(retried) + 1) // 2
+            self._halves.extend(tuple(half) for half in (retried[:middle], retried[middle:]) if half)
         return self._decide()
 
     def take_borrows(self) -> tuple[EncoderItem, ...]:
@@ -179,7 +178,7 @@ class EncoderLedger:
     def borrowed(self, key: str, *, now: float) -> Decisions:
         """The runner has stored the output of ``key``, which came from a lender."""
         self._now = now
-        self._borrowed += 1
+        self._counters.borrowed += 1
         self._entries[key].borrows_failed = 0
         self._change(self._entries[key], Change.BORROWED)
         return self._decide()
@@ -233,9 +232,7 @@ class EncoderLedger:
     def holds(self, holder: str, key: str) -> bool:
         """True if ``holder`` holds ``key`` or waits for it."""
         entry = self._entries.get(key)
-        if entry is not None and holder in entry.holders:
-            return True
-        return Hold(holder, key) in self._waits
+        return Hold(holder, key) in self._waits or (entry is not None and holder in entry.holders)
 
     def state(self, key: str) -> State:
         """The entry's state."""
@@ -261,6 +258,11 @@ class EncoderLedger:
         """Every entry: its state, holders and size in bytes."""
         return {key: (entry.state, tuple(entry.holders), entry.item.size) for key, entry in self._entries.items()}
 
+    def keys_to_come(self) -> frozenset[str]:
+        """The keys of all that is to be encoded or borrowed, or to be reserved for that."""
+        coming = {key for key, entry in self._entries.items() if entry.state not in RESIDENT}
+        return frozenset(coming | self._lacking.keys())
+
     def waiting(self) -> tuple[Hold, ...]:
         """The waiting acquires, in the order of service."""
         return tuple(self._waiting)
@@ -272,6 +274,9 @@ class EncoderLedger:
 
     def statistics(self) -> LedgerStatistics:
         """A snapshot."""
+        bytes_by_state = {state.value: 0 for state in State if state is not State.ABSENT}
+        for entry in self._entries.values():
+            bytes_by_state[entry.state.value] += entry.item.size
         return LedgerStatistics(
             capacity=self.capacity,
             taken=self.taken,
@@ -279,20 +284,9 @@ class EncoderLedger:
             held=self._held,
             idle=len(self._idle) + len(self._spared),
             waiting=len(self._waits),
-            acquires=self._acquires,
-            hits=self._hits,
-            encoded=self._encoded,
-            borrowed=self._borrowed,
-            loans=self._lent,
-            evicted=self._evicted,
-            bytes_by_state=self._bytes_by_state(),
+            bytes_by_state=bytes_by_state,
+            **asdict(self._counters),
         )
-
-    def _bytes_by_state(self) -> dict[str, int]:
-        found = {state.value: 0 for state in State if state is not State.ABSENT}
-        for entry in self._entries.values():
-            found[entry.state.value] += entry.item.size
-        return found
 
     # -- serving waits -----------------------------------------------------------------------------------------------
 
@@ -300,8 +294,8 @@ class EncoderLedger:
         """Ends a fact: serves the acquires that can be served, and makes room for the others."""
         self._serve()
         self._make_room()
-        draft, self._draft = self._draft, Draft()
-        return draft.decisions()
+        decisions, self._draft = self._draft, Decisions()
+        return decisions
 
     def _serve(self) -> None:
         """Serves waits from the first one on, until one must go on waiting."""
@@ -317,7 +311,7 @@ class EncoderLedger:
         elif entry.state is State.FREEING:
             return False  # never resurrected: its output may be gone already
         else:
-            self._hits += 1
+            self._counters.hits += 1
         self._stop_waiting(wait.hold)
         self._join(entry, wait)
         return True
@@ -337,7 +331,7 @@ class EncoderLedger:
         return self.capacity - self.taken + self._freeing
 
     def _evict_oldest(self, idle: OrderedDict[str, float]) -> None:
-        self._evicted += 1
+        self._counters.evicted += 1
         self._change(self._entries[next(iter(idle))], Change.EVICT)
 
     def _wait(self, wait: Wait) -> None:
@@ -371,21 +365,10 @@ class EncoderLedger:
         self._change(entry, change)
         return entry.item
 
-    def _failed_alone(self, entry: Entry, error: Exception) -> None:
-        """The first failure may be the device's fault. The second one is the item's: its holders are refused."""
-        if not entry.failed_alone:
-            entry.failed_alone = True
-            return
-        self._refuse(entry, encode_failure, error)
-
     def _refuse(self, entry: Entry, failure: Callable[[Exception], Exception], error: Exception) -> None:
         for holder in list(entry.holders):
             self._part(entry, holder)
             self._draft.refused.append(Refusal(holder, entry.item.key, failure(error)))
-
-    def _halve(self, keys: list[str]) -> None:
-        middle = (len(keys) + 1) // 2
-        self._halves.extend(tuple(half) for half in (keys[:middle], keys[middle:]) if half)
 
     # -- holders -----------------------------------------------------------------------------------------------------
 
@@ -404,14 +387,10 @@ class EncoderLedger:
     def _give_back(self, hold: Hold) -> None:
         if hold in self._waits:
             self._stop_waiting(hold)
-        else:
-            self._leave(hold.holder, hold.key)
-
-    def _leave(self, holder: str, key: str) -> None:
-        entry = self._entries.get(key)
-        assert entry is not None, f"{holder} released {key}, which is absent"
-        assert holder in entry.holders, f"{holder} released {key}, which it does not hold"
-        self._part(entry, holder)
+            return
+        assert self.holds(hold.holder, hold.key), f"{hold.holder} released {hold.key}, which it does not hold"
+        entry = self._entries[hold.key]
+        self._part(entry, hold.holder)
         self._change(entry, Change.RELEASE)
 
     def _part(self, entry: Entry, holder: str) -> None:
@@ -446,14 +425,17 @@ class EncoderLedger:
             case State.RESERVED:
                 self._queue_of(entry).put(entry.item.key, entry.place)
                 if old is State.ABSENT:
-                    self._remember(entry)
+                    self._entries[entry.item.key] = entry
+                    self.taken += entry.item.size
+                    self._draft.reserved.append((entry.item.key, entry.item.size))
             case State.READY | State.LENT if change in {Change.ENCODED, Change.BORROWED}:
                 self._tell_ready(entry, entry.holders)
             case State.FREEING:
                 self._freeing += entry.item.size
                 self._draft.free.append(entry.item.key)
             case State.ABSENT:
-                self._forget(entry)
+                del self._entries[entry.item.key]
+                self.taken -= entry.item.size
                 if change is not Change.FREED:
                     self._draft.dropped.append(entry.item.key)
 
@@ -467,32 +449,20 @@ class EncoderLedger:
             hold = Hold(holder, entry.item.key)
             self._draft.ready.append(hold)
             if entry.holders[holder]:
-                self._lent += 1
+                self._counters.loans += 1
                 self._loans[hold] = self._now
-
-    def _remember(self, entry: Entry) -> None:
-        self._entries[entry.item.key] = entry
-        self.taken += entry.item.size
-        self._draft.reserved.append((entry.item.key, entry.item.size))
-
-    def _forget(self, entry: Entry) -> None:
-        del self._entries[entry.item.key]
-        self.taken -= entry.item.size
 
     def _refile(self, item: EncoderItem) -> None:
         """Files the item's key anew, after its state or its waits have changed: as idle, as spared (idle, but awaited),
         or as lacking room."""
         key = item.key
         awaited, state = key in self._awaited, self.state(key)
-        self._file_idle(key, idle=state is State.IDLE and not awaited, spared=state is State.IDLE and awaited)
+        for file, belongs in ((self._idle, not awaited), (self._spared, awaited)):
+            if not (belongs and state is State.IDLE):
+                file.pop(key, None)
+            elif key not in file:
+                file[key] = self._now
         lacking = item.size if awaited and state in {State.ABSENT, State.FREEING} else 0
         self._lacking_bytes += lacking - self._lacking.pop(key, 0)
         if lacking:
             self._lacking[key] = lacking
-
-    def _file_idle(self, key: str, *, idle: bool, spared: bool) -> None:
-        for file, belongs in ((self._idle, idle), (self._spared, spared)):
-            if not belongs:
-                file.pop(key, None)
-            elif key not in file:
-                file[key] = self._now

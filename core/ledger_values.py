@@ -29,25 +29,11 @@ class Refusal:
     error: Exception
 
 
-@frozen(kw_only=True)
+@define
 class Decisions:
     """The decisions that the actor carries out after one fact. ``ready`` holders may read. The runner must drop
     ``free`` keys. ``retried`` keys of a failed encode batch or borrow are reserved again. ``shrunk`` is the new budget
     of encode batches, where a batch did not fit the device's memory. The terms of ``lapsed`` loans are over."""
-
-    reserved: tuple[tuple[str, int], ...] = ()
-    ready: tuple[Hold, ...] = ()
-    refused: tuple[Refusal, ...] = ()
-    dropped: tuple[str, ...] = ()
-    free: tuple[str, ...] = ()
-    retried: tuple[str, ...] = ()
-    lapsed: tuple[Hold, ...] = ()
-    shrunk: int | None = None
-
-
-@define
-class Draft:
-    """`Decisions` while they are being made."""
 
     reserved: list[tuple[str, int]] = field(factory=list)
     ready: list[Hold] = field(factory=list)
@@ -57,19 +43,6 @@ class Draft:
     retried: list[str] = field(factory=list)
     lapsed: list[Hold] = field(factory=list)
     shrunk: int | None = None
-
-    def decisions(self) -> Decisions:
-        """Returns the decisions made so far."""
-        return Decisions(
-            reserved=tuple(self.reserved),
-            ready=tuple(self.ready),
-            refused=tuple(self.refused),
-            dropped=tuple(self.dropped),
-            free=tuple(self.free),
-            retried=tuple(self.retried),
-            lapsed=tuple(self.lapsed),
-            shrunk=self.shrunk,
-        )
 
 
 @define(eq=False)
@@ -137,9 +110,21 @@ def too_large(size: int, capacity: int) -> RequestTooLarge:
     )
 
 
+@define(kw_only=True)
+class LedgerCounters:
+    """The ledger's counters since the start."""
+
+    acquires: int = 0
+    hits: int = 0  # acquires served by an entry that was already reserved, being encoded or resident
+    encoded: int = 0
+    borrowed: int = 0  # outputs that came from lenders
+    loans: int = 0  # that became ready for borrowers
+    evicted: int = 0
+
+
 @frozen(kw_only=True)
-class LedgerStatistics:
-    """A snapshot of the ledger. Sizes in bytes; counters since the start."""
+class LedgerStatistics(LedgerCounters):
+    """A snapshot of the ledger. Sizes in bytes."""
 
     capacity: int
     taken: int  # reserved, resident and freeing together
@@ -147,10 +132,4 @@ class LedgerStatistics:
     held: int
     idle: int
     waiting: int
-    acquires: int
-    hits: int  # acquires served by an entry that was already reserved, being encoded or resident
-    encoded: int
-    borrowed: int  # outputs that came from lenders
-    loans: int  # that became ready for borrowers
-    evicted: int
     bytes_by_state: Mapping[str, int]  # of `taken`: reserved, encoding, borrowing, ready (held), lent, idle, freeing

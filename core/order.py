@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .errors import InvalidRequest
+from .checks import integer
 
 ARRIVALS_PER_PRIORITY = 1024
 MOST_PRIORITY = 100
+_PRIORITY = integer(-MOST_PRIORITY, MOST_PRIORITY, "; the smallest is the most urgent; leave it out for 0")
 
 
 def order_of(priority: int, arrival: int) -> int:
@@ -16,9 +17,4 @@ def order_of(priority: int, arrival: int) -> int:
 
 def check_priority(priority: object) -> None:
     """Raises `InvalidRequest` where ``priority`` is not allowed."""
-    integer = isinstance(priority, int) and not isinstance(priority, bool)
-    if not (integer and priority in range(-MOST_PRIORITY, MOST_PRIORITY + 1)):
-        raise InvalidRequest(
-            f"priority={priority!r}; allowed: an integer from -{MOST_PRIORITY} (most urgent) to {MOST_PRIORITY}; leave "
-            "it out for 0"
-        )
+    _PRIORITY.of("priority", priority)

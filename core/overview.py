@@ -28,7 +28,7 @@ class RequestLine:
 
     request_id: str
     queued_at: float
-    stage: str = QUEUED
+    stage: str = ""
     stage_at: float = math.nan  # when the stage began
     error: str = ""  # type and text of its failure
     started_at: float = math.nan
@@ -51,8 +51,8 @@ class CacheEntry:
 
     key: str
     size: int
-    state: str
-    state_at: float  # when the state began
+    state: str = ABSENT
+    state_at: float = math.nan  # when the state began
     readers: set[str] = field(factory=set)
 
 
@@ -102,24 +102,13 @@ class Overview:
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
-    def _enter(self, line: RequestLine, stage: str, now: float) -> None:
-        if line.stage != stage:
-            self._tell_line(line, stage, now)
-
-    def _tell_line(self, line: RequestLine, stage: str, now: float) -> None:
-        line.stage, line.stage_at = stage, now
-        if self.changed is not None:
-            self.changed(line)
-
-    def _line(self, request_id: str) -> RequestLine | None:
-        return self.running.get(request_id) or self.waiting.get(request_id)
-
     def _take_request(self, event: events.OfRequest) -> None:
-        request_id, now, line = event.request_id, event.time, self._line(event.request_id)
+        request_id, now = event.request_id, event.time
+        line = self.running.get(request_id) or self.waiting.get(request_id)
         match event:
             case events.RequestQueued():
                 line = self.waiting[request_id] = RequestLine(request_id, now)
-                self._tell_line(line, QUEUED, now)
+                self._enter(line, QUEUED, now)
             case events.EncoderWaitOver() if line is not None and line.stage in (QUEUED, ENCODING):
                 self._enter(line, READY, now)
             case events.RequestStarted():
@@ -136,18 +125,21 @@ class Overview:
                 line.error = event.error
                 self._enter(line, event.outcome, now)
 
+    def _enter(self, line: RequestLine, stage: str, now: float) -> None:
+        if line.stage != stage:
+            line.stage, line.stage_at = stage, now
+            if self.changed is not None:
+                self.changed(line)
+
     def _run(self, request_id: str, now: float) -> None:
         line = self.waiting.pop(request_id, None)
-        if line is None:
-            return
-        self.running[request_id] = line
-        if math.isnan(line.started_at):
-            line.started_at = now
-        self._enter(line, READING, now)
+        if line is not None:
+            self.running[request_id] = line
+            line.started_at = now if math.isnan(line.started_at) else line.started_at
+            self._enter(line, READING, now)
 
     def _decode(self, line: RequestLine, now: float) -> None:
-        if math.isnan(line.first_token_at):
-            line.first_token_at = now
+        line.first_token_at = now if math.isnan(line.first_token_at) else line.first_token_at
         self._enter(line, DECODING, now)
 
     def _back(self, request_id: str, stage: str, now: float) -> None:
@@ -161,9 +153,17 @@ class Overview:
     def _take_engine(self, event: events.Event) -> None:
         match event:
             case events.StepBegun():
-                self._step_begun(event)
-            case events.StepEnded():
-                self._step_ended(event)
+                self._steps[event.step_id] = event.samples
+                for request_id in event.request_ids:
+                    self._run(request_id, event.time)
+            case events.StepEnded(step_id, ok):
+                for request_id in self._steps.pop(step_id, ()):
+                    line = self.running.get(request_id)
+                    if ok and line is not None:
+                        line.tokens += 1
+                        self._decode(line, event.time)
+                if not ok and not event.skipped:
+                    self._fail(f"step {step_id}: {event.error}")
             case events.StepRetried():
                 for request_id in event.request_ids:
                     if request_id in self.running:
@@ -173,9 +173,9 @@ class Overview:
                 for request_id in list(self.running):
                     self._back(request_id, QUEUED, event.time)
             case events.OutputsLost():
-                for key, entry in self._entries.items():
+                for entry in self._entries.values():
                     entry.readers.clear()
-                    self._move(key, RESERVED, event.time)
+                self._move(self._entries, RESERVED, event.time)
             case events.RunnerRestarting():
                 self._fail(f"restart {event.generation}: {event.error}")
             case events.ActorFailed():
@@ -185,24 +185,6 @@ class Overview:
                 self._wanted.clear()
                 self._steps.clear()
 
-    def _step_begun(self, event: events.StepBegun) -> None:
-        self._steps[event.step_id] = event.samples
-        for request_id in event.request_ids:
-            if request_id in self.waiting:
-                self._run(request_id, event.time)
-
-    def _step_ended(self, event: events.StepEnded) -> None:
-        request_ids = self._steps.pop(event.step_id, ())
-        if not event.ok:
-            if not event.skipped:
-                self._fail(f"step {event.step_id}: {event.error}")
-            return
-        for request_id in request_ids:
-            line = self.running.get(request_id)
-            if line is not None:
-                line.tokens += 1
-                self._decode(line, event.time)
-
     def _fail(self, what: str) -> None:
         self.failures += 1
         self.last_failure = one_line(what)
@@ -210,59 +192,58 @@ class Overview:
     # -- encoder outputs ---------------------------------------------------------------------------------------------
 
     def _take_entry(self, event: events.OfKey) -> None:
+        key, entry = event.key, self._entries.get(event.key)
         match event:
-            case events.EntryAcquired(key, holder):
+            case events.EntryAcquired(_, holder):
                 self._wanted.setdefault(key, {})[holder] = holder.rpartition("/")[0]
-            case events.EntryRefused(key, holder):
+            case events.EntryRefused(_, holder):
                 self._not_wanted(key, holder)
-            case events.EntryReserved():
-                self._reserved(event)
-            case events.EntryHeld():
-                self._held(event)
-            case events.EntryReleased() | events.EntryTakenBack():
-                self._released(event)
-            case events.EntryDropped(key):
+            case events.EntryReserved(_, size):
+                self._drop((key,), event.time)
+                self._entries[key] = CacheEntry(key, size)
+                self._move((key,), RESERVED, event.time)
+            case events.EntryHeld(_, holder):
+                self._not_wanted(key, holder)
+                if entry is not None:
+                    entry.readers.add(holder)
+                    self._move((key,), HELD, event.time)
+            case events.EntryReleased(_, holder) | events.EntryTakenBack(_, holder):
+                self._not_wanted(key, holder)
+                if entry is not None and holder in entry.readers:
+                    entry.readers.discard(holder)
+                    self._move(() if entry.readers else (key,), IDLE, event.time)
+            case events.EntryDropped():
                 self._drop((key,), event.time)
 
     def _take_batch(self, event: events.OfKeys) -> None:
         match event:
             case events.EncodeDispatched() | events.BorrowSent():  # what is borrowed is shown as being encoded
-                self._encoding(event.keys, event.time)
+                self._move(event.keys, BEING_ENCODED, event.time)
+                for request_id in [one for key in event.keys for one in self._wanted.get(key, {}).values()]:
+                    line = self.waiting.get(request_id)
+                    if line is not None and line.stage == QUEUED:
+                        self._enter(line, ENCODING, event.time)
             case events.EncodeDone() | events.BorrowDone():
-                self._move_all(event.keys, IDLE, event.time)
+                self._move(event.keys, IDLE, event.time)
             case events.EncodeBroke():
                 self._fail(f"encode of {len(event.keys)}: {event.error}")
-                self._move_all(event.keys, RESERVED, event.time)
+                self._move(event.keys, RESERVED, event.time)
             case events.BorrowBroke():
-                self._move_all(event.keys, RESERVED, event.time)
+                self._move(event.keys, RESERVED, event.time)
             case events.FreeSent():
-                self._move_all(event.keys, FREEING, event.time)
+                self._move(event.keys, FREEING, event.time)
             case events.EntryFreed():
                 self._drop(event.keys, event.time)
 
-    def _encoding(self, keys: Iterable[str], now: float) -> None:
-        self._move_all(keys, BEING_ENCODED, now)
-        for request_id in [request_id for key in keys for request_id in self._wanted.get(key, {}).values()]:
-            line = self.waiting.get(request_id)
-            if line is not None and line.stage == QUEUED:
-                self._enter(line, ENCODING, now)
-
-    def _move_all(self, keys: Iterable[str], state: str, now: float) -> None:
-        for key in keys:
-            self._move(key, state, now)
-
-    def _move(self, key: str, state: str, now: float) -> None:
-        entry = self._entries.get(key)
-        if entry is None or entry.state == state:
-            return
-        self.bytes_in[entry.state] -= entry.size
-        self.bytes_in[state] += entry.size
-        self._tell_entry(entry, state, now)
-
-    def _tell_entry(self, entry: CacheEntry, state: str, now: float) -> None:
-        entry.state, entry.state_at = state, now
-        if self.changed is not None:
-            self.changed(entry)
+    def _move(self, keys: Iterable[str], state: str, now: float) -> None:
+        for entry in [self._entries[key] for key in keys if key in self._entries]:
+            if entry.state != state:
+                self.bytes_in[entry.state] -= entry.size
+                self.bytes_in[state] += entry.size
+                del self.bytes_in[ABSENT]
+                entry.state, entry.state_at = state, now
+                if self.changed is not None:
+                    self.changed(entry)
 
     def _not_wanted(self, key: str, holder: str) -> None:
         holders = self._wanted.get(key, {})
@@ -270,31 +251,7 @@ class Overview:
         if not holders:
             self._wanted.pop(key, None)
 
-    def _reserved(self, event: events.EntryReserved) -> None:
-        self._drop((event.key,), event.time)
-        entry = self._entries[event.key] = CacheEntry(event.key, event.size, RESERVED, event.time)
-        self.bytes_in[RESERVED] += event.size
-        self._tell_entry(entry, RESERVED, event.time)
-
-    def _held(self, event: events.EntryHeld) -> None:
-        self._not_wanted(event.key, event.holder)
-        entry = self._entries.get(event.key)
-        if entry is not None:
-            entry.readers.add(event.holder)
-            self._move(event.key, HELD, event.time)
-
-    def _released(self, event: events.EntryReleased | events.EntryTakenBack) -> None:
-        self._not_wanted(event.key, event.holder)
-        entry = self._entries.get(event.key)
-        if entry is None or event.holder not in entry.readers:
-            return
-        entry.readers.discard(event.holder)
-        if not entry.readers:
-            self._move(event.key, IDLE, event.time)
-
     def _drop(self, keys: Iterable[str], now: float) -> None:
+        self._move(keys, ABSENT, now)
         for key in keys:
-            entry = self._entries.pop(key, None)
-            if entry is not None:
-                self.bytes_in[entry.state] -= entry.size
-                self._tell_entry(entry, ABSENT, now)
+            self._entries.pop(key, None)

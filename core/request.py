@@ -17,7 +17,9 @@ from .checks import (
     Refused,
     as_integer,
     as_number,
+    by,
     check_characters,
+    checked,
     flag,
     instance,
     integer,
@@ -84,6 +86,7 @@ def _grammar_text(value: Any) -> str:
     return value
 
 
+POOLINGS = ("mean", "cls", "last", "classify")
 STRUCTURES = ("json_schema", "regex", "lark", "choice")
 
 
@@ -101,11 +104,11 @@ class Structure:
         InvalidRequest: an unknown kind, or no text. The contents of ``text`` are checked when the request is made.
     """
 
-    kind: str
-    text: str
+    kind: str = field(metadata=by(one_of(*STRUCTURES)))
+    text: str = field(metadata=by(Check(_grammar_text, f"a text, not empty, of up to {_MOST_GRAMMAR} characters")))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _STRUCTURE, named="Structure.{}")
+        settle(self, named="Structure.{}")
 
     @classmethod
     def json_schema(cls, schema: str | Mapping[str, Any]) -> Self:
@@ -125,10 +128,14 @@ class Structure:
         return cls(kind="choice", text=json.dumps(_CHOICES.of("texts", texts)))
 
 
-_STRUCTURE = {
-    "kind": one_of(*STRUCTURES),
-    "text": Check(_grammar_text, f"a text, not empty, of up to {_MOST_GRAMMAR} characters"),
-}
+_TOKENS = several(_token, _MOST_BIASES, "a list of token ids (integers, 0 or more), as in [2]")
+_BIASES = several(
+    _bias,
+    _MOST_BIASES,
+    f"a mapping from token ids (integers) to finite numbers, {-_MOST_BIAS:,.0f} to {_MOST_BIAS:,.0f}",
+)
+_STOPS = several(_stop_text, _MOST_STOPS, f"a text, or up to {_MOST_STOPS}, each of 1 to {_MOST_CHARACTERS} characters")
+_STRUCTURE = instance(Structure, "Structure(kind=..., text=...), as Structure.json_schema(...) makes one")
 _CHOICES = several(_grammar_text, 100_000, "a list of texts, none of them empty")
 
 
@@ -197,30 +204,30 @@ class SamplingParams:
         InvalidRequest: a value out of its range.
     """
 
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = field(default=(), converter=_pairs)
-    seed: int | None = 0
-    stop: tuple[str, ...] = field(default=(), converter=_texts)
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    n: int = 1
-    structure: Structure | None = None
-    beam_size: int = 1
-    length_penalty: float = 1.0
-    patience: float | None = None
-    skip_special_tokens: bool | None = None
+    max_tokens: int | None = checked(None, integer(1, _MOST_TOKENS).or_none("up to the model's last position"))
+    min_tokens: int = checked(0, integer(0, _MOST_TOKENS))
+    temperature: float = checked(0.0, number(0, sys.float_info.max, "; 0 is greedy"))
+    top_p: float = checked(1.0, number(0, 1, "; 1 is off", above=True))
+    top_k: int = checked(0, integer(0, _MOST_TOKENS, "; 0 is off"))
+    min_p: float = checked(0.0, number(0, 1, "; 0 is off"))
+    repetition_penalty: float = checked(1.0, number(0.001, 1000, "; 1 is off"))
+    presence_penalty: float = checked(0.0, number(-2, 2, "; 0 is off"))
+    frequency_penalty: float = checked(0.0, number(-2, 2, "; 0 is off"))
+    logit_bias: tuple[tuple[int, float], ...] = field(default=(), converter=_pairs, metadata=by(_BIASES))
+    seed: int | None = checked(0, integer(-(2**63), 2**64 - 1).or_none("a fresh one for each request"))
+    stop: tuple[str, ...] = field(default=(), converter=_texts, metadata=by(_STOPS))
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids, metadata=by(_TOKENS))
+    ignore_eos: bool = checked(False, flag())
+    logprobs: int | None = checked(None, integer(0, MOST_LOGPROBS).or_none("of the sampled token alone"))
+    n: int = checked(1, integer(1, MOST_COMPLETIONS))
+    structure: Structure | None = checked(None, _STRUCTURE.or_none("any text"))  # noqa: RUF009  (a field)
+    beam_size: int = checked(1, integer(1, MOST_BEAMS, "; 1: no beam search"))
+    length_penalty: float = checked(1.0, number(-10, 10))
+    patience: float | None = checked(None, number(0, 1000, above=True).or_none("until no beam can do better"))
+    skip_special_tokens: bool | None = checked(None, flag().or_none("True, and False for a request with tools"))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _SAMPLING)
+        settle(self)
         most = self.max_tokens
         _check(most is None or self.min_tokens <= most, f"min_tokens={self.min_tokens}", f"up to max_tokens={most}")
         tokens = [token for token, _ in self.logit_bias]
@@ -257,39 +264,6 @@ class SamplingParams:
         return sibling
 
 
-_SAMPLING = {
-    "max_tokens": integer(1, _MOST_TOKENS).or_none("up to the model's last position"),
-    "min_tokens": integer(0, _MOST_TOKENS),
-    "temperature": number(0, sys.float_info.max, "; 0 is greedy"),
-    "top_p": number(0, 1, "; 1 is off", above=True),
-    "top_k": integer(0, _MOST_TOKENS, "; 0 is off"),
-    "min_p": number(0, 1, "; 0 is off"),
-    "repetition_penalty": number(0.001, 1000, "; 1 is off"),
-    "presence_penalty": number(-2, 2, "; 0 is off"),
-    "frequency_penalty": number(-2, 2, "; 0 is off"),
-    "logit_bias": several(
-        _bias,
-        _MOST_BIASES,
-        f"a mapping from token ids (integers) to finite numbers, {-_MOST_BIAS:,.0f} to {_MOST_BIAS:,.0f}",
-    ),
-    "seed": integer(-(2**63), 2**64 - 1).or_none("a fresh one for each request"),
-    "stop": several(
-        _stop_text, _MOST_STOPS, f"a text, or up to {_MOST_STOPS}, each of 1 to {_MOST_CHARACTERS} characters"
-    ),
-    "stop_token_ids": several(_token, _MOST_BIASES, "a list of token ids (integers, 0 or more), as in [2]"),
-    "ignore_eos": flag(),
-    "logprobs": integer(0, MOST_LOGPROBS).or_none("of the sampled token alone"),
-    "n": integer(1, MOST_COMPLETIONS),
-    "structure": instance(Structure, "Structure(kind=..., text=...), as Structure.json_schema(...) makes one").or_none(
-        "any text"
-    ),
-    "beam_size": integer(1, MOST_BEAMS, "; 1: no beam search"),
-    "length_penalty": number(-10, 10),
-    "skip_special_tokens": flag().or_none("True, and False for a request with tools"),
-    "patience": number(0, 1000, above=True).or_none("until no beam can do better"),
-}
-
-
 @frozen(kw_only=True)
 class TimestampRules:
     """Whisper's constraints on timestamp tokens (Radford et al. 2022, section 4.5). Timestamps come in pairs and never
@@ -318,17 +292,11 @@ class LogitRules:
 class Probe:
     """Asks for the log-probabilities of ``token_ids`` in the raw distribution after prompt position ``position``."""
 
-    position: int
-    token_ids: tuple[int, ...]
+    position: int = field(metadata=by(integer(0, _MOST_TOKENS)))
+    token_ids: tuple[int, ...] = field(metadata=by(_TOKENS))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _PROBE, named="Probe.{}")
-
-
-_PROBE = {
-    "position": integer(0, _MOST_TOKENS),
-    "token_ids": several(_token, _MOST_BIASES, "a list of token ids (integers, 0 or more)"),
-}
+        settle(self, named="Probe.{}")
 
 
 @frozen(kw_only=True)
@@ -340,20 +308,12 @@ class Pooling:
     the first position of the second of two texts, for models that distinguish them (BERT's token types).
     """
 
-    kind: str
-    normalize: bool = False
-    second: int | None = None
+    kind: str = field(metadata=by(one_of(*POOLINGS)))
+    normalize: bool = checked(False, flag())
+    second: int | None = checked(None, integer(0, _MOST_TOKENS).or_none("one text"))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _POOLING, named="Pooling.{}")
-
-
-POOLINGS = ("mean", "cls", "last", "classify")
-_POOLING = {
-    "kind": one_of(*POOLINGS),
-    "normalize": flag(),
-    "second": integer(0, _MOST_TOKENS).or_none("one text"),
-}
+        settle(self, named="Pooling.{}")
 
 
 @frozen(kw_only=True)
@@ -365,19 +325,14 @@ class Alignment:
     them. Log-probabilities are computed among the first ``among`` tokens of the vocabulary; ``None``: among all.
     """
 
-    start: int
-    frames: int
-    among: int | None = None
+    start: int = field(
+        metadata=by(integer(1, _MOST_TOKENS, "; no token comes before the first one, which so cannot be aligned"))
+    )
+    frames: int = field(metadata=by(integer(1, _MOST_TOKENS)))
+    among: int | None = checked(None, integer(1, _MOST_TOKENS).or_none("all tokens"))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _ALIGNMENT, named="Alignment.{}")
-
-
-_ALIGNMENT = {
-    "start": integer(1, _MOST_TOKENS, "; no token comes before the first one, which so cannot be aligned"),
-    "frames": integer(1, _MOST_TOKENS),
-    "among": integer(1, _MOST_TOKENS).or_none("all tokens"),
-}
+        settle(self, named="Alignment.{}")
 
 
 @frozen(kw_only=True)

@@ -7,15 +7,14 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from ..api.tools.formats import SYNTAXES
-from ..core.checks import Check, Refused, flag, integer, number, one_of, settle, several
+from ..core.checks import Check, Refused, checked, flag, integer, number, one_of, settle, several
 from ..core.errors import InvalidRequest
 from .manners.keys import key_fault
 
 _MUCH = 2**50
-_SECONDS = number(0, math.inf)
 
 
 def _text(value: Any) -> str:
@@ -45,35 +44,6 @@ def _keys(value: Any) -> tuple[str, ...]:
 
 def _texts(what: str) -> Check:
     return several(_text, 10_000, f"a list of {what}")
-
-
-_CHECKS = {
-    "host": Check(_text, "a host name or an IP address"),
-    "port": integer(0, 65_535, "; 0 chooses a free one"),
-    "api_keys": Check(_keys, "a list of keys"),
-    "allow_anyone": flag(),
-    "max_body_bytes": integer(1, _MUCH),
-    "spool_bytes": integer(0, _MUCH),
-    "max_audio_seconds": number(0, math.inf, above=True),
-    "max_media": integer(1, 1_000_000),
-    "max_media_seconds": number(0, math.inf, above=True),
-    "max_media_pixels": integer(1, _MUCH),
-    "max_requests": integer(1, 1_000_000),
-    "requests_per_minute": integer(1, 1_000_000).or_none("no limit"),
-    "max_connections": integer(1, 1_000_000),
-    "body_seconds": number(0, math.inf, above=True),
-    "keep_alive_seconds": number(0, math.inf, above=True),
-    "send_seconds": number(0, math.inf, above=True),
-    "drain_seconds": _SECONDS,
-    "url_prefixes": several(_prefix, 10_000, "a list of prefixes with a whole host, such as https://example.org/"),
-    "url_seconds": number(0, math.inf, above=True),
-    "private_urls": flag(),
-    "cors_origins": _texts("origins"),
-    "certfile": Check(_text, "a file").or_none("no TLS"),
-    "keyfile": Check(_text, "a file").or_none("no TLS"),
-    "access_log": flag(),
-    "tool_format": one_of(*SYNTAXES).or_none("as each checkpoint says"),
-}
 
 
 @frozen(kw_only=True)
@@ -115,34 +85,36 @@ class ServerSettings:
         InvalidRequest: a value that is not allowed, or a server beyond the loopback that asks nobody for a key.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    allow_anyone: bool = False
-    max_body_bytes: int = 512 * 2**20
-    spool_bytes: int = 4 * 2**20
-    max_audio_seconds: float = 6 * 3600.0
-    max_media: int = 256
-    max_media_seconds: float = 1_800.0
-    max_media_pixels: int = 256_000_000
-    max_requests: int = 512
-    requests_per_minute: int | None = None
-    max_connections: int = 2_000
-    body_seconds: float = 30.0
-    keep_alive_seconds: float = 20.0
-    send_seconds: float = 30.0
-    drain_seconds: float = 30.0
-    url_prefixes: tuple[str, ...] = ()
-    url_seconds: float = 20.0
-    private_urls: bool = False
-    cors_origins: tuple[str, ...] = ()
-    certfile: str | None = None
-    keyfile: str | None = None
-    access_log: bool = True
-    tool_format: str | None = None
+    host: str = checked("127.0.0.1", Check(_text, "a host name or an IP address"))
+    port: int = checked(8000, integer(0, 65_535, "; 0 chooses a free one"))
+    api_keys: tuple[str, ...] = checked((), Check(_keys, "a list of keys"), repr=False)
+    allow_anyone: bool = checked(False, flag())
+    max_body_bytes: int = checked(512 * 2**20, integer(1, _MUCH))
+    spool_bytes: int = checked(4 * 2**20, integer(0, _MUCH))
+    max_audio_seconds: float = checked(6 * 3600.0, number(0, math.inf, above=True))
+    max_media: int = checked(256, integer(1, 1_000_000))
+    max_media_seconds: float = checked(1_800.0, number(0, math.inf, above=True))
+    max_media_pixels: int = checked(256_000_000, integer(1, _MUCH))
+    max_requests: int = checked(512, integer(1, 1_000_000))
+    requests_per_minute: int | None = checked(None, integer(1, 1_000_000).or_none("no limit"))
+    max_connections: int = checked(2_000, integer(1, 1_000_000))
+    body_seconds: float = checked(30.0, number(0, math.inf, above=True))
+    keep_alive_seconds: float = checked(20.0, number(0, math.inf, above=True))
+    send_seconds: float = checked(30.0, number(0, math.inf, above=True))
+    drain_seconds: float = checked(30.0, number(0, math.inf))
+    url_prefixes: tuple[str, ...] = checked(
+        (), several(_prefix, 10_000, "a list of prefixes with a whole host, such as https://example.org/")
+    )
+    url_seconds: float = checked(20.0, number(0, math.inf, above=True))
+    private_urls: bool = checked(False, flag())
+    cors_origins: tuple[str, ...] = checked((), _texts("origins"))
+    certfile: str | None = checked(None, Check(_text, "a file").or_none("no TLS"))
+    keyfile: str | None = checked(None, Check(_text, "a file").or_none("no TLS"))
+    access_log: bool = checked(True, flag())
+    tool_format: str | None = checked(None, one_of(*SYNTAXES).or_none("as each checkpoint says"))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _CHECKS)
+        settle(self)
         if (self.certfile is None) != (self.keyfile is None):
             raise InvalidRequest("certfile and keyfile go together; give both for TLS, or neither")
         if not (self.is_local or self.api_keys or self.allow_anyone):

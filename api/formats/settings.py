@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import frozen
+from attrs import fields, frozen
 
-from ...core.checks import flag, integer, settle
+from ...core.checks import checked, flag, integer, settle
 
 _MOST = 100_000
-
-_CHECKS = {
-    "max_line_width": integer(1, _MOST).or_none("as long as the text is"),
-    "max_line_count": integer(1, _MOST).or_none("as many as the width needs"),
-    "max_words_per_line": integer(1, _MOST).or_none("as many as fit"),
-    "highlight_words": flag(),
-}
 
 
 @frozen(kw_only=True)
@@ -35,18 +28,18 @@ class SubtitleSettings:
         InvalidRequest: a value that is not allowed.
     """
 
-    max_line_width: int | None = None
-    max_line_count: int | None = None
-    max_words_per_line: int | None = None
-    highlight_words: bool = False
+    max_line_width: int | None = checked(None, integer(1, _MOST).or_none("as long as the text is"))
+    max_line_count: int | None = checked(None, integer(1, _MOST).or_none("as many as the width needs"))
+    max_words_per_line: int | None = checked(None, integer(1, _MOST).or_none("as many as fit"))
+    highlight_words: bool = checked(False, flag())
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _CHECKS)
+        settle(self)
 
     @property
     def needing_words(self) -> str | None:
         """The name of the first setting that needs words; ``None`` where there is none."""
-        given = (name for name in _CHECKS if getattr(self, name) not in (None, False))
+        given = (one.name for one in fields(type(self)) if getattr(self, one.name) not in (None, False))
         return next(given, None)
 
     @property

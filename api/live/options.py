@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import field, fields_dict, frozen
 
-from ...core.checks import integer, number, settle, unknown_name
+from ...core.checks import checked, integer, number, settle, unknown_name
 from ...core.errors import InvalidRequest
 from ..inputs.sources import RATES
 from ..speech.options import LIVE, OPTIONS, TranscribeOptions
@@ -25,13 +25,6 @@ _ELSEWHERE = {
     "prompt": "initial_prompt",
 }
 """Names that other programs have for what an option does here."""
-
-_CHECKS = {
-    "rate": integer(8_000, RATES[1], " (Hz)"),
-    "step": number(0.1, 10),
-    "endpoint_silence": number(0.1, 10),
-    "max_backlog": number(0.1, 600),
-}
 
 
 @frozen(kw_only=True)
@@ -51,14 +44,14 @@ class LiveOptions:
         InvalidRequest: a value that is not allowed.
     """
 
-    rate: int = 16_000
-    step: float = 0.5
-    endpoint_silence: float = 0.7
-    max_backlog: float = 10.0
+    rate: int = checked(16_000, integer(8_000, RATES[1], " (Hz)"))
+    step: float = checked(0.5, number(0.1, 10))
+    endpoint_silence: float = checked(0.7, number(0.1, 10))
+    max_backlog: float = checked(10.0, number(0.1, 600))
     transcribe: TranscribeOptions = field(factory=lambda: TranscribeOptions(timestamps="none", beam_size=1))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _CHECKS)
+        settle(self)
 
 
 def read_live_options(given: Mapping[str, Any]) -> LiveOptions:

@@ -16,6 +16,7 @@ from ...core.checks import (
     Refused,
     as_integer,
     as_number,
+    by,
     flag,
     instance,
     integer,
@@ -110,13 +111,11 @@ class Option:
     """The declaration of an option: what is made of its field, beside the docstring's sentences about it.
 
     Args:
-        check: the values that are allowed.
         marks: of `LIVE`, `DECODING`, `WHISPER` and `WHISPER_CT2`.
         choices: the texts among which the option chooses.
         form: the member of the server's form that gives the option; ``None``: no member does.
     """
 
-    check: Check
     marks: frozenset[str]
     choices: tuple[str, ...] = ()
     form: str | None = None
@@ -135,7 +134,7 @@ _SEARCH = (LIVE, WHISPER, WHISPER_CT2, DECODING)
 
 
 def _option(default: Any, check: Check, *marks: str, choices: tuple[str, ...] = (), form: str | None = None) -> Any:
-    return field(default=default, metadata={"option": Option(check, frozenset(marks), choices, form)})
+    return field(default=default, metadata=by(check) | {"option": Option(frozenset(marks), choices, form)})
 
 
 def _chosen(default: str, choices: tuple[str, ...], *marks: str) -> Any:
@@ -249,7 +248,7 @@ class TranscribeOptions:
     seed: int | None = _option(0, _SEED, LIVE, DECODING, form="seed")
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _CHECKS)
+        settle(self)
         if self.hallucination_silence_threshold is not None and self.timestamps != "word":
             raise InvalidRequest(
                 f"hallucination_silence_threshold={self.hallucination_silence_threshold:g} with "
@@ -262,7 +261,6 @@ class TranscribeOptions:
 
 
 OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(TranscribeOptions)}
-_CHECKS = {name: option.check for name, option in OPTIONS.items()}
 
 
 def sentences() -> dict[str, str]:

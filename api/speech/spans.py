@@ -16,16 +16,8 @@ from typing import NamedTuple
 
 from attrs import define, frozen
 
-from ...core.checks import number, settle
+from ...core.checks import checked, number, settle
 from ...core.errors import InvalidRequest
-
-_CHECKS = {
-    "threshold": number(0, 1, above=True),
-    "end_threshold": number(0, 1, above=True),
-    "min_speech": number(0, 60),
-    "min_silence": number(0, 60),
-    "padding": number(0, 30),
-}
 
 
 class SpeechSpan(NamedTuple):
@@ -51,14 +43,14 @@ class SpanRules:
         InvalidRequest: a value that is not allowed.
     """
 
-    threshold: float = 0.5
-    end_threshold: float = 0.35
-    min_speech: float = 0.1
-    min_silence: float = 1.0
-    padding: float = 0.3
+    threshold: float = checked(0.5, number(0, 1, above=True))
+    end_threshold: float = checked(0.35, number(0, 1, above=True))
+    min_speech: float = checked(0.1, number(0, 60))
+    min_silence: float = checked(1.0, number(0, 60))
+    padding: float = checked(0.3, number(0, 30))
 
     def __attrs_post_init__(self) -> None:
-        settle(self, _CHECKS)
+        settle(self)
         if self.end_threshold > self.threshold:
             raise InvalidRequest(f"end_threshold={self.end_threshold:g}; allowed: up to threshold={self.threshold:g}")
         if 2 * self.padding > self.min_silence:

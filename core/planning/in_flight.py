@@ -19,6 +19,11 @@ class InFlightStep:
     reads: tuple[Hold, ...]  # encoder outputs
 
     @property
+    def request_ids(self) -> tuple[str, ...]:
+        """The ids of its requests."""
+        return tuple([sequence.request.id for sequence in self.sequences])
+
+    @property
     def samples(self) -> tuple[str, ...]:
         """The ids of those that get a token by the step, or go on with their beam search."""
         pairs = zip(self.sequences, self.plan.chunks, strict=True)

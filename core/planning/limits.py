@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from ..config import EngineConfig
 from ..model import ModelDescription
 
 
@@ -35,31 +36,21 @@ class PlannerLimits:
         return self.max_running + max(self.max_running // 2, 8)
 
     @classmethod
-    def of(
-        cls,
-        description: ModelDescription,
-        *,
-        max_running: int,
-        max_step_tokens: int,
-        steps_in_flight: int,
-        encoder_cache_bytes: int = 1 << 62,
-        prefix_caching: bool = False,
-        draft_tokens: int = 0,
-        draft_running: int = 1 << 31,
-    ) -> PlannerLimits:
+    def of(cls, description: ModelDescription, config: EngineConfig) -> PlannerLimits:
         """The limits of a loaded model under an engine's settings."""
+        speculation = config.speculation_for(description.kind, description.device)
         return cls(
-            max_running=max_running,
-            max_step_tokens=max_step_tokens,
+            max_running=config.max_running,
+            max_step_tokens=config.max_step_tokens,
             page_size=description.page_size,
             pages=description.pages,
             cross_slots=description.cross_slots,
             eos_token_ids=frozenset(description.eos_token_ids),
-            steps_in_flight=steps_in_flight,
-            encoder_cache_bytes=encoder_cache_bytes,
+            steps_in_flight=config.steps_in_flight,
+            encoder_cache_bytes=config.encoder_cache_bytes,
             identity=description.processor_identity,
-            prefix_caching=prefix_caching and not description.whole_prompts,
-            draft_tokens=draft_tokens,
-            draft_running=draft_running,
+            prefix_caching=config.prefix_caching and not description.whole_prompts,
+            draft_tokens=0 if speculation is None else speculation.tokens,
+            draft_running=1 if speculation is None else speculation.most_running,
             whole_prompts=description.whole_prompts,
         )

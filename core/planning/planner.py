@@ -200,8 +200,7 @@ class Planner:
             self._step_size.too_large(step.plan.tokens)
             self._actions.append(Shrink(self._step_size.budget))
             return
-        failed = tuple([sequence.request.id for sequence in step.sequences])
-        self._quarantine.step_failed(failed, to_clear=to_clear, replaying=replaying)
+        self._quarantine.step_failed(step.request_ids, to_clear=to_clear, replaying=replaying)
         for sequence in step.sequences:
             self._suspect(sequence, error)
 
@@ -261,19 +260,8 @@ class Planner:
         sequence = self._sequences.get(request_id)
         return sequence is not None and not sequence.ended
 
-    def requests_of(self, step_id: int) -> tuple[str, ...]:
-        """The ids of the requests in a step in flight."""
-        return tuple([sequence.request.id for sequence in self._step(step_id).sequences])
-
-    def samples_of(self, step_id: int) -> tuple[str, ...]:
-        """The ids of those that get a token by a step in flight, or go on with their beam search."""
-        return self._step(step_id).samples
-
-    def reads_of(self, step_id: int) -> tuple[Hold, ...]:
-        """The encoder outputs that a step in flight reads, and their holders."""
-        return self._step(step_id).reads
-
-    def _step(self, step_id: int) -> InFlightStep:
+    def in_flight(self, step_id: int) -> InFlightStep:
+        """The step in flight with this id."""
         return next(step for step in self._steps if step.plan.step_id == step_id)
 
     @property

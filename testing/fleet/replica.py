@@ -180,7 +180,7 @@ class Replica:
             self._obey(self.ledger.encoded((call,), now=now))
         else:
             self._share.step_ended(now)
-            for number in map(int, self.planner.samples_of(call.step_id)):
+            for number in map(int, self.planner.in_flight(call.step_id).samples):
                 if number in self._requests and math.isnan(self._requests[number].first):
                     self._requests[number].first = now
             self.planner.step_done(StepResult(step_id=call.step_id, sampled=(_TOKEN,) * len(call.chunks)))

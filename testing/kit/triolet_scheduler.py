@@ -67,7 +67,7 @@ class TrioletScheduler:
     # their words for what the kit says
 
     def chunks(self, plan: StepPlan | None) -> list[Chunk]:
-        parts = [] if plan is None else zip(self.planner.requests_of(plan.step_id), plan.chunks, strict=True)
+        parts = [] if plan is None else zip(self.planner.in_flight(plan.step_id).request_ids, plan.chunks, strict=True)
         return [Chunk(name, part.start, part.length, part.page_table, part.samples) for name, part in parts]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
 
+import pytest
 import trio
 import trio.testing
 
@@ -54,13 +54,18 @@ class Bench:
         await self.gets(*(m.Release(holder, key) for key, holder in holders.items()))
 
 
+@pytest.fixture
+async def bench(nursery: trio.Nursery) -> Bench:
+    made = Bench()
+    await nursery.start(made.cache.run)
+    return made
+
+
 def acquire(holder: str, key: str, order: int = 0) -> m.Acquire:
     return m.Acquire(holder, EncoderItem(key=key, payload=None, embeddings=1, size=10), order)
 
 
-async def test_the_frees_of_one_batch_of_messages_are_one_message(nursery):
-    bench = Bench()
-    await nursery.start(bench.cache.run)
+async def test_the_frees_of_one_batch_of_messages_are_one_message(bench):
     await bench.fill()
     (free,) = await bench.gets(acquire("x", "x"), acquire("y", "y"), acquire("z", "z"))
     assert free == m.Free(("a", "b", "c"), 0), "what is decided together goes out together"
@@ -68,26 +73,20 @@ async def test_the_frees_of_one_batch_of_messages_are_one_message(nursery):
     assert [item.key for item in encode.items] == ["x", "y"], "room that comes back together fills a batch"
 
 
-async def test_frees_do_not_wait_behind_an_encode_batch(nursery):
-    bench = Bench()
-    await nursery.start(bench.cache.run)
+async def test_frees_do_not_wait_behind_an_encode_batch(bench):
     await bench.fill()
     await bench.gets(acquire("x", "x"))
     out = await bench.gets(m.Freed(("a",)), acquire("y", "y"))
     assert [type(message) for message in out] == [m.Free, m.Encode]
 
 
-async def test_frees_that_were_decided_before_a_restart_are_not_sent_after_it(nursery):
-    bench = Bench()
-    await nursery.start(bench.cache.run)
+async def test_frees_that_were_decided_before_a_restart_are_not_sent_after_it(bench):
     await bench.fill()
     (encode,) = await bench.gets(acquire("x", "x"), m.RunnerRestarted(1, asleep=False))
     assert [item.key for item in encode.items] == ["x"], "what is gone needs no free"
 
 
-async def test_a_batch_that_is_too_large_is_told_of(nursery):
-    bench = Bench()
-    await nursery.start(bench.cache.run)
+async def test_a_batch_that_is_too_large_is_told_of(bench):
     await bench.gets(acquire("x", "x"), acquire("y", "y"))
     (encode,) = await bench.gets(m.EncodeBroken(("x", "y"), MemoryError("full")))
     assert [item.key for item in encode.items] == ["x"]
@@ -96,9 +95,7 @@ async def test_a_batch_that_is_too_large_is_told_of(nursery):
     assert events.EncodeRetried(("x", "y")) in bench.told
 
 
-async def test_an_item_that_fails_alone_twice_is_refused_with_its_error(nursery):
-    bench = Bench()
-    await nursery.start(bench.cache.run)
+async def test_an_item_that_fails_alone_twice_is_refused_with_its_error(bench):
     await bench.gets(acquire("x", "x"))
     for _ in range(2):
         await bench.gets(m.EncodeBroken(("x",), RuntimeError("boom")))
@@ -107,18 +104,14 @@ async def test_an_item_that_fails_alone_twice_is_refused_with_its_error(nursery)
     assert "RuntimeError: boom" in refused.error
 
 
-async def test_a_release_that_crosses_a_refusal_is_nobodys_mistake(nursery):
-    bench = Bench()
-    await nursery.start(bench.cache.run)
+async def test_a_release_that_crosses_a_refusal_is_nobodys_mistake(bench):
     await bench.gets(acquire("x", "x"))
     await bench.gets(m.EncodeBroken(("x",), RuntimeError("boom")))
     await bench.gets(m.EncodeBroken(("x",), RuntimeError("boom")))
     assert not await bench.gets(m.Release("x", "x"))
 
 
-async def test_what_is_dropped_is_told_before_what_takes_its_room(nursery):
-    bench = Bench()
-    await nursery.start(bench.cache.run)
+async def test_what_is_dropped_is_told_before_what_takes_its_room(bench):
     await bench.gets(*(acquire(key, key) for key in "abcd"))
     await bench.gets(m.Release("c", "c"))
     told = [event for event in bench.told if isinstance(event, events.EntryDropped | events.EntryReserved)]
@@ -158,9 +151,8 @@ def lend(loan: str, key: str, answer: Answer) -> m.Lend:
     return m.Lend(loan, EncoderItem(key=key, payload=None, embeddings=1, size=10), answer)
 
 
-async def test_a_copy_is_made_before_the_free_of_what_was_lent(nursery):
-    bench, answer = Bench(), Answer()
-    await nursery.start(bench.cache.run)
+async def test_a_copy_is_made_before_the_free_of_what_was_lent(bench):
+    answer = Answer()
     await bench.fill()
     out = await bench.gets(lend("loan", "a", answer), *(acquire(key, key) for key in "xyz"), m.Release("loan", "a"))
     kinds = [type(message) for message in out]
@@ -170,9 +162,8 @@ async def test_a_copy_is_made_before_the_free_of_what_was_lent(nursery):
     assert not answer.outputs, "the loan has ended"
 
 
-async def test_a_loan_is_answered_with_its_copy_and_only_its_release_makes_room(nursery):
-    bench, answer = Bench(), Answer()
-    await nursery.start(bench.cache.run)
+async def test_a_loan_is_answered_with_its_copy_and_only_its_release_makes_room(bench):
+    answer = Answer()
     await bench.fill()
     await bench.gets(lend("loan", "a", answer), m.TakenOut("loan", output("a")))
     assert [one.key for one in answer.outputs] == ["a"]
@@ -182,18 +173,16 @@ async def test_a_loan_is_answered_with_its_copy_and_only_its_release_makes_room(
     assert free.keys == ("a",)
 
 
-async def test_a_loan_is_refused_by_an_engine_that_stops(nursery):
-    bench, (first, second) = Bench(), (Answer(), Answer())
-    await nursery.start(bench.cache.run)
+async def test_a_loan_is_refused_by_an_engine_that_stops(bench):
+    first, second = Answer(), Answer()
     await bench.gets(lend("first", "x", first), m.SchedulerClosed(), lend("second", "x", second))
     assert [type(error) for error in first.errors + second.errors] == [EngineClosed, EngineClosed]
     assert not [event for event in bench.told if isinstance(event, events.EntryTakenBack)]
 
 
-async def test_what_comes_for_a_borrow_that_was_withdrawn_is_dropped(nursery):
-    bench, lenders = Bench(), Answer()
+async def test_what_comes_for_a_borrow_that_was_withdrawn_is_dropped(bench):
+    lenders = Answer()
     bench.cache.ledger, bench.cache.lenders = EncoderLedger(30, borrows=True), lenders
-    await nursery.start(bench.cache.run)
     await bench.gets(acquire("x", "x"))
     await bench.gets(m.RunnerRestarted(1, asleep=False))
     assert lenders.asked == [(1, "x"), (2, "x")]
@@ -205,34 +194,11 @@ async def test_what_comes_for_a_borrow_that_was_withdrawn_is_dropped(nursery):
     assert events.EntryHeld("x", "x") in bench.told
 
 
-async def test_what_is_not_what_was_asked_for_is_not_put_in(nursery):
-    bench, lenders = Bench(), Answer()
+async def test_what_is_not_what_was_asked_for_is_not_put_in(bench):
+    lenders = Answer()
     bench.cache.ledger, bench.cache.lenders = EncoderLedger(30, borrows=True), lenders
-    await nursery.start(bench.cache.run)
     await bench.gets(acquire("x", "x"))
     (encode,) = await bench.gets(m.Arrived(1, output("x", size=11)))
     assert [item.key for item in encode.items] == ["x"], "books balance: more bytes than are reserved"
     (broke,) = [event for event in bench.told if isinstance(event, events.BorrowBroke)]
     assert "11 bytes of x; asked for were 10 bytes of x" in broke.error
-
-
-# -- for the mutants, outside of pytest ------------------------------------------------------------------------------
-
-
-def _alone(test: Callable[[trio.Nursery], Awaitable[None]]) -> Callable[[], None]:
-    async def run() -> None:
-        async with trio.open_nursery() as nursery:
-            await test(nursery)
-            nursery.cancel_scope.cancel()
-
-    return lambda: trio.run(run)
-
-
-crosses = _alone(test_a_release_that_crosses_a_refusal_is_nobodys_mistake)
-merges = _alone(test_the_frees_of_one_batch_of_messages_are_one_message)
-drops_first = _alone(test_what_is_dropped_is_told_before_what_takes_its_room)
-copies_first = _alone(test_a_copy_is_made_before_the_free_of_what_was_lent)
-refuses = _alone(test_a_loan_is_refused_by_an_engine_that_stops)
-drops_late = _alone(test_what_comes_for_a_borrow_that_was_withdrawn_is_dropped)
-checks_size = _alone(test_what_is_not_what_was_asked_for_is_not_put_in)
-frees_first = _alone(test_frees_do_not_wait_behind_an_encode_batch)

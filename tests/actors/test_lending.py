@@ -41,6 +41,14 @@ class Pair:
         return SimLenders(name, self.nursery, self.all, self.chance)
 
 
+@pytest.fixture
+async def pair(nursery: trio.Nursery) -> Pair:
+    """One that has started."""
+    made = Pair(nursery)
+    await made.start()
+    return made
+
+
 async def many(engine, numbers, *, errors: tuple[type[Exception], ...] = ()) -> list[Exception]:
     """Asks at once; the tokens must be right, or the error one of ``errors``."""
     failed: list[Exception] = []
@@ -69,7 +77,6 @@ async def test_what_is_encoded_there_is_decoded_here(executor, trace, autojump_c
     assert sum(one.loans for one in there) == 6
     assert Job.ENCODE not in executor.calls
     assert not trace.of(events.EncodeDispatched)
-    pair.end()
 
 
 async def test_two_borrowers_share_what_a_lender_encodes_once(autojump_clock, nursery):
@@ -85,13 +92,10 @@ async def test_two_borrowers_share_what_a_lender_encodes_once(autojump_clock, nu
     told = pair.all[0].supervisor.statistics().encoder_cache
     assert (told.encoded, told.loans) == (5, 10)
     assert told.bytes_by_state["lent"] == 0, "all loans are back"
-    pair.end()
 
 
 @pytest.mark.parametrize("after", [0.02, 0.1, 0.3, 0.4, 0.45, 0.6])
-async def test_every_acquire_is_answered_when_the_lender_dies(executor, trace, autojump_clock, nursery, after):
-    pair = Pair(nursery)
-    await pair.start()
+async def test_every_acquire_is_answered_when_the_lender_dies(executor, trace, autojump_clock, pair, after):
     async with all_returned(executor, trace), sim_borrower(pair.lenders(), executor, config=settings(trace)) as engine:
         async with trio.open_nursery() as inner:
             inner.start_soon(many, engine, range(8))
@@ -120,9 +124,7 @@ async def test_without_an_encoder_the_next_lender_is_asked_and_at_last_the_reque
     assert Job.ENCODE not in executor.calls
 
 
-async def test_a_loan_of_a_borrower_that_died_is_free_after_its_term(executor, trace, autojump_clock, nursery):
-    pair = Pair(nursery)
-    await pair.start()
+async def test_a_loan_of_a_borrower_that_died_is_free_after_its_term(executor, trace, autojump_clock, pair):
     silent = pair.lenders()
     silent.returns = False
     async with sim_borrower(silent, executor, config=settings(trace)) as engine:
@@ -133,7 +135,6 @@ async def test_a_loan_of_a_borrower_that_died_is_free_after_its_term(executor, t
     assert len(pair.all[0].executor.outputs) == 3, "no free while lent"
     await trio.sleep(10)
     assert not pair.all[0].executor.outputs, "always freed eventually"
-    pair.end()
 
 
 async def test_a_borrower_that_stops_waits_for_no_lender(executor, trace, autojump_clock, nursery):
@@ -149,12 +150,9 @@ async def test_a_borrower_that_stops_waits_for_no_lender(executor, trace, autoju
     assert trio.current_time() - begun < 10
     assert trace.of(events.BorrowBroke)
     assert lenders.withdrawn == {1}
-    pair.end()
 
 
-async def test_a_borrower_whose_runner_starts_anew_borrows_again(trace, autojump_clock, nursery):
-    pair = Pair(nursery)
-    await pair.start()
+async def test_a_borrower_whose_runner_starts_anew_borrows_again(trace, autojump_clock, pair):
     once = iter([RuntimeError("sticky")])
     executor = SimExecutor(fault=lambda job, _: next(once, None) if job is Job.FREE else None)
     config = settings(trace, encoder_idle_seconds=0.05)
@@ -164,7 +162,6 @@ async def test_a_borrower_whose_runner_starts_anew_borrows_again(trace, autojump
             await trio.sleep(0.06)
     assert trace.of(events.RunnerRestarting)
     assert Job.ENCODE not in executor.calls
-    pair.end()
 
 
 async def test_a_lender_whose_runner_starts_anew_encodes_again_what_is_lent(executor, trace, autojump_clock, nursery):
@@ -178,7 +175,6 @@ async def test_a_lender_whose_runner_starts_anew_encodes_again_what_is_lent(exec
             await many(engine, range(number, number + 4))
             await trio.sleep(0.06)
     assert pair.traces[0].of(events.RunnerRestarting)
-    pair.end()
 
 
 async def test_an_item_that_the_lender_cannot_encode_fails_its_request_alone(executor, trace, autojump_clock, nursery):
@@ -189,17 +185,13 @@ async def test_an_item_that_the_lender_cannot_encode_fails_its_request_alone(exe
         failed = await many(engine, [1, 2], errors=(EncodeFailed,))
     assert len(failed) == 2
     assert Job.ENCODE not in executor.calls, "its failure is its own: it is not tried here"
-    pair.end()
 
 
-async def test_what_cannot_be_put_in_is_encoded_here(trace, autojump_clock, nursery):
-    pair = Pair(nursery)
-    await pair.start()
+async def test_what_cannot_be_put_in_is_encoded_here(trace, autojump_clock, pair):
     executor = SimExecutor(fault=lambda job, _: MemoryError("full") if job is Job.PUT_IN else None)
     async with all_returned(executor, trace), sim_borrower(pair.lenders(), executor, config=settings(trace)) as engine:
         await many(engine, range(3))
         assert engine.statistics().encoder_cache.encoded == 3
-    pair.end()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -243,4 +235,3 @@ async def test_a_storm_of_losses_changes_no_token(seed, autojump_clock, nursery)
                 both.start_soon(many, engine, [chance.randrange(6) for _ in range(8)])
             await trio.sleep(chance.random())
     over.set()
-    pair.end()

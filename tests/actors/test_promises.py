@@ -1,9 +1,7 @@
-"""Smaller promises of the engine, each under its own name. Most were found missing by a mutant that lived: see
-``tests/properties/mutants.py``."""
+"""Smaller promises of the engine, each under its own name."""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -44,16 +42,6 @@ async def ask(engine: Engine, number: int, max_tokens: int = 5) -> None:
     samples: Samples = np.full(1600, number / 100, np.float32)
     sampling = SamplingParams(max_tokens=max_tokens)
     await engine.generate(prompt_token_ids=[1, 2 + number], audio=samples, sampling=sampling)
-
-
-def virtual_time(test):
-    """An async test, run alone on virtual time; one that deadlocks fails."""
-
-    @functools.wraps(test)
-    def run() -> None:
-        run_scheduled(test, schedule=Batches())
-
-    return run
 
 
 def outcomes() -> Iterator[Outcome]:
@@ -105,8 +93,7 @@ def test_two_steps_are_in_flight_while_requests_decode():
         assert most == scenario.config.get("steps_in_flight", 2), f"{most} steps at once in {outcome.scenario!r}"
 
 
-@virtual_time
-async def test_an_idle_output_is_kept_for_its_idle_time():
+async def test_an_idle_output_is_kept_for_its_idle_time(autojump_clock):
     executor = SimExecutor()
     async with sim_engine(executor, config=EngineConfig(encoder_idle_seconds=5.0)) as engine:
         await trio.sleep(20)
@@ -117,8 +104,7 @@ async def test_an_idle_output_is_kept_for_its_idle_time():
         assert not executor.outputs, "an idle output outlives its time"
 
 
-@virtual_time
-async def test_the_device_holds_what_the_ledger_says():
+async def test_the_device_holds_what_the_ledger_says(autojump_clock):
     """Books balance: whenever nothing is on its way, the device's bytes are the ledger's."""
     async with sim_engine(SimExecutor(), config=EngineConfig(encoder_idle_seconds=5.0)) as engine:
         for number, expected in ((1, 100), (2, 200)):
@@ -131,8 +117,7 @@ async def test_the_device_holds_what_the_ledger_says():
         assert books.device.by_owner["encoder_outputs"] == books.encoder_cache.taken == 0, "books balance"
 
 
-@virtual_time
-async def test_a_more_patient_stop_does_not_prolong_an_impatient_one():
+async def test_a_more_patient_stop_does_not_prolong_an_impatient_one(autojump_clock):
     async def outsider(engine: Engine) -> None:
         with pytest.raises(EngineClosed):
             await ask(engine, 1, 60)
@@ -148,8 +133,7 @@ async def test_a_more_patient_stop_does_not_prolong_an_impatient_one():
             assert trio.current_time() - begun < 0.5, "the earlier deadline holds"
 
 
-@virtual_time
-async def test_an_abort_after_the_end_is_no_error():
+async def test_an_abort_after_the_end_is_no_error(autojump_clock):
     """`Supervisor.abort` never raises: it is called while leaving, also long after the engine has gone. Then nobody is
     told of it."""
     told: list[events.Event] = []
@@ -175,8 +159,7 @@ class Reader:
         self.told.append(end)
 
 
-@virtual_time
-async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered():
+async def test_messages_behind_the_one_that_breaks_the_scheduler_are_answered(autojump_clock):
     """They were taken from the inbox together; their clients, in tasks outside the block, must not wait for ever."""
     submit = Planner.submit
 
@@ -267,6 +250,6 @@ def test_an_output_is_to_come_until_it_is_there():
     assert Supervisor.keys_to_come(books) == {"a", "b", "c"}
     ledger.encoded(["a"], now=0.0)
     assert Supervisor.keys_to_come(books) == {"b", "c"}
-    assert ledger.release("reader of a", "a", now=0.0).free == ("a",)
+    assert ledger.release("reader of a", "a", now=0.0).free == ["a"]
     ledger.acquire("late", EncoderItem(key="a", payload=None, embeddings=1, size=1))
     assert Supervisor.keys_to_come(books) == {"a", "b", "c"}, "what is being freed is encoded anew"

@@ -11,6 +11,7 @@ from attrs import define, evolve, field, frozen
 from transformers import GenerationConfig
 from transformers.generation import GenerationMixin, LogitsProcessorList
 
+from triolet.core.config import EngineConfig
 from triolet.core.plan import Hypothesis, StepPlan
 from triolet.core.planning.actions import Acquire, Commit, Fail, Finish
 from triolet.core.planning.limits import PlannerLimits
@@ -45,7 +46,7 @@ class Pump:
     def of(cls, executor: TorchExecutor, *, pages: int = 0, headroom: int = 4, **limits: Any) -> Pump:
         """Opens ``executor``. The planner may use the first ``pages`` of its pages alone."""
         settings = {"max_running": 8, "max_step_tokens": 64, "steps_in_flight": 2, **limits}
-        found = PlannerLimits.of(executor.open(), **settings)
+        found = evolve(PlannerLimits.of(executor.open(), EngineConfig(prefix_caching=False)), **settings)
         return cls(executor, Planner(evolve(found, pages=pages or found.pages, headroom=headroom)))
 
     def run(self, *requests: Request) -> list[Answer]:

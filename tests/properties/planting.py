@@ -37,8 +37,6 @@ from triolet.testing.trio_tools.schedules import Batches, Schedule, run_schedule
 
 from ..actors import shared
 from ..actors.test_promises import SCHEDULES
-from .test_ledger import LedgerMachine
-from .test_planner_machines import PlannerMachine, SharingMachine
 
 Killer = Callable[[], object]
 
@@ -201,8 +199,3 @@ def without_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-LEDGER = machine(LedgerMachine, examples=200)
-SHARING = machine(SharingMachine)
-PLANNER = machine(PlannerMachine)

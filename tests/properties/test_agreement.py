@@ -25,16 +25,6 @@ def words(found: Sequence[str], number: int = 0) -> tuple[TextWord, ...]:
     return tuple(TextWord(text=text, token_ids=(number, index)) for index, text in enumerate(found))
 
 
-def test_words_that_two_hypotheses_have_in_common_are_stable() -> None:
-    agreement = Agreement()
-    assert agreement.hear(words([" the", " cat", " sad"])) == ()
-    assert text_of(agreement.hear(words([" the", " cat", " sat", " on"]))) == " the cat"
-    assert text_of(agreement.provisional) == " sat on"
-    assert text_of(agreement.hear(words([" sat", " on", " the"]))) == " sat on"
-    assert text_of(agreement.settle()) == " the"
-    assert text_of(agreement.stable) == " the cat sat on the"
-
-
 def test_the_last_word_of_speech_that_goes_on_is_not_stable() -> None:
     """It may be cut off: "deg" of "degrees" in two hypotheses."""
     agreement = Agreement()
@@ -42,14 +32,6 @@ def test_the_last_word_of_speech_that_goes_on_is_not_stable() -> None:
     assert text_of(agreement.hear(words([" five", " deg"]), goes_on=True)) == " five"
     assert text_of(agreement.hear(words([" degrees"]))) == ""
     assert agreement.hear((), goes_on=True) == ()
-
-
-def test_words_are_stable_only_at_the_same_place() -> None:
-    """The second hypothesis has lost the first word."""
-    agreement = Agreement()
-    agreement.hear(words([" so", " a", " b"]))
-    assert agreement.hear(words([" a", " b"])) == ()
-    assert text_of(agreement.provisional) == " a b"
 
 
 @given(acts=ACTS)

@@ -8,6 +8,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triolet.core.config import EngineConfig
 from triolet.core.planning.actions import Commit, Finish
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
@@ -40,31 +41,24 @@ def histories(draw):
     return asked, draw(st.lists(st.integers(0, 4), min_size=len(asked), max_size=len(asked)))
 
 
-HISTORIES = {
-    "history": histories(),
-    "budget": st.integers(1, 9),
-    "pages": st.integers(8, 14),
-    "size": st.sampled_from((1, 2, 4)),
-    "caching": st.booleans(),
-    "depth": st.integers(1, 2),
-    "failing": st.sets(st.integers(0, 6), max_size=2),
-    "drafts": st.sampled_from((0, 2)),
-}
-
-
-def alignments_are_answered(history, budget, pages, size, caching, depth, failing, drafts):
+@settings(max_examples=100)
+@given(
+    history=histories(),
+    budget=st.integers(1, 9),
+    pages=st.integers(8, 14),
+    size=st.sampled_from((1, 2, 4)),
+    caching=st.booleans(),
+    depth=st.integers(1, 2),
+    failing=st.sets(st.integers(0, 6), max_size=2),
+    drafts=st.sampled_from((0, 2)),
+)
+def test_every_alignment_is_answered_once_and_truly(history, budget, pages, size, caching, depth, failing, drafts):
     """Over a device that notices every position that was not fed, or holds another sequence's KV."""
     asked, arrivals = history
     model = SimModel(max_positions=16, pages=pages * 2 // size, page_size=size)
-    limits = PlannerLimits.of(
-        model.describe(),
-        max_running=3,
-        max_step_tokens=budget,
-        steps_in_flight=depth,
-        prefix_caching=caching,
-        draft_tokens=drafts,
-    )
-    planner, executor = Planner(evolve(limits, headroom=1)), SimExecutor(model)
+    config = EngineConfig(max_running=3, max_step_tokens=budget, steps_in_flight=depth, prefix_caching=caching)
+    limits = evolve(PlannerLimits.of(model.describe(), config), draft_tokens=drafts, draft_running=3, headroom=1)
+    planner, executor = Planner(limits), SimExecutor(model)
     executor.open()
     told, ends, flights, waiting = defaultdict(list), {}, [], list(zip(arrivals, asked, strict=True))
     for step in range(400):
@@ -97,9 +91,3 @@ def alignments_are_answered(history, budget, pages, size, caching, depth, failin
         assert [one.aligned for one in answers] == [expected_alignment(prompt, None, request.alignment)], "the times"
         assert [one.token_id for one in answers] == [None], "an alignment samples nothing"
         assert ends[request.id] is FinishReason.ALIGNED, "a wrong reason for the end"
-
-
-@settings(max_examples=100)
-@given(**HISTORIES)
-def test_every_alignment_is_answered_once_and_truly(**drawn):
-    alignments_are_answered(**drawn)

@@ -224,7 +224,7 @@ class Play:
         for key in decisions.free:
             assert key not in readers, "no free while held"
             assert key in self.device, "books balance: only what is resident is freed"
-        self.freeing += [decisions.free] if decisions.free else []
+        self.freeing += [tuple(decisions.free)] if decisions.free else []
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from triolet.core.batch_size import BatchSize
 from triolet.core.errors import EncodeFailed, LenderLost, RequestTooLarge
 from triolet.core.ledger import MOST_BORROWS, EncoderLedger
-from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, Held, State
+from triolet.core.ledger_table import RESIDENT, TRANSITIONS, Change, State
 from triolet.core.ledger_values import Decisions
 
 from .machines import Machine, item
@@ -93,7 +93,7 @@ class LedgerMachine(Machine):
             assert key not in self.held.values(), "no free while held: somebody may read what is to be freed"
             assert key in self.device, "books balance: only what is resident is freed"
         if decisions.free:
-            self.freeing.append(decisions.free)
+            self.freeing.append(tuple(decisions.free))
         self.served_in_order()
         self.note_places()
 
@@ -197,7 +197,7 @@ class LedgerMachine(Machine):
             self.failures_alone[keys[0]] += 1
         given_up = held if len(keys) == 1 and self.failures_alone[keys[0]] > 1 else []
         assert {refusal.key for refusal in decisions.refused} == set(given_up), "tried again: refused too early or late"
-        assert decisions.retried == (() if given_up else tuple(held)), "tried again: what is held, and not given up"
+        assert decisions.retried == ([] if given_up else list(held)), "tried again: what is held, and not given up"
         self.failed_in_batch |= set() if too_large else set(decisions.retried)
         self.obey(decisions)
 
@@ -245,7 +245,7 @@ class LedgerMachine(Machine):
         given_up = fault or (not self.encodes and self.borrows_failed[key] >= MOST_BORROWS)
         refused = {refusal.holder for refusal in decisions.refused}
         assert refused == (set(holders) if given_up else set()), "tried again: refused too early or late"
-        assert decisions.retried == ((key,) if holders and not given_up else ()), "tried again: what is held"
+        assert decisions.retried == ([key] if holders and not given_up else []), "tried again: what is held"
         self.obey(decisions)
 
     @precondition(lambda self: self.device or self.encoding or self.borrowing)
@@ -430,51 +430,14 @@ def test_an_item_larger_than_the_cache_is_refused_at_once_with_both_sizes():
     assert "100" in str(refusal.error)
 
 
-def test_a_popular_entry_cannot_keep_a_waiting_request_out():
-    """Hits that come after a waiting request wait behind it, so the entry's last holder leaves one day."""
-    ledger = EncoderLedger(1)
-    ledger.acquire("r0", item("hot"))
-    ledger.take_encode_batch(1)
-    ledger.encoded(["hot"], now=0.0)
-    assert ledger.acquire("r1", item("cold")) == Decisions()
-    assert ledger.acquire("r2", item("hot")) == Decisions()
-    assert ledger.release("r0", "hot", now=1.0).free == ("hot",)
-    assert ledger.freed(["hot"]).reserved == (("cold", 1),)
-
-
-def test_a_freeing_entry_is_never_resurrected():
-    """E6: the late free would delete the new output. The acquire waits for `freed` and reserves anew."""
-    ledger = EncoderLedger(1)
-    ledger.acquire("r0", item("a"))
-    ledger.take_encode_batch(1)
-    ledger.encoded(["a"], now=0.0)
-    ledger.release("r0", "a", now=0.0)
-    assert ledger.evict_idle(now=100.0, idle_seconds=1.0).free == ("a",)
-    assert ledger.acquire("r1", item("a")) == Decisions()
-    assert ledger.state("a") is State.FREEING
-    assert ledger.freed(["a"]).reserved == (("a", 1),)
-    assert ledger.state("a") is State.RESERVED
-
-
-def test_the_table_has_no_way_out_of_absent_but_reserve_and_no_state_without_a_way_to_absent():
-    """Read off the table itself: every life begins with a reservation, and every state can end."""
+def test_the_table_has_a_beginning_and_an_end_for_every_life():
+    """Every life begins with a reservation, every state can end, and only what nobody holds or borrows is evicted."""
     assert {change for state, change, _ in TRANSITIONS if state is State.ABSENT} == {Change.ACQUIRE}
     reach = {State.ABSENT}
     for _ in State:
         reach |= {old for (old, _, _), new in TRANSITIONS.items() if new in reach}
     assert reach == set(State)
-
-
-def test_a_release_of_what_is_not_held_is_our_bug_and_said_so():
-    ledger = EncoderLedger(10)
-    ledger.acquire("r", item("k"))
-    with pytest.raises(AssertionError, match="does not hold"):
-        ledger.release("somebody else", "k", now=0.0)
-
-
-def test_an_item_that_just_fits_is_not_refused():
-    decisions = EncoderLedger(100).acquire("r", item("k", size=100))
-    assert decisions.reserved == (("k", 100),), "an item as large as the cache fits it"
+    assert {old for (old, _, _), new in TRANSITIONS.items() if new is State.FREEING} == {State.IDLE}
 
 
 def test_those_who_wait_evict_no_more_than_they_need():
@@ -482,77 +445,20 @@ def test_those_who_wait_evict_no_more_than_they_need():
     ledger = EncoderLedger(3)
     for key in "abc":
         resident(ledger, key, now=0.0)
-    assert ledger.acquire("r", item("d")).free == ("a",), "nothing more is evicted"
-    assert ledger.acquire("s", item("d")).free == (), "nothing more is evicted"
-    assert ledger.acquire("t", item("e")).free == ("b",), "room for each who waits"
-    assert ledger.freed("ab").reserved == (("d", 1), ("e", 1)), "room that comes back together serves together"
+    assert ledger.acquire("r", item("d")).free == ["a"], "nothing more is evicted"
+    assert ledger.acquire("s", item("d")).free == [], "nothing more is evicted"
+    assert ledger.acquire("t", item("e")).free == ["b"], "room for each who waits"
+    assert ledger.freed("ab").reserved == [("d", 1), ("e", 1)], "room that comes back together serves together"
 
 
 def test_what_others_wait_for_is_evicted_for_the_first_in_line_only():
     ledger = EncoderLedger(2)
     resident(ledger, "a", now=0.0)
     resident(ledger, "b", now=0.0)
-    assert ledger.acquire("q", item("c")).free == ("a",)
+    assert ledger.acquire("q", item("c")).free == ["a"]
     assert not ledger.acquire("r", item("b")).free
     assert not ledger.acquire("s", item("d")).free, "somebody before it waits for b"
-    assert ledger.acquire("t", item("e", size=2), order=-1).free == ("b",), "the first has it"
-
-
-def test_an_urgent_acquire_is_served_first_and_its_entry_is_encoded_first():
-    ledger = EncoderLedger(5)
-    for number, key in enumerate("abc"):
-        ledger.acquire(f"r{number}", item(key), order=number)
-    ledger.acquire("urgent", item("c"), order=-1)
-    assert [job.key for job in ledger.take_encode_batch(2)] == ["c", "a"], "in order: with its most urgent holder"
-    ledger.acquire("large", item("d", size=3), order=3)
-    ledger.acquire("next", item("e"), order=4)
-    assert ledger.acquire("now", item("f"), order=-2).reserved == (("f", 1),)
-    assert [hold.holder for hold in ledger.waiting()] == ["large", "next"], "in order: those who wait"
-
-
-def test_a_batch_that_is_too_large_shrinks_the_next_ones_and_blames_nobody():
-    ledger = EncoderLedger(100, BatchSize(8))
-    for number in range(8):
-        ledger.acquire(f"r{number}", item(f"k{number}"))
-    keys = tuple(job.key for job in ledger.take_encode_batch())
-    decisions = ledger.encode_failed(keys, MemoryError("full"))
-    assert decisions.shrunk == 4
-    assert decisions.retried == keys
-    assert not decisions.refused
-    assert [len(ledger.take_encode_batch()) for _ in range(2)] == [4, 4], "in smaller batches, in order"
-
-
-def test_what_did_not_fit_goes_back_to_its_place():
-    ledger = EncoderLedger(100, BatchSize(4))
-    for number in range(4):
-        ledger.acquire(f"r{number}", item(f"k{number}"))
-    ledger.encode_failed([job.key for job in ledger.take_encode_batch()], MemoryError("full"))
-    ledger.acquire("later", item("l"))
-    ledger.acquire("urgent", item("k"), order=-1)
-    assert [job.key for job in ledger.take_encode_batch()] == ["k", "k0"], "in order: nothing was found to be bad"
-
-
-def test_an_encoding_that_went_well_clears_its_item():
-    ledger = EncoderLedger(3)
-    ledger.acquire("r", item("a"))
-    for happens in (ledger.encode_failed, lambda keys, _: ledger.encoded(keys, now=0.0)):
-        ledger.take_encode_batch()
-        happens(["a"], RuntimeError("boom"))
-    ledger.generation_lost()
-    ledger.take_encode_batch()
-    assert not ledger.encode_failed(["a"], RuntimeError("boom")).refused, "it is a first failure again"
-
-
-@pytest.mark.parametrize("error", [MemoryError("full"), RuntimeError("boom")])
-def test_an_item_that_fails_alone_is_tried_once_more(error: Exception):
-    ledger = EncoderLedger(3)
-    ledger.acquire("r", item("a"))
-    ledger.acquire("s", item("b"))
-    ledger.take_encode_batch(1)
-    assert ledger.encode_failed(["a"], error).retried == ("a",), "tried again"
-    assert [job.key for job in ledger.take_encode_batch(2)] == ["a"], "alone, before the others"
-    (refusal,) = ledger.encode_failed(["a"], error).refused
-    assert refusal.error.__cause__ is error
+    assert ledger.acquire("t", item("e", size=2), order=-1).free == ["b"], "the first has it"
 
 
 def test_the_entry_that_is_idle_for_the_longest_time_is_evicted_first():
@@ -560,7 +466,7 @@ def test_the_entry_that_is_idle_for_the_longest_time_is_evicted_first():
     for now, key in enumerate("bca"):
         resident(ledger, key, now=float(now))
     freed = ledger.acquire("r", item("d", size=2)).free
-    assert freed == ("b", "c"), "the oldest go first"
+    assert freed == ["b", "c"], "the oldest go first"
 
 
 def test_an_idle_entry_is_kept_for_its_time_since_its_last_use():
@@ -569,7 +475,7 @@ def test_an_idle_entry_is_kept_for_its_time_since_its_last_use():
     ledger.acquire("r", item("a"))
     ledger.release("r", "a", now=50.0)
     assert not ledger.evict_idle(now=55.0, idle_seconds=10.0).free, "its time runs from the last use"
-    assert ledger.evict_idle(now=60.0, idle_seconds=10.0).free == ("a",), "when its time is over it goes"
+    assert ledger.evict_idle(now=60.0, idle_seconds=10.0).free == ["a"], "when its time is over it goes"
 
 
 def test_an_encode_batch_keeps_its_budget_of_embeddings():
@@ -596,140 +502,31 @@ def test_an_entry_that_nobody_wants_keeps_no_payload():
     assert watched() is None, "an idle entry keeps its payload"
 
 
-def test_every_holder_hears_of_a_failed_encoding():
-    ledger = EncoderLedger(3)
+@pytest.mark.parametrize(
+    ("settings", "error", "kind"),
+    [
+        ({}, RuntimeError("boom"), EncodeFailed),
+        ({"borrows": True}, EncodeFailed("not finite"), EncodeFailed),
+        ({"borrows": True}, LenderLost("gone"), LenderLost),
+        ({"borrows": True, "encodes": False}, RuntimeError("lender lost"), EncodeFailed),
+    ],
+    ids=str,
+)
+def test_every_holder_gets_an_error_of_its_own_with_the_cause(
+    settings: dict[str, bool], error: Exception, kind: type[Exception]
+):
+    """Two tasks must not raise the same object."""
+    ledger, refused = EncoderLedger(3, **settings), []
     for holder in ("r", "s"):
         ledger.acquire(holder, item("a", payload="a"))
-    for _ in range(2):
-        ledger.take_encode_batch(1)
-        refused = ledger.encode_failed(["a"], RuntimeError("boom")).refused
-    assert [refusal.holder for refusal in refused] == ["r", "s"], "every acquire is answered"
-    assert refused[0].error is not refused[1].error, "two tasks must not raise the same error"
-
-
-def test_an_entry_that_was_idle_can_be_encoded_again_for_who_joins_it():
-    """It kept no payload while nobody wanted it: the one who joins brings it back, for a runner that loses all."""
-    ledger = EncoderLedger(3)
-    resident(ledger, "a", now=0.0)
-    ledger.acquire("r", item("a", payload="the payload"))
-    ledger.generation_lost()
-    (job,) = ledger.take_encode_batch(1)
-    assert job.payload == "the payload", "what is dispatched has its payload"
-
-
-def test_an_output_that_nobody_waits_for_any_more_is_idle():
-    """Always freed eventually: its last holder left while it was computed, and nobody will leave it again."""
-    ledger = EncoderLedger(3)
-    ledger.acquire("r", item("a", payload="a"))
-    ledger.take_encode_batch(1)
-    ledger.release("r", "a", now=0.0)
-    ledger.encoded(["a"], now=0.0)
-    assert ledger.state("a") is State.IDLE, "what nobody holds is idle"
-
-
-def test_what_is_idle_at_the_close_is_freed():
-    ledger = EncoderLedger(3)
-    resident(ledger, "a", now=0.0)
-    assert ledger.close(now=1.0).free == ("a",), "always freed eventually: at the close, if not before"
-
-
-def test_who_waits_at_the_close_is_withdrawn():
-    """Always freed eventually: what is given back after the close is not taken anew."""
-    ledger = EncoderLedger(1)
-    ledger.acquire("r", item("a"))
-    ledger.take_encode_batch(1)
-    ledger.acquire("s", item("b"))
-    ledger.close(now=0.0)
-    assert ledger.encoded(["a"], now=0.0).free == ("a",), "nothing is kept after the close"
-    assert not ledger.freed(["a"]).reserved, "nothing is reserved after the close"
-    assert ledger.drained
-
-
-def test_a_lent_entry_is_never_evicted_until_its_last_borrower_has_returned_it():
-    ledger = EncoderLedger(1)
-    resident(ledger, "a", now=0.0)
-    for borrower in ("x", "y"):
-        assert ledger.acquire(borrower, item("a", payload="a"), loan=True, now=1.0).ready
-    assert ledger.state("a") is State.LENT
-    assert ledger.acquire("r", item("b", payload="b")).free == (), "no free while lent"
-    assert ledger.release("x", "a", now=2.0).free == (), "no free while lent"
-    assert ledger.release("y", "a", now=3.0).free == ("a",), "always freed eventually"
-
-
-def test_a_loan_ends_with_its_term_where_the_borrower_says_nothing():
-    ledger = EncoderLedger(1)
-    resident(ledger, "a", now=0.0)
-    ledger.acquire("x", item("a", payload="a"), loan=True, now=100.0)
-    assert ledger.oldest_loan == 100.0
-    assert not ledger.end_loans(now=129.0, loan_seconds=30.0).lapsed, "its term runs from when it was ready"
-    assert [hold.holder for hold in ledger.end_loans(now=130.0, loan_seconds=30.0).lapsed] == ["x"]
-    assert ledger.state("a") is State.IDLE
-    assert ledger.oldest_loan is None
-
-
-def test_a_ledger_that_borrows_does_not_lend():
-    with pytest.raises(AssertionError, match="does not lend"):
-        EncoderLedger(1, borrows=True).acquire("x", item("a", payload="a"), loan=True)
-
-
-def test_what_cannot_be_borrowed_is_encoded_here():
-    ledger = EncoderLedger(1, borrows=True)
-    ledger.acquire("r", item("a", payload="a"))
-    assert not ledger.take_encode_batch(), "it is borrowed first"
-    assert [job.key for job in ledger.take_borrows()] == ["a"]
-    assert ledger.borrow_failed("a", RuntimeError("lender lost")).retried == ("a",)
-    assert not ledger.take_borrows()
-    assert [job.key for job in ledger.take_encode_batch()] == ["a"]
-
-
-def test_what_cannot_be_borrowed_or_encoded_is_refused_with_the_last_reason():
-    ledger, lost = EncoderLedger(1, borrows=True, encodes=False), RuntimeError("lender lost")
-    ledger.acquire("r", item("a", payload="a"))
-    for _ in range(MOST_BORROWS):
-        assert ledger.take_borrows()
-        decisions = ledger.borrow_failed("a", lost)
-    (refusal,) = decisions.refused
-    assert refusal.error.__cause__ is lost
-    assert "lender lost" in str(refusal.error)
-    assert ledger.drained
-
-
-def test_a_row_of_the_table_for_what_is_lent_and_what_is_borrowed():
-    """Nobody lends what it does not have, and no row evicts what is lent."""
-    assert {held for (state, _, held) in TRANSITIONS if state is State.BORROWING} == {Held.HERE, Held.NOT}
-    assert not [row for row in TRANSITIONS if row[0] is State.LENT and row[1] is Change.EVICT]
-    assert {old for (old, _, _), new in TRANSITIONS.items() if new is State.FREEING} == {State.IDLE}
-
-
-def test_a_borrow_that_went_well_clears_its_entry():
-    ledger, lost = EncoderLedger(1, borrows=True, encodes=False), RuntimeError("lender lost")
-    ledger.acquire("r", item("a", payload="a"))
-    for happens in (*[ledger.borrow_failed] * (MOST_BORROWS - 1), lambda key, _: ledger.borrowed(key, now=0.0)):
-        ledger.take_borrows()
-        happens("a", lost)
-    ledger.generation_lost()
-    ledger.take_borrows()
-    assert not ledger.borrow_failed("a", lost).refused, "it is a first failure again"
-
-
-def test_what_was_encoded_here_at_last_is_borrowed_first_again():
-    ledger = EncoderLedger(1, borrows=True)
-    ledger.acquire("r", item("a", payload="a"))
-    ledger.take_borrows()
-    ledger.borrow_failed("a", RuntimeError("lender lost"))
-    ledger.take_encode_batch()
-    ledger.encoded(["a"], now=0.0)
-    ledger.generation_lost()
-    assert ledger.take_borrows(), "a lender may be there again"
-
-
-def test_a_loan_whose_output_was_lost_waits_for_it_anew():
-    ledger = EncoderLedger(1)
-    resident(ledger, "a", now=0.0)
-    ledger.acquire("x", item("a", payload="a"), loan=True, now=0.0)
-    ledger.generation_lost()
-    assert not ledger.end_loans(now=99.0, loan_seconds=30.0).lapsed, "it is not ready"
-    ledger.take_encode_batch()
-    assert ledger.encoded(["a"], now=100.0).ready
-    assert ledger.state("a") is State.LENT
-    assert ledger.oldest_loan == 100.0
+    while not refused:
+        if ledger.take_borrows():
+            refused = ledger.borrow_failed("a", error).refused
+        else:
+            assert ledger.take_encode_batch(1)
+            refused = ledger.encode_failed(["a"], error).refused
+    assert [refusal.holder for refusal in refused] == ["r", "s"]
+    assert refused[0].error is not refused[1].error
+    assert all(
+        type(one.error) is kind and one.error.__cause__ is error and str(error) in str(one.error) for one in refused
+    )

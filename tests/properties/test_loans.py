@@ -10,7 +10,6 @@ from attrs import define, field, frozen
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from triolet.core.errors import EncodeFailed, LenderLost
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import RESIDENT, State
 from triolet.core.ledger_values import Decisions, Hold
@@ -59,7 +58,7 @@ class Side:
             assert key not in self.held.values(), "no free while held"
             assert key not in self.loans.values(), "no free while lent"
         if decisions.free:
-            self.freeing.append(decisions.free)
+            self.freeing.append(tuple(decisions.free))
 
     def release(self, holder: str, now: float) -> None:
         key = self.held.pop(holder, None) or self.loans.pop(holder)
@@ -268,26 +267,3 @@ class LoansMachine(Machine):
 
 TestLoans = LoansMachine.TestCase
 TestLoans.settings = settings(stateful_step_count=50)
-
-
-def test_what_may_have_ended_the_lender_is_not_encoded_here():
-    """It would end this process too."""
-    ledger = EncoderLedger(1, borrows=True)
-    for holder in ("r", "s"):
-        ledger.acquire(holder, item("a", payload="a"))
-    ledger.take_borrows()
-    decisions = ledger.borrow_failed("a", LenderLost("gone"))
-    assert [type(refusal.error) for refusal in decisions.refused] == [LenderLost] * 2
-    assert decisions.refused[0].error is not decisions.refused[1].error, "two tasks must not raise the same object"
-    assert not decisions.retried
-    assert ledger.drained
-
-
-def test_an_item_that_failed_in_the_lenders_encoder_is_refused_to_the_borrowers_holders():
-    """And encoded nowhere else: its failure is its own."""
-    ledger = EncoderLedger(1, borrows=True)
-    ledger.acquire("r", item("a", payload="a"))
-    ledger.take_borrows()
-    (refusal,) = ledger.borrow_failed("a", EncodeFailed("not finite")).refused
-    assert "not finite" in str(refusal.error)
-    assert ledger.drained

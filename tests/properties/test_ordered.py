@@ -1,4 +1,4 @@
-"""`Ordered` is a sorted set, whatever was put and discarded before; and what has gone leaves nothing behind."""
+"""`Ordered` is a sorted set, whatever was put and discarded before."""
 
 from __future__ import annotations
 
@@ -26,16 +26,3 @@ def test_it_is_a_sorted_set(steps: list[tuple[int, int | None]]):
         assert ordered.last() == next(reversed(expected), None)
         assert len(ordered) == len(expected)
         assert [item in ordered for item in range(13)] == [item in places for item in range(13)]
-
-
-@given(st.integers(1, 40), st.booleans())
-def test_what_has_gone_leaves_nothing_behind(most: int, looked_at: bool):
-    """Never more than ``most`` are in it at once, however many come and go."""
-    ordered: Ordered[int] = Ordered()
-    for item in range(1000):
-        ordered.put(item, (0, item))
-        if looked_at:
-            ordered.first()
-        ordered.discard(item - most)
-    assert len(ordered._list) <= 4 * (most + 32), "places that nobody has pile up"
-    assert len(ordered._stale) <= 2 * (most + 32), "places that nobody has pile up"

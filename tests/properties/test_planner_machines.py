@@ -16,6 +16,7 @@ from attrs import evolve
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import RequestTooLarge
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
@@ -67,7 +68,7 @@ class PlannerMachine(Machine):
         depth=st.integers(1, 2),
         caching=st.booleans(),
         draft_tokens=st.sampled_from((0, 0, 1, 3)),
-        draft_running=st.sampled_from((1, 2, 1 << 31)),
+        draft_running=st.sampled_from((1, 2, 2**31 - 1)),
         headroom=st.sampled_from((0, 1, 4)),
     )
     def open(
@@ -80,24 +81,22 @@ class PlannerMachine(Machine):
         depth: int,
         caching: bool = False,
         draft_tokens: int = 0,
-        draft_running: int = 1 << 31,
+        draft_running: int = 2**31 - 1,
         whole: bool = False,
         headroom: int = 0,
         delays: bool = False,
     ) -> None:
         self.delays = delays
         self.model = SimModel(max_positions=24, pages=pages, cross_slots=slots, whole_prompts=whole)
-        self.limits = PlannerLimits.of(
-            self.model.describe(),
+        config = EngineConfig(
             max_running=running,
             max_step_tokens=budget,
             steps_in_flight=depth,
             encoder_cache_bytes=capacity * self.model.encoder_bytes,
             prefix_caching=caching,
-            draft_tokens=draft_tokens,
-            draft_running=draft_running,
+            speculation=Speculation(tokens=draft_tokens, most_running=draft_running) if draft_tokens else None,
         )
-        self.limits = evolve(self.limits, headroom=headroom)
+        self.limits = evolve(PlannerLimits.of(self.model.describe(), config), headroom=headroom)
         self.planner = Planner(self.limits)
         self.ledger = EncoderLedger(capacity * self.model.encoder_bytes)
         self.executor = SimExecutor(self.model)
@@ -162,7 +161,7 @@ class PlannerMachine(Machine):
         if not self.delays:
             self.hear(len(self.answers))
         if decisions.free:
-            self.executor.free(decisions.free)
+            self.executor.free(tuple(decisions.free))
             self.obey(self.ledger.freed(decisions.free))
 
     def hear(self, most: int) -> None:
@@ -280,7 +279,7 @@ class PlannerMachine(Machine):
         self.publish()
         if plan is None:
             return
-        names = self.planner.requests_of(plan.step_id)
+        names = self.planner.in_flight(plan.step_id).request_ids
         if any(self.crashes(name, part) for name, part in zip(names, plan.chunks, strict=True)):
             self.crashing.add(plan.step_id)
         alone = self.limits.whole_prompts and len(plan.chunks) == 1  # cannot be divided
@@ -295,7 +294,7 @@ class PlannerMachine(Machine):
         assert self.planner.statistics().tokens_cached == self.cached, "every position is fed once, or cached"
         few = len(plan.chunks) <= self.limits.draft_running
         assert few or not any(part.draft_tokens for part in plan.chunks), "no draft tokens where many run"
-        for hold in self.planner.reads_of(plan.step_id):
+        for hold in self.planner.in_flight(plan.step_id).reads:
             state, holders, _ = self.ledger.entries().get(hold.key, (State.ABSENT, (), 0))
             assert state is State.READY, "no use before ready"
             assert hold.holder in holders, "no use before ready: it is not held"

@@ -50,20 +50,6 @@ def test_only_the_full_pages_of_a_searchs_prompt_can_be_found():
     assert planner.statistics().tokens_cached == 8
 
 
-def test_a_search_that_crashes_its_later_steps_is_poison():
-    """It starts anew each time, and what it then replays says nothing for it."""
-    planner, executor = opened()
-    for index in range(30):  # a device that has long gone well
-        planner.submit(request(f"earlier {index}", prompt=1, max_tokens=2))
-        run(planner, executor)
-    planner.take_actions()
-    planner.submit(search(prompt=3, max_tokens=8))
-    executor.fault = lambda _, plan: RuntimeError("boom") if any(part.start >= 5 for part in plan.chunks) else None
-    ends = ends_of(planner, executor, 60)
-    assert "search" in ends, "it is tried again for ever"
-    assert isinstance(ends["search"].error, PoisonRequest)
-
-
 def test_a_search_that_crashes_one_late_step_does_not_run_all_the_others_again_and_again():
     """The others went well each time. To a crash of any of 150 steps, chance would do this dozens of times."""
     planner, executor = opened(pages=200)

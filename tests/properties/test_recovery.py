@@ -6,8 +6,10 @@ import itertools
 from collections import deque
 
 import hypothesis.strategies as st
+from attrs import evolve
 from hypothesis import given, settings
 
+from triolet.core.config import EngineConfig
 from triolet.core.ledger import EncoderLedger
 from triolet.core.plan import SampledToken, StepPlan, StepResult
 from triolet.core.planning.actions import Commit, Finish, Start
@@ -18,6 +20,8 @@ from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import SimModel, expected_tokens
 
 from .machines import item
+
+CONFIG = EngineConfig(max_running=8, max_step_tokens=64, steps_in_flight=1, prefix_caching=False)
 
 
 @given(keys=st.integers(1, 12), bad=st.sets(st.integers(0, 11), max_size=3), budget=st.integers(1, 12))
@@ -41,16 +45,6 @@ def test_an_encode_failure_fails_only_its_items(keys: int, bad: set[int], budget
     assert ready == {f"k{number}" for number in range(keys)} - refused
     assert failures <= len(refused) * (min(budget, keys).bit_length() + 2)  # an item alone fails twice
     assert calls <= -(-keys // budget) + 2 * failures
-
-
-def test_what_nobody_wants_any_more_is_not_tried_again():
-    ledger = EncoderLedger(100)
-    for key in "abc":
-        ledger.acquire(key, item(key, payload=key))
-    ledger.take_encode_batch(3)
-    ledger.release("b", "b", now=0.0)
-    assert ledger.encode_failed("abc", RuntimeError()).dropped == ("b",)
-    assert [[job.key for job in ledger.take_encode_batch(3)] for _ in range(2)] == [["a"], ["c"]]
 
 
 def run(planner: Planner, executor: SimExecutor) -> tuple[dict[str, list[int]], int]:
@@ -77,7 +71,7 @@ def run(planner: Planner, executor: SimExecutor) -> tuple[dict[str, list[int]], 
 def test_a_step_too_large_for_the_memory_makes_steps_smaller_and_fails_nobody(prompts: list[int], room: int):
     """Out of memory is answered by smaller steps before anything fails: even one token at a time will do."""
     model = SimModel()
-    limits = PlannerLimits.of(model.describe(), max_running=8, max_step_tokens=64, steps_in_flight=1)
+    limits = PlannerLimits.of(model.describe(), CONFIG)
     planner, executor = Planner(limits), SimExecutor(model)
     executor.open()
     executor.fault = lambda _, plan: MemoryError("full") if plan.tokens > room else None
@@ -89,23 +83,9 @@ def test_a_step_too_large_for_the_memory_makes_steps_smaller_and_fails_nobody(pr
     assert failed <= 7, "each failure halves what a step may feed"
 
 
-def test_steps_grow_again_after_a_while():
-    model = SimModel(max_positions=600, pages=200)
-    limits = PlannerLimits.of(model.describe(), max_running=8, max_step_tokens=64, steps_in_flight=1)
-    planner, executor = Planner(limits), SimExecutor(model)
-    executor.open()
-    planner.submit(Request(id="r", prompt_token_ids=(5,) * 64, max_tokens=1))
-    planner.step_failed(planner.next_step().step_id, MemoryError("for once"))
-    assert planner.statistics().step_tokens == 32
-    for number in range(300):
-        planner.submit(Request(id=f"s{number}", prompt_token_ids=(6,), max_tokens=3))
-    run(planner, executor)
-    assert planner.statistics().step_tokens == 64
-
-
 def test_two_poisonous_requests_in_turn_are_both_found_soon():
     """What the first one did is explained, and does not make the planner more patient with the second."""
-    limits = PlannerLimits.of(SimModel().describe(), max_running=8, max_step_tokens=64, steps_in_flight=1)
+    limits = PlannerLimits.of(SimModel().describe(), CONFIG)
     planner = Planner(limits)
     executor = SimExecutor()
     executor.open()
@@ -114,7 +94,7 @@ def test_two_poisonous_requests_in_turn_are_both_found_soon():
     def feed(request: Request) -> None:
         planner.submit(request)
         while (plan := planner.next_step()) is not None:
-            if any(name.startswith("poison") for name in planner.requests_of(plan.step_id)):
+            if any(name.startswith("poison") for name in planner.in_flight(plan.step_id).request_ids):
                 crashes[request.id] = crashes.get(request.id, 0) + 1
                 planner.step_failed(plan.step_id, RuntimeError("boom"))
             else:
@@ -130,7 +110,7 @@ def test_two_poisonous_requests_in_turn_are_both_found_soon():
 
 def test_steps_are_whole_again_after_every_episode_of_too_little_memory():
     """Halving several times in a row costs no more patience than once, and after a good while all is forgiven."""
-    limits = PlannerLimits.of(SimModel().describe(), max_running=8, max_step_tokens=512, steps_in_flight=1)
+    limits = evolve(PlannerLimits.of(SimModel().describe(), CONFIG), max_step_tokens=512)
     planner = Planner(limits)
     executor = SimExecutor()
     executor.open()

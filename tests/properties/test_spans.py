@@ -90,26 +90,6 @@ def test_little_by_little_is_all_at_once(heard: list[float], rule: SpanRules, si
     assert little_by_little(heard, rule, length, sizes) == all_at_once(heard, rule, length)
 
 
-@given(heard=probabilities | runs, rule=rules(), short=st.integers(0, 99))
-@SOME
-def test_spans_are_ordered_and_disjoint_and_cover_what_is_voiced(
-    heard: list[float], rule: SpanRules, short: int
-) -> None:
-    """Within the recording, each longer than nothing; every frame that begins speech lies in one unless it was too
-    short, and without padding and pauses nothing else does."""
-    length = max(len(heard) * FRAME - short, 0)
-    spans = little_by_little(heard, rule, length, [])
-    edges = [edge for span in spans for edge in (span.start, span.stop)]
-    assert edges == sorted(edges), "spans overlap"
-    assert all(0 <= span.start < span.stop <= length for span in spans)
-    covered = {frame for frame in range(len(heard)) for span in spans if span.start <= frame * FRAME < span.stop}
-    if rule.min_speech <= 0.1:
-        missed = [frame for frame, one in enumerate(heard) if one >= rule.threshold and frame not in covered]
-        assert not missed, "speech is lost"
-    if rule.min_silence == 0:
-        assert all(heard[frame] >= rule.end_threshold for frame in covered), "silence counts as speech"
-
-
 @given(heard=runs, rule=rules(), longer=st.integers(1, 40))
 @SOME
 def test_a_span_is_told_as_soon_as_nothing_can_change_it(heard: list[float], rule: SpanRules, longer: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,28 +56,3 @@ def test_what_cannot_become_a_stop_string_is_given_on_at_once(text, stops):
             return
         held = text[len(out) : end]
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
-
-
-@pytest.mark.parametrize(
-    ("pieces", "stops", "given_on", "stopped"),
-    [
-        (["ab", "c"], ("bc",), ["a", ""], True),
-        (["abc"], ("bc", "abcd"), [""], False),  # the longer one began before
-        (["abc", "d"], ("bc", "abcd"), ["", ""], True),
-        (["abc", "x"], ("bc", "abcd"), ["", "a"], True),
-        (["abc"], (), ["abc"], False),
-        (["aa", "ab"], ("aab",), ["", "a"], True),
-        (["x", "y"], ("x",), ["", ""], True),
-    ],
-)
-def test_examples(pieces, stops, given_on, stopped):
-    stream = StopStrings(stops)
-    assert [stream.feed(piece) for piece in pieces] == given_on
-    assert stream.stopped is stopped
-
-
-def test_a_stop_string_that_only_the_end_makes_certain_counts():
-    stream = StopStrings(("bc", "abcd"))
-    assert stream.feed("xabc") == "x"
-    assert stream.rest() == "a"
-    assert stream.stopped

@@ -44,9 +44,6 @@ def test_it_is_short_exactly_while_somebody_works_and_else_the_users(users: int,
         assert interpreter.microseconds == (min(users, OURS) if working else users), f"after {what} {who}"
 
 
-lasts = test_it_is_short_exactly_while_somebody_works_and_else_the_users
-
-
 @pytest.fixture
 def users_own():
     before = sys.getswitchinterval()
