@@ -159,5 +159,5 @@ def test_nobody_is_overtaken_by_more_later_ones_than_the_rule_says(mine: int, ar
 
 @pytest.mark.parametrize("priority", [-101, 101, 10**9, 1.0, "0", None, True])
 def test_a_priority_that_is_none_is_refused_with_what_is_allowed(priority: Any) -> None:
-    with pytest.raises(InvalidRequest, match="priority=.*allowed: an integer, -100 to 100"):
+    with pytest.raises(InvalidRequest, match=r"priority=.*allowed: an integer, -100 to 100"):
         check_priority(priority)
