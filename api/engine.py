@@ -26,8 +26,8 @@ from ..core.request import SamplingParams
 from ..core.tools import read_tools
 from ..models.memory.allocator import trim
 from .arguments import LiveArguments, SamplingArguments, TranscribeArguments
-from .hosts.current import current_host, lasting_host
-from .hosts.host import Host
+from .hosts.current import Host, current_host
+from .hosts.portal_stream import PortalDeltas, PortalLive, PortalSegments
 from .hosts.state import State
 from .hosts.trio_engine import TrioEngine
 from .inputs.audio import AudioSource
@@ -143,7 +143,7 @@ class Engine:
             CheckpointError: no checkpoint there, or one that cannot be loaded.
             EngineStateError: opened twice, in no task of asyncio, or on trio.
         """
-        await self._enter(lasting_host)
+        await self._enter(partial(current_host, lasting=True))
 
     @trio.lowlevel.enable_ki_protection
     async def _enter(self, make_host: Callable[[TrioEngine], Host]) -> None:
@@ -326,7 +326,8 @@ class Engine:
             priority=priority,
             request_id=request_id,
         )
-        return StreamBlock(self._reached().deltas(partial(self.inside.stream, query, wait=wait)), "stream")
+        stream = partial(self.inside.stream, query, wait=wait)
+        return StreamBlock(self._reached().stream(PortalDeltas, stream), "stream")
 
     # -- vectors -----------------------------------------------------------------------------------------------------
 
@@ -423,7 +424,7 @@ class Engine:
         resolved = read_options(options)
         source = with_rate(audio, sampling_rate)
         stream = partial(self.inside.stream_transcription, source, resolved, priority, request_id, wait=wait)
-        return StreamBlock(self._reached().segments(stream), "stream_transcription")
+        return StreamBlock(self._reached().stream(PortalSegments, stream), "stream_transcription")
 
     def live(
         self,
@@ -460,7 +461,7 @@ class Engine:
         """
         resolved = read_live_options({"rate": rate, **options})
         live = partial(self.inside.live, resolved, priority, request_id, wait=wait)
-        return StreamBlock(self._reached().live(live), "live")
+        return StreamBlock(self._reached().stream(PortalLive, live), "live")
 
 
 def shown(engine: object, statistics: Callable[[], EngineStatistics]) -> str | None:

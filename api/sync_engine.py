@@ -18,8 +18,7 @@ from ..core.log_lines import one_line
 from ..core.model import ModelDescription
 from .engine import Engine, shown, unknown_keyword
 from .hosts.state import Spelling, State
-from .hosts.thread_host import ThreadHost
-from .hosts.thread_portal import run
+from .hosts.thread_host import ThreadHost, run
 from .hosts.trio_engine import TrioEngine
 from .sync_streams import Runner, SyncBlock, SyncDeltaStream, SyncLiveSession, SyncSegmentStream
 

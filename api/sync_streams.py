@@ -1,11 +1,11 @@
-"""What `triolet.SyncEngine` streams: plain ``with`` blocks, and plain iterators in them.
+"""The streams of `triolet.SyncEngine`: plain ``with`` blocks, and plain iterators in them.
 
 One thread at a time reads a stream. While it waits for the next item, it sleeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from types import TracebackType
@@ -13,9 +13,8 @@ from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 
 from ..core.errors import EngineStateError
 from ..core.timings import Timings
-from .live.session import LiveSession
 from .outputs.results import Delta, LiveText, Segment
-from .outputs.streams import DeltaStream, unopened
+from .outputs.streams import unopened
 from .speech.segments import ReadSoFar, SegmentStream
 
 T = TypeVar("T")
@@ -24,7 +23,7 @@ Presented_co = TypeVar("Presented_co", covariant=True)
 
 
 class Runner(Protocol):
-    """As `triolet.api.hosts.thread_portal.run`."""
+    """Runs a coroutine in a thread, as `triolet.api.hosts.thread_host.run` does."""
 
     def __call__(
         self,
@@ -82,7 +81,7 @@ async def _open(
 class SyncStream(Generic[T]):
     """Iterator over an open stream."""
 
-    def __init__(self, run: Runner, stream: AsyncIterator[T]) -> None:
+    def __init__(self, run: Runner, stream: Any) -> None:
         self._run = run
         self._stream = stream
 
@@ -91,26 +90,19 @@ class SyncStream(Generic[T]):
 
     def __next__(self) -> T:
         try:
-            return self._run(partial(_next, self._stream))
+            return self._run(self._stream.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
-
-
-async def _next(stream: AsyncIterator[T]) -> T:
-    return await anext(stream)
 
 
 class SyncDeltaStream(SyncStream[Delta]):
     """Iterator of `Delta`, as ``with engine.stream(...) as deltas`` gives it."""
 
-    def __init__(self, run: Runner, stream: DeltaStream) -> None:
-        super().__init__(run, stream)
-        self._deltas = stream
-
     @property
     def timings(self) -> Timings | None:
-        """See `DeltaStream.timings`."""
-        return self._deltas.timings
+        """The time that each stage of the request took; ``None`` until the request has ended, and where it failed."""
+        timings: Timings | None = self._stream.timings
+        return timings
 
 
 class SyncSegmentStream(SyncStream[Segment], ReadSoFar):
@@ -129,22 +121,10 @@ class SyncSegmentStream(SyncStream[Segment], ReadSoFar):
 class SyncLiveSession(SyncStream[LiveText]):
     """One live audio on its way to text, as `triolet.LiveSession`: one thread feeds it, another one iterates."""
 
-    def __init__(self, run: Runner, session: LiveSession) -> None:
-        super().__init__(run, session)
-        self._session = session
-
     def feed(self, chunk: Any) -> None:
-        """See `LiveSession.feed`."""
-        self._run(partial(_feed, self._session, chunk))
+        """Takes the next chunk, as `LiveSession.feed` does."""
+        self._run(partial(self._stream.feed, chunk))
 
     def finish(self) -> None:
-        """See `LiveSession.finish`."""
-        self._run(partial(_finish, self._session))
-
-
-async def _feed(session: LiveSession, chunk: Any) -> None:
-    await session.feed(chunk)
-
-
-async def _finish(session: LiveSession) -> None:
-    await session.finish()
+        """Says that no more comes, as `LiveSession.finish` does."""
+        self._run(self._stream.finish)

@@ -112,7 +112,7 @@ FOREIGN = {  # what a folder must not know of the outside
     "actors": {"torch", "transformers", "numpy", "asyncio", "anyio"},
     "server": {"torch", "transformers", "asyncio"},
 }
-ASYNCIO = {"portal", "asyncio_host"}  # of api/: the only modules that know asyncio
+ASYNCIO = {"asyncio_host"}  # of api/: the only module that knows asyncio
 ACTORS = {"scheduler", "encoder_cache", "gpu_runner"}
 
 

@@ -1,19 +1,93 @@
-"""An engine for tasks of an asyncio loop: its trio loop runs in a thread behind a `Portal`."""
+"""An engine for tasks of an asyncio loop: its trio loop runs in a thread behind a `TaskPortal`, whose answers cross by
+``loop.call_soon_threadsafe``, in order."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
+import anyio
 import anyio.lowlevel
+import sniffio
+from attrs import define, field
 
 from ...actors.supervisor import is_cancellation, leaving
-from ...core.errors import EngineStateError
-from .host import foreign
-from .portal import Portal
 from .portal_host import PortalHost
+from .state import foreign
 from .trio_engine import TrioEngine
+from .trio_thread import TrioThread, was_thrown_into
+
+
+@define(eq=False, repr=False)
+class TaskPortal(TrioThread):
+    """A `TrioThread` for the tasks of the asyncio loop that makes it. In another loop or thread its futures would never
+    wake anybody."""
+
+    _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop, init=False)
+
+    def new_answer(self) -> asyncio.Future[Any]:
+        """Implements `TrioThread.new_answer`."""
+        return self._loop.create_future()
+
+    @staticmethod
+    async def outlast(hurry: Callable[[], object], *answers: Any) -> asyncio.CancelledError | None:
+        """Implements `TrioThread.outlast`. Returns the first cancellation itself, since anyio knows its own ones by
+        their message."""
+        try:
+            await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError as error:
+            hurry()
+            cancelled = error
+        except BaseException:  # the coroutine is thrown away, or a ^C hit it: it cannot wait any more
+            hurry()
+            raise
+        else:
+            return None
+        try:
+            with anyio.CancelScope(shield=True):  # else a cancelled scope of anyio would cancel every wait anew
+                while not any(answer.done() for answer in answers):
+                    with suppress(asyncio.CancelledError):  # counted in `Task.cancelling`
+                        await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+            return cancelled
+        finally:
+            del cancelled  # a frame in its own error's traceback would be a reference cycle
+
+    @staticmethod
+    def may_wait(error: BaseException | None) -> bool:
+        """Implements `TrioThread.may_wait`.
+
+        `GeneratorExit` has two senders, and the innermost frame of the error tells them apart. At a ``yield`` of an
+        async generator the sender is ``aclose()``, which a task awaits. In a coroutine the sender is the interpreter,
+        which throws the coroutine away: it must not wait, though generators of context managers may lie between.
+        Without a task nothing can wait either.
+        """
+        if not isinstance(error, GeneratorExit):
+            return True
+        try:
+            sniffio.current_async_library()
+        except sniffio.AsyncLibraryNotFoundError:
+            return False
+        return bool(was_thrown_into(error) & inspect.CO_ASYNC_GENERATOR)
+
+    def check(self) -> None:
+        """Implements `TrioThread.check`."""
+        here: asyncio.AbstractEventLoop | None
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        if here is not self._loop:
+            raise foreign("asyncio.run_coroutine_threadsafe(...)", "loop.call_soon_threadsafe(...)")
+
+    def _to_callers(self, function: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed
+            self._forsaken = True
 
 
 class AsyncioHost(PortalHost):
@@ -30,22 +104,21 @@ class AsyncioHost(PortalHost):
         # weak: a kept engine must not keep the task of a loop that is gone
         self._task = None if lasting else weakref.ref(task)
         self._cancelling = task.cancelling()  # cancellations by others, before
-        self._leaving = False
+        self._is_leaving = False
         self._failed = False  # the engine failed, and the host cancelled ``_task`` for it
-        super().__init__(engine, Portal, _foreign, _weakly(self._engine_failed))
+        super().__init__(engine, TaskPortal)
 
     async def __aenter__(self) -> object:
         await anyio.lowlevel.checkpoint()  # a caller that is cancelled already loads nothing
         return await super().__aenter__()
 
     async def _close(self, body_error: BaseException | None, *, drain: bool) -> BaseException | None:
-        """See `PortalHost._close`."""
-        self._leaving = True
-        ours, cancelled = await self._end(drain=drain and not self._failed)
+        self._is_leaving = True
+        return await super()._close(body_error, drain=drain and not self._failed)
+
+    async def _leaving(self, body_error: BaseException | None, ours: BaseException | None) -> BaseException | None:
         others = self._take_back()
         try:
-            if cancelled is not None and (body_error is None or isinstance(body_error, (Exception, GeneratorExit))):
-                body_error = cancelled
             if others and body_error is not None and is_cancellation(body_error, asyncio.CancelledError):
                 try:
                     await anyio.lowlevel.checkpoint_if_cancelled()
@@ -56,12 +129,12 @@ class AsyncioHost(PortalHost):
                 return body_error
             return leaving(body_error, ours, asyncio.CancelledError)
         finally:
-            del body_error, ours, cancelled
+            del body_error, ours
 
     def _engine_failed(self) -> None:
-        """The portal calls it in the asyncio loop while the body runs. Cancels the task once: once is taken back."""
+        """Cancels the task once: once is taken back."""
         task = None if self._task is None else self._task()
-        if task is not None and not (self._leaving or self._failed):
+        if task is not None and not (self._is_leaving or self._failed):
             self._failed = task.cancel("the engine failed")
 
     def _take_back(self) -> bool:
@@ -77,19 +150,3 @@ def running_task() -> asyncio.Task[object]:
     task = asyncio.current_task()
     assert task is not None, "a callback of the loop awaits nothing"
     return task
-
-
-def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """``method`` while its object lives; does not keep it alive."""
-    reference: weakref.WeakMethod[Callable[[], None]] = weakref.WeakMethod(method)
-
-    def call() -> None:
-        found = reference()
-        if found is not None:
-            found()
-
-    return call
-
-
-def _foreign() -> EngineStateError:
-    return foreign("asyncio.run_coroutine_threadsafe(...)", "loop.call_soon_threadsafe(...)")

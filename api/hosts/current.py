@@ -6,39 +6,30 @@ import sniffio
 import trio
 
 from ...core.errors import EngineStateError
-from .host import Host
+from .portal_host import PortalHost
 from .trio_engine import TrioEngine
 from .trio_host import TrioHost
 
-
-def current_host(engine: TrioEngine) -> Host:
-    """A host for the block of ``engine`` in the running event loop.
-
-    Raises:
-        EngineStateError: no loop is running, or a loop of another library is.
-    """
-    if _library() == "trio":
-        return TrioHost(engine)
-    from .asyncio_host import AsyncioHost
-
-    return AsyncioHost(engine)
+Host = TrioHost | PortalHost
 
 
-def lasting_host(engine: TrioEngine) -> Host:
-    """A host for ``engine`` in the running event loop, without a block.
+def current_host(engine: TrioEngine, *, lasting: bool = False) -> Host:
+    """A host for the block of ``engine`` in the running event loop; for one without a block if it is ``lasting``.
 
     Raises:
-        EngineStateError: as `current_host`; or the loop is trio's.
+        EngineStateError: no loop is running, or a loop of another library is; a ``lasting`` one under trio.
     """
-    if _library() == "trio":
+    if _library() == "asyncio":
+        from .asyncio_host import AsyncioHost
+
+        return AsyncioHost(engine, lasting=lasting)
+    if lasting:
         raise EngineStateError(
             "open() was called under trio, where no task outlives the block that started it, and so no engine the task "
             "that opened it; allowed: async with Engine(...) as engine, or SyncEngine(...), which open() holds in a "
             "thread of its own"
         )
-    from .asyncio_host import AsyncioHost
-
-    return AsyncioHost(engine, lasting=True)
+    return TrioHost(engine)
 
 
 def current_task() -> object:

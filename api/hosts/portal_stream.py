@@ -1,9 +1,10 @@
-"""`PortalStream`: a block that is open in a `TrioThread`, and its stream, for its callers."""
+"""`PortalStream`: a block that is open in a `TrioThread`, and its stream, for its callers: one class for each kind."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
@@ -12,44 +13,60 @@ from typing import Any, Generic, Self, TypeVar
 import outcome
 import trio
 
+from ...core.timings import Timings
+from ..live.session import LiveSession
+from ..outputs.results import Delta, LiveText, Progress, Segment
+from ..outputs.streams import DeltaStream
+from ..speech.segments import SegmentStream
 from .trio_thread import Answer, Call, TrioThread, captured, nothing, unwrapped
 
+Opened = TypeVar("Opened")
 T = TypeVar("T")
 View = TypeVar("View")
-Presented = TypeVar("Presented")
 
 
-class PortalStream(Generic[T, View]):
-    """Async iterator over a source on the trio side. ``view`` returns what ``look`` saw of the source at the beginning
-    and after each item, the end included. Items that are ``at_hand`` behind an item (``None``: there is none) cross
-    together with it.
+class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]):
+    """A block, and the async iterator over the source that it opens on the trio side.
 
     An item that was taken when the waiting caller was cancelled is kept for the next turn. When the engine ends, the
     trio side hands the remaining items over, so that they can still be read.
     """
 
-    def __init__(self, portal: TrioThread, look: Callable[[Any], View], at_hand: Callable[[Any], T | None]) -> None:
+    def __init__(self, portal: TrioThread, open_block: Callable[[], AbstractAsyncContextManager[Opened]]) -> None:
         self._portal = portal
-        self._look = look
-        self._at_hand = at_hand
+        self._open_block = open_block
         self._kept: deque[tuple[outcome.Outcome[T], View]] = deque()
         self._holder: Call[None] | None = None
         self._view: tuple[()] | tuple[View] = ()
-        self._on_trio_source: AsyncIterator[T] | None = None
+        self._on_trio_source: Any = None
         self._on_trio_readers = 0
         self._on_trio_quiet = trio.Event()
 
-    def view(self) -> View:
-        """See the class."""
-        assert self._view, "a stream is looked at before it is open"
-        return self._view[0]
+    # -- the kind ----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _presented(self) -> Opened:
+        """The stream as its users get it."""
+
+    def _on_trio_look(self) -> View | None:
+        """The facts that cross to `view` at the beginning and together with each item, the end included."""
+        return None
+
+    def _on_trio_ready(self) -> T | None:
+        """The next item, if it is at hand without waiting: it crosses together with the one before."""
+        return None
 
     # -- the callers' side -------------------------------------------------------------------------------------------
 
-    async def open(self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]]) -> None:
-        """Enters the block that ``open_block`` makes; a task of the trio side stays in the block."""
+    def view(self) -> View:
+        """The facts that `_on_trio_look` saw with the latest item that was read."""
+        assert self._view, "a stream is looked at before it is open"
+        return self._view[0]
+
+    async def __aenter__(self) -> Opened:
+        """Enters the block; a task of the trio side stays in it."""
         opened = self._portal.new_answer()
-        self._holder = holder = self._portal.submit(partial(self._on_trio_hold, open_block, opened))
+        self._holder = holder = self._portal.submit(partial(self._on_trio_hold, opened))
         cancelled = await self._portal.outlast(partial(self._portal.cancel, holder), opened, holder.answer)
         try:
             if cancelled is not None:
@@ -57,7 +74,7 @@ class PortalStream(Generic[T, View]):
                 raise cancelled
             if opened.done():
                 self._view = (opened.result(),)
-                return
+                return self._presented()
             answer, self._holder = holder.answer.result(), None
             del holder
             if answer is None:
@@ -66,26 +83,25 @@ class PortalStream(Generic[T, View]):
                 unwrapped(answer)
             finally:
                 del answer
+            raise AssertionError("a block ended well before it was left")
         finally:
             del cancelled
 
-    async def close(self, error: BaseException | None) -> None:
-        """Leaves the block, which ended with ``error``."""
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         assert self._holder is not None, "left before entered"
-        self._portal.cancel(self._holder)
-        if not self._portal.may_wait(error):
-            return
-        self._portal.check()
-        cancelled = await self._portal.outlast(nothing, self._holder.answer)
+        cancelled: BaseException | None = None
         try:
+            self._portal.cancel(self._holder)
+            if not self._portal.may_wait(error):
+                return
+            self._portal.check()
+            cancelled = await self._portal.outlast(nothing, self._holder.answer)
             if cancelled is not None:
                 raise cancelled
         finally:
-            del cancelled, error
-
-    async def tell(self, operation: Callable[[Any], Awaitable[None]]) -> None:
-        """Runs ``operation`` on the source, on the trio side."""
-        await self._portal.call(partial(self._on_trio_tell, operation))
+            del cancelled, error, traceback
 
     def __aiter__(self) -> Self:
         return self
@@ -108,9 +124,8 @@ class PortalStream(Generic[T, View]):
         answer = call.answer.result()
         try:
             if answer is None and cancelled is None and self._holder is not None:
-                cancelled = await self._portal.outlast(
-                    nothing, self._holder.answer
-                )  # the engine has ended: the rest is on its way
+                # the engine has ended: the rest is on its way
+                cancelled = await self._portal.outlast(nothing, self._holder.answer)
             if cancelled is not None:
                 raise cancelled
             if isinstance(answer, outcome.Error):
@@ -122,80 +137,85 @@ class PortalStream(Generic[T, View]):
 
     # -- the trio side -----------------------------------------------------------------------------------------------
 
-    async def _on_trio_hold(
-        self, open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]], opened: Answer[View]
-    ) -> None:
-        async with open_block() as self._on_trio_source:
-            self._portal.tell(opened, self._look(self._on_trio_source))
+    async def _on_trio_hold(self, opened: Answer[View | None]) -> None:
+        async with self._open_block() as self._on_trio_source:
+            self._portal.tell(opened, self._on_trio_look())
             await self._portal.on_trio_ending.wait()
             while self._on_trio_readers:
                 self._on_trio_quiet = trio.Event()
                 await self._on_trio_quiet.wait()
-            await self._on_trio_hand_over()
-
-    async def _on_trio_tell(self, operation: Callable[[Any], Awaitable[None]]) -> None:
-        assert self._on_trio_source is not None, "told before it is open"
-        await operation(self._on_trio_source)
-
-    async def _on_trio_hand_over(self) -> None:
-        while await self._on_trio_next():
-            pass
+            while await self._on_trio_next():
+                pass
 
     async def _on_trio_next(self) -> bool:
         """Takes the next outcome and sends it. True if there may be more."""
-        source = self._on_trio_source
-        assert source is not None, "read before it is open"
         self._on_trio_readers += 1
         try:
-            return self._on_trio_send(source, await captured(partial(anext, source)))
+            return self._on_trio_send(await captured(partial(anext, self._on_trio_source)))
         finally:
             self._on_trio_readers -= 1
             self._on_trio_quiet.set()
 
-    def _on_trio_send(self, source: AsyncIterator[T], answer: outcome.Outcome[T] | None) -> bool:
-        """Sends ``answer`` and those at hand behind it in one step, so that none overtakes another. True if there may
-        be more."""
-        batch: list[tuple[outcome.Outcome[T], View]] = []
+    def _on_trio_send(self, answer: outcome.Outcome[T] | None) -> bool:
+        """Sends ``answer`` and the items that are ready after it in one step, so that none overtakes another. True if
+        there may be more."""
+        batch: list[tuple[outcome.Outcome[T], Any]] = []
         more = False
         try:
             while answer is not None:
                 more = isinstance(answer, outcome.Value)
-                batch.append((answer, self._look(source)))
-                answer = self._on_trio_at_hand(source) if more else None
+                batch.append((answer, self._on_trio_look()))
+                answer = outcome.capture(self._on_trio_ready) if more else None
+                if answer == outcome.Value(None):
+                    answer = None
             self._portal.call_back(partial(self._kept.extend, batch))
             return more
         finally:
-            del answer, batch  # the frame of `_on_trio_at_hand`, in its error's traceback, refers to this one
-
-    def _on_trio_at_hand(self, source: AsyncIterator[T]) -> outcome.Outcome[T] | None:
-        try:
-            found = self._at_hand(source)
-        except Exception as error:  # noqa: BLE001  (raised on the other side)
-            return outcome.Error(error)
-        return None if found is None else outcome.Value(found)
+            del answer, batch  # the frame of `_on_trio_ready`, in its error's traceback, refers to this one
 
 
-class PortalBlock(AbstractAsyncContextManager[Presented], Generic[T, View, Presented]):
-    """The block of a `PortalStream`; ``present`` makes of the stream what users get."""
+class PortalDeltas(PortalStream[DeltaStream, Delta, Timings | None]):
+    """Implements `triolet.api.outputs.streams.DeltaStream`."""
 
-    def __init__(
-        self,
-        stream: PortalStream[T, View],
-        open_block: Callable[[], AbstractAsyncContextManager[AsyncIterator[T]]],
-        present: Callable[[PortalStream[T, View]], Presented],
-    ) -> None:
-        self._stream = stream
-        self._open_block = open_block
-        self._present = present
+    @property
+    def timings(self) -> Timings | None:
+        """Implements `DeltaStream.timings`."""
+        return self.view()
 
-    async def __aenter__(self) -> Presented:
-        await self._stream.open(self._open_block)
-        return self._present(self._stream)
+    def _presented(self) -> DeltaStream:
+        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            await self._stream.close(error)
-        finally:
-            del error, traceback
+    def _on_trio_look(self) -> Timings | None:
+        timings: Timings | None = self._on_trio_source.timings
+        return timings
+
+    def _on_trio_ready(self) -> Delta | None:
+        delta: Delta | None = self._on_trio_source.next_ready()
+        return delta
+
+
+class PortalSegments(PortalStream[SegmentStream, Segment, Progress]):
+    """The segments of a transcription. None is at hand before the reader asks for it: it might cost a window."""
+
+    def _presented(self) -> SegmentStream:
+        return SegmentStream(self, self.view)
+
+    def _on_trio_look(self) -> Progress:
+        progress: Progress = self._on_trio_source.progress()
+        return progress
+
+
+class PortalLive(PortalStream[LiveSession, LiveText, None]):
+    """Implements `triolet.api.live.session.LiveSession`. Updates cross one by one: those that a late reader has left
+    are one already."""
+
+    async def feed(self, chunk: Any) -> None:
+        """Implements `LiveSession.feed`."""
+        await self._portal.call(lambda: self._on_trio_source.feed(chunk))
+
+    async def finish(self) -> None:
+        """Implements `LiveSession.finish`."""
+        await self._portal.call(lambda: self._on_trio_source.finish())  # noqa: PLW0108  (the trio side looks it up)
+
+    def _presented(self) -> LiveSession:
+        return self

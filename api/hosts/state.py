@@ -1,4 +1,4 @@
-"""Where an engine is in its life, and how messages tell that to its users."""
+"""The states of an engine's life, and the errors that tell its users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...core.log_lines import one_line
 
 
 class State(enum.Enum):
-    """Where an engine is in its life."""
+    """The states of an engine, in the order of its life."""
 
     NEW = "not entered yet"
     OPENING = "still opening"
@@ -21,7 +21,7 @@ class State(enum.Enum):
 
 @frozen
 class Spelling:
-    """How users open and close an engine."""
+    """The words by which users open and close an engine."""
 
     block: str = "async with Engine(...) as engine"
     close: str = "aclose()"
@@ -35,3 +35,13 @@ class Spelling:
             f"its block has ended or {self.close} was called" if failure is None else f"it failed ({one_line(failure)})"
         )
         return EngineStateError(f"this engine is closed: {why}; open a new one: {self.block}")
+
+
+def foreign(way: str, plain: str) -> EngineStateError:
+    """The error of a caller in another loop or thread. ``way`` is the call that leads to the engine's loop for what is
+    awaited, ``plain`` the one for all else."""
+    return EngineStateError(
+        f"the engine was used outside of the event loop that it was entered in; allowed: tasks of that loop. From "
+        f"another thread ask it by {way}, and by {plain} for what is not awaited, as statistics(); in another loop "
+        f"open an engine of its own"
+    )

@@ -1,15 +1,112 @@
-"""An engine for threads that run no event loop: its trio loop runs in a thread behind a `ThreadPortal`."""
+"""An engine for threads that run no event loop: its trio loop runs in a thread behind a `ThreadPortal`. By `run` such
+a thread runs a coroutine that waits for the portal alone.
+
+A thread sleeps on a queue of its own, so that an answer wakes no other thread. No lock is taken that the handler of a
+signal, which may raise anywhere, could leave locked for the trio side.
+"""
 
 from __future__ import annotations
 
-import trio
+import inspect
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import closing
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Any, Generic, Self, TypeVar
 
-from ...actors.supervisor import leaving
+from attrs import define, field, frozen
+
 from ...core.errors import EngineStateError
 from .portal_host import PortalHost
-from .thread_portal import ThreadPortal
 from .trio_engine import TrioEngine
-from .trio_thread import nothing
+from .trio_thread import TrioThread, was_thrown_into
+
+T = TypeVar("T")
+Bell = queue.SimpleQueue[None]
+
+
+@define(eq=False)
+class ThreadAnswer(Generic[T]):
+    """Implements `triolet.api.hosts.trio_thread.Answer` for any number of waiting threads.
+
+    The value is set before the bells are read, and a bell is hung up before the value is read: so no thread sleeps on.
+    """
+
+    _value: tuple[()] | tuple[T] = field(default=(), init=False)
+    _bells: list[Bell] = field(factory=list, init=False)
+
+    def done(self) -> bool:
+        """Implements `Answer.done`."""
+        return bool(self._value)
+
+    def result(self) -> T:
+        """Implements `Answer.result`."""
+        assert self._value, "an answer is read before it is there"
+        return self._value[0]
+
+    def set_result(self, result: T, /) -> None:
+        """Implements `Answer.set_result`."""
+        self._value = (result,)
+        for bell in tuple(self._bells):
+            bell.put(None)
+
+    def hang(self, bell: Bell) -> None:
+        """Has ``bell`` rung when the answer is there, which may be now."""
+        self._bells.append(bell)
+        if self._value:
+            bell.put(None)
+
+
+@frozen(eq=False)
+class Wait:
+    """A coroutine's wait, under `run`, for one of ``answers``. ``hurry`` is called where the thread is interrupted. The
+    result is what has interrupted the thread, for the coroutine to raise."""
+
+    hurry: Callable[[], object]
+    answers: tuple[ThreadAnswer[Any], ...]
+
+    def __await__(self) -> Generator[Wait, BaseException | None, BaseException | None]:
+        return (yield self)
+
+
+@define(eq=False, repr=False)
+class ThreadPortal(TrioThread):
+    """A `TrioThread` for any thread of its process but the trio loop's own, which cannot wait for itself."""
+
+    def new_answer(self) -> ThreadAnswer[Any]:
+        """Implements `TrioThread.new_answer`."""
+        return ThreadAnswer()
+
+    async def outlast(self, hurry: Callable[[], object], *answers: Any) -> BaseException | None:
+        """Implements `TrioThread.outlast`."""
+        try:
+            return await Wait(hurry, answers)
+        except BaseException:  # a signal's handler raised between two waits: the coroutine is thrown away
+            hurry()
+            raise
+
+    def may_wait(self, error: BaseException | None) -> bool:
+        """Implements `TrioThread.may_wait`. The collector may throw a block away in the trio loop's own thread. A
+        coroutine that is thrown away, as by `run`, must not wait; a user's generator that somebody closes may."""
+        if threading.current_thread() is self._thread:
+            return False
+        return not (isinstance(error, GeneratorExit) and was_thrown_into(error) & inspect.CO_COROUTINE)
+
+    def check(self) -> None:
+        """Implements `TrioThread.check`. A fork has the engine's memory, but not its threads."""
+        if os.getpid() != self._process or not self.may_wait(None):
+            raise EngineStateError(
+                "the engine was called where nobody can wait for it: in its own thread, as by an observer, or in a "
+                "fork of the process that opened it; allowed: any other thread of that process, and statistics() in "
+                "an observer. In a fork open an engine of its own"
+            )
+
+    def _to_callers(self, function: Callable[[], object]) -> None:
+        function()
 
 
 class ThreadHost(PortalHost):
@@ -17,22 +114,93 @@ class ThreadHost(PortalHost):
     block."""
 
     def __init__(self, engine: TrioEngine) -> None:
-        super().__init__(engine, ThreadPortal, _foreign, nothing)
+        super().__init__(engine, ThreadPortal)
 
-    async def _close(self, body_error: BaseException | None, *, drain: bool) -> BaseException | None:
-        """See `PortalHost._close`."""
-        ours, interrupted = await self._end(drain=drain)
+
+@define(eq=False)
+class Interrupts:
+    """Holds ^C back while a thread runs a coroutine: instead of raising anywhere, ^C hurries the wait that is under way
+    and those that follow. It is raised at the end, unless the coroutine has raised it.
+
+    Python hears ^C in the main thread. Another handler than Python's own is left alone; what it raises while the thread
+    waits is treated alike.
+    """
+
+    _came: BaseException | None = field(default=None, init=False)
+    _hurry: Callable[[], object] | None = field(default=None, init=False)  # of the wait that is under way
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self)
+        return self
+
+    def __call__(self, _: int, __: FrameType | None) -> None:
+        """The signal's handler."""
+        self._came = self._came or KeyboardInterrupt()
+        if self._hurry is not None:
+            self._hurry()
+
+    def wait(self, wait: Wait) -> BaseException | None:
+        """Sleeps until an answer is there. Returns what has interrupted the thread by then."""
+        bell: Bell = queue.SimpleQueue()
+        for answer in wait.answers:
+            answer.hang(bell)
+        self._hurry = wait.hurry  # before the next line: a ^C between them is heard twice, not never
+        if self._came is not None:
+            wait.hurry()
+        while not any(answer.done() for answer in wait.answers):
+            self._sleep(bell, wait)
+        self._hurry = None
+        return self._came
+
+    def _sleep(self, bell: Bell, wait: Wait) -> None:
         try:
-            if interrupted is not None and (body_error is None or isinstance(body_error, (Exception, GeneratorExit))):
-                body_error = interrupted
-            return leaving(body_error, ours, trio.Cancelled)
+            bell.get()
+        except BaseException as error:  # noqa: BLE001  (of a signal's handler; raised at the end)
+            self._came = self._came or error
+            wait.hurry()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is self:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        came, self._came = self._came, None
+        try:
+            if came is not None and came is not error:
+                raise came
         finally:
-            del body_error, ours, interrupted
+            del came, error, traceback  # a frame in its own error's traceback would be a reference cycle
 
 
-def _foreign() -> EngineStateError:
-    return EngineStateError(
-        "the engine was called where nobody can wait for it: in its own thread, as by an observer, or in a fork of the "
-        "process that opened it; allowed: any other thread of that process, and statistics() in an observer. In a fork "
-        "open an engine of its own"
-    )
+def run(
+    begin: Callable[[], Coroutine[Any, Any, T]],
+    undo: Callable[[BaseException], Coroutine[Any, Any, object]] | None = None,
+) -> T:
+    """Runs the coroutine that ``begin`` makes in this thread, which sleeps where the coroutine waits for a
+    `ThreadPortal`. Where the coroutine's result is lost, since ^C came at its very end, ``undo`` is run."""
+    has_ended = False
+    try:
+        with Interrupts() as interrupts, closing(begin()) as coroutine:
+            result = _drive(coroutine, interrupts)
+            has_ended = True
+        return result  # noqa: TRY300  (a ^C at this very line is caught as well)
+    except BaseException as error:
+        if has_ended and undo is not None:
+            run(partial(undo, error))
+        raise
+
+
+def _drive(coroutine: Coroutine[Any, Any, T], interrupts: Interrupts) -> T:
+    came: BaseException | None = None
+    while True:
+        try:
+            wait = coroutine.send(came)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            del came  # a frame in its own error's traceback would be a reference cycle
+        came = interrupts.wait(wait)
+        del wait

@@ -10,18 +10,20 @@ from typing import TypeVar
 import trio
 
 from ...core.errors import EngineStateError
-from ..live.session import LiveSession
-from ..outputs.streams import DeltaStream
-from ..speech.segments import SegmentStream
-from .host import foreign
-from .state import State
+from .state import State, foreign
 from .trio_engine import TrioEngine
 
 T = TypeVar("T")
+Opened = TypeVar("Opened")
 
 
 class TrioHost:
-    """The caller's own trio loop: every call is direct."""
+    """The caller's own trio loop: every call is direct.
+
+    As on the other hosts, every method raises `EngineStateError` outside of the event loop that the engine was entered
+    in. Leaving the block there only has the engine stop; else `triolet.actors.supervisor.leaving` decides which error
+    leaves the block.
+    """
 
     lasting = False
 
@@ -60,32 +62,19 @@ class TrioHost:
             trio.lowlevel.spawn_system_task(self._engine.aclose, 0.0)
 
     def call(self, operation: Callable[[], Awaitable[T]]) -> Awaitable[T]:
-        """See `Host.call`."""
+        """Runs an operation of the engine. Cancelling the awaiting task cancels the operation and waits for its end."""
         self._check()
         return operation()
 
     def read(self, function: Callable[[], T]) -> T:
-        """See `Host.read`."""
+        """Calls a quick function where the engine's state may be read. Observers, which run in the engine's own loop,
+        may call this too."""
         self._check()
         return function()
 
-    def deltas(
-        self, open_block: Callable[[], AbstractAsyncContextManager[DeltaStream]]
-    ) -> AbstractAsyncContextManager[DeltaStream]:
-        """See `Host.deltas`."""
-        self._check()
-        return open_block()
-
-    def segments(
-        self, open_block: Callable[[], AbstractAsyncContextManager[SegmentStream]]
-    ) -> AbstractAsyncContextManager[SegmentStream]:
-        """See `Host.segments`."""
-        self._check()
-        return open_block()
-
-    def live(
-        self, open_block: Callable[[], AbstractAsyncContextManager[LiveSession]]
-    ) -> AbstractAsyncContextManager[LiveSession]:
-        """See `Host.live`."""
+    def stream(
+        self, _: object, open_block: Callable[[], AbstractAsyncContextManager[Opened]]
+    ) -> AbstractAsyncContextManager[Opened]:
+        """Opens a block of the engine, which gives a stream."""
         self._check()
         return open_block()

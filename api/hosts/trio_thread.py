@@ -10,11 +10,14 @@
       answer <------------------------ tells ------------  its outcome
     close(...)                         leaves  --------->  leaves the resource, lets the calls end
 
-Calls cross by ``TrioToken.run_sync_soon``, answers as the subclass says: `triolet.api.hosts.portal.Portal` for tasks of
-an asyncio loop, `triolet.api.hosts.thread_portal.ThreadPortal` for threads. There are no locks: a name that begins with
-``_on_trio`` belongs to the trio side, every other name to the callers' side.
+Calls cross by ``TrioToken.run_sync_soon``, answers as the subclass says: `TaskPortal` in `asyncio_host` for tasks of an
+asyncio loop, `ThreadPortal` in `thread_host` for threads. There are no locks: a name that begins with ``_on_trio``
+belongs to the trio side, every other name to the callers' side.
 
 Calls run outside of the resource's block, like tasks of other nurseries on trio, so that a drain can wait for them.
+
+anyio's ``start_blocking_portal`` does not do: its callers wait under a lock, which a ^C may leave taken, return before
+what they have cancelled has ended, and at the interpreter's exit its thread just dies.
 """
 
 from __future__ import annotations
@@ -35,11 +38,13 @@ import outcome
 import trio
 from attrs import define, field
 
+from ...core.errors import EngineClosed
+
 T = TypeVar("T")
 
 
 class Answer(Protocol[T]):
-    """What a caller waits for, once, as `asyncio.Future`."""
+    """A value that callers wait for, given once, as `asyncio.Future` is."""
 
     def done(self) -> bool:
         """True if the result is there."""
@@ -76,7 +81,7 @@ def was_thrown_into(error: GeneratorExit) -> int:
 
 
 def nothing() -> None:
-    """For closing that is under way already and cannot be hurried."""
+    """Hurries nothing: the end is under way already."""
 
 
 @define(eq=False)
@@ -99,21 +104,17 @@ class TrioThread(ABC):
     Args:
         resource: entered and left on the trio side.
         refuse: makes the error of calls that come when the resource is not open; called on the callers' side.
-        foreign: makes the error of callers that cannot be served; called there.
-        cut_off: makes the error of calls that do not end with the resource; called on the trio side.
         failed: called on the callers' side where the resource ends unasked. ``failed`` must not keep its owner alive,
             since the running thread keeps ``failed``.
-        end_seconds: how long calls may run on after the resource has ended.
-        exit_seconds: how long the interpreter's exit waits for the thread.
+        seconds: how long calls may run on after the resource has ended. The interpreter's exit waits for the thread
+            four times as long: for three actors, and for the calls.
     """
 
     resource: AbstractAsyncContextManager[object]
     refuse: Callable[[], Exception]
-    foreign: Callable[[], Exception]
-    cut_off: Callable[[], Exception]
-    failed: Callable[[], None]
-    end_seconds: float
-    exit_seconds: float
+    failed: Callable[[], object]
+    seconds: float
+    _forsaken: bool = field(default=False, init=False)
     _opened: Answer[None] = field(init=False)
     _ended: Answer[outcome.Outcome[None]] = field(init=False)
     _process: int = field(factory=os.getpid, init=False)
@@ -148,11 +149,12 @@ class TrioThread(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Raises the error that ``foreign`` makes, where nobody can wait for this thread's answers."""
+        """Raises `EngineStateError` where nobody can wait for this thread's answers."""
 
     @abstractmethod
-    def _to_callers(self, function: Callable[[], object]) -> bool:
-        """Has ``function`` called on the callers' side. The thread calls it. False: no caller is left."""
+    def _to_callers(self, function: Callable[[], object]) -> None:
+        """Has ``function`` called on the callers' side, or sets ``_forsaken`` where no caller is left. The thread calls
+        it."""
 
     # -- the callers' side -------------------------------------------------------------------------------------------
 
@@ -186,7 +188,9 @@ class TrioThread(ABC):
         self._post(self._on_trio_surroundings.cancel)
 
     def forsake(self) -> None:
-        """Ends the resource, since nobody is left to close it. Never waits; may be called from any thread."""
+        """Ends the resource, since nobody is left to close it: its error goes to the thread's hook. Never waits; may be
+        called from any thread."""
+        self._forsaken = True
         self.stop()
 
     async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
@@ -244,7 +248,7 @@ class TrioThread(ABC):
         assert self._thread is not None, "registered before opened"
         if os.getpid() != self._process:
             return  # a fork, which does not have the thread
-        deadline = time.monotonic() + min(self.exit_seconds, threading.TIMEOUT_MAX)
+        deadline = time.monotonic() + min(4 * self.seconds, threading.TIMEOUT_MAX)
         while True:
             try:
                 self.stop()
@@ -269,7 +273,8 @@ class TrioThread(ABC):
             self._to_callers(self.failed)
         atexit.unregister(self._finish)
         self._over.set()
-        if not self._to_callers(partial(_resolve, self._ended, ended)):
+        self._to_callers(partial(_resolve, self._ended, ended))
+        if self._forsaken:
             unwrapped(ended)  # nobody is left to hear of it: an error goes to the thread's hook
 
     async def _on_trio_main(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> outcome.Outcome[None]:
@@ -278,7 +283,7 @@ class TrioThread(ABC):
             ended = await captured(partial(self._on_trio_hold, calls))
             self._on_trio_calls = None
             self.on_trio_ending.set()
-            calls.cancel_scope.deadline = trio.current_time() + self.end_seconds
+            calls.cancel_scope.deadline = trio.current_time() + self.seconds
         return ended
 
     async def _on_trio_hold(self, calls: trio.Nursery) -> None:
@@ -301,7 +306,9 @@ class TrioThread(ABC):
             self._on_trio_calls.start_soon(self._on_trio_serve, operation, call, name="triolet call")
 
     async def _on_trio_serve(self, operation: Callable[[], Awaitable[Any]], call: Call[Any]) -> None:
-        answer: outcome.Outcome[Any] | None = outcome.Error(self.cut_off())
+        answer: outcome.Outcome[Any] | None = outcome.Error(
+            EngineClosed("the engine's block ended before the call did; leave it later")
+        )
         try:
             with call.scope:
                 answer = await captured(operation)
@@ -318,7 +325,8 @@ class TrioThread(ABC):
     def call_back(self, function: Callable[[], object]) -> None:
         """Has ``function`` called on the callers' side. Where no caller is left, nobody can leave the resource, so the
         thread ends it."""
-        if not self._to_callers(function):
+        self._to_callers(function)
+        if self._forsaken:
             self._on_trio_surroundings.cancel()
 
 

@@ -22,8 +22,8 @@ import trio
 
 from triolet import Engine, EngineClosed, EngineStateError, EngineTeardownError, RunnerCrashed
 from triolet.actors.worker import Job
-from triolet.api.hosts.portal import Portal, may_wait, outlast
-from triolet.api.hosts.portal_stream import PortalStream
+from triolet.api.hosts.asyncio_host import TaskPortal
+from triolet.api.hosts.portal_stream import PortalLive
 
 from .hosts import HOSTS, PATIENCE, AsyncioHost, Bench, Host, audio, crash, expected, query, release_is_stuck
 from .threads import loops
@@ -438,7 +438,7 @@ def test_a_wait_in_a_cancelled_scope_of_anyio_does_not_spin() -> None:
         with pytest.MonkeyPatch.context() as patch, anyio.CancelScope() as scope:
             patch.setattr(asyncio, "wait", counted)
             scope.cancel()
-            cancelled = await outlast(turn, future)
+            cancelled = await TaskPortal.outlast(turn, future)
             assert cancelled is not None
             raise cancelled
         assert scope.cancelled_caught
@@ -447,16 +447,13 @@ def test_a_wait_in_a_cancelled_scope_of_anyio_does_not_spin() -> None:
     assert anyio.run(main, backend="asyncio") == 2
 
 
-def bare_portal(failed: Callable[[], object], end_seconds: float = 0.0) -> Portal:
+def bare_portal(failed: Callable[[], object], seconds: float = 0.0) -> TaskPortal:
     """A portal that holds nothing."""
-    return Portal(
+    return TaskPortal(
         resource=contextlib.nullcontext(),
         refuse=lambda: EngineStateError("closed"),
-        foreign=lambda: EngineStateError("another loop"),
-        cut_off=lambda: EngineClosed("cut off"),
         failed=failed,
-        end_seconds=end_seconds,
-        exit_seconds=PATIENCE,
+        seconds=seconds,
     )
 
 
@@ -486,14 +483,14 @@ def test_what_is_left_of_a_stream_is_handed_over_after_the_turn_that_still_runs(
         nonlocal portal
         portal = bare_portal(lambda: None, PATIENCE)
         await portal.open()
-        stream: PortalStream[int, None] = PortalStream(portal, lambda _: None, lambda _: None)
-        await stream.open(lambda: contextlib.nullcontext(Source()))
-        first = asyncio.create_task(anext(stream))  # type: ignore[arg-type]
+        stream: Any = PortalLive(portal, lambda: contextlib.nullcontext(Source()))
+        await stream.__aenter__()
+        first = asyncio.create_task(anext(stream))
         await asyncio.sleep(0)
         await portal.close(drain=True)
         return [await first, *[item async for item in stream]]
 
-    portal: Portal
+    portal: TaskPortal
     assert asyncio.run(main()) == [0, 1, 2, 3, 4]
 
 
@@ -508,7 +505,7 @@ def test_a_call_that_does_not_end_with_the_engine_is_cut_off(drain: bool) -> Non
         call = asyncio.create_task(portal.call(trio.sleep_forever))
         await asyncio.sleep(0)
         assert await portal.close(drain=drain) == (None, None)
-        with pytest.raises(EngineClosed, match="cut off"):
+        with pytest.raises(EngineClosed, match="ended before the call did"):
             await call
         with pytest.raises(EngineStateError, match="closed"):
             await portal.call(trio.sleep_forever)
@@ -554,7 +551,7 @@ def test_only_a_generator_that_somebody_closes_may_wait() -> None:
             pass
 
         async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-            told.append(may_wait(error))
+            told.append(TaskPortal.may_wait(error))
 
     async def generator() -> AsyncIterator[None]:
         async with Block():
@@ -583,9 +580,9 @@ def test_only_a_generator_that_somebody_closes_may_wait() -> None:
 
     asyncio.run(main())
     assert told == [True, True, False, False]
-    assert may_wait(None)
-    assert may_wait(ValueError())
-    assert not may_wait(GeneratorExit()), "no task runs here"
+    assert TaskPortal.may_wait(None)
+    assert TaskPortal.may_wait(ValueError())
+    assert not TaskPortal.may_wait(GeneratorExit()), "no task runs here"
 
 
 def test_a_cancellation_is_not_lost_in_a_generator_that_is_closed(bench: Bench) -> None:

@@ -21,7 +21,7 @@ from attrs import define, field
 import triolet
 from triolet import EngineClosed, EngineError, EngineStateError
 from triolet.actors.worker import Job
-from triolet.api.hosts.thread_portal import Interrupts, Wait
+from triolet.api.hosts.thread_host import Interrupts, Wait
 
 from ..heap import assert_none, expected, garbage
 from . import hosts
