@@ -21,7 +21,7 @@ from ..core.model import ModelDescription
 from ..core.residency import ModelState
 from .engine import Engine
 from .model_spec import ModelSpec
-from .residents import Residents
+from .residents import Resident, Residents
 
 _BUDGET = integer(1, 2**50, " of bytes").or_none("as much as the models take")
 _IDLE = number(0, math.inf).or_none("an idle model stays")
@@ -104,15 +104,18 @@ class Engines:
         memory_budget: int | None = None,
         idle_seconds: float | None = None,
     ) -> None:
-        specs = _specs(models)
+        if not isinstance(models, Mapping) or not models:
+            raise InvalidRequest(
+                f"models={shown(models)}; allowed: a mapping of names to checkpoints or ModelSpec(...)"
+            )
+        specs = {name: spec if isinstance(spec, ModelSpec) else ModelSpec(spec) for name, spec in models.items()}
         self._names = _names(specs)
         self._models = MappingProxyType(specs)
-        budget = _BUDGET.of("memory_budget", memory_budget)
+        self._budget = _BUDGET.of("memory_budget", memory_budget)
         idle = _IDLE.of("idle_seconds", idle_seconds)
-        self._residents = Residents(specs, budget, math.inf if idle is None else idle)
+        self._idle_seconds = math.inf if idle is None else idle
+        self._residents: Residents | None = None  # while the block lasts
         self._block: AbstractAsyncContextManager[None] | None = None
-        self._loop: anyio.lowlevel.EventLoopToken | None = None  # while the block lasts
-        self._entered = False
 
     def __repr__(self) -> str:
         return f"<Engines of {', '.join(self._models)}>"
@@ -121,14 +124,14 @@ class Engines:
 
     @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> Self:
-        if self._entered:
+        if self._block is not None:
             raise EngineStateError("these engines were entered before, and are entered once; make new Engines(...)")
-        loop = _current_loop()
+        _current_loop()
         await anyio.lowlevel.checkpoint_if_cancelled()
-        self._entered = True
-        self._block = self._residents.running()
+        residents = Residents(self._models, self._budget, self._idle_seconds)
+        self._block = residents.running()
         await self._block.__aenter__()
-        self._loop = loop
+        self._residents = residents
         return self
 
     @trio.lowlevel.enable_ki_protection
@@ -136,11 +139,11 @@ class Engines:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         assert self._block is not None, "left before entered"
-        block, self._block = self._block, None
+        assert self._block is not None, "left before entered"
         try:
-            return await block.__aexit__(kind, error, traceback)
+            return await self._block.__aexit__(kind, error, traceback)
         finally:
-            self._loop = None
+            self._residents = None
             del error, traceback
 
     @trio.lowlevel.enable_ki_protection
@@ -150,7 +153,7 @@ class Engines:
         seconds = _DRAIN.of("drain", drain)
         residents = self._opened()
         residents.close(seconds)
-        await residents.closed()
+        await residents.closed.wait()
 
     # -- models ------------------------------------------------------------------------------------------------------
 
@@ -216,7 +219,7 @@ class Engines:
     def statistics(self) -> Mapping[str, ModelStatistics]:
         """A frozen snapshot of each model, by name."""
         residents, now = self._opened(), anyio.current_time()
-        return MappingProxyType({name: _statistics(residents, name, now) for name in self._models})
+        return MappingProxyType({name: _statistics(resident, now) for name, resident in residents.by_name.items()})
 
     def _found(self, name: str) -> str:
         if not isinstance(name, str) or name not in self._names:
@@ -225,10 +228,10 @@ class Engines:
 
     def _opened(self) -> Residents:
         """The residents, within the block and its loop."""
-        if self._loop is None:
-            state = "closed: their block has ended" if self._entered else "not entered yet"
+        if self._residents is None:
+            state = "not entered yet" if self._block is None else "closed: their block has ended"
             raise EngineStateError(f"these engines are {state}; use them inside: async with Engines(...) as engines")
-        if _current_loop() != self._loop:
+        if _current_loop() != self._residents.loop:
             raise EngineStateError(
                 "these engines were used outside of the event loop that they were entered in; allowed: tasks of that "
                 "loop. From another thread ask it by anyio.from_thread.run(...)"
@@ -236,21 +239,19 @@ class Engines:
         return self._residents
 
 
-def _statistics(residents: Residents, name: str, now: float) -> ModelStatistics:
-    figures, resident = residents.figures(name), residents.resident(name)
-    last_used = 0.0 if figures.users else None
-    if figures.idle_since is not None:
-        last_used = now - figures.idle_since
+def _statistics(resident: Resident, now: float) -> ModelStatistics:
+    books, engine = resident.books, resident.engine
+    last_used = None if books.last_use is None else now - books.last_use
     return ModelStatistics(
-        state=figures.state,
-        users=figures.users,
-        waiting=figures.waiting,
-        bytes=figures.bytes,
-        loads=figures.loads,
-        last_used=last_used,
+        state=books.state,
+        users=len(books.users),
+        waiting=len(books.waiting),
+        bytes=books.held,
+        loads=books.loads,
+        last_used=0.0 if books.users else last_used,
         last_error=resident.last_error,
-        engine=None if resident.engine is None else _engine_statistics(resident.engine),
-        description=None if resident.engine is None else resident.engine.model,
+        engine=None if engine is None else _engine_statistics(engine),
+        description=None if engine is None else engine.model,
     )
 
 
@@ -266,12 +267,6 @@ def _current_loop() -> anyio.lowlevel.EventLoopToken:
         return anyio.lowlevel.current_token()
     except RuntimeError:
         raise EngineStateError("no event loop is running here; allowed: a task of trio or asyncio") from None
-
-
-def _specs(models: object) -> dict[str, ModelSpec]:
-    if not isinstance(models, Mapping) or not models:
-        raise InvalidRequest(f"models={shown(models)}; allowed: a mapping of names to checkpoints or ModelSpec(...)")
-    return {name: spec if isinstance(spec, ModelSpec) else ModelSpec(spec) for name, spec in models.items()}
 
 
 def _names(specs: Mapping[str, ModelSpec]) -> dict[str, str]:

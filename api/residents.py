@@ -17,6 +17,8 @@ from typing import assert_never
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import anyio.to_thread
+import outcome
 import trio
 from attrs import define, field
 
@@ -24,22 +26,43 @@ from ..actors.supervisor import leaving
 from ..core import frames, log_lines
 from ..core.errors import (
     EngineClosed,
+    EngineError,
     EngineStateError,
     EngineTeardownError,
     InvariantViolation,
+    ModelTooLarge,
     RunnerCrashed,
     TrioletError,
 )
 from ..core.log_lines import Line
 from ..core.plan import DeviceMemory
-from ..core.residency import Decision, Grant, Load, ModelFigures, ModelState, Refuse, Residency, Size, Unload
+from ..core.residency import Decision, Grant, Load, Model, ModelState, Refuse, Residency, Size, Unload
 from .engine import Engine
 from .hosts.current import current_task
-from .model_spec import ModelSpec
-from .resident import Resident, retold
+from .model_spec import ModelSpec, counted_memory
 
 RETRY_SECONDS = 10.0
 """A load that failed is tried again by the first use after this time. Uses before it get the same error."""
+
+
+@define(eq=False)
+class Resident:
+    """One of the models: its engine and its task, while it has any. The task finds out its size, or is its keeper."""
+
+    spec: ModelSpec
+    books: Model
+    engine: Engine | None = None  # while it may be used
+    scope: anyio.CancelScope | None = None  # of the task, while it runs
+    leave: anyio.Event = field(factory=anyio.Event)  # the keeper is to leave the engine's block
+    why: str = ""  # it is to leave
+    drain: float | None = None  # seconds; None: the engine's own
+    failure: Exception | None = None  # of the last load, for those who come too early for the next one
+    last_error: str | None = None
+
+    def hurry(self) -> None:
+        """Ends the task as if its surroundings were cancelled."""
+        if self.scope is not None:
+            self.scope.cancel()
 
 
 @define(eq=False)
@@ -69,31 +92,31 @@ class Use:
 
 @define(eq=False)
 class Residents:
-    """Implements `triolet.api.engines.Engines`."""
+    """Implements `triolet.api.engines.Engines` within its block, in whose event loop it is made."""
 
     specs: Mapping[str, ModelSpec]
     budget: int | None
     idle_seconds: float
+    loop: anyio.lowlevel.EventLoopToken = field(factory=anyio.lowlevel.current_token, init=False)
     closing: bool = field(default=False, init=False)
-    _residents: dict[str, Resident] = field(init=False)
+    closed: anyio.Event = field(factory=anyio.Event, init=False)  # no task of a resident is left, and none will be
+    by_name: dict[str, Resident] = field(init=False)
     _residency: Residency = field(init=False)
     _uses: dict[int, Use] = field(factory=dict, init=False)  # by ticket, that have no answer yet
     _used_by: dict[object, str] = field(factory=dict, init=False)  # the model that each task uses or waits for
-    _tasks: anyio.abc.TaskGroup | None = field(default=None, init=False)  # within the block
+    _tasks: anyio.abc.TaskGroup = field(factory=anyio.create_task_group, init=False)
     _context: Context = field(factory=copy_context, init=False)  # of the block: tasks outlive the uses that begin them
     _running: int = field(default=0, init=False)  # tasks of residents
     _hurried: bool = field(default=False, init=False)  # the surroundings were cancelled
-    _gone: anyio.Event = field(init=False)  # no task of a resident is left, and none will be
     _to_cancel: list[Resident] = field(factory=list, init=False)
-    _cancelling: anyio.Event = field(init=False)  # there are some to cancel, or all is closed
-    _changed: anyio.Event = field(init=False)  # there is a deadline before the alarm, or no more need of one
+    _changed: anyio.Event = field(factory=anyio.Event, init=False)  # there is something for `_serve`
     _alarm: float = field(default=math.inf, init=False)
     _errors: list[Exception] = field(factory=list, init=False)  # that leave the block
     _log: logging.Logger | None = field(factory=lambda: logging.getLogger("triolet.engines"), init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._residents = {name: Resident(name, spec, self.budget) for name, spec in self.specs.items()}
         self._residency = Residency(tuple(self.specs), self.budget, self.idle_seconds, RETRY_SECONDS)
+        self.by_name = {name: Resident(spec, self._residency.models[name]) for name, spec in self.specs.items()}
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -102,12 +125,13 @@ class Residents:
     async def running(self) -> AsyncIterator[None]:
         """The block. The body's own exception leaves it unchanged, never wrapped in a group."""
         body_error: BaseException | None = None
-        self._gone, self._changed, self._cancelling = anyio.Event(), anyio.Event(), anyio.Event()
-        self._context = copy_context()
         try:
             try:
-                async with anyio.create_task_group() as self._tasks:
-                    self._start_service()
+                async with self._tasks:
+                    self._tasks.start_soon(self._serve, name="triolet timekeeper of engines")
+                    self._tasks.start_soon(self._hasten, name="triolet hastener of engines")
+                    for name in [name for name, spec in self.specs.items() if spec.preload]:
+                        self._tasks.start_soon(self._preload, name, name=f"triolet preload of {name}")
                     try:
                         yield
                     except BaseException as error:  # noqa: BLE001  (raised again below, outside the group)
@@ -116,7 +140,6 @@ class Residents:
                         self.close(0.0 if body_error is not None or self._hurried else None)
             except BaseException as error:  # noqa: BLE001  (a cancellation or ^C while the engines end; raised below)
                 body_error = _more_urgent(body_error, error)
-            self._tasks = None
             self._raise_end(body_error)
         finally:
             del body_error
@@ -124,49 +147,37 @@ class Residents:
     def close(self, drain: float | None) -> None:
         """Begins the end: no use begins any more, loads are given up, and requests that run have ``drain`` seconds
         (``None``: each engine's own). Once it has begun, it is only hastened, by no seconds."""
-        if self._gone.is_set():
+        if self.closed.is_set():
             return
-        for resident in self._residents.values():
-            is_loading = self._residency.figures(resident.name).state is ModelState.LOADING
-            if drain == 0 or is_loading:
+        for resident in self.by_name.values():
+            if drain == 0 or resident.books.state is ModelState.LOADING:
                 self._to_cancel.append(resident)
             if drain == 0 or not self.closing:
                 resident.drain = drain  # the keeper may leave before its cancellation comes, and must begin no drain
         self.closing = True
-        self._cancelling.set()
         self._residency.close()
         self._follow()
-        self._check_gone()
-
-    async def closed(self) -> None:
-        """Returns when all engines are closed."""
-        await self._gone.wait()
-
-    def _start_service(self) -> None:
-        assert self._tasks is not None, "it belongs to the block"
-        self._tasks.start_soon(self._cancel, name="triolet canceller of engines")
-        self._tasks.start_soon(self._hasten, name="triolet hastener of engines")
-        self._tasks.start_soon(self._keep_time, name="triolet timekeeper of engines")
-        for name in [name for name, spec in self.specs.items() if spec.preload]:
-            self._tasks.start_soon(self._preload, name, name=f"triolet preload of {name}")
 
     @trio.lowlevel.enable_ki_protection
-    async def _cancel(self) -> None:
-        """Cancels tasks of residents. It is a task of its own that does: the context of a cancellation is the error
-        that is being handled where it is ordered, and an engine clears the frames of all contexts."""
+    async def _serve(self) -> None:
+        """Wakes up for deadlines, and cancels tasks of residents. It is a task of its own that cancels: the context of
+        a cancellation is the error that is being handled where it is ordered, and an engine clears the frames of all
+        contexts."""
         with anyio.CancelScope(shield=True):
-            while not self._gone.is_set():
-                await self._cancelling.wait()
-                self._cancelling = anyio.Event()
+            while not self.closed.is_set():
+                with anyio.CancelScope(deadline=self._alarm):
+                    await self._changed.wait()
                 while self._to_cancel:
                     self._to_cancel.pop().hurry()
+                self._follow()
+                self._changed, self._alarm = anyio.Event(), self._residency.next_deadline()
 
     @trio.lowlevel.enable_ki_protection
     async def _hasten(self) -> None:
         """Ends the drains where the surroundings are cancelled. A body that still runs is cancelled too, so the engines
         stay open until the body ends: else it would get `EngineClosed` instead."""
         try:
-            await self._gone.wait()
+            await self.closed.wait()
         except anyio.get_cancelled_exc_class():
             self._hurried = True
             if self.closing:
@@ -174,32 +185,16 @@ class Residents:
             raise
 
     @trio.lowlevel.enable_ki_protection
-    async def _keep_time(self) -> None:
-        """Wakes up for deadlines."""
-        while not self.closing:
-            self._changed, self._alarm = anyio.Event(), self._residency.next_deadline()
-            with anyio.CancelScope(deadline=self._alarm):
-                await self._changed.wait()
-            self._follow()
-
-    @trio.lowlevel.enable_ki_protection
     async def _preload(self, name: str) -> None:
         with suppress(TrioletError):  # the log and the statistics tell it
             async with self.use(name):
                 pass
-
-    def _check_gone(self) -> None:
-        if self.closing and not self._running:
-            self._gone.set()
-            self._cancelling.set()
 
     def _raise_end(self, body_error: BaseException | None) -> None:
         """Raises the error that leaves the block."""
         errors, self._errors = self._errors, []
         for further in errors[1:]:
             errors[0].add_note(f"another engine failed too: {type(further).__name__}: {further}")
-        for resident in self._residents.values():
-            resident.failure = None
         error = leaving(body_error, errors[0] if errors else None, anyio.get_cancelled_exc_class())
         try:
             if error is not None:
@@ -253,7 +248,7 @@ class Residents:
         return task
 
     def _enter(self, name: str, ticket: int, *, is_order: bool = False) -> Use:
-        use = self._uses[ticket] = Use(ticket, self._residents[name], is_order)
+        use = self._uses[ticket] = Use(ticket, self.by_name[name], is_order)
         self._follow()
         return use
 
@@ -268,6 +263,8 @@ class Residents:
         """Carries out what follows from the facts so far."""
         for decision in self._residency.decide(anyio.current_time()):
             self._carry_out(decision)
+        if self.closing and not self._running:
+            self.closed.set()
         if self.closing or self._residency.next_deadline() < self._alarm:
             self._changed.set()
 
@@ -280,110 +277,113 @@ class Residents:
                 use.error = use.error or self._refusal(use.resident)
                 use.answered.set()
             case Size(name):
-                self._start(self._residents[name], self._size)
+                self._start(self.by_name[name], self._size)
             case Load(name):
-                self._start(self._residents[name], self._keep)
+                self._start(self.by_name[name], self._keep)
             case Unload(name, why):
-                self._residents[name].dismiss(why)
+                self.by_name[name].why = why
+                self.by_name[name].leave.set()
             case _:
                 assert_never(decision)
 
     def _refusal(self, resident: Resident) -> Exception:
         if self.closing or resident.failure is None:
             return EngineClosed("the block of these engines ends, and no use begins any more; open new ones")
-        since = anyio.current_time() - resident.failed_at
+        since = anyio.current_time() - resident.books.failed_at
         left = max(0.0, RETRY_SECONDS - since)
-        return retold(resident.failure, f"; this was {since:.1f} s ago, and is tried again from {left:.1f} s on")
+        return _again(resident.failure, f"; this was {since:.1f} s ago, and is tried again from {left:.1f} s on")
 
     # -- tasks of residents ------------------------------------------------------------------------------------------
 
     def _start(self, resident: Resident, job: Callable[[Resident], Awaitable[None]]) -> None:
-        assert self._tasks is not None, "something is begun outside of the block"
         resident.scope = anyio.CancelScope(shield=True)
         self._running += 1
-        start = partial(self._tasks.start_soon, self._run, resident, job, name=f"triolet keeper of {resident.name}")
-        self._context.copy().run(start)
+        start = partial(self._tasks.start_soon, self._run, name=f"triolet keeper of {resident.books.name}")
+        self._context.copy().run(start, resident, resident.scope, job)
 
     @trio.lowlevel.enable_ki_protection
-    async def _run(self, resident: Resident, job: Callable[[Resident], Awaitable[None]]) -> None:
+    async def _run(
+        self, resident: Resident, scope: anyio.CancelScope, job: Callable[[Resident], Awaitable[None]]
+    ) -> None:
         """Runs a task of a resident to its end, and reports that."""
-        assert resident.scope is not None, "it was made for this task"
         error: Exception | None = None
         try:
-            with resident.scope:
+            with scope:
                 try:
                     await job(resident)
                 except Exception as caught:  # noqa: BLE001  (told to whoever waits, or raised at the end of the block)
                     frames.clear_frames(caught)  # they hold the engine
                     error = caught
         finally:
-            resident.scope = resident.leave = None
+            resident.scope = None
             self._running -= 1
             self._ended(resident, error)
             del error
             self._follow()
-            self._check_gone()
 
     async def _size(self, resident: Resident) -> None:
-        self._residency.sized(resident.name, (await resident.size()).total)
+        """Finds out how much the model needs."""
+        needs = resident.spec.known_needs
+        if needs is None:
+            sizing = partial(outcome.capture, resident.spec.needs)
+            needs = (await anyio.to_thread.run_sync(sizing, abandon_on_cancel=True)).unwrap()
+        self._check_size(resident, needs, "is estimated to need")
+        self._residency.sized(resident.books.name, needs.total)
 
     async def _keep(self, resident: Resident) -> None:
-        await resident.keep(partial(self._opened, resident), partial(self._leaving, resident))
+        """Loads the model, and holds its engine open until it is to go. It is one task that enters the engine's block
+        and leaves it. Where the engine fails, it is the keeper that is cancelled for it."""
+        name, began = resident.books.name, anyio.current_time()
+        resident.why, resident.leave = "", anyio.Event()
+        async with resident.spec.new_engine() as engine:
+            held = counted_memory(engine)
+            self._check_size(resident, held, "was loaded and needs")
+            resident.engine, resident.failure = engine, None
+            now = anyio.current_time()
+            self._residency.opened(name, held.total, now)
+            self._write(log_lines.model_loaded(name, now - began, held, self._residency.held, self.budget))
+            self._follow()
+            try:
+                await resident.leave.wait()
+            finally:
+                resident.engine = None
+                self._residency.leaving(name)
+                self._follow()
+            if resident.drain is not None:
+                await engine.aclose(resident.drain)
 
-    def _opened(self, resident: Resident, held: DeviceMemory, seconds: float) -> None:
-        self._residency.opened(resident.name, held.total, anyio.current_time())
-        self._write(log_lines.model_loaded(resident.name, seconds, held, self._residency.held, self.budget))
-        self._follow()
-
-    def _leaving(self, resident: Resident) -> None:
-        self._residency.leaving(resident.name)
-        self._follow()
+    def _check_size(self, resident: Resident, needs: DeviceMemory, what: str) -> None:
+        if self.budget is not None and needs.total > self.budget:
+            raise ModelTooLarge(
+                f"the model {resident.books.name!r} {what} {log_lines.owners(needs)}; allowed: memory_budget="
+                f"{self.budget}, {log_lines.mebibytes(self.budget)}, for all models together. Give more, or have the "
+                "model take less by its EngineConfig: self_kv_bytes, cross_kv_bytes, encoder_cache_bytes, "
+                "max_positions, dtype, kv_dtype, quantization"
+            )
 
     def _ended(self, resident: Resident, error: Exception | None) -> None:
-        figures = self._residency.figures(resident.name)
+        """The task of a resident has ended."""
+        books = resident.books
         if error is not None:
             resident.last_error = f"{type(error).__name__}: {error}"
             ended_badly = isinstance(error, EngineTeardownError | RunnerCrashed)
             if isinstance(error, InvariantViolation) or (self.closing and ended_badly):
                 self._errors.append(error)
-        if figures.state is ModelState.LOADING:
-            self._ended_early(resident, error)
-        elif figures.state is ModelState.UNLOADING:
-            self._ended_late(resident, error, figures)
-
-    def _ended_early(self, resident: Resident, error: Exception | None) -> None:
-        """The model was not loaded."""
-        resident.failure, resident.failed_at = error, anyio.current_time()
-        self._residency.failed(resident.name, resident.failed_at)
+        loading, what = books.state is ModelState.LOADING, "failed while it was open"
+        if loading:
+            resident.failure, what = error, "not loaded"
+            self._residency.failed(books.name, anyio.current_time())
+        elif books.state is ModelState.UNLOADING:
+            if resident.why:
+                what = f"unloaded ({resident.why}), but not well"
+            if error is None:
+                self._write(log_lines.model_unloaded(books.name, resident.why, books.held))
+            self._residency.closed(books.name)
         if error is not None:
-            self._write(log_lines.model_failed(resident.name, "not loaded", error))
-            self._tell(resident, error, orders=False)
-
-    def _ended_late(self, resident: Resident, error: Exception | None, figures: ModelFigures) -> None:
-        """The model was loaded, and is no more."""
-        self._residency.closed(resident.name)
-        if error is None:
-            self._write(log_lines.model_unloaded(resident.name, resident.why, figures.bytes))
-            return
-        what = f"unloaded ({resident.why}), but not well" if resident.why else "failed while it was open"
-        self._write(log_lines.model_failed(resident.name, what, error))
-        self._tell(resident, error, orders=True)
-
-    def _tell(self, resident: Resident, error: Exception, *, orders: bool) -> None:
-        """Gives the error to those who wait now, for the model or for its end: they get it when they are answered."""
-        for use in self._uses.values():
-            if use.resident is resident and use.is_order == orders:
-                use.error = retold(error)
-
-    # -- snapshots ---------------------------------------------------------------------------------------------------
-
-    def figures(self, name: str) -> ModelFigures:
-        """The figures of a model."""
-        return self._residency.figures(name)
-
-    def resident(self, name: str) -> Resident:
-        """The resident of a model."""
-        return self._residents[name]
+            self._write(log_lines.model_failed(books.name, what, error))
+            for use in self._uses.values():  # those who wait for the load, or else for the end, get it when answered
+                if use.resident is resident and use.is_order != loading:
+                    use.error = _again(error)
 
     def _write(self, line: Line) -> None:
         """Writes a line to the log. A handler that raises gets no more lines, and its error leaves the block."""
@@ -406,3 +406,17 @@ def _more_urgent(body_error: BaseException | None, group_error: BaseException) -
     if body_error is not None:
         rest.__context__ = body_error
     return rest
+
+
+def _again(error: Exception, more: str = "") -> Exception:
+    """Another object with the same text, and ``more``: two tasks must not raise the same one."""
+    again: Exception
+    if isinstance(error, TrioletError) and not isinstance(error, InvariantViolation):
+        again = type(error)(f"{error}{more}")
+        again.__cause__ = error.__cause__
+    else:
+        again = EngineError(f"{type(error).__name__}: {error}{more}")
+        again.__cause__ = error
+    for note in getattr(error, "__notes__", ()):
+        again.add_note(note)
+    return again

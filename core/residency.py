@@ -81,49 +81,33 @@ class Unload:
 Decision: TypeAlias = Grant | Refuse | Size | Load | Unload
 
 
-@frozen(kw_only=True)
-class ModelFigures:
-    """A snapshot of one model. ``idle_since`` is the time when its last use ended; ``None``: it is in use, or was never
-    used."""
-
-    state: ModelState
-    users: int
-    waiting: int
-    bytes: int
-    loads: int
-    idle_since: float | None
-
-
 @define(eq=False)
-class _Model:
+class Model:
+    """The books of one model, which others only read."""
+
     name: str
-    state: ModelState = ModelState.ABSENT  # never FAILED, which `failed_at` tells
+    state: ModelState = ModelState.ABSENT  # LOADING also while its bytes are found out: it holds none then
     needs: int | None = None  # bytes, as far as is known
     held: int = 0  # bytes that count against the budget
-    users: set[int] = field(factory=set)
+    users: set[int] = field(factory=set)  # tickets
     waiting: dict[int, None] = field(factory=dict)  # tickets of uses, in order
     orders: dict[int, None] = field(factory=dict)  # tickets of orders to unload it
-    sizing: bool = False
     wanted: bool = False  # a use has begun since it was loaded
     recency: int = 0  # the smallest is the least recently used
     idle_since: float = math.nan  # the time when it was opened, or when its last use ended
     last_use: float | None = None  # the time when its last use ended
-    failed_at: float | None = None
+    failed_at: float = math.nan
     loads: int = 0
 
     @property
+    def is_absent(self) -> bool:
+        """True if it is not there, and nothing is under way."""
+        return self.state in (ModelState.ABSENT, ModelState.FAILED)
+
+    @property
     def is_idle(self) -> bool:
+        """True if it is ready, and nobody uses it."""
         return self.state is ModelState.READY and not self.users
-
-
-@frozen(kw_only=True, eq=False)
-class _Head:
-    """The first of those that wait for room; no later one is loaded before it."""
-
-    ticket: int
-    needs: int
-    name: str
-    model: _Model | None
 
 
 @define(eq=False)
@@ -142,32 +126,31 @@ class Residency:
     budget: int | None
     idle_seconds: float
     retry_seconds: float
-    _models: dict[str, _Model] = field(init=False)
-    _tickets: dict[int, _Model] = field(factory=dict, init=False)
+    models: dict[str, Model] = field(init=False)
+    _tickets: dict[int, Model] = field(factory=dict, init=False)
     _arrivals: Iterator[int] = field(factory=itertools.count, init=False)
     _recencies: Iterator[int] = field(factory=lambda: itertools.count(1), init=False)
     _overdrawn: int | None = field(default=None, init=False)  # a ticket, while more is held than the budget
     _closing: bool = field(default=False, init=False)
     _decisions: list[Decision] = field(factory=list, init=False)
 
-    @_models.default
-    def _all_absent(self) -> dict[str, _Model]:
-        return {name: _Model(name) for name in self.names}
+    def __attrs_post_init__(self) -> None:
+        self.models = {name: Model(name) for name in self.names}
 
     # -- facts of users ----------------------------------------------------------------------------------------------
 
     def want(self, name: str, *, at_once: bool = False) -> int:
         """A use of ``name`` arrives; returns its ticket. ``at_once``: the model is tried again though it has just
         failed."""
-        model = self._models[name]
-        if at_once:
-            model.failed_at = None
+        model = self.models[name]
+        if at_once and model.state is ModelState.FAILED:
+            model.state = ModelState.ABSENT
         return self._new_ticket(model, model.waiting)
 
     def order_unload(self, name: str) -> int:
         """Somebody wants ``name`` unloaded when the uses that came before have ended; returns the order's ticket. Later
         uses have it loaded anew."""
-        model = self._models[name]
+        model = self.models[name]
         return self._new_ticket(model, model.orders)
 
     def end(self, ticket: int, now: float) -> None:
@@ -197,13 +180,13 @@ class Residency:
 
     def sized(self, name: str, needs: int) -> None:
         """``name`` will need so many bytes, no more than the budget."""
-        model = self._models[name]
+        model = self.models[name]
         assert self.budget is None or needs <= self.budget, f"{name} is too large and waits for room"
-        model.sizing, model.needs = False, needs
+        model.state, model.needs = ModelState.ABSENT, needs
 
     def opened(self, name: str, held: int, now: float) -> None:
         """``name`` is loaded and holds so many bytes, no more than the budget."""
-        model = self._models[name]
+        model = self.models[name]
         assert model.state is ModelState.LOADING, f"{name} is opened while {model.state}"
         assert self.budget is None or held <= self.budget, f"{name} is too large and stays"
         model.state = ModelState.READY
@@ -214,14 +197,13 @@ class Residency:
 
     def failed(self, name: str, now: float) -> None:
         """``name`` could not be sized or loaded; it holds nothing."""
-        model = self._models[name]
-        model.state, model.sizing, model.held, model.needs = ModelState.ABSENT, False, 0, None
-        model.failed_at = now
+        model = self.models[name]
+        model.state, model.held, model.needs, model.failed_at = ModelState.FAILED, 0, None, now
 
     def leaving(self, name: str) -> None:
         """The engine of ``name`` ends, asked to or not. If it was not, its users have its errors and are users no
         more."""
-        model = self._models[name]
+        model = self.models[name]
         model.state = ModelState.UNLOADING
         for ticket in model.users:
             del self._tickets[ticket]
@@ -229,7 +211,7 @@ class Residency:
 
     def closed(self, name: str) -> None:
         """``name`` is unloaded, and what it held is given back."""
-        model = self._models[name]
+        model = self.models[name]
         assert model.state is ModelState.UNLOADING, f"{name} is closed while {model.state}"
         model.state, model.held = ModelState.ABSENT, 0
 
@@ -237,53 +219,40 @@ class Residency:
 
     def decide(self, now: float) -> tuple[Decision, ...]:
         """Returns what follows from the facts so far. A decision counts as carried out, or as under way."""
-        for model in self._models.values():
+        for model in self.models.values():
             self._answer_absent(model, now)
         self._serve()
-        for model in self._models.values():
+        for model in self.models.values():
             self._unload_spare(model, now)
         decisions, self._decisions = tuple(self._decisions), []
         return decisions
 
     def next_deadline(self) -> float:
         """The time at which `decide` must be called again if no fact comes; ``math.inf``: not before."""
-        idle = (model for model in self._models.values() if model.is_idle and not model.waiting)
+        idle = (model for model in self.models.values() if model.is_idle and not model.waiting)
         return min((model.idle_since + self.idle_seconds for model in idle), default=math.inf)
-
-    def figures(self, name: str) -> ModelFigures:
-        """A snapshot of ``name``."""
-        model = self._models[name]
-        return ModelFigures(
-            state=_told_state(model),
-            users=len(model.users),
-            waiting=len(model.waiting),
-            bytes=model.held,
-            loads=model.loads,
-            idle_since=None if model.users else model.last_use,
-        )
 
     @property
     def held(self) -> int:
         """Bytes that count against the budget."""
-        return _held(self._models.values())
+        return _held(self.models.values())
 
     # -- decisions ---------------------------------------------------------------------------------------------------
 
-    def _new_ticket(self, model: _Model, kind: dict[int, None]) -> int:
+    def _new_ticket(self, model: Model, kind: dict[int, None]) -> int:
         ticket = next(self._arrivals)
         self._tickets[ticket], kind[ticket] = model, None
         return ticket
 
-    def _answer_absent(self, model: _Model, now: float) -> None:
+    def _answer_absent(self, model: Model, now: float) -> None:
         """Answers orders to unload what is not there, refuses uses of what has just failed, and has a model sized."""
-        absent = model.state is ModelState.ABSENT
-        failed = model.failed_at is not None and now < model.failed_at + self.retry_seconds
-        if absent:
+        if model.is_absent:
             self._answer(model.orders, Grant)
-        if self._closing or (absent and failed):
+        failed = model.state is ModelState.FAILED and now < model.failed_at + self.retry_seconds
+        if self._closing or failed:
             self._answer(model.waiting, Refuse)
-        if absent and model.waiting and not model.sizing and not self._is_sized(model):
-            model.sizing, model.failed_at = True, None
+        if model.is_absent and model.waiting and not self._is_sized(model):
+            model.state = ModelState.LOADING
             self._decisions.append(Size(model.name))
 
     def _answer(self, tickets: dict[int, None], answer: type[Grant | Refuse]) -> None:
@@ -294,47 +263,41 @@ class Residency:
         tickets.clear()
 
     def _serve(self) -> None:
-        """Grants and loads in order. The first that finds no room chooses who gives way."""
-        while self._served_one():
-            pass
-
-    def _served_one(self) -> bool:
-        """Grants uses; loads a model or refuses a use, if one is to be. False: nothing more follows."""
-        limits = {model.name: next(iter(model.orders), math.inf) for model in self._models.values()}
-        head = self._head()
-        if head is None:
+        """Grants and loads in order. The first that finds no room, the head, chooses who gives way."""
+        limits = {model.name: next(iter(model.orders), math.inf) for model in self.models.values()}
+        while (head := self._head()) is not None:
+            ticket, model = head
+            self._grant(limits, ticket)  # uses before it are older
+            needs = 0 if model is None else model.needs or 0
+            if model is None or needs > self._free:
+                break
+            model.state, model.held = ModelState.LOADING, needs
+            self._decisions.append(Load(model.name))
+        else:
             self._grant(limits, math.inf)
-            return False
-        self._grant(limits, head.ticket)  # uses before it are older
-        if head.model is not None and head.needs <= self._free:
-            self._load(head.model, head.needs)
-            return True
-        victims = self._victims(head.needs - self._free - _held(self._in(ModelState.UNLOADING)))
-        limits.update((victim.name, min(limits[victim.name], head.ticket)) for victim in victims)
+            return
+        victims = self._victims(needs - self._free - _held(self._in(ModelState.UNLOADING)))
+        limits.update((victim.name, min(limits[victim.name], ticket)) for victim in victims)
         self._grant(limits, math.inf)
         if all(victim.is_idle for victim in victims):
             for victim in victims:
-                self._unload(victim, f"{head.name} needs the room")
-        return False
+                self._unload(victim, f"{'what was loaded' if model is None else model.name} needs the room")
 
-    def _head(self) -> _Head | None:
-        """The first of the absent models that wait for room. Where none waits, and models hold more than was thought
-        and more than the budget: these."""
-        absent = filter(self._is_sized, self._in(ModelState.ABSENT))
-        first = min(
-            ((ticket, model) for model in absent for ticket in model.waiting), default=None, key=lambda it: it[0]
-        )
-        if first is not None:
-            ticket, model = first
-            return _Head(ticket=ticket, needs=model.needs or 0, name=model.name, model=model)
+    def _head(self) -> tuple[int, Model | None] | None:
+        """The first ticket, and its model, of the absent models that wait for room. Where none waits, and models hold
+        more than was thought and more than the budget, these have a ticket, and no model."""
+        absent = [model for model in self.models.values() if model.is_absent and self._is_sized(model)]
+        waiting = [(ticket, model) for model in absent for ticket in model.waiting]
+        if waiting:
+            return min(waiting, key=lambda one: one[0])
         if self._free >= 0:
             self._overdrawn = None
             return None
         if self._overdrawn is None:
             self._overdrawn = next(self._arrivals)
-        return _Head(ticket=self._overdrawn, needs=0, name="what was loaded", model=None)
+        return self._overdrawn, None
 
-    def _is_sized(self, model: _Model) -> bool:
+    def _is_sized(self, model: Model) -> bool:
         """True if the model's needs are known, or need not be."""
         return self.budget is None or model.needs is not None
 
@@ -342,14 +305,14 @@ class Residency:
     def _free(self) -> float:
         return math.inf if self.budget is None else self.budget - self.held
 
-    def _victims(self, lacking: float) -> list[_Model]:
+    def _victims(self, lacking: float) -> list[Model]:
         """The models that give way for so many bytes: idle ones first, the least recently used first, and none that the
         others can do without."""
         if lacking <= 0:
             return []
         candidates = [*self._in(ModelState.READY), *self._in(ModelState.LOADING)]
         candidates.sort(key=lambda model: (model.state is ModelState.LOADING, not model.is_idle, model.recency))
-        chosen: list[_Model] = []
+        chosen: list[Model] = []
         for candidate in candidates:
             if _held(chosen) < lacking:
                 chosen.append(candidate)
@@ -368,17 +331,11 @@ class Residency:
                 model.wanted, model.recency = True, next(self._recencies)
                 self._decisions.append(Grant(ticket))
 
-    def _load(self, model: _Model, needs: int) -> None:
-        model.state, model.held, model.failed_at = ModelState.LOADING, needs, None
-        self._decisions.append(Load(model.name))
-
-    def _unload_spare(self, model: _Model, now: float) -> None:
+    def _unload_spare(self, model: Model, now: float) -> None:
         """Unloads a model that has no reason to stay."""
-        if model.state is not ModelState.READY:
-            return
-        if self._closing:
+        if self._closing and model.state is ModelState.READY:
             self._unload(model, "the block ends")
-        elif model.users:
+        elif not model.is_idle:
             return
         elif model.orders:
             self._unload(model, "as ordered")
@@ -387,21 +344,13 @@ class Residency:
         elif not model.waiting and now >= model.idle_since + self.idle_seconds:
             self._unload(model, f"idle for {self.idle_seconds:g} s")
 
-    def _unload(self, model: _Model, why: str) -> None:
+    def _unload(self, model: Model, why: str) -> None:
         model.state = ModelState.UNLOADING
         self._decisions.append(Unload(model.name, why))
 
-    def _in(self, state: ModelState) -> list[_Model]:
-        return [model for model in self._models.values() if model.state is state]
+    def _in(self, state: ModelState) -> list[Model]:
+        return [model for model in self.models.values() if model.state is state]
 
 
-def _held(models: Iterable[_Model]) -> int:
+def _held(models: Iterable[Model]) -> int:
     return sum(model.held for model in models)
-
-
-def _told_state(model: _Model) -> ModelState:
-    if model.sizing:
-        return ModelState.LOADING
-    if model.state is ModelState.ABSENT and model.failed_at is not None:
-        return ModelState.FAILED
-    return model.state

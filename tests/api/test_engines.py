@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextvars
 import logging
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,7 +36,6 @@ from triolet import (
     UnknownModel,
 )
 from triolet.actors.worker import Job
-from triolet.api.resident import Resident
 from triolet.api.residents import RETRY_SECONDS
 from triolet.core.errors import TrioletError
 from triolet.testing.sim import SimWorker
@@ -49,6 +51,14 @@ def fails(job: Job, *errors: BaseException | None) -> Any:
     """A fault of the calls of ``job``, one after another; then there is none. The list tells how many are left."""
     left = list(errors)
     return lambda called, _: left.pop(0) if called is job and left else None
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Any:
+    caplog.set_level(logging.INFO, logger="triolet.engines")
+    return lambda: [
+        (record.levelname, record.getMessage()) for record in caplog.records if record.name == "triolet.engines"
+    ]
 
 
 # -- loading ---------------------------------------------------------------------------------------------------------
@@ -85,45 +95,30 @@ async def test_uses_that_come_while_a_model_loads_wait_for_the_one_load(autojump
         assert fleet.loads == "a"
 
 
-async def test_uses_of_a_ready_model_take_no_time_while_another_one_loads(autojump_clock):
-    fleet = Fleet(TWO)
-    async with crowd(fleet, memory_budget=4000) as (engines, users):
+async def test_models_that_fit_load_at_the_same_time_and_uses_of_a_ready_one_take_no_time(autojump_clock):
+    async with crowd(Fleet(THREE), memory_budget=6000) as (engines, users):
         await engines.load("a")
         await users.come("b1")
+        await users.come("c1")
         before = trio.current_time()
         async with engines.use("a"):
-            assert states(engines) == "rl"
+            assert states(engines) == "rll"
             assert trio.current_time() == before
-
-
-async def test_two_models_that_both_fit_are_loaded_at_the_same_time(autojump_clock):
-    async with crowd(Fleet(TWO), memory_budget=4000) as (_, users):
-        await users.come("a1")
-        await users.come("b1")
         await later(OPEN)
-        assert sorted(users.order) == ["a1", "b1"]
+        assert sorted(users.order) == ["b1", "c1"]
 
 
-async def test_preloading_begins_with_the_block_and_is_not_waited_for(autojump_clock):
-    fleet = Fleet(THREE)
+async def test_preloading_begins_with_the_block_is_not_waited_for_and_may_fail(autojump_clock):
+    fleet = Fleet(THREE, faults={"a": fails(Job.OPEN, CheckpointError("gone"))})
     async with fleet.engines(specs={"a": {"preload": True}, "c": {"preload": True}}) as engines:
         assert trio.current_time() == 0
         await settle()
         assert states(engines) == "lal"
-        await later(OPEN)
-        assert states(engines) == "rar"
-        assert engines.statistics()["a"].last_used == pytest.approx(0, abs=0.01)
-    fleet.check()
-
-
-async def test_preloading_that_fails_ends_nothing(autojump_clock):
-    fleet = Fleet(TWO, faults={"a": fails(Job.OPEN, CheckpointError("gone"))})
-    async with fleet.engines(specs={"a": {"preload": True}}) as engines:
-        await later(2 * OPEN)
-        assert states(engines) == "fa"
+        await later(OPEN + CLOSE)
+        assert states(engines) == "far"
         assert engines.statistics()["a"].last_error == "CheckpointError: gone"
-        async with engines.use("b"):
-            pass
+        assert engines.statistics()["c"].last_used == pytest.approx(CLOSE, abs=0.01)
+        await engines.load("b")
     fleet.check()
 
 
@@ -243,26 +238,19 @@ async def test_a_waiting_use_that_is_cancelled_lets_those_behind_it_go_on(autoju
         assert states(engines) == "ra"
 
 
-async def test_a_model_larger_than_the_budget_is_refused_with_the_figures(autojump_clock):
+@pytest.mark.parametrize(
+    ("thought", "told", "loads"), [(9000, "is estimated to need", "a"), (1000, "was loaded and needs", "ba")]
+)
+async def test_a_model_larger_than_the_budget_is_refused_with_the_figures(thought, told, loads, autojump_clock):
+    """By its estimate, or when it is found out; then it is given back."""
     fleet = Fleet({"a": 2000, "b": 9000})
-    async with fleet.engines(memory_budget=4000) as engines:
-        with pytest.raises(
-            ModelTooLarge, match=r"'b' is estimated to need .*memory_budget=4000.*self_kv_bytes"
-        ) as caught:
+    async with fleet.engines(memory_budget=4000, thought={"b": thought}) as engines:
+        with pytest.raises(ModelTooLarge, match=rf"'b' {told} .*memory_budget=4000.*self_kv_bytes") as caught:
             await engines.load("b")
         assert caught.value.http_status == 507
-        assert states(engines) == "af"
+        assert (states(engines), fleet.open) == ("af", "")
         await engines.load("a")
-    assert fleet.loads == "a"
-
-
-async def test_a_model_that_turns_out_larger_than_the_budget_is_given_back_and_refused(autojump_clock):
-    fleet = Fleet({"a": 2000, "b": 9000})
-    async with fleet.engines(memory_budget=4000, thought={"b": 1000}) as engines:
-        with pytest.raises(ModelTooLarge, match="'b' was loaded and needs"):
-            await engines.load("b")
-        assert fleet.open == ""
-        await engines.load("a")
+    assert fleet.loads == loads
     fleet.check()
 
 
@@ -383,37 +371,23 @@ async def test_a_load_that_fails_is_told_to_all_who_wait_each_by_an_error_of_its
         assert states(engines) == "fr"
 
 
-async def test_a_use_soon_after_a_failed_load_gets_the_same_error_and_a_later_one_tries_again(autojump_clock):
+async def test_a_use_soon_after_a_failed_load_gets_the_same_error_and_a_later_one_or_a_load_tries_again(autojump_clock):
     fleet = Fleet(TWO, faults={"a": fails(Job.OPEN, DeviceOutOfMemory("full"), DeviceOutOfMemory("full still"))})
     async with fleet.engines() as engines:
-        with pytest.raises(DeviceOutOfMemory, match=r"^full$"):
-            await engines.load("a")
-        await later(RETRY_SECONDS / 2)
-        with pytest.raises(
-            DeviceOutOfMemory, match=r"^full; this was \d\.\d s ago, and is tried again from \d\.\d s on$"
+        for wait, told, loads in (
+            (0, r"^full$", "a"),
+            (RETRY_SECONDS / 2, r"^full; this was \d\.\d s ago, and is tried again from \d\.\d s on$", "a"),
+            (RETRY_SECONDS / 2, r"^full still$", "aa"),
         ):
-            async with engines.use("a"):
-                pass
-        assert fleet.loads == "a"
-        await later(RETRY_SECONDS / 2)
-        with pytest.raises(DeviceOutOfMemory, match=r"^full still$"):
-            async with engines.use("a"):
-                pass
-        await later(RETRY_SECONDS)
-        async with engines.use("a"):
-            pass
+            await later(wait)
+            with pytest.raises(DeviceOutOfMemory, match=told):
+                async with engines.use("a"):
+                    pass
+            assert fleet.loads == loads
+        await engines.load("a")
         assert engines.statistics()["a"].last_error == "DeviceOutOfMemory: full still"
     assert fleet.loads == "aaa"
     fleet.check()
-
-
-async def test_an_operators_load_tries_at_once(autojump_clock):
-    fleet = Fleet(TWO, faults={"a": fails(Job.OPEN, DeviceOutOfMemory("full"))})
-    async with fleet.engines() as engines:
-        with pytest.raises(DeviceOutOfMemory):
-            await engines.load("a")
-        await engines.load("a")
-        assert states(engines) == "ra"
 
 
 async def test_an_error_that_is_not_ours_is_told_as_one_of_ours_with_its_cause(autojump_clock):
@@ -433,7 +407,7 @@ async def test_what_ends_the_worker_while_it_loads_ends_the_block(autojump_clock
     fleet.check()
 
 
-async def test_an_engine_that_fails_tells_its_users_and_the_next_use_loads_the_model_anew(autojump_clock):
+async def test_an_engine_that_fails_tells_its_users_and_the_next_use_loads_the_model_anew(log, autojump_clock):
     fleet = Fleet(TWO, faults={"a": fails(Job.STEP, SystemExit("dead"))}, settings={"verify": False})
     async with fleet.engines() as engines:
         await engines.load("b")
@@ -446,6 +420,7 @@ async def test_an_engine_that_fails_tells_its_users_and_the_next_use_loads_the_m
                 nursery.start_soon(engines.load, "a")
         assert states(engines) == "rr"
         assert "RunnerCrashed" in str(engines.statistics()["a"].last_error)
+    assert any(line.startswith("a: failed while it was open: RunnerCrashed: ") for _, line in log())
     assert fleet.loads == "baa"
     fleet.check()
 
@@ -454,7 +429,7 @@ async def test_an_engine_that_fails_before_its_user_hears_of_it_is_not_handed_ou
     fleet = Fleet(TWO)
     async with crowd(fleet) as (engines, users):
         await engines.load("a")
-        engine = engines._residents.resident("a").engine
+        engine = engines._residents.by_name["a"].engine
         assert engine is not None
         users.begin("a1")
         engine.inside.backend._body.cancel()  # type: ignore[union-attr]
@@ -481,12 +456,13 @@ async def test_a_broken_promise_leaves_the_block(autojump_clock):
     fleet.check()
 
 
-async def test_an_unload_that_goes_wrong_is_told_to_who_ordered_it(autojump_clock):
+async def test_an_unload_that_goes_wrong_is_told_to_who_ordered_it(log, autojump_clock):
     fleet = Fleet(TWO, faults={"a": fails(Job.CLOSE, RuntimeError("stuck"))})
     async with fleet.engines() as engines:
         await engines.load("a")
         with pytest.raises(EngineTeardownError, match="stuck"):
             await engines.unload("a")
+        assert log()[-1][1].startswith("a: unloaded (as ordered), but not well: EngineTeardownError: ")
         assert states(engines) == "aa"
         await engines.load("a")
     fleet.check()
@@ -508,12 +484,16 @@ async def test_an_engine_that_ends_badly_with_the_block_is_told_and_the_others_e
 # -- cancellation ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_load_goes_on_for_the_others_when_one_use_is_cancelled(autojump_clock):
+@pytest.mark.parametrize("comes", ["before", "after"])
+async def test_a_load_goes_on_for_a_use_that_comes_before_or_after_another_is_cancelled(comes, autojump_clock):
     fleet = Fleet(TWO)
     async with crowd(fleet) as (_, users):
         await users.come("a1")
-        await users.come("a2")
+        if comes == "before":
+            await users.come("a2")
         await users.cancel("a1")
+        if comes == "after":
+            await users.come("a2")
         await later(OPEN)
         assert users.order == ["a2"]
         assert fleet.loads == "a"
@@ -529,17 +509,6 @@ async def test_a_load_that_nobody_waits_for_any_more_is_given_back(autojump_cloc
         await later(OPEN + 2 * CLOSE)
         assert states(engines) == "aa"
         assert fleet.open == ""
-
-
-async def test_a_use_takes_over_a_load_that_was_given_up(autojump_clock):
-    fleet = Fleet(TWO)
-    async with crowd(fleet) as (_, users):
-        await users.come("a1")
-        await users.cancel("a1")
-        await users.come("a2")
-        await later(OPEN)
-        assert users.order == ["a2"]
-        assert fleet.loads == "a"
 
 
 async def test_a_use_that_is_cancelled_already_loads_nothing(autojump_clock):
@@ -603,33 +572,40 @@ async def test_the_end_drains_all_engines_at_the_same_time(autojump_clock):
     fleet.check()
 
 
+async def client(engines: Engines, told: list[str], name: str = "a") -> None:
+    """A request, and what became of it."""
+    try:
+        async with engines.use(name) as engine:
+            await ask(engine, 1)
+            told.append("served")
+    except EngineError as error:
+        told.append(type(error).__name__)
+
+
+@asynccontextmanager
+async def busy(fleet: Fleet, nursery: trio.Nursery) -> AsyncIterator[tuple[Engines, list[str]]]:
+    """Engines while a request runs, and what became of it."""
+    told: list[str] = []
+    async with fleet.engines() as engines:
+        for name in fleet.sizes:
+            await engines.load(name)
+        nursery.start_soon(client, engines, told)
+        await settle()
+        yield engines, told
+
+
 @pytest.mark.parametrize("how", ["raises", "is cancelled"])
 async def test_a_body_that_does_not_end_well_has_requests_aborted_at_once(how, autojump_clock):
     fleet = Fleet(TWO)
-    told: list[type[BaseException]] = []
-
-    async def client(engines: Engines) -> None:
-        try:
-            async with engines.use("a") as engine:
-                await ask(engine, 1)
-        except EngineError as error:
-            told.append(type(error))
-
     async with trio.open_nursery() as nursery:
-        with trio.CancelScope() as scope:
-            try:
-                async with fleet.engines() as engines:
-                    await engines.load("a")
-                    nursery.start_soon(client, engines)
-                    await settle()
-                    if how == "raises":
-                        raise KeyError("mine")
-                    scope.cancel()
-                    await later(1)
-            except KeyError:
-                assert how == "raises"
+        with trio.CancelScope() as scope, suppress(KeyError):
+            async with busy(fleet, nursery) as (_, told):
+                if how == "raises":
+                    raise KeyError("mine")
+                scope.cancel()
+                await later(1)
         assert scope.cancelled_caught == (how == "is cancelled")
-    assert told == [EngineClosed]
+    assert told == ["EngineClosed"]
     fleet.check()
 
 
@@ -637,19 +613,10 @@ async def test_uses_that_wait_at_the_end_are_told_and_loads_are_given_up(autojum
     fleet = Fleet(TWO)
     async with trio.open_nursery() as nursery:
         async with fleet.engines(memory_budget=3000) as engines:
-            told: list[str] = []
-
-            async def client(name: str) -> None:
-                with pytest.raises(EngineClosed, match="the block of these engines ends"):
-                    async with engines.use(name):
-                        raise AssertionError("it began")
-                told.append(name)
-
-            for name in ("a", "b"):
-                nursery.start_soon(client, name)
+            for name in fleet.sizes:
+                nursery.start_soon(expect_closed, engines, name)
                 await settle()
             assert states(engines) == "la"
-    assert sorted(told) == ["a", "b"]
     assert trio.current_time() == pytest.approx(OPEN + CLOSE), "the load was waited for, and given back"
     fleet.check()
 
@@ -666,97 +633,31 @@ async def test_a_load_that_hangs_does_not_hold_up_the_end(autojump_clock):
 
 
 async def expect_closed(engines: Engines, name: str) -> None:
-    with pytest.raises(EngineClosed):
+    with pytest.raises(EngineClosed, match="the block of these engines ends"):
         await engines.load(name)
 
 
-async def test_aclose_ends_all_engines_within_its_drain_and_the_body_goes_on(autojump_clock):
-    fleet = Fleet(TWO)
-    told: list[type[BaseException]] = []
-
-    async def client(engines: Engines) -> None:
-        try:
-            async with engines.use("a") as engine:
-                await ask(engine, 1)
-        except EngineError as error:
-            told.append(type(error))
-
-    async with trio.open_nursery() as nursery:
-        async with fleet.engines() as engines:
-            await engines.load("b")
-            await engines.load("a")
-            nursery.start_soon(client, engines)
-            await settle()
-            await engines.aclose(drain=0)
-            assert states(engines) == "aa"
-            assert fleet.open == ""
-            with pytest.raises(EngineClosed):
-                await engines.load("a")
-            await engines.aclose()
-    assert told == [EngineClosed]
-    fleet.check()
-
-
-@pytest.mark.parametrize(("drain", "ends"), [(0.1, "cut off"), (60.0, "drained")])
-async def test_aclose_gives_requests_so_many_seconds(drain, ends, autojump_clock):
-    fleet = Fleet(TWO, settings={"drain_seconds": 0.0})
-    told: list[str] = []
-
-    async def client(engines: Engines) -> None:
-        try:
-            async with engines.use("a") as engine:
-                await ask(engine, 1)
-                told.append("drained")
-        except EngineClosed:
-            told.append("cut off")
-
-    async with trio.open_nursery() as nursery:
-        async with fleet.engines() as engines:
-            await engines.load("a")
-            nursery.start_soon(client, engines)
-            await settle()
-            await engines.aclose(drain=drain)
-    assert told == [ends]
-
-
-async def test_aclose_without_a_drain_begins_none(autojump_clock, monkeypatch):
-    """The order to leave says so itself: the keeper's cancellation may come later, or here never."""
-    monkeypatch.setattr(Resident, "hurry", lambda _: None)
-    fleet = Fleet(TWO, settings={"drain_seconds": math.inf})
-
-    async def client(engines: Engines) -> None:
-        with pytest.raises(EngineClosed):
-            async with engines.use("a") as engine:
-                await ask(engine, 1)
-
-    async with trio.open_nursery() as nursery:
-        async with fleet.engines() as engines:
-            await engines.load("a")
-            nursery.start_soon(client, engines)
-            await settle()
-            await engines.aclose(drain=0)
-    fleet.check()
+@pytest.mark.parametrize(("drain", "ends"), [(0, "EngineClosed"), (0.1, "EngineClosed"), (60.0, "served")])
+async def test_aclose_gives_requests_so_many_seconds_and_the_body_goes_on(drain, ends, autojump_clock):
+    fleet = Fleet(TWO, settings={"drain_seconds": 0.0 if drain else math.inf})
+    async with trio.open_nursery() as nursery, busy(fleet, nursery) as (engines, told):
+        await engines.aclose(drain=drain)
+        assert (states(engines), fleet.open) == ("aa", "")
+        await expect_closed(engines, "a")
+        await engines.aclose()
+        await settle()
+        assert told == [ends]
 
 
 async def test_cancelling_the_surroundings_ends_the_drain(autojump_clock):
-    fleet = Fleet(
-        TWO,
-        settings={"drain_seconds": math.inf},
-        make_worker=lambda: SimWorker(duration=lambda job, _: 1000.0 if job is Job.STEP else 1.0),
-    )
+    worker = partial(SimWorker, duration=lambda job, _: 1000.0 if job is Job.STEP else 1.0)
+    fleet = Fleet(TWO, settings={"drain_seconds": math.inf}, make_worker=worker)
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(20) as scope:
-            async with fleet.engines() as engines:
-                await engines.load("a")
-
-                async def client() -> None:
-                    with pytest.raises(EngineClosed):
-                        async with engines.use("a") as engine:
-                            await ask(engine, 1)
-
-                nursery.start_soon(client)
-                await settle()
+            async with busy(fleet, nursery) as (_, told):
+                pass
         assert scope.cancelled_caught
+    assert told == ["EngineClosed"]
     fleet.check()
 
 
@@ -852,14 +753,6 @@ def test_values_that_cannot_work_are_refused_with_what_is_allowed():
 # -- the log ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> Any:
-    caplog.set_level(logging.INFO, logger="triolet.engines")
-    return lambda: [
-        (record.levelname, record.getMessage()) for record in caplog.records if record.name == "triolet.engines"
-    ]
-
-
 async def test_the_log_tells_of_loads_and_why_models_go(log, autojump_clock):
     fleet = Fleet({"a": 1001 << 20, "b": 1001 << 20}, faults={"b": fails(Job.OPEN, CheckpointError("torn"))})
     async with fleet.engines(memory_budget=1500 << 20, idle_seconds=50) as engines:
@@ -877,24 +770,6 @@ async def test_the_log_tells_of_loads_and_why_models_go(log, autojump_clock):
     assert lines[2] == "b: not loaded: CheckpointError: torn"
     assert lines[4] == "b: unloaded, 1001.0 MiB given back: idle for 50 s"
     assert lines[6] == "a: unloaded, 1001.0 MiB given back: the block ends"
-
-
-async def test_the_log_tells_of_a_crash_and_of_an_end_that_went_wrong(log, autojump_clock):
-    fleet = Fleet(
-        TWO,
-        faults={"a": fails(Job.STEP, SystemExit("dead")), "b": fails(Job.CLOSE, RuntimeError("stuck"))},
-        settings={"verify": False},
-    )
-    async with fleet.engines() as engines:
-        async with engines.use("a") as engine:
-            with pytest.raises(RunnerCrashed):
-                await ask(engine, 1)
-        await engines.load("b")
-        with pytest.raises(EngineTeardownError):
-            await engines.unload("b")
-    warnings = [line for level, line in log() if level == "WARNING"]
-    assert warnings[0].startswith("a: failed while it was open: RunnerCrashed: ")
-    assert warnings[1].startswith("b: unloaded (as ordered), but not well: EngineTeardownError: ")
 
 
 async def test_a_handler_of_the_log_that_raises_ends_no_engine_and_leaves_the_block(caplog, autojump_clock):

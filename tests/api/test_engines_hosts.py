@@ -27,7 +27,7 @@ from triolet import (
 )
 from triolet.actors.worker import Job
 from triolet.api.hosts.current import current_task
-from triolet.api.resident import Resident
+from triolet.api.residents import Resident
 from triolet.core import events
 from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
 

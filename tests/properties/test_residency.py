@@ -223,16 +223,16 @@ class Ward:
                 assert not older, f"{victim} gives way, and {other} was not used for longer"
 
     def _check_figures(self, name: str) -> None:
-        figures = self.residency.figures(name)
-        assert figures.users == list(self.using.values()).count(name)
-        assert figures.waiting == list(self.waiting.values()).count(name)
-        assert figures.bytes == self.held.get(name, 0)
+        model = self.residency.models[name]
+        assert len(model.users) == list(self.using.values()).count(name)
+        assert len(model.waiting) == list(self.waiting.values()).count(name)
+        assert model.held == self.held.get(name, 0)
         found = {
             ModelState.LOADING: self.loading | self.sizing,
             ModelState.READY: self.ready,
             ModelState.UNLOADING: self.leaving,
-        }.get(figures.state)
-        assert (name in self.absent) if found is None else (name in found), f"{name} is {figures.state}"
+        }.get(model.state)
+        assert (name in self.absent) if found is None else (name in found), f"{name} is {model.state}"
 
     @property
     def absent(self) -> set[str]:
