@@ -17,11 +17,10 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 from claims import Claims
-
-from triolet.testing.fleet.fleet import Fleet, Loss, play
-from triolet.testing.fleet.load import Burst, Load
-from triolet.testing.fleet.outcome import Played
-from triolet.testing.fleet.policies import POLICIES
+from simulated_fleet.fleet import Fleet, Loss, play
+from simulated_fleet.load import Burst, Load
+from simulated_fleet.outcome import Played
+from simulated_fleet.policies import POLICIES
 
 KEY_BYTES, LOAD_BYTES = 32, 16  # of a key in hexadecimal digits, and of a replica's number with two counts
 OURS, PLAIN, BOUNDED = "by content", "by hash", "by bounded hash"

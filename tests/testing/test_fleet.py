@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -16,12 +17,14 @@ from triolet import Engine, EngineConfig, SamplingParams
 from triolet.actors.worker import Job
 from triolet.core.request import Request
 from triolet.testing import Kind, SimExecutor, SimModel, SimPreparer, sim_engine
-from triolet.testing.fleet.fleet import Fleet, Loss, Play, play
-from triolet.testing.fleet.load import Burst, Load
-from triolet.testing.fleet.outcome import quantile
-from triolet.testing.fleet.policies import POLICIES
-from triolet.testing.fleet.replica import Costs, SimRequest
 from triolet.testing.sim_model import IMAGE, MOST_IMAGE
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))  # as a script of the folder has it
+
+from simulated_fleet.fleet import Fleet, Loss, Play, play
+from simulated_fleet.load import Burst, Load
+from simulated_fleet.policies import POLICIES
+from simulated_fleet.replica import Costs, SimRequest
 
 SMALL = Fleet(replicas=10, routers=2, costs=Costs(outputs=8))
 LOAD = Load(rate=30, seconds=10, contents=200)
@@ -35,11 +38,9 @@ def played(fleet: Fleet, load: Load, policy: str = "by content", *, losses: tupl
     return run
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_same_seed_gives_the_same_numbers_and_another_one_others(policy: str) -> None:
-    first = play(SMALL, LOAD, POLICIES[policy], seed=1, losses=LOSSES)
-    assert play(SMALL, LOAD, POLICIES[policy], seed=1, losses=LOSSES) == first
-    assert play(SMALL, LOAD, POLICIES[policy], seed=2, losses=LOSSES) != first
+def test_the_same_seed_gives_the_same_numbers_and_another_one_others() -> None:
+    first, again, other = (play(SMALL, LOAD, POLICIES["by content"], seed=seed, losses=LOSSES) for seed in (1, 1, 2))
+    assert first == again != other
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -111,14 +112,6 @@ def test_contents_follow_zipf_and_tokens_their_mean() -> None:
     assert counts["content 0"] / counts["content 9"] == pytest.approx(10, rel=0.3)
     assert fmean(one.tokens for one in requests) == pytest.approx(20, rel=0.05)
     assert min(one.tokens for one in requests) == 1
-
-
-def test_impossible_loads_are_refused() -> None:
-    for share in (0, 1):
-        with pytest.raises(ValueError, match="so that somebody is left"):
-            Loss(at=1, share=share)
-    with pytest.raises(ValueError, match=r"tokens=1; allowed: above 1"):
-        Load(rate=1, seconds=1, tokens=1)
 
 
 def test_a_burst_is_spread_where_plain_hashing_has_everybody_wait() -> None:
@@ -201,9 +194,3 @@ def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     exec(code, {})
     assert re.fullmatch(r"0\.\d+ \d+\.\d+ 1\.\d+\n", capsys.readouterr().out)
-
-
-def test_a_quantile_is_a_value_that_its_share_lies_below() -> None:
-    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0
-    assert quantile([1.0], 0.99) == 1.0
-    assert quantile([], 0.5) != quantile([], 0.5), "NaN"

@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, field, frozen
 
-from ...actors.worker import Job
-from ...core.batch_size import BatchSize
-from ...core.config import EngineConfig
-from ...core.ledger import EncoderLedger
-from ...core.ledger_table import State
-from ...core.ledger_values import Decisions
-from ...core.plan import SampledToken, StepPlan, StepResult
-from ...core.planning.actions import Acquire, Finish, Release
-from ...core.planning.limits import PlannerLimits
-from ...core.planning.planner import Planner
-from ...core.request import EncoderItem, Request
-from ...core.share import TimeShare
-from ..sim import SECONDS
+from triolet.actors.worker import Job
+from triolet.core.batch_size import BatchSize
+from triolet.core.config import EngineConfig
+from triolet.core.ledger import EncoderLedger
+from triolet.core.ledger_table import State
+from triolet.core.ledger_values import Decisions
+from triolet.core.plan import SampledToken, StepPlan, StepResult
+from triolet.core.planning.actions import Acquire, Finish, Release
+from triolet.core.planning.limits import PlannerLimits
+from triolet.core.planning.planner import Planner
+from triolet.core.request import EncoderItem, Request
+from triolet.core.share import TimeShare
+from triolet.testing.sim import SECONDS
 
 _MOST_TOKENS = 4096  # of a sequence, which has one page
 _TOKEN = SampledToken(token_id=1)

@@ -8,7 +8,8 @@ from functools import partial
 
 from attrs import define, field, frozen
 
-from ...core.routing import Router
+from triolet.core.routing import Router
+
 from .load import Load, content
 from .outcome import Played, summary
 from .policies import Make
@@ -20,13 +21,8 @@ class Loss:
     """The death of a ``share`` of the replicas at ``at``. New ones, which hold nothing, are there ``seconds`` later."""
 
     at: float
-    share: float = field()
+    share: float
     seconds: float = 30.0
-
-    @share.validator
-    def _check(self, _: object, share: float) -> None:
-        if not 0 < share < 1:
-            raise ValueError(f"share={share!r}; allowed: above 0 and below 1, so that somebody is left")
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,7 @@ from bisect import bisect
 from collections.abc import Iterator
 from itertools import accumulate
 
-from attrs import field, frozen
+from attrs import frozen
 
 from .replica import SimRequest
 
@@ -38,7 +38,7 @@ class Load:
         seconds: for so long they arrive.
         warm_seconds: those of the first ones fill the caches, and are not in the figures.
         contents: how many different ones there are; the n-th most wanted is wanted in proportion to ``n ** -zipf``.
-        tokens: the mean of a request's tokens, which are geometrically distributed.
+        tokens: the mean of a request's tokens, above 1, which are geometrically distributed.
         bursts: see `Burst`.
     """
 
@@ -47,13 +47,8 @@ class Load:
     warm_seconds: float = 0.0
     contents: int = 50_000
     zipf: float = 1.0
-    tokens: float = field(default=20.0)
+    tokens: float = 20.0
     bursts: tuple[Burst, ...] = ()
-
-    @tokens.validator
-    def _check(self, _: object, tokens: float) -> None:
-        if not tokens > 1:
-            raise ValueError(f"tokens={tokens!r}; allowed: above 1")
 
     def requests(self, seed: int) -> Iterator[SimRequest]:
         """The requests, in the order of their arrival."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from attrs import define
 
-from ...core.routing import Router, RoutingLimits
+from triolet.core.routing import Router, RoutingLimits
 
 _NEVER_BUSY = 1 << 31
 
