@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -16,51 +16,56 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from ..core.errors import TrioletError
 from .endpoints.realtime import listen
 from .endpoints.table import ENDPOINTS
-from .exchange import Application
+from .exchange import Application, Exchange
 from .gate import Gate
 from .openapi import openapi
-from .problems import Refusal, explain
+from .problems import Problem, Refusal, problem_answer
 from .server import Server
+
+_LISTED = "GET /openapi.json lists those that are there"
 
 
 def make_app(server: Server) -> Application:
     """Returns the application that answers all requests of ``server``."""
     routes: list[BaseRoute] = [Route(one.path, one.handle, methods=[one.method]) for one in ENDPOINTS]
     routes.append(WebSocketRoute("/v1/realtime", listen))
-    routes.append(Route("/openapi.json", _document(server)))
-    handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), _explain)
-    app = Starlette(routes=routes, exception_handlers=handlers)
-    app.state.server = server
-    return _with_cors(Gate(server, app), server.settings.cors_origins)
-
-
-async def _explain(connection: Request, error: Exception) -> Response:
-    """Answers errors of requests. Those of WebSockets, which Starlette brings here too, are left to the gate."""
-    if connection.scope["type"] == "http":
-        return await explain(connection, error)
-    try:
-        raise error
-    finally:
-        del error  # a frame in its own error's traceback would be a reference cycle
-
-
-def _document(server: Server) -> Callable[[Request], Awaitable[Response]]:
     told = openapi(ENDPOINTS, version("triolet"), server.engines.names, keys=bool(server.settings.api_keys))
 
     async def document(_: Request) -> Response:
         return JSONResponse(told)
 
-    return document
+    routes.append(Route("/openapi.json", document))
+    handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), _explain)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.state.server = server
+    gate: Any = Gate(server, app)  # Starlette types its messages otherwise
+    if server.settings.cors_origins:  # around the gate: else a page could not read why it was refused
+        gate = CORSMiddleware(
+            gate,
+            allow_origins=server.settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    whole: Application = gate
+    return whole
 
 
-def _with_cors(gate: Application, origins: tuple[str, ...]) -> Application:
-    """Puts CORS around the gate: else a page could not read why it was refused."""
-    if not origins:
-        return gate
-    exposed = ["x-request-id", "retry-after"]
-    inner: Any = gate  # Starlette types its messages otherwise
-    made: Any = CORSMiddleware(
-        inner, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=exposed
-    )
-    app: Application = made
-    return app
+async def _explain(connection: Request, error: Exception) -> Response:
+    """Answers errors of requests. Those of WebSockets, which Starlette brings here too, are left to the gate."""
+    if connection.scope["type"] != "http":
+        try:
+            raise error
+        finally:
+            del error  # a frame in its own error's traceback would be a reference cycle
+    server: Server = connection.app.state.server
+    exchange: Exchange = connection.scope["exchange"]
+    if not isinstance(error, HTTPException):
+        return problem_answer(server.explain(error, exchange.id, exchange.told))
+    methods = Headers(error.headers).get("allow")  # those of a path that does not have this one
+    hint = f"allowed: {', '.join(sorted(methods.split(', ')))}" if methods else _LISTED
+    problem = Problem(error.status_code, f"{connection.method} {connection.url.path} is no endpoint; {hint}")
+    exchange.told["error"] = problem.word
+    answer = problem_answer(problem)
+    answer.headers.update(error.headers or {})
+    return answer

@@ -60,8 +60,10 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     weighing.end()
     whole = [bytes(come)]  # of a bytearray pydantic would make a copy
     del come
-    read = partial(_parse_large if weighing.size > _LARGE else _parse_small, kind, whole)
-    return read() if weighing.size <= _INLINE else await run_in_thread(read, limiter=server.reading)
+    if weighing.size <= _INLINE:
+        return _parse(kind, whole)
+    read = partial(_parse_large if weighing.size > _LARGE else _parse, kind, whole)
+    return await run_in_thread(read, limiter=server.reading)
 
 
 def _parse_large(kind: type[Read], whole: list[bytes]) -> Read:
@@ -69,17 +71,14 @@ def _parse_large(kind: type[Read], whole: list[bytes]) -> Read:
     what it has in it is decoded."""
     trim()
     try:
-        return _parse_small(kind, whole)
+        return _parse(kind, whole)
     finally:
         trim()
 
 
-def _parse_small(kind: type[Read], whole: list[bytes]) -> Read:
+def _parse(kind: type[Read], whole: list[bytes]) -> Read:
     """Takes the body out of ``whole``: callers of callers keep their arguments."""
-    return _parse(kind, whole.pop())
-
-
-def _parse(kind: type[Read], body: bytes) -> Read:
+    body = whole.pop()
     try:
         found = kind.model_validate_json(body, strict=True)
     except ValidationError as error:
@@ -103,17 +102,14 @@ def _media_type(request: Request) -> str:
 
 def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> BadBody:
     """Puts ``error`` in words. A member that does not exist comes before all else, with the nearest one that does."""
-    if is_beyond_telling(error):
-        return BadBody.of(error, body)
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
-    unknown = [
-        str(one["loc"][0])[:_MOST_NAME] for one in faults if one["type"] == "extra_forbidden" and len(one["loc"]) == 1
-    ]
-    if not unknown:
-        return BadBody.of(error, body)
-    near = difflib.get_close_matches(unknown[0], kind.model_fields, 1, _NEAR)
-    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(kind.model_fields)}"
-    return BadBody(f"{unknown[0]} is no member of this request; {hint}", unknown[0])
+    few = not is_beyond_telling(error)
+    for fault in error.errors(include_url=False, include_context=False, include_input=False) if few else ():
+        if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
+            name = str(fault["loc"][0])[:_MOST_NAME]
+            near = difflib.get_close_matches(name, kind.model_fields, 1, _NEAR)
+            hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(kind.model_fields)}"
+            return BadBody(f"{name} is no member of this request; {hint}", name)
+    return BadBody.of(error, body)
 
 
 # -- forms -------------------------------------------------------------------------------------------------------------
@@ -129,12 +125,16 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
     if _media_type(request) != "multipart/form-data":
         told = _media_type(request) or "no content type"
         raise Refusal(Problem(415, f"a body with {told}; allowed: multipart/form-data with the members file and model"))
-    _check_charset(request)
+    _, parameters = parse_options_header(request.headers["content-type"])
+    charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
+    if charset.strip().lower() not in _CHARSETS:  # the time of some codecs grows with the square of the text
+        told = f"a form with the charset {charset[:_MOST_NAME]!r}; allowed: utf-8, or leave it out"
+        raise Refusal(Problem(415, told))
     form = await _parsed(request, spool_bytes)
-    files = [value for _, value in form.multi_items() if isinstance(value, UploadFile)]
-    for upload in files:
+    files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
+    for _, upload in files:
         request.scope["exchange"].closing.callback(upload.file.close)
-    named = [value for name, value in form.multi_items() if name == "file" and isinstance(value, UploadFile)]
+    named = [upload for name, upload in files if name == "file"]
     if len(named) != 1:
         raise BadBody(f"{len(named)} files with the name file; allowed: one", "file")
     members = _members(form)
@@ -142,17 +142,6 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
         return kind.model_validate(members), named[0]
     except ValidationError as error:
         raise _explained(error, kind, members) from None
-
-
-def _check_charset(request: Request) -> None:
-    """Python has codecs whose time grows with the square of the text, and such as fail on any: the client's choice of
-    one is the parser's."""
-    _, parameters = parse_options_header(request.headers["content-type"])
-    charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
-    if charset.strip().lower() not in _CHARSETS:
-        raise Refusal(
-            Problem(415, f"a form with the charset {charset[:_MOST_NAME]!r}; allowed: utf-8, or leave it out")
-        )
 
 
 async def _parsed(request: Request, spool_bytes: int) -> FormData:

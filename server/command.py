@@ -10,32 +10,32 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from attrs import evolve
+from attrs import evolve, fields_dict
 
 from ..api.command_line.pages import MODEL, Page
 from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
 from ..core.config import DTYPES, QUANTIZATIONS, EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
 from .cluster_options import OPTIONS, Replicas, check_options, cluster_spec
+from .manners.keys import key_fault
 
 if TYPE_CHECKING:
+    from ..api.engines import Engines
     from .listening import Listener
     from .observers import Observers
     from .server import Server
-    from .settings import ServerSettings
 
 KEY_VARIABLE = "TRIOLET_API_KEY"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_EXTRA = "the server needs more packages: pip install 'triolet[server]'"
 
 _SECTIONS = {
     "Models": ("models", "preload", "memory_budget", "idle_seconds", "tool_format"),
     "How the models run": MODEL,
     "On many machines": ("cluster", *OPTIONS),
     "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
-    "Limits": ("max_body", "max_audio_seconds", "max_requests", "rate_limit", "drain_seconds"),
-    "Images and audio by address": ("url_prefixes", "allow_private_urls"),
+    "Limits": ("max_body_bytes", "max_audio_seconds", "max_requests", "requests_per_minute", "drain_seconds"),
+    "Images and audio by address": ("url_prefixes", "private_urls"),
 }
 _EXAMPLES = (
     ("triolet serve openai/whisper-base", ""),
@@ -74,13 +74,13 @@ class _Bytes(click.ParamType[int]):
 @click.option("--preload", is_flag=True, help="Load all models at once. A single one is.")
 @click.option("--memory-budget", type=_Bytes(), help="Of all loaded models: 4GiB. Default: as much as they take.")
 @click.option("--idle-seconds", type=float, help="Unload a model that was not used for so long. Default: never.")
-@click.option("--max-body", type=_Bytes(), help="Most bytes of a request. Default: 512M.")
+@click.option("--max-body", "max_body_bytes", type=_Bytes(), help="Most bytes of a request. Default: 512M.")
 @click.option("--max-audio-seconds", type=float, help="Of one file. Default: six hours.")
 @click.option("--max-requests", type=int, help="That run or wait at a time. Default: 512.")
-@click.option("--rate-limit", type=int, metavar="N", help="Requests a minute of one key, or address without keys.")
+@click.option("--rate-limit", "requests_per_minute", type=int, metavar="N", help="A minute, of one key or address.")
 @click.option("--drain-seconds", type=float, help="For running requests at the end. Default: 30.")
 @click.option("--allow-url-prefix", "url_prefixes", multiple=True, metavar="URL", help="Fetch images and audio there.")
-@click.option("--allow-private-urls", is_flag=True, help="Of private networks, too.")
+@click.option("--allow-private-urls", "private_urls", is_flag=True, help="Of private networks, too.")
 @click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Its pages may use the server.")
 @click.option("--certfile", type=click.Path(exists=True, dir_okay=False), help="The TLS certificate, PEM.")
 @click.option("--keyfile", type=click.Path(exists=True, dir_okay=False), help="Its key, PEM.")
@@ -102,15 +102,19 @@ def serve(**given: Any) -> int:
     SIGTERM and ^C let running requests end, at most --drain-seconds; a second one does not wait. See docs/serving.md.
     """
     try:
+        from .heap import Heap
+        from .observers import Observers
+        from .server import Server
         from .settings import ServerSettings
     except ImportError as error:
-        complain(f"{_EXTRA} ({error})")
+        complain(f"the server needs more packages: pip install 'triolet[server]' ({error})")
         return FAILED
-    try:
-        check_options(given)
-        server = _server(ServerSettings(**_settings(given)), given)
-    except InvalidRequest as error:
-        raise click.UsageError(str(error)) from None
+    check_options(given)
+    settings = {name: given[name] for name in fields_dict(ServerSettings) if given.get(name) is not None}
+    settings["api_keys"] = _keys(given["api_keys"], given["api_key_file"])
+    settings["access_log"] = not given["no_access_log"]
+    observers = Observers([Heap().heard])
+    server = Server(ServerSettings(**settings), _engines(observers, given), observers)
     _log_to_stderr()
     return _run(server, preload=given["preload"] or len(server.engines.models) == 1)
 
@@ -139,61 +143,27 @@ def _name_of(model: str) -> str:
     return Path(model).resolve().name if os.path.isdir(model) else model
 
 
-def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    named = {
-        "max_body_bytes": given["max_body"],
-        "max_audio_seconds": given["max_audio_seconds"],
-        "max_requests": given["max_requests"],
-        "requests_per_minute": given["rate_limit"],
-        "drain_seconds": given["drain_seconds"],
-        "tool_format": given["tool_format"],
-        "certfile": given["certfile"],
-        "keyfile": given["keyfile"],
-    }
-    return {
-        "host": given["host"],
-        "port": given["port"],
-        "api_keys": (*_keys_of_option(given["api_keys"]), *_keys_of_file(given["api_key_file"]), *_keys_of_variable()),
-        "allow_anyone": given["allow_anyone"],
-        "url_prefixes": given["url_prefixes"],
-        "private_urls": given["allow_private_urls"],
-        "cors_origins": given["cors_origins"],
-        "access_log": not given["no_access_log"],
-        **{name: value for name, value in named.items() if value is not None},
-    }
+def _keys(options: tuple[str, ...], path: str | None) -> list[str]:
+    """Returns the keys of ``--api-key``, of each line of the file that does not begin with ``#``, and of the variable.
 
-
-def _keys_of_option(keys: tuple[str, ...]) -> list[str]:
-    return [_usable(key, f"--api-key number {number}") for number, key in enumerate(keys, 1)]
-
-
-def _usable(key: str, where: str) -> str:
-    from .manners.keys import key_fault
-
-    if fault := key_fault(key):
-        raise InvalidRequest(f"the key of {where} {fault}")
-    return key
-
-
-def _keys_of_file(path: str | None) -> list[str]:
-    """Reads a key from each line, but for those that begin with ``#``."""
-    if path is None:
-        return []
-    text = Path(path).read_text(encoding="utf-8-sig", errors="replace")  # what is no text is refused as a key
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
-    keys = [
-        _usable(line, f"--api-key-file {path}, line {number},")
-        for number, line in lines
-        if line and not line.startswith("#")
-    ]
-    if not keys:
-        raise InvalidRequest(f"--api-key-file {path} has no key; write one in a line")
-    return keys
-
-
-def _keys_of_variable() -> list[str]:
-    keys = [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",")]
-    return [_usable(key, f"{KEY_VARIABLE}, number {number},") for number, key in enumerate(keys, 1) if key]
+    Raises:
+        InvalidRequest: the file has none, or no client can send one, which is named by its place and not shown.
+    """
+    found = [(f"--api-key number {number}", key) for number, key in enumerate(options, 1)]
+    if path is not None:
+        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")  # what is no text is refused as a key
+        lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
+        kept = [(number, line) for number, line in lines if line and not line.startswith("#")]
+        if not kept:
+            raise InvalidRequest(f"--api-key-file {path} has no key; write one in a line")
+        found += [(f"--api-key-file {path}, line {number},", line) for number, line in kept]
+    for number, key in enumerate(os.environ.get(KEY_VARIABLE, "").split(","), 1):
+        if key.strip():
+            found.append((f"{KEY_VARIABLE}, number {number},", key.strip()))
+    for where, key in found:
+        if fault := key_fault(key):
+            raise InvalidRequest(f"the key of {where} {fault}")
+    return [key for _, key in found]
 
 
 def _log_to_stderr() -> None:
@@ -210,33 +180,18 @@ def _log_to_stderr() -> None:
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form; the client is told
 
 
-def _server(settings: ServerSettings, given: dict[str, Any]) -> Server:
+def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
     from ..api.engines import Engines
-    from .heap import Heap
-    from .observers import Observers
-    from .server import Server
-
-    config = EngineConfig(
-        device=given["device"],
-        dtype=given["dtype"],
-        kv_dtype=given["kv_dtype"],
-        quantization=given["quantization"],
-        threads=given["threads"],
-    )
-    observers = Observers([Heap().heard])
-    models = models_of(given["model"], given["models"])
-    if given["cluster"]:
-        specs = {name: cluster_spec(_folder(path), config, given) for name, path in models.items()}
-    else:
-        specs = {name: _spec(name, path, config, observers) for name, path in models.items()}
-    engines = Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"])
-    return Server(settings, engines, observers)
-
-
-def _spec(name: str, path: str, config: EngineConfig, observers: Observers) -> Any:
     from ..api.model_spec import ModelSpec
 
-    return ModelSpec(_folder(path), config=evolve(config, observer=observers.of(name)))
+    config = EngineConfig(**{name: given[name] for name in MODEL})
+    specs = {}
+    for name, path in models_of(given["model"], given["models"]).items():
+        if given["cluster"]:
+            specs[name] = cluster_spec(_folder(path), config, given)
+        else:
+            specs[name] = ModelSpec(_folder(path), config=evolve(config, observer=observers.of(name)))
+    return Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"])
 
 
 def _folder(path: str) -> Path | str:

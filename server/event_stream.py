@@ -6,12 +6,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import trio
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .problems import Problem, problem_answer, problem_of, report
+from .problems import Problem, problem_answer
 
 DONE = "[DONE]"
 
@@ -25,17 +24,12 @@ class Events:
         self._named = named
         self.begun = False
 
-    async def write(self, event: BaseModel | Mapping[str, Any] | str) -> None:
-        """Sends one event; a text is sent as it is. With named events the event's ``type`` is its name."""
+    async def write(self, event: BaseModel | Mapping[str, Any] | str, *, last: bool = False) -> None:
+        """Sends one event; a text is sent as it is. With named events the event's ``type`` is its name. The end comes
+        with the ``last`` one: clients who know that it is the last go at once."""
         if not self.begun:
             await self.begin()
-        await self._send({"type": "http.response.body", "body": self.encode(event), "more_body": True})
-
-    async def end(self, event: BaseModel | Mapping[str, Any] | str) -> None:
-        """Sends the last event, and with it the end: clients who know that it is the last one go at once."""
-        if not self.begun:
-            await self.begin()
-        await self._send({"type": "http.response.body", "body": self.encode(event), "more_body": False})
+        await self._send({"type": "http.response.body", "body": self.encode(event), "more_body": not last})
 
     async def begin(self) -> None:
         """Sends what comes before the first event."""
@@ -53,7 +47,7 @@ class Events:
             return f"data: {event}\n\n".encode()
         told = event.model_dump(mode="json", exclude_unset=True) if isinstance(event, BaseModel) else event
         name = f"event: {told['type']}\n" if self._named else ""
-        return f"{name}data: {json.dumps(told, ensure_ascii=False)}\n\n".encode()
+        return f"{name}data: {json.dumps(told, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
 class EventStream(Response):
@@ -79,9 +73,7 @@ class EventStream(Response):
         try:
             await self._work(events)
         except Exception as error:  # noqa: BLE001  (told, whatever it is)
-            problem = problem_of(error, scope["app"].state.server.folders)
-            refusals = scope["app"].state.server.refusals
-            report(exchange.id, exchange.told, error, problem, refusals, trio.current_time())
+            problem = scope["app"].state.server.explain(error, exchange.id, exchange.told)
             if not events.begun:
                 await problem_answer(problem)(scope, receive, send)
                 return

@@ -152,15 +152,11 @@ class Exchange:
         Raises:
             RequestTooLarge: the request has more bytes than the server allows.
         """
-        self._check_size(self._declared())
+        lengths = [value for name, value in self.scope["headers"] if name.lower() == b"content-length"]
+        self._check_size(int(lengths[0]) if lengths and lengths[0].isdigit() else 0)
         message = await self._take.receive()
         self._check_size(self.bytes_in)
         return message
-
-    def _declared(self) -> int:
-        """Returns the number of bytes that the client says it will send."""
-        lengths = [value for name, value in self.scope["headers"] if name.lower() == b"content-length"]
-        return int(lengths[0]) if lengths and lengths[0].isdigit() else 0
 
     def _check_size(self, size: int) -> None:
         most = self.settings.max_body_bytes
@@ -185,7 +181,10 @@ class Exchange:
         headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
         if not self._arrived:
             headers.append((b"connection", b"close"))
-            self._refuse()
+            # The work reads no more. What still comes is heard and thrown away: where nobody heard it, hypercorn would
+            # wait for room, and never tell that the client has gone.
+            self._refused = True
+            self._take.close()
         await self._say({**message, "headers": headers})
 
     async def _go_on(self, message: Message) -> None:
@@ -199,21 +198,11 @@ class Exchange:
                 await self._say({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
             self._answered = True
-            await self._linger()
+            if self.cut is None:  # read on for a while: closing at once would take the answer from who still sends
+                with trio.move_on_after(_LINGER_SECONDS):
+                    await self._nothing_comes.wait()
         self._answered = True  # hypercorn tells of the end of an answer as it tells of a client who goes
         await self._say({"type": "http.response.body", "body": body, "more_body": False})
-
-    def _refuse(self) -> None:
-        """Reads no more of the request for the work. What still comes is heard and thrown away: where nobody heard it,
-        hypercorn would wait for room, and never tell that the client has gone."""
-        self._refused = True
-        self._take.close()
-
-    async def _linger(self) -> None:
-        """Reads on what a refused client still sends, for a while: closing at once would take the answer from it."""
-        if self.cut is None:
-            with trio.move_on_after(_LINGER_SECONDS):
-                await self._nothing_comes.wait()
 
     async def _end_early(self) -> None:
         """Tells the client, if somebody is there, why it gets no answer, or no more of it."""

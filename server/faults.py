@@ -7,43 +7,23 @@ faults than there is time for: then their number is reported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
 from pydantic import ValidationError
 
 _MOST = 3
 _LOOKED_AT = 1_000  # faults; pydantic gives all or none, and each costs a microsecond or more
-_LONGEST = 200  # characters of a place: its steps are the client's
+LONGEST = 200  # characters of a place: its steps are the client's
 _LONGEST_WORDS = 1_000  # characters of why: what the client sent may be in it
 Place = tuple[str | int, ...]
 
 
-@frozen
-class Fault:
-    """One fault. ``place``: the steps to the member that is wrong; ``said``: the reasons, for each kind that it may
-    be of."""
-
-    place: Place
-    said: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The place in words."""
-        return ".".join(map(str, self.place))[:_LONGEST]
-
-    def __str__(self) -> str:
-        told = "; or ".join(self.said)
-        return f"{self.name}: {told}" if self.place else told
-
-
-def faults_of(error: ValidationError, body: object) -> list[Fault]:
-    """Returns the faults of ``body``, which has at least one."""
+def faults_of(error: ValidationError, body: object) -> dict[str, str]:
+    """Returns the faults of ``body``, which has at least one: by the place in words the reasons, for each kind that the
+    member may be of."""
     if is_beyond_telling(error):
-        return [
-            Fault((), (f"it has {error.error_count():,} faults, too many to tell; GET /openapi.json says what fits",))
-        ]
+        return {"": f"it has {error.error_count():,} faults, too many to tell; GET /openapi.json says what fits"}
     found: dict[Place, list[str]] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         said = found.setdefault(_place(fault, body), [])
@@ -51,7 +31,8 @@ def faults_of(error: ValidationError, body: object) -> list[Fault]:
         if told not in said:
             said.append(told)
     holders = {place[:length] for place in found for length in range(1, len(place))}
-    return [Fault(place, tuple(said)) for place, said in found.items() if place not in holders]
+    innermost = {place: said for place, said in found.items() if place not in holders}
+    return {".".join(map(str, place)): "; or ".join(said) for place, said in innermost.items()}
 
 
 def is_beyond_telling(error: ValidationError) -> bool:
@@ -59,10 +40,11 @@ def is_beyond_telling(error: ValidationError) -> bool:
     return error.error_count() > _LOOKED_AT
 
 
-def in_words(faults: Sequence[Fault]) -> str:
+def in_words(faults: Mapping[str, str]) -> str:
     """Returns the first of ``faults`` in words."""
-    more = f" (and {len(faults) - _MOST} more)" if len(faults) > _MOST else ""
-    return "; ".join(map(str, faults[:_MOST])) + more
+    told = [f"{name[:LONGEST]}: {why}" if name else why for name, why in faults.items()]
+    more = f" (and {len(told) - _MOST} more)" if len(told) > _MOST else ""
+    return "; ".join(told[:_MOST]) + more
 
 
 def _place(fault: Mapping[str, Any], body: Any) -> Place:

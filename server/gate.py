@@ -49,10 +49,13 @@ class Gate:
         try:
             problem = self._refusal(scope, headers, exchange.told)
             if problem is None:
-                self._count(exchange)
+                if not _is_open(scope):  # else callers without a key could keep out those with one, and hold up the end
+                    self._server.exchanges.add(exchange)
+                    if _is_counted(scope):
+                        self._server.counted.add(exchange)
                 await exchange.run(self._pass, unheard=_is_open(scope) and _has_body(headers))
             else:
-                exchange.told["error"] = problem.as_object()["error"]["code"]
+                exchange.told["error"] = problem.word
                 await exchange.run(problem_answer(problem), unheard=True)
         finally:
             self._server.exchange_over(exchange)
@@ -79,7 +82,7 @@ class Gate:
                 scope["request_id"] = opening.id
                 await self._inner(scope, receive, opening.send)
             else:
-                told["error"] = problem.as_object()["error"]["code"]
+                told["error"] = problem.word
                 await opening.refuse(problem)
         except Exception as error:  # noqa: BLE001  (no error of one WebSocket ends the server)
             _log.exception("%s failed", opening.id)
@@ -133,18 +136,17 @@ class Gate:
             return Problem(429, told, retry_after=math.ceil(seconds))
         return None
 
-    def _count(self, exchange: Exchange) -> None:
-        """Counts ``exchange``, unless its path is open to anybody: else callers without a key could keep out those with
-        one, and hold up the end."""
-        if _is_open(exchange.scope):
-            return
-        self._server.exchanges.add(exchange)
-        if _is_counted(exchange.scope):
-            self._server.counted.add(exchange)
-
     def _over(self, exchange: Exchange, headers: Headers, seconds: float) -> None:
         """Reports the end of an exchange to figures, spans and the access log."""
-        scope, told = exchange.scope, _told(exchange)
+        scope, cut = exchange.scope, exchange.cut
+        told = {
+            "id": exchange.id,
+            "status": exchange.outcome,
+            "bytes_in": exchange.bytes_in,
+            "bytes_out": exchange.bytes_out,
+            **exchange.told,
+            **({"cut": cut.value} if cut else {}),
+        }
         path = getattr(scope.get("route"), "path", None)
         self._server.metrics.answered(path, scope["method"], exchange.outcome, seconds)
         self._server.metrics.timed(str(exchange.told.get("model")), exchange.timings)
@@ -181,19 +183,6 @@ def _is_counted(scope: MutableMapping[str, Any]) -> bool:
 
 def _has_body(headers: Headers) -> bool:
     return "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
-
-
-def _told(exchange: Exchange) -> dict[str, object]:
-    """Returns the members that the access log has of an exchange."""
-    cut = exchange.cut
-    return {
-        "id": exchange.id,
-        "status": exchange.outcome,
-        "bytes_in": exchange.bytes_in,
-        "bytes_out": exchange.bytes_out,
-        **exchange.told,
-        **({"cut": cut.value} if cut else {}),
-    }
 
 
 def _request_id(headers: Headers) -> str:

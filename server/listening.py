@@ -38,7 +38,6 @@ _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 _ROOM_SECONDS = 0.1  # until a connection may have ended
 _TOO_MANY = "no connection can be accepted: %s; raise the limit of open files (ulimit -n), or lower max_connections"
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-_BROKEN = (trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, OSError)
 
 
 class CannotListen(TrioletError):
@@ -59,16 +58,13 @@ class PatientStream(trio.abc.HalfCloseableStream):
         view = memoryview(data)
         for start in range(0, len(view), 1 << 16):  # a piece is small: who reads at all is not too slow
             with trio.move_on_after(self._seconds) as patience:
-                await self._send(view[start : start + (1 << 16)])
+                try:
+                    await self._stream.send_all(view[start : start + (1 << 16)])
+                except trio.BusyResourceError:  # hypercorn sends one at a time, but closes whenever it likes
+                    raise trio.BrokenResourceError("the connection is being closed") from None
             if patience.cancelled_caught:
                 await trio.aclose_forcefully(self._stream)
                 raise trio.BrokenResourceError(f"the client read nothing for {self._seconds:g} s")
-
-    async def _send(self, data: memoryview) -> None:
-        try:
-            await self._stream.send_all(data)
-        except trio.BusyResourceError:  # hypercorn sends one at a time, but closes whenever it likes
-            raise trio.BrokenResourceError("the connection is being closed") from None
 
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
@@ -266,5 +262,5 @@ def _url(listening: socket.socket, *, tls: bool) -> str:
 async def _turn_away(stream: trio.SocketStream, words: bytes) -> None:
     with trio.move_on_after(_CLOSE_SECONDS):
         async with stream:
-            with suppress(*_BROKEN):
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError, trio.BusyResourceError, OSError):
                 await stream.send_all(words)

@@ -6,19 +6,20 @@ when somebody asks. A model that is unloaded takes its counters with it: they be
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.core import CounterMetricFamily as Count
+from prometheus_client.core import GaugeMetricFamily as Gauge
 
 from ..api.engines import Engines
 from ..core import events
+from ..core.planning.statistics import PlannerStatistics
 from ..core.residency import ModelState
 from ..core.timings import Timings
-
-__all__ = ["CONTENT_TYPE_LATEST", "Metrics"]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -35,12 +36,51 @@ _COUNTED = {
     "cross_written": "Windows whose cross-attention keys and values were written.",
     "cross_shared": "Starts that found them resident.",
 }
-_OF_CACHE = {
-    "acquires": "Encoder outputs that requests asked for.",
-    "hits": "Those that were there already, or on the way.",
-    "encoded": "Encoder outputs computed.",
-    "evicted": "Encoder outputs dropped for room, or after their time.",
-}
+_OF_CACHE = (
+    ("acquires", "Encoder outputs that requests asked for."),
+    ("hits", "Those that were there already, or on the way."),
+    ("encoded", "Encoder outputs computed."),
+    ("evicted", "Encoder outputs dropped for room, or after their time."),
+)
+
+
+_Row = tuple[Callable[..., Any], str, str, str | None, Callable[[Any], Any]]
+"""A family of metrics: its kind, its name, its help, its label beside the model, and its values in statistics."""
+
+_OF_MODELS: tuple[_Row, ...] = (
+    (Gauge, "model_state", "1: the model is in this state.", "state", lambda one: _states(one.state)),
+    (Gauge, "model_users", "Uses.", "phase", lambda one: {"running": one.users, "waiting": one.waiting}),
+    (Gauge, "model_bytes", "What the model counts against the budget.", None, attrgetter("bytes")),
+    (Count, "model_loads", "How often it was loaded.", None, attrgetter("loads")),
+)
+_OF_ENGINES: tuple[_Row, ...] = (
+    (Gauge, "requests", "Requests of the engine.", "phase", lambda one: _phases(one.requests)),
+    (Gauge, "pages", "Pages of keys and values.", "state", lambda one: _pages(one.requests)),
+    (Gauge, "cross_slots", "Slots of cross-attention.", "state", lambda one: _slots(one.requests)),
+    *((Count, name, text, None, attrgetter(f"requests.{name}")) for name, text in _COUNTED.items()),
+    (Gauge, "encoder_cache_bytes", "Outputs by state.", "state", attrgetter("encoder_cache.bytes_by_state")),
+    (Gauge, "encoder_cache_capacity_bytes", "Room for them.", None, attrgetter("encoder_cache.capacity")),
+    (Gauge, "encoder_cache_waiting", "Acquires that wait for room.", None, attrgetter("encoder_cache.waiting")),
+    *((Count, f"encoder_cache_{name}", text, None, attrgetter(f"encoder_cache.{name}")) for name, text in _OF_CACHE),
+    (Gauge, "device_bytes", "What the engine holds, by owner.", "owner", attrgetter("device.by_owner")),
+)
+
+
+def _states(state: ModelState) -> dict[str, float]:
+    return {each.value: float(state is each) for each in ModelState}
+
+
+def _phases(requests: PlannerStatistics) -> dict[str, int]:
+    return {"waiting": requests.waiting, "running": requests.running, "leaving": requests.leaving}
+
+
+def _slots(requests: PlannerStatistics) -> dict[str, int]:
+    return {"used": requests.cross_slots_used, "idle": requests.cross_slots_idle}
+
+
+def _pages(requests: PlannerStatistics) -> dict[str, int]:
+    used = requests.pages - requests.pages_free
+    return {"used": used, "cached": requests.pages_cached, "free": requests.pages_free}
 
 
 class Metrics:
@@ -48,26 +88,17 @@ class Metrics:
 
     def __init__(self, engines: Engines) -> None:
         self._registry = CollectorRegistry()
-        self._answers = Counter(
-            "triolet_http_requests", "Requests by their answer.", ("path", "method", "status"), registry=self._registry
-        )
-        self._seconds = self._histogram("triolet_http_request_seconds", "From the first byte to the last.", "path")
-        self._first = self._histogram("triolet_time_to_first_token_seconds", "From the call on.", "model")
-        self._queued = self._histogram("triolet_queue_seconds", "Until a request has a place.", "model")
-        self._whole = self._histogram("triolet_request_seconds", "From the call to the end.", "model")
-        self._ended = Counter(
-            "triolet_requests_ended", "The engine's requests by outcome.", ("model", "outcome"), registry=self._registry
-        )
-        self._failed = Counter(
-            "triolet_request_failures", "Failed requests by error.", ("model", "kind"), registry=self._registry
-        )
-        self._restarts = Counter(
-            "triolet_runner_restarts", "Runners that failed and began anew.", ("model",), registry=self._registry
-        )
+        counter = partial(Counter, registry=self._registry)
+        histogram = partial(Histogram, buckets=_SECONDS, registry=self._registry)
+        self._answers = counter("triolet_http_requests", "Requests by their answer.", ("path", "method", "status"))
+        self._seconds = histogram("triolet_http_request_seconds", "From the first byte to the last.", ("path",))
+        self._first = histogram("triolet_time_to_first_token_seconds", "From the call on.", ("model",))
+        self._queued = histogram("triolet_queue_seconds", "Until a request has a place.", ("model",))
+        self._whole = histogram("triolet_request_seconds", "From the call to the end.", ("model",))
+        self._ended = counter("triolet_requests_ended", "The engine's requests by outcome.", ("model", "outcome"))
+        self._failed = counter("triolet_request_failures", "Failed requests by error.", ("model", "kind"))
+        self._restarts = counter("triolet_runner_restarts", "Runners that failed and began anew.", ("model",))
         self._registry.register(_Snapshots(engines))
-
-    def _histogram(self, name: str, text: str, label: str) -> Histogram:
-        return Histogram(name, text, (label,), buckets=_SECONDS, registry=self._registry)
 
     def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:
         """Counts an answer. ``path`` is that of the endpoint; ``status`` is 499 where the client left."""
@@ -112,61 +143,14 @@ class _Snapshots:
     def collect(self) -> Iterator[Any]:
         """Yields all metrics."""
         models = self._engines.statistics()
-        states = {name: {each.value: float(one.state is each) for each in ModelState} for name, one in models.items()}
-        yield _gauge("model_state", "1: the model is in this state.", states, "state")
-        users = {name: {"running": one.users, "waiting": one.waiting} for name, one in models.items()}
-        yield _gauge("model_users", "Uses of the model.", users, "phase")
-        sizes = {name: one.bytes for name, one in models.items()}
-        yield _gauge("model_bytes", "What the model counts against the budget.", sizes)
-        yield _counter("model_loads", "How often it was loaded.", {name: one.loads for name, one in models.items()})
-        running = {name: one.engine for name, one in models.items() if one.engine is not None}
-        yield from _of_requests({name: one.requests for name, one in running.items()})
-        yield from _of_cache({name: one.encoder_cache for name, one in running.items()})
-        owned = {name: one.device.by_owner for name, one in running.items()}
-        yield _gauge("device_bytes", "What the engine holds, by owner.", owned, "owner")
-
-
-def _of_requests(running: Mapping[str, Any]) -> Iterator[Any]:
-    phases = ("waiting", "running", "leaving")
-    requests = {name: {phase: getattr(one, phase) for phase in phases} for name, one in running.items()}
-    yield _gauge("requests", "Requests of the engine.", requests, "phase")
-    pages = {
-        name: {"used": one.pages - one.pages_free, "cached": one.pages_cached, "free": one.pages_free}
-        for name, one in running.items()
-    }
-    yield _gauge("pages", "Pages of keys and values.", pages, "state")
-    slots = {name: {"used": one.cross_slots_used, "idle": one.cross_slots_idle} for name, one in running.items()}
-    yield _gauge("cross_slots", "Slots of cross-attention.", slots, "state")
-    for figure, text in _COUNTED.items():
-        yield _counter(figure, text, {name: getattr(one, figure) for name, one in running.items()})
-
-
-def _of_cache(running: Mapping[str, Any]) -> Iterator[Any]:
-    sizes = {name: one.bytes_by_state for name, one in running.items()}
-    yield _gauge("encoder_cache_bytes", "Encoder outputs by state.", sizes, "state")
-    yield _gauge(
-        "encoder_cache_capacity_bytes", "Room for them.", {name: one.capacity for name, one in running.items()}
-    )
-    waiting = {name: one.waiting for name, one in running.items()}
-    yield _gauge("encoder_cache_waiting", "Acquires that wait for room.", waiting)
-    for figure, text in _OF_CACHE.items():
-        yield _counter(f"encoder_cache_{figure}", text, {name: getattr(one, figure) for name, one in running.items()})
-
-
-def _gauge(name: str, text: str, values: Mapping[str, Any], label: str | None = None) -> GaugeMetricFamily:
-    """Makes a gauge of the values by model, or with a ``label`` by model and by that label."""
-    gauge = GaugeMetricFamily(f"triolet_{name}", text, labels=("model",) if label is None else ("model", label))
-    for model, value in values.items():
-        if label is None:
-            gauge.add_metric((model,), value)
-        else:
-            for part, number in value.items():
-                gauge.add_metric((model, part), number)
-    return gauge
-
-
-def _counter(name: str, text: str, values: Mapping[str, int]) -> CounterMetricFamily:
-    counter = CounterMetricFamily(f"triolet_{name}", text, labels=("model",))
-    for model, value in values.items():
-        counter.add_metric((model,), value)
-    return counter
+        engines = {name: one.engine for name, one in models.items() if one.engine is not None}
+        for rows, statistics in ((_OF_MODELS, models), (_OF_ENGINES, engines)):
+            for kind, name, text, label, read in rows:
+                family = kind(f"triolet_{name}", text, labels=("model",) if label is None else ("model", label))
+                for model, one in statistics.items():
+                    if label is None:
+                        family.add_metric((model,), read(one))
+                    else:
+                        for part, number in read(one).items():
+                            family.add_metric((model, part), number)
+                yield family

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -31,40 +31,30 @@ _PROBLEMS = {
 }
 
 
-def openapi(endpoints: Iterable[Endpoint], version: str, models: Iterable[str], *, keys: bool) -> dict[str, Any]:
+def openapi(endpoints: Sequence[Endpoint], version: str, models: Iterable[str], *, keys: bool) -> dict[str, Any]:
     """The document. ``models``: the names that requests may have; ``keys``: requests need an API key."""
-    chosen, allowed = tuple(endpoints), list(models)
-    names, schemas = _schemas(chosen)
+    allowed = list(models)
+    names, schemas = _schemas(endpoints)
+    for name, schema in schemas.items():
+        if name.endswith("Request"):
+            schema["properties"]["model"]["enum"] = allowed
     paths: dict[str, dict[str, Any]] = {}
-    for one in chosen:
-        paths.setdefault(_PATH_PART.sub(r"{\1}", one.path), {})[one.method.lower()] = _operation(one, names)
+    for one in endpoints:
+        operation = _operation(one, names, allowed)
+        paths.setdefault(_PATH_PART.sub(r"{\1}", one.path), {})[one.method.lower()] = operation
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Triolet", "version": version, "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"}},
         "paths": paths,
         "components": {"schemas": schemas},
     }
-    for body in _with_models(document):
-        body["model"]["enum"] = allowed
     if keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
 
 
-def _with_models(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the members of each request that names a model."""
-    for name, schema in document["components"]["schemas"].items():
-        if name.endswith("Request"):
-            yield schema["properties"]
-    for path in document["paths"].values():
-        for operation in path.values():
-            form = operation.get("requestBody", {}).get("content", {}).get("multipart/form-data")
-            if form is not None:
-                yield form["schema"]["properties"]
-
-
-def _schemas(endpoints: Iterable[Endpoint]) -> tuple[dict[tuple[Any, str], str], dict[str, Any]]:
+def _schemas(endpoints: Sequence[Endpoint]) -> tuple[dict[tuple[Any, str], str], dict[str, Any]]:
     """A reference for each body, of requests ("validation") and answers ("serialization"), and all schemas."""
     bodies: dict[tuple[type[BaseModel], Any], None] = {(ErrorAnswer, "serialization"): None}
     for one in endpoints:
@@ -76,7 +66,7 @@ def _schemas(endpoints: Iterable[Endpoint]) -> tuple[dict[tuple[Any, str], str],
     return {key: value["$ref"] for key, value in found.items()}, document["$defs"]
 
 
-def _operation(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str, Any]:
+def _operation(one: Endpoint, names: Mapping[tuple[Any, str], str], models: list[str]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "operationId": one.handle.__name__,
         "tags": [one.tag],
@@ -84,40 +74,36 @@ def _operation(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str,
         "responses": {"200": {"description": "The answer.", "content": _answers(one, names)}, **_problems(one, names)},
     }
     if one.body is not None and one.is_form:
-        told["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": _form(one.body)}}}
+        content = {"multipart/form-data": {"schema": _form(one.body, models)}}
+        told["requestBody"] = {"required": True, "content": content}
     elif one.body is not None:
         content = {JSON: {"schema": {"$ref": names[one.body, "validation"]}}}
         told["requestBody"] = {"required": True, "content": content}
-    parameters = _PATH_PART.findall(one.path)
-    if parameters:
-        told["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-            for name in parameters
-        ]
+    for name in _PATH_PART.findall(one.path):
+        schema = {"type": "string", "minLength": 1}
+        told.setdefault("parameters", []).append({"name": name, "in": "path", "required": True, "schema": schema})
     return told
 
 
-def _form(body: type[BaseModel]) -> dict[str, Any]:
-    """Describes the members of a form: lists are named ``name[]``, and the file comes first."""
+def _form(body: type[BaseModel], models: list[str]) -> dict[str, Any]:
+    """Describes the members of a form: the file comes first, lists are named ``name[]``, and no member is null: it is
+    left out."""
     schema = body.model_json_schema(ref_template=_REF)
-    members = {"file": {"type": "string", "contentMediaType": "application/octet-stream"}}
+    members: dict[str, Any] = {"file": {"type": "string", "contentMediaType": "application/octet-stream"}}
     for name, member in schema["properties"].items():
-        members[f"{name}[]" if member.get("type") == "array" else name] = _of_form(member)
+        choices = [one for one in member.pop("anyOf", ()) if one != {"type": "null"}]
+        if member.get("default", ...) is None:
+            del member["default"]
+        if choices:
+            member.update(choices[0] if len(choices) == 1 else {"anyOf": choices})
+        members[f"{name}[]" if member.get("type") == "array" else name] = member
+    members["model"]["enum"] = models
     return {
         "type": "object",
         "properties": members,
         "required": ["file", *schema.get("required", ())],
         "additionalProperties": False,
     }
-
-
-def _of_form(member: dict[str, Any]) -> dict[str, Any]:
-    """A member of a form is a text, and never null: it is left out."""
-    choices = [one for one in member.get("anyOf", ()) if one != {"type": "null"}]
-    rest = {name: value for name, value in member.items() if name != "anyOf" and (name, value) != ("default", None)}
-    if len(choices) == 1:
-        return {**rest, **choices[0]}
-    return {**rest, **({"anyOf": choices} if choices else {})}
 
 
 def _answers(one: Endpoint, names: Mapping[tuple[Any, str], str]) -> dict[str, Any]:

@@ -9,23 +9,18 @@ from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
-import trio
 from attrs import frozen
 from pydantic import ValidationError
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ..core.errors import InvalidRequest, TrioletError, UnknownModel
 from ..core.log_lines import one_line
-from .faults import faults_of, in_words
+from .faults import LONGEST, faults_of, in_words
 from .manners.limits import Flood
 from .manners.paths import without_paths
 
 _log = logging.getLogger("triolet.server")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _LONGEST = 2_000  # characters of a message: the client's own words may be in it
 _OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
@@ -48,12 +43,14 @@ class Problem:
 
     def as_object(self) -> dict[str, Any]:
         """Returns the object that OpenAI's clients read."""
-        kind = "server_error" if self.status >= 500 else "rate_limit_error" if self.status == 429 else _INVALID
-        code = self.code or _OF_OPENAI.get(self.status) or HTTPStatus(self.status).name.lower()
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}}
+        kind = "rate_limit_error" if self.status == 429 else "invalid_request_error"
+        kind = "server_error" if self.status >= 500 else kind
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.word}}
 
-
-_INVALID = "invalid_request_error"
+    @property
+    def word(self) -> str:
+        """The code, or that of the status."""
+        return self.code or _OF_OPENAI.get(self.status) or HTTPStatus(self.status).name.lower()
 
 
 class Refusal(Exception):
@@ -75,7 +72,7 @@ class BadBody(InvalidRequest):
     def of(cls, error: ValidationError, body: object) -> BadBody:
         """Makes the error of the first faults of ``body``."""
         faults = faults_of(error, body)
-        return cls(in_words(faults), faults[0].name or None)
+        return cls(in_words(faults), next(iter(faults))[:LONGEST] or None)
 
 
 _CODES = {BadBody: "invalid_request", UnknownModel: "model_not_found"}
@@ -92,7 +89,7 @@ def problem_of(error: Exception, folders: Iterable[str] = ()) -> Problem:
         param = "model" if isinstance(error, UnknownModel) else getattr(error, "param", None)
         retry = 1 if error.http_status in (429, 503) else None
         return Problem(error.http_status, _for_clients(error, folders), code, param, retry)
-    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         told = "the server's disk is full, so the request cannot be stored; ask again later, or send a smaller file"
         return Problem(507, told)
     return Problem(500, "the server failed on this request; its log has the reason under the request's id")
@@ -121,54 +118,21 @@ def problem_answer(problem: Problem) -> JSONResponse:
     return JSONResponse(problem.as_object(), problem.status, headers)
 
 
-def report(
-    name: str,
-    told: dict[str, object],
-    error: Exception,
-    problem: Problem,
-    refusals: Flood | None = None,
-    now: float = 0.0,
-) -> None:
+def report(name: str, told: dict[str, object], error: Exception, problem: Problem, refusals: Flood, now: float) -> None:
     """Logs that the request ``name`` ended with ``error``; ``told`` goes into the access log. If the client gets less
     than the error says, the log has it, for one request in a minute.
 
     Args:
-        refusals: counts those of one server; ``None``: each is logged.
+        refusals: counts those of one server.
     """
-    told["error"] = problem.as_object()["error"]["code"]
+    told["error"] = problem.word
     error = _innermost(error)
     expected = isinstance(error, TrioletError | Refusal) or problem.status == HTTPStatus.INSUFFICIENT_STORAGE
+    what = one_line(str(error)[:_LONGEST])
     if problem.status >= 500:
-        what = one_line(str(error)[:_LONGEST])
         _log.error("%s failed: %s: %s", name, type(error).__name__, what, exc_info=None if expected else error)
     elif isinstance(error, TrioletError) and str(error) != problem.message:
-        count = 1 if refusals is None else refusals.came(now)
+        count = refusals.came(now)
         more = f" ({count:,} such requests since the last line)" if count > 1 else ""
         if count:
-            what = one_line(str(error)[:_LONGEST])
             _log.warning("%s was refused: %s: %s%s", name, type(error).__name__, what, more)
-
-
-def _nothing_there(request: Request, error: HTTPException) -> Problem:
-    """Returns the problem of what Starlette refuses: an unknown path, or a method that a path does not have."""
-    asked = f"{request.method} {request.url.path}"
-    methods = Headers(error.headers).get("allow")
-    if methods:
-        return Problem(error.status_code, f"{asked} is no endpoint; allowed: {', '.join(sorted(methods.split(', ')))}")
-    return Problem(error.status_code, f"{asked} is no endpoint; GET /openapi.json lists those that are there")
-
-
-async def explain(request: Request, error: Exception) -> JSONResponse:
-    """Answers ``error``, for Starlette."""
-    problem = (
-        _nothing_there(request, error)
-        if isinstance(error, HTTPException)
-        else problem_of(error, request.app.state.server.folders)
-    )
-    exchange: Any = request.scope["exchange"]
-    refusals: Flood = request.app.state.server.refusals
-    report(exchange.id, exchange.told, error, problem, refusals, trio.current_time())
-    answer = problem_answer(problem)
-    if isinstance(error, HTTPException) and error.headers:
-        answer.headers.update(error.headers)
-    return answer

@@ -23,7 +23,7 @@ from .manners.paths import known_folders
 from .media import Media
 from .metrics import Metrics
 from .observers import Observers
-from .problems import Problem, Refusal
+from .problems import Problem, Refusal, problem_of, report
 from .settings import ServerSettings
 from .spans import Spans
 from .view.watchers import Watchers
@@ -80,22 +80,21 @@ class Server:
         self.media = Media(self.settings)
         self.folders = known_folders(str(spec.model) for spec in self.engines.models.values())
         self.metrics = Metrics(self.engines)
-        self.observers.listeners.append(self.metrics.heard)
-        self.observers.listeners.append(self.watchers.hear)
+        self.observers.listeners += (self.metrics.heard, self.watchers.hear)
 
     def exchange_over(self, exchange: Exchange) -> None:
         """Forgets an exchange that has ended, however it did."""
         if exchange not in self.exchanges:
             return
-        self._forget(exchange)
+        self.forget(exchange)
         if exchange.scope["method"] == "POST" and exchange.status == 200 and exchange.cut is None:
             self.pace.one_ended(trio.current_time())
-        self._look()
 
-    def only_watches(self, exchange: Exchange) -> None:
-        """Marks an exchange that only watches. It is not a request that counts, or that the server waits for; it ends
-        by itself when `stop` is called."""
-        self._forget(exchange)
+    def forget(self, exchange: Exchange) -> None:
+        """Neither counts an exchange nor waits for it any more: it has ended, or only watches, and ends by itself when
+        `stop` is called."""
+        self.exchanges.discard(exchange)
+        self.counted.discard(exchange)
         self._look()
 
     @asynccontextmanager
@@ -115,6 +114,12 @@ class Server:
                 told = f"the model {model!r} cannot be loaded; the server's log says why"
                 raise Refusal(Problem(503, told, "model_not_loaded", "model", math.ceil(RETRY_SECONDS))) from None
             yield engine
+
+    def explain(self, error: Exception, name: str, told: dict[str, object]) -> Problem:
+        """Returns what the client of the request ``name`` gets for ``error``, which is logged; see `report`."""
+        problem = problem_of(error, self.folders)
+        report(name, told, error, problem, self.refusals, trio.current_time())
+        return problem
 
     @contextmanager
     def socket_open(self, cut_off: Callable[[], None]) -> Iterator[None]:
@@ -147,10 +152,6 @@ class Server:
             exchange.end(Cut.STOPPING)
         for cut_off in list(self.sockets):
             cut_off()
-
-    def _forget(self, exchange: Exchange) -> None:
-        self.exchanges.discard(exchange)
-        self.counted.discard(exchange)
 
     def _look(self) -> None:
         if self.stopping and not self.exchanges and not self.sockets:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from ..core.errors import TrioletError
+from ..api.hosts.alternatives import background
 from .app import make_app
 from .listening import Listener
 from .server import Server
@@ -75,27 +75,18 @@ async def _loads(server: Server, signals: AsyncIterator[int]) -> int:
         TrioletError: of a load.
     """
     number = 0
-    failure: TrioletError | None = None
 
     async def abort() -> None:
         nonlocal number
         number = await anext(signals)
         _log.info("%s: stopping before all models are loaded", signal.Signals(number).name)
-        nursery.cancel_scope.cancel()
+        scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(abort)
-        try:
+    with trio.CancelScope() as scope:
+        async with background() as start:
+            start(abort)
             for name in server.engines.models:
                 await server.engines.load(name)
-        except TrioletError as error:  # raised below, outside of a group
-            failure = error
-        nursery.cancel_scope.cancel()
-    try:
-        if failure is not None:
-            raise failure
-    finally:
-        del failure  # a frame in its own error's traceback would be a reference cycle
     return number
 
 
@@ -106,17 +97,12 @@ async def _serves(server: Server, listener: Listener, signals: AsyncIterator[int
     async def abort() -> None:
         nonlocal second
         second = await anext(signals)
-        nursery.cancel_scope.cancel()
+        scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        async with serving(server, listener) as address:
+    with trio.CancelScope() as scope:
+        async with background() as start, serving(server, listener) as address:
             _log.info("serving %s at %s", ", ".join(server.engines.models), address)
-            first = await anext(signals)
-            _log.info(
-                "%s: stopping; running requests have %g s",
-                signal.Signals(first).name,
-                server.settings.drain_seconds,
-            )
-            nursery.start_soon(abort)
-        nursery.cancel_scope.cancel()
+            first = signal.Signals(await anext(signals)).name
+            _log.info("%s: stopping; running requests have %g s", first, server.settings.drain_seconds)
+            start(abort)
     return second

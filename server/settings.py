@@ -15,6 +15,7 @@ from ..core.errors import InvalidRequest
 from .manners.keys import key_fault
 
 _MUCH = 2**50
+_POSITIVE = number(0, math.inf, above=True)
 
 
 def _text(value: Any) -> str:
@@ -40,10 +41,6 @@ def _keys(value: Any) -> tuple[str, ...]:
         if fault := key_fault(key):
             raise InvalidRequest(f"api_keys[{place}] {fault}")
     return keys
-
-
-def _texts(what: str) -> Check:
-    return several(_text, 10_000, f"a list of {what}")
 
 
 @frozen(kw_only=True)
@@ -91,23 +88,23 @@ class ServerSettings:
     allow_anyone: bool = checked(False, flag())
     max_body_bytes: int = checked(512 * 2**20, integer(1, _MUCH))
     spool_bytes: int = checked(4 * 2**20, integer(0, _MUCH))
-    max_audio_seconds: float = checked(6 * 3600.0, number(0, math.inf, above=True))
+    max_audio_seconds: float = checked(6 * 3600.0, _POSITIVE)
     max_media: int = checked(256, integer(1, 1_000_000))
-    max_media_seconds: float = checked(1_800.0, number(0, math.inf, above=True))
+    max_media_seconds: float = checked(1_800.0, _POSITIVE)
     max_media_pixels: int = checked(256_000_000, integer(1, _MUCH))
     max_requests: int = checked(512, integer(1, 1_000_000))
     requests_per_minute: int | None = checked(None, integer(1, 1_000_000).or_none("no limit"))
     max_connections: int = checked(2_000, integer(1, 1_000_000))
-    body_seconds: float = checked(30.0, number(0, math.inf, above=True))
-    keep_alive_seconds: float = checked(20.0, number(0, math.inf, above=True))
-    send_seconds: float = checked(30.0, number(0, math.inf, above=True))
+    body_seconds: float = checked(30.0, _POSITIVE)
+    keep_alive_seconds: float = checked(20.0, _POSITIVE)
+    send_seconds: float = checked(30.0, _POSITIVE)
     drain_seconds: float = checked(30.0, number(0, math.inf))
     url_prefixes: tuple[str, ...] = checked(
         (), several(_prefix, 10_000, "a list of prefixes with a whole host, such as https://example.org/")
     )
-    url_seconds: float = checked(20.0, number(0, math.inf, above=True))
+    url_seconds: float = checked(20.0, _POSITIVE)
     private_urls: bool = checked(False, flag())
-    cors_origins: tuple[str, ...] = checked((), _texts("origins"))
+    cors_origins: tuple[str, ...] = checked((), several(_text, 10_000, "a list of origins"))
     certfile: str | None = checked(None, Check(_text, "a file").or_none("no TLS"))
     keyfile: str | None = checked(None, Check(_text, "a file").or_none("no TLS"))
     access_log: bool = checked(True, flag())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -10,7 +12,7 @@ from starlette.responses import Response
 
 from ...api.engine import Engine
 from ...api.inputs.prompts import Query
-from ...api.outputs.results import Completion, Delta, Usage
+from ...api.outputs.results import Completion, Delta
 from ...core.request import FinishReason
 from ...core.tools import read_tools
 from ..body import read_json
@@ -38,14 +40,12 @@ async def converse(request: Request) -> Response:
     body = await read_json(request, ChatRequest)
     if body.stream:
         return EventStream(partial(_streamed, request, body))
-    messages = await messages_of(request, body)
-    async with engine_of(request, body.model) as engine:
-        await decode_media(engine, messages, server_of(request).settings)
-        tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
-        completion = await engine.generate(**_query(request, body, messages, tools))
-        exchange_of(request).ended(completion.timings, tokens=completion.usage.completion_tokens)
+    async with _asked(request, body) as (engine, tools, query):
+        completion = await engine.generate(**query)
         found = (completion, *completion.alternatives)
         choices = [_choice(engine, body, tools, index, one) for index, one in enumerate(found)]
+    usage = usage_of([one.usage for one in found], len(found))
+    exchange_of(request).ended(completion.timings, tokens=usage.completion_tokens)
     return answered(
         ChatAnswer(
             id=new_id("chatcmpl"),
@@ -53,32 +53,39 @@ async def converse(request: Request) -> Response:
             created=now(),
             model=body.model,
             choices=choices,
-            usage=usage_of([one.usage for one in found]),
+            usage=usage,
         )
     )
 
 
-def _query(request: Request, body: ChatRequest, messages: list[dict[str, Any]], tools: Tools | None) -> dict[str, Any]:
-    """Returns the arguments of `Engine.generate`."""
-    sampling = sampling_of(
-        body,
-        max_tokens=body.max_completion_tokens or body.max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        structure=structure_of(body.response_format) if tools is None else tools.structure(),
-    )
-    return {
-        "messages": messages,
-        "tools": () if tools is None else tools.given,
-        "template_options": body.chat_template_kwargs or {},
-        "sampling": sampling,
-        "priority": body.priority or 0,
-        "request_id": exchange_of(request).id,
-    }
+@asynccontextmanager
+async def _asked(request: Request, body: ChatRequest) -> AsyncIterator[tuple[Engine, Tools | None, dict[str, Any]]]:
+    """Opens the engine, and makes the tools and the arguments of `Engine.generate`."""
+    messages, settings = await messages_of(request, body), server_of(request).settings
+    async with engine_of(request, body.model) as engine:
+        await decode_media(engine, messages, settings)
+        tools = Tools.of(body, engine.model, settings.tool_format)
+        sampling = sampling_of(
+            body,
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            structure=structure_of(body.response_format) if tools is None else tools.structure(),
+        )
+        query = {
+            "messages": messages,
+            "tools": () if tools is None else tools.given,
+            "template_options": body.chat_template_kwargs or {},
+            "sampling": sampling,
+            "priority": body.priority or 0,
+            "request_id": exchange_of(request).id,
+        }
+        yield engine, tools, query
 
 
 def _choice(engine: Engine, body: ChatRequest, tools: Tools | None, index: int, completion: Completion) -> ChatChoice:
-    message = AnswerMessage(role="assistant", content=completion.text, refusal=None)
-    if tools is not None:
+    if tools is None:
+        message = AnswerMessage(role="assistant", content=completion.text, refusal=None)
+    else:
         message = tools.message(completion.text)
     return ChatChoice(
         index=index,
@@ -96,72 +103,53 @@ def _reason(body: ChatRequest, reason: FinishReason, *, called: bool) -> Any:
 
 
 async def _streamed(request: Request, body: ChatRequest, events: Events) -> None:
-    messages = await messages_of(request, body)
-    async with engine_of(request, body.model) as engine:
-        await decode_media(engine, messages, server_of(request).settings)
-        tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
-        answer = _Answer(body, events, tools)
-        query = _query(request, body, messages, tools)
-        query["tools"] = read_tools(query["tools"])
-        usages, timings = await streams_together(engine, [Query(**query)], partial(answer.add, engine))
-    exchange_of(request).ended(timings, tokens=sum(usage.completion_tokens for usage in usages))
-    await answer.end(usages)
+    async with _asked(request, body) as (engine, tools, query):
+        writer = _Writer(body, events, tools)
+        queries = [Query(**{**query, "tools": read_tools(query["tools"])})]
+        usages, timings = await streams_together(engine, queries, partial(writer.add, engine))
+    usage = usage_of(usages, len(usages))
+    exchange_of(request).ended(timings, tokens=usage.completion_tokens)
+    if writer.tells_usage:
+        await events.write(writer.frame.model_copy(update={"usage": usage}))
+    await events.write(DONE, last=True)
 
 
-class _Answer:
-    """The events of one answer."""
+class _Writer:
+    """Writes the events of one answer: ``frame``, each with a choice."""
 
     def __init__(self, body: ChatRequest, events: Events, tools: Tools | None) -> None:
         self._body = body
         self._events = events
         self._tools = tools
         self._readers: dict[int, CallReader | None] = {}
-        self._id, self._created = new_id("chatcmpl"), now()
-        self._tells_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self.tells_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self.frame = ChatChunk(
+            id=new_id("chatcmpl"), object="chat.completion.chunk", created=now(), model=body.model, choices=[]
+        )
+        if self.tells_usage:
+            self.frame.usage = None  # in each event but the last
 
     async def add(self, engine: Engine, index: int, delta: Delta) -> None:
         """Sends what ``delta`` adds to the answer ``index``."""
         if index not in self._readers:
             self._readers[index] = None if self._tools is None else self._tools.reader()
             await self._tell(index, MessageDelta(role="assistant", content=""))
-        last = delta.finish_reason is not None
         reader = self._readers[index]
         wanted = self._body.logprobs and delta.token_ids
         logprobs = chat_logprobs(engine.model.tokenizer, delta) if wanted else None
-        for part in _parts(reader, delta.text, last=last) or [MessageDelta()] * bool(logprobs):
+        if reader is not None:
+            parts = reader.feed(delta.text, last=delta.finish_reason is not None)
+        else:
+            parts = [MessageDelta(content=delta.text)] if delta.text else []
+        for part in parts or [MessageDelta()] * bool(logprobs):
             await self._tell(index, part, logprobs=logprobs)
             logprobs = None
         if delta.finish_reason is not None:
             reason = _reason(self._body, delta.finish_reason, called=reader is not None and reader.called)
             await self._tell(index, MessageDelta(), reason=reason)
 
-    async def end(self, usages: list[Usage]) -> None:
-        """Sends the usage, if it is wanted, and the end of the stream."""
-        if self._tells_usage:
-            chunk = self._chunk([])
-            chunk.usage = usage_of(usages)
-            await self._events.write(chunk)
-        await self._events.end(DONE)
-
     async def _tell(
         self, index: int, delta: MessageDelta, *, logprobs: Logprobs | None = None, reason: Any = None
     ) -> None:
-        chunk = self._chunk([ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)])
-        if self._tells_usage:
-            chunk.usage = None
-        await self._events.write(chunk)
-
-    def _chunk(self, choices: list[ChunkChoice]) -> ChatChunk:
-        return ChatChunk(
-            id=self._id,
-            object="chat.completion.chunk",
-            created=self._created,
-            model=self._body.model,
-            choices=choices,
-        )
-
-
-def _parts(reader: CallReader | None, text: str, *, last: bool) -> list[MessageDelta]:
-    if reader is not None:
-        return reader.feed(text, last=last)
-    return [MessageDelta(content=text)] if text else []
+        choice = ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
+        await self._events.write(self.frame.model_copy(update={"choices": [choice]}))

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from ...api.engine import Engine
 from ..exchange import Exchange
@@ -43,6 +43,6 @@ def now() -> int:
     return int(time.time())
 
 
-def answered(body: BaseModel, *, unset: bool = False) -> JSONResponse:
-    """Returns ``body`` as JSON, without members that were never set (with ``unset``: with them)."""
-    return JSONResponse(body.model_dump(mode="json", by_alias=True, exclude_unset=not unset))
+def answered(body: BaseModel) -> Response:
+    """Returns ``body`` as JSON, without members that were never set."""
+    return Response(body.model_dump_json(exclude_unset=True), media_type="application/json")

@@ -20,6 +20,7 @@ from ..schemas import chat
 from ..settings import ServerSettings
 from .common import server_of
 
+_GIVEN = ("name", "tool_call_id", "reasoning_content")
 _UNUSED: Any = {"index": True, "function": {"parsed_arguments"}}
 
 
@@ -31,20 +32,16 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
         Refusal: an address that is not allowed.
         RequestTooLarge: its images and audio are more than a request may have, or have more bytes together.
     """
-    _check_count(body, server_of(request).settings.max_media)
+    parts = [part for message in body.messages if isinstance(message.content, list) for part in message.content]
+    count, most = sum(not isinstance(part, chat.TextPart) for part in parts), server_of(request).settings.max_media
+    if count > most:
+        raise RequestTooLarge(f"{count:,} images and audio in one conversation; allowed: up to {most:,}")
     reader = _Reader(server_of(request).media)
     messages = []
     for index, one in enumerate(body.messages):
         await trio.lowlevel.checkpoint()  # thousands of parts take a while, and others wait
         messages.append(await reader.message(one, f"messages.{index}"))
     return messages
-
-
-def _check_count(body: chat.ChatRequest, most: int) -> None:
-    parts = [part for message in body.messages if isinstance(message.content, list) for part in message.content]
-    count = sum(not isinstance(part, chat.TextPart) for part in parts)
-    if count > most:
-        raise RequestTooLarge(f"{count:,} images and audio in one conversation; allowed: up to {most:,}")
 
 
 class _Reader:
@@ -54,28 +51,24 @@ class _Reader:
         self._until = math.inf  # of all addresses together
 
     async def message(self, message: chat.ChatMessage, where: str) -> dict[str, Any]:
-        told: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+        told = {name: getattr(message, name) for name in _GIVEN if getattr(message, name) is not None}
+        told["role"] = "system" if message.role == "developer" else message.role
+        told["content"] = message.content
         if isinstance(message.content, list):
-            told["content"] = [
-                await self._part(part, f"{where}.content.{index}") for index, part in enumerate(message.content)
-            ]
-        else:
-            told["content"] = message.content
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if getattr(message, name) is not None:
-                told[name] = getattr(message, name)
+            parts = enumerate(message.content)
+            told["content"] = [await self._part(part, f"{where}.content.{index}") for index, part in parts]
         if message.tool_calls is not None:
             told["tool_calls"] = [call.model_dump(exclude=_UNUSED) for call in message.tool_calls]
         return told
 
     async def _part(self, part: chat.Part, where: str) -> dict[str, Any]:
         match part:
-            case chat.TextPart():
-                return {"type": "text", "text": part.text}
-            case chat.ImagePart():
-                return {"type": "image", "image": await self._fetch(part.image_url.url, where)}
-            case chat.AudioUrlPart():
-                return {"type": "audio", "audio": await self._fetch(part.audio_url.url, where)}
+            case chat.TextPart(text=text):
+                return {"type": "text", "text": text}
+            case chat.ImagePart(image_url=place):
+                return {"type": "image", "image": await self._fetch(place.url, where)}
+            case chat.AudioUrlPart(audio_url=place):
+                return {"type": "audio", "audio": await self._fetch(place.url, where)}
         audio = await decoded(part.input_audio.data, f"{where}.input_audio.data", from_base64)
         return {"type": "audio", "audio": audio}
 

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket
 
 from ...api.engine import Engine
 from ...api.outputs.results import LiveText
-from ..problems import Problem, problem_of, report
+from ..problems import Problem
 from ..schemas import realtime as bodies
 from ..server import Server
 
@@ -56,21 +56,18 @@ class Settings:
 
     def told(self, name: str) -> dict[str, Any]:
         """Returns the settings as the session's events have them."""
-        heard = {"model": self.model, "language": self.language, "prompt": self.prompt}
+        turns = self.turns
+        told = {
+            "format": self.format.model_dump(),
+            "transcription": {"model": self.model, "language": self.language, "prompt": self.prompt},
+            "turn_detection": turns and {**turns.model_dump(exclude_unset=True), "type": turns.type},
+            "noise_reduction": None,
+        }
         return {
             "id": name,
             "object": "realtime.transcription_session",
             "type": "transcription",
-            "audio": {
-                "input": {
-                    "format": self.format.model_dump(),
-                    "transcription": heard,
-                    "turn_detection": None
-                    if self.turns is None
-                    else self.turns.model_dump(exclude_unset=True) | {"type": self.turns.type},
-                    "noise_reduction": None,
-                }
-            },
+            "audio": {"input": told},
             "include": list(self.include) or None,
         }
 
@@ -78,11 +75,12 @@ class Settings:
         """Returns the arguments of `Engine.live`."""
         silence = self.turns.silence_duration_ms if self.turns is not None else None
         given = {
+            "rate": self.format.rate,
             "language": self.language,
             "initial_prompt": self.prompt,
-            "endpoint_silence": None if silence is None else silence / 1_000,
+            "endpoint_silence": silence and silence / 1_000,
         }
-        return {"rate": self.format.rate, **{name: value for name, value in given.items() if value is not None}}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @frozen
@@ -193,10 +191,7 @@ class Client:
         """Returns ``error`` in OpenAI's shape: the first of several that came together. One that is ours is logged."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
-        problem = problem_of(error, self.socket.app.state.server.folders)
-        refusals = self.socket.app.state.server.refusals
-        report(self.name, {}, error, problem, refusals, trio.current_time())
-        told: dict[str, Any] = problem.as_object()["error"]
+        told: dict[str, Any] = self.socket.app.state.server.explain(error, self.name, {}).as_object()["error"]
         return told
 
     async def write(self) -> None:
@@ -240,7 +235,10 @@ class Turns:
         await self._next()
         while self._now is not None:
             if isinstance(self._now, Audio):
-                await self._turn_or_failure()
+                try:
+                    await self._turn()
+                except Exception as error:  # noqa: BLE001  (told; the next turn may go better)
+                    await self._failed(error)
             else:
                 self.settings = self._now.then or self.settings
                 await self._next()
@@ -255,13 +253,6 @@ class Turns:
         """True if the client has ended the turn and does not want its text."""
         return isinstance(self._now, EndTurn) and not self._now.keep
 
-    async def _turn_or_failure(self) -> None:
-        try:
-            await self._turn()
-        except Exception as error:  # noqa: BLE001  (told; the next turn may go better)
-            again = await self._failed(error)
-            await self._skip(again)
-
     async def _turn(self) -> None:
         """Transcribes the audio that there is now, and what follows, until there is another command."""
         assert isinstance(self._now, Audio), "a turn begins with audio"
@@ -272,18 +263,12 @@ class Turns:
             else:
                 await self._heard(engine)
 
-    async def _skip(self, seconds: float) -> None:
-        """Skips what follows of a turn that has failed, for ``seconds`` or up to the turn's end."""
-        until = self._taken + seconds
-        while isinstance(self._now, Audio) and self._taken <= until:
-            await self._next()
-
     # -- the server finds where somebody speaks ------------------------------------------------------------------------
 
     async def _heard(self, engine: Engine) -> None:
         session = engine.live(request_id=self.client.name, **self.settings.options())
         async with session as live, trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell_all, live)
+            nursery.start_soon(self._tell, live)
             while isinstance(self._now, Audio):
                 await live.feed(self._now.samples)
                 await self._next()
@@ -293,30 +278,26 @@ class Turns:
                 await live.finish()
         self._forget()
 
-    async def _tell_all(self, live: Any) -> None:
+    async def _tell(self, live: Any) -> None:
+        update: LiveText
         async for update in live:
-            await self._tell(update)
-
-    async def _tell(self, update: LiveText) -> None:
-        start = self._before + (update.position if update.start is None else update.start)
-        if self._item is None:
-            self._item, self._start = _new_item(), start
-            await self.client.tell(
-                "input_audio_buffer.speech_started", audio_start_ms=_milliseconds(start), item_id=self._item
-            )
-        self._start = min(self._start, start)
-        self._end = self._end if update.end is None else self._before + update.end
-        if update.stable:
-            await self._add(update.stable)
-        if "triolet.provisional" in self.settings.include:
-            await self.client.tell("triolet.provisional", item_id=self._item, text=update.provisional)
-        if update.ends_utterance:
-            await self._end_utterance(self._item, self._before + update.position if self._end is None else self._end)
-
-    async def _end_utterance(self, item: str, end: float) -> None:
-        await self.client.tell("input_audio_buffer.speech_stopped", audio_end_ms=_milliseconds(end), item_id=item)
-        await self._commit(item, self._text.strip())
-        await self._complete(end - self._start)
+            start = self._before + (update.position if update.start is None else update.start)
+            if self._item is None:
+                self._item, self._start = _new_item(), start
+                began = round(start * 1_000)
+                await self.client.tell("input_audio_buffer.speech_started", audio_start_ms=began, item_id=self._item)
+            self._start = min(self._start, start)
+            self._end = self._end if update.end is None else self._before + update.end
+            if update.stable:
+                await self._add(update.stable)
+            if "triolet.provisional" in self.settings.include:
+                await self.client.tell("triolet.provisional", item_id=self._item, text=update.provisional)
+            if update.ends_utterance:
+                item, end = self._item, self._before + update.position if self._end is None else self._end
+                ended = round(end * 1_000)
+                await self.client.tell("input_audio_buffer.speech_stopped", audio_end_ms=ended, item_id=item)
+                await self._commit(item, self._text.strip())
+                await self._complete(end - self._start)
 
     # -- the client says where the turn ends ---------------------------------------------------------------------------
 
@@ -369,9 +350,9 @@ class Turns:
             usage={"type": "duration", "seconds": math.ceil(max(seconds, 0.0))},
         )
 
-    async def _failed(self, error: Exception) -> float:
-        """Sends ``error``, for the item if the client knows one. Returns how many seconds of audio go by before another
-        attempt: without end where it would fail alike, or where the client says when the turn is over."""
+    async def _failed(self, error: Exception) -> None:
+        """Sends ``error``, for the item if the client knows one. Skips what follows of the turn for some seconds of
+        audio; up to its end where it would fail alike, or where the client says when the turn is over."""
         item, told = self._item, self.client.explained(error)
         self._forget()
         if item is None:
@@ -381,7 +362,9 @@ class Turns:
                 "conversation.item.input_audio_transcription.failed", item_id=item, content_index=0, error=told
             )
         fails_alike = told["type"] == "invalid_request_error"
-        return math.inf if fails_alike or self.settings.turns is None else _PAUSE_SECONDS
+        until = self._taken + (math.inf if fails_alike or self.settings.turns is None else _PAUSE_SECONDS)
+        while isinstance(self._now, Audio) and self._taken <= until:
+            await self._next()
 
     def _forget(self) -> None:
         self._item, self._text, self._end = None, "", None
@@ -389,7 +372,3 @@ class Turns:
 
 def _new_item() -> str:
     return f"item_{secrets.token_hex(8)}"
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1_000)

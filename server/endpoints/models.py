@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from ..metrics import CONTENT_TYPE_LATEST
 from ..schemas.models import Health, Model, ModelList
 from ..server import Server
 from .common import answered, server_of
@@ -37,13 +37,11 @@ async def health(request: Request) -> Response:
     """The state of the server: it answers, takes requests, stops or sleeps. The status is 200 while it takes requests,
     else 503. A server with keys gives the names of models to those with a key alone."""
     server = server_of(request)
-    told = Health(
-        live=True,
-        ready=not server.stopping,
-        draining=server.stopping,
-        running=len(server.counted),
-    )
+    stops = server.stopping
+    told = Health(live=True, ready=not stops, draining=stops, running=len(server.counted))
     if request.scope["knows_key"]:
         told.sleeping = server.asleep()
         told.models = {name: one.state for name, one in server.engines.statistics().items()}
-    return JSONResponse(told.model_dump(mode="json", exclude_unset=True), 503 if server.stopping else 200)
+    answer = answered(told)
+    answer.status_code = 503 if stops else 200
+    return answer

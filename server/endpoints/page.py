@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import trio
 from starlette.requests import Request
@@ -12,7 +13,6 @@ from ..event_stream import Events, EventStream
 from ..server import Server
 from ..view import told
 from ..view.page import HEADERS, read_page
-from ..view.watchers import Watcher
 from .common import exchange_of, server_of
 
 _TELLS = 8  # times a second
@@ -33,36 +33,26 @@ async def watch(request: Request) -> Response:
 
 async def _watch(request: Request, events: Events) -> None:
     server = server_of(request)
-    server.only_watches(exchange_of(request))
+    server.forget(exchange_of(request))
     with server.watchers.joined() as watcher:
         await events.write(_state(server))
         turn = 0
         while not server.stopping:
             if turn % _FIGURES == 0:
-                await events.write(_figures(server))
+                models = server.engines.statistics().items()
+                figures = {name: told.model_told(one, server.watchers.state_of(name)) for name, one in models}
+                await events.write(told.message("figures", trio.current_time(), models=figures))
             turn += 1
             with trio.move_on_after(1 / _TELLS):
                 await server.stop_called.wait()
-            await _tell_changes(server, watcher, events)
-    await events.write(told.compact(told.end_told(trio.current_time())))
+            lost, changes = watcher.take()
+            if lost:  # the state in place of the changes, which lack their beginning
+                await events.write(told.message("lost", trio.current_time(), count=lost))
+                await events.write(_state(server))
+            elif changes:
+                await events.write(told.message("changes", trio.current_time(), changes=changes))
+    await events.write(told.message("end", trio.current_time()), last=True)
 
 
-async def _tell_changes(server: Server, watcher: Watcher, events: Events) -> None:
-    lost, changes = watcher.take()
-    now = trio.current_time()
-    if lost:
-        state = _state(server)  # in place of the changes, which lack their beginning
-        await events.write(told.compact(told.lost_told(lost, now)))
-        await events.write(state)
-    elif changes:
-        await events.write(told.compact(told.changes_told(changes, now)))
-
-
-def _state(server: Server) -> str:
-    return told.compact(told.state_told(server.watchers.states, server.started, trio.current_time()))
-
-
-def _figures(server: Server) -> str:
-    models = server.engines.statistics()
-    figures = {name: told.model_told(one, server.watchers.state_of(name)) for name, one in models.items()}
-    return told.compact(told.figures_told(figures, trio.current_time()))
+def _state(server: Server) -> dict[str, Any]:
+    return told.state_told(server.watchers.states, server.started, trio.current_time())

@@ -44,21 +44,21 @@ async def listen(socket: WebSocket) -> None:
     settings = Settings(model=socket.query_params.get("model") or (models[0] if len(models) == 1 else None))
     client, backlog = Client(socket, socket.scope["request_id"]), Backlog()
     session = _Session(client, settings, backlog, Turns(server, client, settings, backlog))
+
+    async def close_on_stop() -> None:
+        await server.stop_called.wait()
+        backlog.close()
+
     with server.socket_open(session.cut_off):
         await socket.accept("realtime" if "realtime" in socket.scope.get("subprotocols", ()) else None)
         await client.tell("session.created", session=settings.told(client.name))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(session.read, nursery.cancel_scope)
             nursery.start_soon(session.hear)
-            nursery.start_soon(_close_on_stop, server, backlog)
+            nursery.start_soon(close_on_stop)
             await client.write()
             await trio.sleep(_CLOSE_SECONDS)
             nursery.cancel_scope.cancel()
-
-
-async def _close_on_stop(server: Server, backlog: Backlog) -> None:
-    await server.stop_called.wait()
-    backlog.close()
 
 
 @define(eq=False)
@@ -160,27 +160,21 @@ class _Session:
 def _event_of(text: str | None) -> Any:
     if text is None:
         raise BadBody("a message of bytes; allowed: events, which are texts of JSON. Audio goes into one as base64")
-    if _is_long_to_read(text):
-        raise _too_long(text)
     try:
-        event = _EVENTS.validate_json(text)
+        event = None if _is_long_to_read(text) else _EVENTS.validate_json(text)
     except ValidationError as error:
         raise BadBody.of(error, parsed(text)) from None
-    if len(text) > _MOST_EVENT and not isinstance(event, bodies.Append):
-        raise _too_long(text)
+    if event is None or (len(text) > _MOST_EVENT and not isinstance(event, bodies.Append)):
+        raise BadBody(
+            f"an event of {len(text):,} characters; allowed: up to {_MOST_EVENT:,}, and more for the base64 of "
+            "input_audio_buffer.append alone"
+        )
     return event
 
 
 def _is_long_to_read(text: str) -> bool:
     """True if ``text`` is large, and has more in it than audio has: one long text, which is read at once."""
     return len(text) > _MOST_EVENT and sum(map(text.count, ",[{")) > _MOST_MEMBERS
-
-
-def _too_long(text: str) -> BadBody:
-    return BadBody(
-        f"an event of {len(text):,} characters; allowed: up to {_MOST_EVENT:,}, and more for the base64 of "
-        "input_audio_buffer.append alone"
-    )
 
 
 def _id_of(text: str | None) -> str | None:
@@ -203,21 +197,15 @@ class Decoder:
 
     def decode(self, data: bytes) -> Samples:
         """Returns int16 samples, mono, at the format's rate."""
-        if isinstance(self.format, bodies.G711):
-            return _expanded(data, _CODECS[self.format.type])
-        data = self._rest + data
-        whole = len(data) - len(data) % 2
-        self._rest = data[whole:]
-        return np.frombuffer(data[:whole], "<i2").astype(np.int16)
+        if isinstance(self.format, bodies.Pcm):
+            data = self._rest + data
+            whole = len(data) - len(data) % 2
+            self._rest = data[whole:]
+            return np.frombuffer(data[:whole], "<i2").astype(np.int16)
+        if not data:
+            return np.zeros(0, np.int16)
+        import av
 
-
-def _expanded(data: bytes, codec: str) -> Samples:
-    """Decodes samples of ITU-T G.711."""
-    import av
-
-    if not data:
-        return np.zeros(0, np.int16)
-    context: Any = av.CodecContext.create(codec, "r")
-    context.sample_rate, context.layout = 8_000, "mono"
-    frames = context.decode(av.Packet(data))
-    return np.concatenate([frame.to_ndarray().reshape(-1) for frame in frames]).astype(np.int16)
+        context: Any = av.CodecContext.create(_CODECS[self.format.type], "r")
+        context.sample_rate, context.layout = 8_000, "mono"
+        return np.concatenate([frame.to_ndarray().reshape(-1) for frame in context.decode(av.Packet(data))])

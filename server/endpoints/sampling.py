@@ -15,24 +15,20 @@ from ..schemas.base import SamplingBody
 from ..schemas.base import Usage as UsageObject
 from .tokens import token_name, token_text
 
-_NAMED_ALIKE = SamplingBody.model_fields.keys() & {one.name for one in fields(SamplingParams)}
-_TREATED = {"temperature", "seed", "logit_bias"}  # by `sampling_of`, one by one
+_NAMED_ALIKE = SamplingBody.model_fields.keys() & {one.name for one in fields(SamplingParams)} - {"logit_bias"}
 
 
 def sampling_of(
     body: SamplingBody, *, max_tokens: int | None, logprobs: int | None, structure: Structure | None = None
 ) -> SamplingParams:
     """Returns the parameters that ``body`` asks for. The default temperature is 1, the default seed a fresh one."""
-    given = {name: getattr(body, name) for name in _NAMED_ALIKE - _TREATED}
-    bias = body.logit_bias or {}
+    named = {name: value for name in _NAMED_ALIKE if (value := getattr(body, name)) is not None}
     return SamplingParams(
         max_tokens=max_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        seed=body.seed,
-        logit_bias=tuple((int(token), value) for token, value in bias.items()),
+        logit_bias=tuple((int(token), value) for token, value in (body.logit_bias or {}).items()),
         logprobs=logprobs,
         structure=structure,
-        **{name: value for name, value in given.items() if value is not None},
+        **{"temperature": 1.0, "seed": None, **named},
     )
 
 
@@ -45,26 +41,26 @@ def structure_of(format_: chat.ResponseFormat | None) -> Structure | None:
     return None
 
 
-def usage_of(usages: Sequence[Usage]) -> UsageObject:
-    """Counts the tokens of the answers to one prompt, which itself counts once."""
-    prompt = usages[0].prompt_tokens if usages else 0
+def usage_of(usages: Sequence[Usage], n: int) -> UsageObject:
+    """Counts the tokens of ``n`` answers to each prompt, in their order. A prompt counts once."""
+    prompt = sum(usage.prompt_tokens for usage in usages[::n])
     written = sum(usage.completion_tokens for usage in usages)
     return UsageObject(prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written)
 
 
 def chat_logprobs(tokenizer: Any, part: Completion | Delta) -> chat.Logprobs:
     """Returns the tokens of ``part`` with their log-probabilities, as conversations have them."""
-    told = []
-    for token, logprob, likeliest in _tokens(part):
+
+    def told(token: int, logprob: float) -> dict[str, Any]:
         text, utf8 = token_text(tokenizer, token)
-        others = [_top(tokenizer, one, value) for one, value in likeliest]
-        told.append(chat.TokenLogprob(token=text, logprob=logprob, bytes=utf8, top_logprobs=others))
-    return chat.Logprobs(content=told)
+        return {"token": text, "logprob": logprob, "bytes": utf8}
 
-
-def _top(tokenizer: Any, token: int, logprob: float) -> chat.TopLogprob:
-    text, utf8 = token_text(tokenizer, token)
-    return chat.TopLogprob(token=text, logprob=logprob, bytes=utf8)
+    return chat.Logprobs(
+        content=[
+            chat.TokenLogprob(**told(token, logprob), top_logprobs=[chat.TopLogprob(**told(*one)) for one in likeliest])
+            for token, logprob, likeliest in _tokens(part)
+        ]
+    )
 
 
 def completion_logprobs(tokenizer: Any, part: Completion | Delta, *, offset: int = 0) -> completions.CompletionLogprobs:

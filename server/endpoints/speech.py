@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from ...api.engine import Engine
 from ...api.formats.objects import as_line, as_verbose_object
 from ...api.formats.writers import SRT, VTT, written
 from ...api.inputs.sources import NamedPath
@@ -41,14 +40,9 @@ async def transcribe(request: Request) -> Response:
     options = _options(form)
     options["timestamps"] = "word" if "word" in form.timestamp_granularities else "segment"
     options["parallel"] = form.chunking_strategy is not None
-    audio = audio_of(upload)
-    if not form.stream:
-        return await _whole(request, form, audio, options)
-
-    async def work(events: Events) -> None:
-        await _streamed(request, form, audio, options, events)
-
-    return EventStream(work, named=True)
+    if form.stream:
+        return EventStream(partial(_streamed, request, form, audio_of(upload), options), named=True)
+    return await _whole(request, form, audio_of(upload), options)
 
 
 async def translate(request: Request) -> Response:
@@ -65,70 +59,58 @@ def _options(form: SpeechForm) -> dict[str, Any]:
 
 
 async def _whole(request: Request, form: SpeechForm, audio: bytes | NamedPath, options: dict[str, Any]) -> Response:
-    async with engine_of(request, form.model) as engine:
-        transcript, logprobs = await _read(request, engine, form, audio, options, _nothing)
+    transcript, logprobs = await _read(request, form, audio, options)
     if form.response_format in _SUBTITLES:
         kind = "text/vtt" if form.response_format == "vtt" else "application/x-subrip"
         return PlainTextResponse(written(transcript, _SUBTITLES[form.response_format]), media_type=kind)
     if form.response_format == "text":
         return PlainTextResponse(transcript.text + "\n")
+    usage = DurationUsage(type="duration", seconds=math.ceil(transcript.duration))
     if form.response_format == "verbose_json":
-        return Response(as_line(_verbose(transcript, form)), media_type="application/json")
-    answer = TranscriptionAnswer(text=transcript.text, usage=_usage(transcript))
+        told = {**_verbose(transcript, form), "usage": usage.model_dump()}
+        return Response(as_line(told), media_type="application/json")
+    answer = TranscriptionAnswer(text=transcript.text, usage=usage, **logprobs)
     if transcript.task == "transcribe":
         answer.languages = _languages(transcript)
-    if logprobs is not None:
-        answer.logprobs = logprobs
     return answered(answer)
 
 
 async def _streamed(
     request: Request, form: TranscriptionForm, audio: bytes | NamedPath, options: dict[str, Any], events: Events
 ) -> None:
-    async with engine_of(request, form.model) as engine:
-
-        async def tell(segment: Segment, logprobs: list[SpeechLogprob] | None) -> None:
-            text = segment.text if segment.id else segment.text.lstrip()  # joined they are the whole text
-            delta = TextDelta(type="transcript.text.delta", delta=text)
-            if logprobs is not None:
-                delta.logprobs = logprobs
-            await events.write(delta)
-
-        transcript, logprobs = await _read(request, engine, form, audio, options, tell)
-    done = TextDone(type="transcript.text.done", text=transcript.text, languages=_languages(transcript))
-    if logprobs is not None:
-        done.logprobs = logprobs
-    await events.end(done)
+    transcript, logprobs = await _read(request, form, audio, options, events)
+    languages = _languages(transcript)
+    done = TextDone(type="transcript.text.done", text=transcript.text, languages=languages, **logprobs)
+    await events.write(done, last=True)
 
 
 async def _read(
     request: Request,
-    engine: Engine,
     form: SpeechForm,
     audio: bytes | NamedPath,
     options: dict[str, Any],
-    tell: Callable[[Segment, list[SpeechLogprob] | None], Awaitable[None]],
-) -> tuple[Transcript, list[SpeechLogprob] | None]:
-    """Returns the transcript, and its tokens' log-probabilities if they are wanted. ``tell`` gets each segment."""
+    events: Events | None = None,
+) -> tuple[Transcript, dict[str, Any]]:
+    """Returns the transcript, and its tokens' log-probabilities if they are wanted. ``events`` get each segment."""
     exchange, most = exchange_of(request), server_of(request).settings.max_audio_seconds
-    found: list[SpeechLogprob] | None = [] if "logprobs" in getattr(form, "include", ()) else None
-    async with engine.stream_transcription(
-        audio, priority=form.priority, request_id=exchange.id, **options
-    ) as segments:
+    all_logprobs: dict[str, Any] = {"logprobs": []} if "logprobs" in getattr(form, "include", ()) else {}
+    options = {"priority": form.priority, "request_id": exchange.id, **options}
+    async with (
+        engine_of(request, form.model) as engine,
+        engine.stream_transcription(audio, **options) as segments,
+    ):
         _check_length(segments.duration, most)
         async for segment in segments:
             _check_length(segments.position, most)
-            logprobs = None if found is None else _logprobs(engine.model.tokenizer, segment)
-            await tell(segment, logprobs)
-            if found is not None:
-                found += logprobs or ()
+            logprobs = {"logprobs": _logprobs(engine.model.tokenizer, segment)} if all_logprobs else {}
+            for name, found in logprobs.items():
+                all_logprobs[name] += found
+            if events is not None:
+                text = segment.text if segment.id else segment.text.lstrip()  # joined they are the whole text
+                await events.write(TextDelta(type="transcript.text.delta", delta=text, **logprobs))
         transcript = segments.transcript()
     exchange.ended(transcript.timings, audio_seconds=round(transcript.duration, 3), language=transcript.language)
-    return transcript, found
-
-
-async def _nothing(segment: Segment, logprobs: list[SpeechLogprob] | None) -> None:
-    """Does nothing, for answers that are sent as a whole."""
+    return transcript, all_logprobs
 
 
 def _check_length(seconds: float | None, most: float) -> None:
@@ -144,10 +126,6 @@ def _logprobs(tokenizer: Any, segment: Segment) -> list[SpeechLogprob]:
     return told
 
 
-def _usage(transcript: Transcript) -> DurationUsage:
-    return DurationUsage(type="duration", seconds=math.ceil(transcript.duration))
-
-
 def _languages(transcript: Transcript) -> list[SpokenLanguage]:
     return [] if transcript.language is None else [SpokenLanguage(code=transcript.language)]
 
@@ -160,4 +138,4 @@ def _verbose(transcript: Transcript, form: SpeechForm) -> dict[str, Any]:
     if "word" in wanted:
         told.setdefault("words", [])
     language = "english" if transcript.task == "translate" else told["language"] or ""  # OpenAI's is always a text
-    return {**told, "language": language, "usage": _usage(transcript).model_dump()}
+    return {**told, "language": language}

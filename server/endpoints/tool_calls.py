@@ -56,14 +56,8 @@ class Tools:
         content, calls = self.format.parse(text, self.given)
         message = chat.AnswerMessage(role="assistant", content=content, refusal=None)
         if calls:
-            message.tool_calls = [
-                chat.AnsweredCall(
-                    id=_new_id(),
-                    type="function",
-                    function=chat.CalledFunction(name=call.name, arguments=call.arguments),
-                )
-                for call in calls
-            ]
+            functions = [chat.CalledFunction(name=call.name, arguments=call.arguments) for call in calls]
+            message.tool_calls = [chat.AnsweredCall(id=_new_id(), type="function", function=one) for one in functions]
         return message
 
     def reader(self) -> CallReader:

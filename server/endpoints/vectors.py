@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -34,8 +33,7 @@ from .common import answered, engine_of, exchange_of, new_id
 async def embed(request: Request) -> Response:
     """The vector of each text."""
     body = await read_json(request, EmbeddingRequest)
-    texts = body.texts()
-    counts: list[int] = []
+    texts, counts = body.texts(), list[int]()
     async with engine_of(request, body.model) as engine:
         vectors = await engine.inside.embed(texts, None, None, body.priority, wait=True, told=counts.append)
     usage = _usage(request, counts)
@@ -43,20 +41,15 @@ async def embed(request: Request) -> Response:
 
 
 def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Response:
-    frame = EmbeddingAnswer(object="list", model=body.model, data=[], usage=usage).model_dump(mode="json")
-    head, tail = _dumped(frame).split('"data":[]')  # no text has it: its quotation marks would have backslashes
-    vector_texts = (_as_text(index, vector, body.encoding_format) for index, vector in enumerate(vectors))
-    return Response(f'{head}"data":[{",".join(vector_texts)}]{tail}', media_type="application/json")
-
-
-def _as_text(index: int, vector: Any, encoding: str | None) -> str:
-    """Returns one vector as JSON. Millions of numbers in one call would hold Python's lock for seconds."""
-    one = Embedding(object="embedding", index=index, embedding=_coded(vector, encoding))
-    return _dumped(one.model_dump(mode="json"))
-
-
-def _dumped(told: object) -> str:
-    return json.dumps(told, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """Writes one vector after another: millions of numbers in one call would hold Python's lock for seconds."""
+    frame = EmbeddingAnswer(object="list", model=body.model, data=[], usage=usage).model_dump_json()
+    head, tail = frame.split('"data":[]')  # no text has it: its quotation marks would have backslashes
+    items = []
+    for index, vector in enumerate(vectors):
+        in_base64 = body.encoding_format == "base64"
+        coded = base64.b64encode(vector.astype("<f4").tobytes()).decode() if in_base64 else vector.tolist()
+        items.append(Embedding(object="embedding", index=index, embedding=coded).model_dump_json())
+    return Response(f'{head}"data":[{",".join(items)}]{tail}', media_type="application/json")
 
 
 def _shortened(vectors: Any, dimensions: int | None) -> Any:
@@ -70,18 +63,10 @@ def _shortened(vectors: Any, dimensions: int | None) -> Any:
     return kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
-def _coded(vector: Any, encoding: str | None) -> list[float] | str:
-    if encoding == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    numbers: list[float] = vector.tolist()
-    return numbers
-
-
 async def rerank(request: Request) -> Response:
     """The documents in the order in which they answer the query."""
     body = await read_json(request, RerankRequest)
-    texts = body.texts()
-    counts: list[int] = []
+    texts, counts = body.texts(), list[int]()
     async with engine_of(request, body.model) as engine:
         scores = await engine.inside.score(body.query, texts, body.priority, wait=True, told=counts.append)
     usage = _usage(request, counts)
@@ -113,8 +98,7 @@ def _logistic(score: float) -> float:
 async def classify(request: Request) -> Response:
     """The probability of each label for each text."""
     body = await read_json(request, ClassifyRequest)
-    texts = body.texts()
-    counts: list[int] = []
+    texts, counts = body.texts(), list[int]()
     async with engine_of(request, body.model) as engine:
         found = await engine.inside.classify(texts, body.priority, wait=True, told=counts.append)
     usage = _usage(request, counts)

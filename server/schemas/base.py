@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from ...core.errors import RequestTooLarge
@@ -82,9 +82,20 @@ class Ignored(Body):
     prompt_cache_key: Annotated[Unread, Field(description="Accepted and not used: prompts are shared anyway.")] = None
 
 
-class SamplingBody(Ignored):
-    """The members that say how tokens are sampled: OpenAI's, and vLLM's names for the rest."""
+class StreamOptions(Body):
+    """``stream_options`` of a request."""
 
+    include_usage: Annotated[bool | None, Field(description="A last event has the tokens.")] = None
+    include_obfuscation: Annotated[bool | None, Field(description="Accepted and not used.")] = None
+
+
+class SamplingBody(Ignored):
+    """A request for text: its model, its stream, and how tokens are sampled, by OpenAI's names and vLLM's for the
+    rest."""
+
+    model: Name
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
     temperature: Annotated[float | None, Field(ge=0.0, le=2.0, description="0 is greedy; by default 1.")] = None
     top_p: Annotated[float | None, Field(gt=0.0, le=1.0)] = None
     n: Annotated[int | None, Field(ge=1, le=128)] = None
@@ -112,12 +123,11 @@ class SamplingBody(Ignored):
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
     priority: Annotated[int | None, Field(ge=-100, le=100, description="The smallest runs first.")] = None
 
-
-class StreamOptions(Body):
-    """``stream_options`` of a request."""
-
-    include_usage: Annotated[bool | None, Field(description="A last event has the tokens.")] = None
-    include_obfuscation: Annotated[bool | None, Field(description="Accepted and not used.")] = None
+    @model_validator(mode="after")
+    def _streams(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options without stream; set stream to true")
+        return self
 
 
 class Usage(Answer):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from .base import Answer, Body, Name, SamplingBody, StreamOptions, Text, Unread, Usage, check_length, up_to
+from .base import Answer, Body, Name, SamplingBody, Text, Unread, Usage, check_length, up_to
 from .weighing import check_object, check_texts
 
 _MOST_MESSAGES = 4_096
@@ -185,12 +185,9 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class ChatRequest(SamplingBody):
     """A conversation that the model goes on with."""
 
-    model: Name
     messages: Annotated[list[ChatMessage], up_to(_MOST_MESSAGES, 1)]
     max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
@@ -208,11 +205,10 @@ class ChatRequest(SamplingBody):
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs without logprobs; set logprobs to true")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options without stream; set stream to true")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise ValueError("tool_choice without tools")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in self.tool_names():
+        names = [tool.function.name for tool in self.tools or ()]
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
             raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
         return self
 
@@ -227,10 +223,6 @@ class ChatRequest(SamplingBody):
             given["response_format"] = self.response_format.json_schema.schema_
         for name, found in given.items():
             check_object(name, found, _MOST_VALUES[name], _MOST_CHARACTERS)
-
-    def tool_names(self) -> list[str]:
-        """Returns the names of the tools."""
-        return [tool.function.name for tool in self.tools or ()]
 
 
 class TopLogprob(Answer):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from .base import Answer, Name, SamplingBody, StreamOptions, Text, Usage, check_length, up_to
+from .base import Answer, SamplingBody, Text, Usage, check_length, up_to
 from .weighing import MOST_VALUES
 
 TokenIds = Annotated[
@@ -20,11 +20,8 @@ _MOST_ANSWERS = 256  # each is a request of the engine's
 class CompletionRequest(SamplingBody):
     """Text, or tokens, that the model goes on with."""
 
-    model: Name
     prompt: Text | Annotated[list[Text], up_to(2_048, 1)] | TokenIds | Annotated[list[TokenIds], up_to(2_048, 1)]
     max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="By default 16.")] = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     echo: Annotated[bool | None, Field(description="Begin the answer with the prompt.")] = None
     best_of: Annotated[None, Field(description="Accepted as null alone; ask for n.")] = None
@@ -34,8 +31,6 @@ class CompletionRequest(SamplingBody):
     def _fits_together(self) -> CompletionRequest:
         if len(self.prompts()) * (self.n or 1) > _MOST_ANSWERS:
             raise ValueError(f"{len(self.prompts())} prompts with n={self.n or 1}; allowed: {_MOST_ANSWERS} answers")
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options without stream; set stream to true")
         if self.echo and self.logprobs is not None:
             raise ValueError("logprobs of a prompt are not given; leave out echo, or logprobs")
         return self

@@ -7,8 +7,7 @@ it was, and ``figures`` some times a second. ``lost`` says how many changes a sl
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from ...actors.statistics import EngineStatistics
@@ -23,18 +22,16 @@ Told: TypeAlias = dict[str, Any]
 LONGEST_ID = 128  # characters
 
 
-def compact(told: Mapping[str, Any]) -> str:
-    """Returns ``told`` as JSON, without a space."""
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+def message(kind: str, now: float, **members: Any) -> Told:
+    """One message to a watcher."""
+    return {"type": kind, "now": _time(now), **members}
 
 
 def request_told(model: str, line: RequestLine) -> Told:
     """A request that has come to a new stage, which may be its outcome."""
-    told: Told = {"request": line.request_id[:LONGEST_ID], "model": model, "stage": line.stage}
-    told |= {"at": _time(line.stage_at), "tokens": line.tokens}
-    if line.error:
-        told["error"] = public_error(line.error)
-    return told
+    told = {"request": line.request_id[:LONGEST_ID], "model": model, "stage": line.stage}
+    error = {"error": public_error(line.error)} if line.error else {}
+    return {**told, "at": _time(line.stage_at), "tokens": line.tokens, **error}
 
 
 def entry_told(model: str, entry: CacheEntry) -> Told:
@@ -62,30 +59,10 @@ def state_told(states: Mapping[str, Overview], began: int, now: float) -> Told:
         for line in (*state.running.values(), *state.waiting.values())
     ]
     entries = [entry_told(model, entry) for model, state in states.items() for entry in state.entries()]
-    return {"type": "state", "now": _time(now), "began": began, "requests": requests, "entries": entries}
-
-
-def changes_told(changes: Iterable[Told], now: float) -> Told:
-    """The changes since the last message."""
-    return {"type": "changes", "now": _time(now), "changes": list(changes)}
-
-
-def lost_told(count: int, now: float) -> Told:
-    """The number of changes that were lost."""
-    return {"type": "lost", "now": _time(now), "count": count}
-
-
-def end_told(now: float) -> Told:
-    """The end: the server stops."""
-    return {"type": "end", "now": _time(now)}
+    return message("state", now, began=began, requests=requests, entries=entries)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
-
-
-def figures_told(models: Mapping[str, Told], now: float) -> Told:
-    """The figures of all models."""
-    return {"type": "figures", "now": _time(now), "models": dict(models)}
 
 
 def model_told(model: ModelStatistics, state: Overview) -> Told:
@@ -100,10 +77,18 @@ def model_told(model: ModelStatistics, state: Overview) -> Told:
         "ended": dict(state.ended),
         "failures": state.failures,
     }
-    if model.description is not None:
-        told["about"] = description_told(model.description)
+    if (about := model.description) is not None:
+        told["about"] = {
+            "architecture": about.architecture,
+            "device": about.device,
+            "dtype": about.dtype,
+            "positions": about.max_positions,
+            "page_size": about.page_size,
+            "can": abilities(about),
+        }
         if model.engine is not None:
-            told["engine"] = engine_told(model.engine, state, encodes=_encodes(model.description))
+            reads_media = about.preparer is not None and about.preparer.media
+            told["engine"] = engine_told(model.engine, state, encodes=bool(about.encoder_bytes or reads_media))
     return told
 
 
@@ -132,23 +117,6 @@ def engine_told(statistics: EngineStatistics, state: Overview, *, encodes: bool)
         "written": {line.request_id[:LONGEST_ID]: line.tokens for line in state.running.values() if line.tokens},
         "memory": {owner: count for owner, count in statistics.device.by_owner.items() if count},
     }
-
-
-def description_told(description: ModelDescription) -> Told:
-    """The description of a loaded model, and its abilities."""
-    return {
-        "architecture": description.architecture,
-        "device": description.device,
-        "dtype": description.dtype,
-        "positions": description.max_positions,
-        "page_size": description.page_size,
-        "can": abilities(description),
-    }
-
-
-def _encodes(description: ModelDescription) -> bool:
-    preparer = description.preparer
-    return bool(description.encoder_bytes or (preparer is not None and preparer.media))
 
 
 def abilities(description: ModelDescription) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from attrs import define, field
 
 from ...core.events import Event
-from ...core.overview import CacheEntry, Change, Overview, RequestLine
+from ...core.overview import Change, Overview, RequestLine
 from ..problems import Problem, Refusal
 from . import told
 from .told import Told
@@ -55,7 +56,7 @@ class Watchers:
         state = self.states.get(model)
         if state is None:
             state = self.states[model] = Overview()
-            self._follow(model, state)
+            self._follow()
         failures = state.failures
         state(event)
         if state.failures > failures and self._watching:
@@ -76,29 +77,24 @@ class Watchers:
             raise Refusal(Problem(429, f"{MOST_WATCHERS} watch already; close a page", "overloaded", retry_after=5))
         watcher = Watcher()
         self._watching.add(watcher)
-        self._follow_all()
+        self._follow()
         try:
             yield watcher
         finally:
             self._watching.discard(watcher)
-            self._follow_all()
+            self._follow()
 
-    def _follow_all(self) -> None:
+    def _follow(self) -> None:
+        """Has the states report changes while somebody watches."""
         for model, state in self.states.items():
-            self._follow(model, state)
+            state.changed = partial(self._changed, model) if self._watching else None
 
-    def _follow(self, model: str, state: Overview) -> None:
-        """Has the state report changes while somebody watches."""
-
-        def changed(change: Change) -> None:
-            self._put(_told(model, change))
-
-        state.changed = changed if self._watching else None
+    def _changed(self, model: str, change: Change) -> None:
+        if isinstance(change, RequestLine):
+            self._put(told.request_told(model, change))
+        else:
+            self._put(told.entry_told(model, change))
 
     def _put(self, change: Told) -> None:
         for watcher in self._watching:
             watcher.put(change)
-
-
-def _told(model: str, change: RequestLine | CacheEntry) -> Told:
-    return told.request_told(model, change) if isinstance(change, RequestLine) else told.entry_told(model, change)

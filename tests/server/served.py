@@ -5,7 +5,11 @@ such a limit gives a clock that stands still, and lets time pass itself."""
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
@@ -53,13 +57,40 @@ class Served:
 
         return trio.from_thread.run(ask, trio_token=self.token)
 
+    def get(self, path: str, body: Any = None, kind: str = "application/json") -> tuple[int, str]:
+        """The status and the text of the answer to a GET, or to a POST of ``body``: bytes, or what becomes JSON."""
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {} if data is None else {"content-type": kind})
+        try:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                text = answer.readline() if path == "/events" else answer.read()
+                return answer.status, text.decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def post(self, path: str, body: Any, kind: str = "application/json") -> tuple[int, Any]:
+        """As `get`; the answer is JSON."""
+        status, text = self.get(path, body, kind)
+        return status, json.loads(text)
+
+    def connect(self) -> socket.socket:
+        host, port = self.url.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=PATIENCE)
+
+    def works(self) -> bool:
+        """Whether an engine has a request."""
+        engines = [one.engine.requests for one in self._models() if one.engine is not None]
+        return any(one.waiting + one.running + one.leaving + one.steps_in_flight for one in engines)
+
     def is_idle(self) -> bool:
-        """Whether nothing is left of any request, neither here nor in an engine that is loaded."""
-        engines = [one.engine for one in self.server.engines.statistics().values() if one.engine is not None]
-        return not self.server.exchanges and not any(
-            one.requests.waiting + one.requests.running + one.requests.leaving + one.requests.steps_in_flight
-            for one in engines
-        )
+        """Whether nothing is left of any request: no exchange, no user of a model, no request or encoder output."""
+        caches = [one.engine.encoder_cache for one in self._models() if one.engine is not None]
+        held = sum(one.held + one.waiting for one in caches) + sum(one.users + one.waiting for one in self._models())
+        return not (self.server.exchanges or self.works() or held)
+
+    def _models(self) -> list[Any]:
+        return list(self.server.engines.statistics().values())
 
     @contextmanager
     def when(self, condition: Callable[[], bool], act: Callable[[], object] = bool) -> Iterator[None]:
@@ -79,16 +110,6 @@ class Served:
         with self.when(condition):
             pass
 
-    def seen(self, count: int) -> Callable[[], bool]:
-        """A condition: so many requests that count have begun, whether or not they have ended since."""
-        found: set[exchange.Exchange] = set()
-
-        def enough() -> bool:
-            found.update(self.server.exchanges)
-            return len(found) >= count
-
-        return enough
-
     def let_pass(self, seconds: float) -> None:
         """Lets time pass where the clock stands still, when the server has done all that it can do before."""
         assert self._clock is not None, "the server has the machine's clock; give it one that stands still"
@@ -98,6 +119,14 @@ class Served:
     def _jump(self, seconds: float) -> None:
         assert self._clock is not None, "`let_pass` looked"
         self._clock.jump(seconds)
+
+
+def head_of(connection: socket.socket) -> bytes:
+    """The head of an answer, and no byte of what follows."""
+    found = b""
+    while not found.endswith(b"\r\n\r\n"):
+        found += connection.recv(1) or pytest.fail(f"the connection ended behind {found!r}")
+    return found
 
 
 @define(eq=False)

@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
 
 RATE = 24_000
+app_of = cache(make_app)  # which is slow to make, and one for each server as in `serving`
 COMPLETED = "conversation.item.input_audio_transcription.completed"
 FAILED = "conversation.item.input_audio_transcription.failed"
 
@@ -140,7 +142,7 @@ class Talk:
         self._give.send_nowait({"type": "websocket.connect"})
 
     async def run(self) -> None:
-        await make_app(self.server)(scope_of(), self._take.receive, self._send)
+        await app_of(self.server)(scope_of(), self._take.receive, self._send)
         self.over.set()
 
     async def _send(self, message: Any) -> None:
@@ -243,7 +245,7 @@ async def answered(server: Server, scope: dict[str, Any]) -> list[Any]:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await make_app(server)(scope, receive, send)
+    await app_of(server)(scope, receive, send)
     return sent
 
 

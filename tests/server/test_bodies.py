@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +14,7 @@ from starlette.requests import Request
 from trio.testing import wait_all_tasks_blocked
 
 import triolet
-from triolet.core import request as core_request
 from triolet.core.errors import RequestTooLarge
-from triolet.core.request import SamplingParams
 from triolet.server import body, media
 from triolet.server.heap import Leavings
 from triolet.server.problems import BadBody
@@ -28,28 +23,12 @@ from triolet.server.schemas.chat import ChatRequest
 from triolet.server.schemas.completions import CompletionRequest
 from triolet.server.schemas.vectors import ClassifyRequest, EmbeddingRequest, RerankRequest
 
-from .served import Served, served
+from .served import Served
 
 pytestmark = pytest.mark.real_time
 
 PLAIN: dict[str, Any] = {"model": "llama", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def running(models: dict[str, str]) -> Iterator[Served]:
-    with served({name: models[name] for name in ("llama", "bert")}) as one:
-        yield one
-
-
-def post(running: Served, path: str, body: bytes) -> tuple[int, dict[str, Any]]:
-    asked = urllib.request.Request(running.url + path, body, {"content-type": "application/json"})
-    try:
-        with urllib.request.urlopen(asked, timeout=120) as answer:
-            return answer.status, json.loads(answer.read())
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.loads(error.read())
 
 
 def with_member(name: str, value: bytes) -> bytes:
@@ -73,7 +52,7 @@ def with_member(name: str, value: bytes) -> bytes:
     ids=["biases", "metadata", "messages", "digits", "escapes", "one letter", "nested"],
 )
 def test_a_body_over_a_bound_is_refused_before_anything_is_made_of_it(
-    running: Served, monkeypatch: pytest.MonkeyPatch, name: str, value: bytes
+    service: Served, monkeypatch: pytest.MonkeyPatch, name: str, value: bytes
 ) -> None:
     made: list[object] = []
     original = body._parse
@@ -83,11 +62,11 @@ def test_a_body_over_a_bound_is_refused_before_anything_is_made_of_it(
         return original(*given)
 
     monkeypatch.setattr(body, "_parse", parse)
-    status, told = post(running, CHAT, with_member(name, value))
+    status, told = service.post(CHAT, with_member(name, value))
     assert (status, told["error"]["code"]) == (413, "request_too_large")
     assert "of more than" in told["error"]["message"]
     assert made == []
-    assert post(running, CHAT, json.dumps(PLAIN).encode())[0] == 200
+    assert service.post(CHAT, PLAIN)[0] == 200
     assert len(made) == 1
 
 
@@ -151,7 +130,7 @@ def test_what_is_not_used_is_not_made(value: object) -> None:
 )
 def test_the_texts_of_a_request_have_a_bound_together(kind: Any, members: dict[str, Any]) -> None:
     with pytest.raises(RequestTooLarge, match=f"allowed: up to {MOST_TEXT:,}"):
-        body._parse(kind, json.dumps(members).encode())
+        body._parse(kind, [json.dumps(members).encode()])
 
 
 def _called(arguments: str) -> list[dict[str, Any]]:
@@ -176,53 +155,20 @@ def _schema(count: int) -> dict[str, Any]:
 )
 def test_what_is_walked_through_more_than_once_has_bounds_of_its_own(members: dict[str, Any]) -> None:
     with pytest.raises(RequestTooLarge, match="of more than"):
-        body._parse(ChatRequest, json.dumps({**PLAIN, **members}).encode())
-
-
-def test_logit_biases_are_as_many_as_stop_tokens(running: Served) -> None:
-    few = {**PLAIN, "logit_bias": dict.fromkeys(range(20), 1)}
-    many = {**PLAIN, "logit_bias": dict.fromkeys(range(1_025), 1)}
-    assert post(running, CHAT, json.dumps(few).encode())[0] == 200
-    status, told = post(running, CHAT, json.dumps(many).encode())
-    assert (status, told["error"]["param"]) == (400, "logit_bias")
-    assert "at most 1024" in told["error"]["message"]
-
-
-def test_the_parameters_of_many_answers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = SamplingParams(n=128, seed=1, logit_bias=dict.fromkeys(range(1_000), 1.0))
-    checked: list[object] = []
-    monkeypatch.setattr(core_request, "settle", lambda *given, **_: checked.append(given))
-    siblings = [params.sibling(index) for index in range(128)]
-    assert checked == []
-    assert len({one.seed for one in siblings}) == 128
-    assert {one.n for one in siblings} == {1}
-    assert all(one.logit_bias is params.logit_bias for one in siblings)
+        body._parse(ChatRequest, [json.dumps({**PLAIN, **members}).encode()])
 
 
 async def tokenizer_of(engine: triolet.Engine) -> Any:
     return engine.model.tokenizer
 
 
-def test_texts_are_read_once_and_counted(running: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Any] = []
-    tokenizer = running.engine("bert", tokenizer_of)
-    kind = type(tokenizer)
-    original = kind.__call__
-    monkeypatch.setattr(
-        kind, "__call__", lambda one, *given, **more: read.extend(given) or original(one, *given, **more)
-    )
-    status, answer = post(running, "/v1/embeddings", b'{"model": "bert", "input": ["a cat", "a dog"]}')
-    assert (status, read) == (200, ["a cat", "a dog"])
-    assert answer["usage"]["prompt_tokens"] == sum(len(original(tokenizer, one)["input_ids"]) for one in read)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_prompt_of_tokens_is_spelled_once_for_all_echoes(
-    running: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
+    service: Served, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """In a thread: a long one would hold up all others."""
     spelled: list[bool] = []
-    tokenizer = running.engine("llama", tokenizer_of)
+    tokenizer = service.engine("llama", tokenizer_of)
     kind = type(tokenizer)
     original = kind.decode
     text = original(tokenizer, [5, 6, 7])
@@ -234,11 +180,8 @@ def test_a_prompt_of_tokens_is_spelled_once_for_all_echoes(
 
     monkeypatch.setattr(kind, "decode", decode)
     body = {"model": "llama", "prompt": [5, 6, 7], "echo": True, "n": 4, "max_tokens": 1, "stream": stream}
-    asked = urllib.request.Request(
-        running.url + "/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(asked, timeout=120) as answer:
-        assert answer.read().decode().count(json.dumps(text, ensure_ascii=False)[1:-1]) == 4
+    _, answer = service.get("/v1/completions", body)
+    assert answer.count(json.dumps(text, ensure_ascii=False)[1:-1]) == 4
     assert spelled == [False]
 
 
@@ -287,11 +230,11 @@ async def test_what_large_requests_leave_is_given_back_each_time() -> None:
 
 @pytest.mark.parametrize(("size", "given_back"), [(100, False), (2_000_000, True), (40_000_000, True)])
 def test_a_large_request_is_followed_by_giving_back(
-    running: Served, monkeypatch: pytest.MonkeyPatch, size: int, given_back: bool
+    service: Served, monkeypatch: pytest.MonkeyPatch, size: int, given_back: bool
 ) -> None:
     """One that is refused, too."""
     added: list[bool] = []
-    monkeypatch.setattr(type(running.server.leavings), "add", lambda _: added.append(True))
-    post(running, CHAT, json.dumps({**PLAIN, "user": "a" * size}).encode())
-    running.until(running.is_idle)
+    monkeypatch.setattr(type(service.server.leavings), "add", lambda _: added.append(True))
+    service.post(CHAT, {**PLAIN, "user": "a" * size})
+    service.until(service.is_idle)
     assert len(added) == given_back

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from triolet import Engines
 from triolet.api.command_line.terminal import FAILED
-from triolet.server.command import KEY_VARIABLE, _keys_of_file, _run, serve
+from triolet.server.command import KEY_VARIABLE, _keys, _run, serve
 from triolet.server.listening import CannotListen, Listener
 from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
@@ -55,9 +55,9 @@ def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["demo", "--idle-seconds", "-1"], "idle_seconds=-1"),
-        (["demo", "--memory-budget", "0"], "memory_budget=0"),
-        (["demo", "--drain-seconds", "-1"], "drain_seconds=-1"),
+        (["demo", "--idle-seconds", "-1"], "--idle-seconds=-1"),
+        (["demo", "--memory-budget", "0"], "--memory-budget=0"),
+        (["demo", "--drain-seconds", "-1"], "--drain-seconds=-1"),
         (["demo", "--host", "0.0.0.0"], "no API key is set"),
         ([], "no model; name one"),
         (["--model", "speech"], "--model 'speech'; allowed: NAME=MODEL"),
@@ -91,7 +91,7 @@ def test_a_key_that_no_client_can_send_is_refused_by_its_place(tmp_path: Path, m
 def test_a_file_of_keys_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_bytes("\ufeffsecret\n#no\n\n two \n".encode())
-    assert _keys_of_file(str(keys)) == ["secret", "two"]
+    assert _keys((), str(keys)) == ["secret", "two"]
 
 
 def _plain(output: str) -> str:

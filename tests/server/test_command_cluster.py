@@ -11,14 +11,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from triolet import InvalidRequest
-from triolet.server.cluster_options import Replicas, check_options
+from triolet.server.cluster_options import Replicas
 from triolet.server.command import serve
 
 pytestmark = pytest.mark.real_time
 
-NONE = {"cluster": False, "memory_budget": None, "replicas": None, "encoders": None}
-NONE |= {"replica_cpus": None, "replica_gpus": None}
+FLAGS = ("--replicas", "--encoders", "--replica-cpus", "--replica-gpus")
 
 
 @pytest.mark.parametrize(("word", "found"), [("2", 2), (" 2-8 ", (2, 8)), ("1-1", (1, 1)), (3, 3)])
@@ -32,23 +30,11 @@ def test_what_is_no_number_of_replicas_is_refused(word: str) -> None:
         Replicas().convert(word, None, None)
 
 
-@pytest.mark.parametrize("name", ["replicas", "encoders", "replica_cpus", "replica_gpus"])
-def test_options_of_a_cluster_belong_to_a_cluster(name: str) -> None:
-    check_options(NONE)
-    check_options(NONE | {name: 0, "cluster": True})
-    with pytest.raises(InvalidRequest, match=f"--{name.replace('_', '-')} without --cluster; allowed: both"):
-        check_options(NONE | {name: 0})
-
-
-def test_several_options_are_named() -> None:
-    with pytest.raises(InvalidRequest, match="--replicas and --encoders without --cluster"):
-        check_options(NONE | {"encoders": 1, "replicas": 2})
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["demo", "--replicas", "2"], "--replicas without --cluster"),
+        *((["demo", name, "0"], f"{name} without --cluster; allowed: both") for name in FLAGS),
+        (["demo", "--encoders", "1", "--replicas", "2"], "--replicas and --encoders without --cluster"),
         (["demo", "--cluster", "--memory-budget", "1G"], "--memory-budget is for models in this process"),
         (["demo", "--cluster", "--encoders", "-1"], "-1 is not in the range"),
     ],
@@ -62,8 +48,8 @@ def test_a_wrong_use_is_told(words: list[str], told: str) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--replicas", "0"], "replicas=0; allowed: an integer of 1 or more, or two: the least and the most"),
-        (["--replicas", "5-2"], "replicas=(5, 2); allowed: an integer of 1 or more, or two: the least and the most"),
+        (["--replicas", "0"], "--replicas=0; allowed: an integer of 1 or more, or two: the least and the most"),
+        (["--replicas", "5-2"], "--replicas=(5, 2); allowed: an integer of 1 or more, or two: the least and the most"),
         (["--replica-cpus", "-1"], "cpus=-1.0; allowed: a number, 0 or more"),
     ],
 )

@@ -17,17 +17,15 @@ import openai
 import pytest
 import trio
 
-from triolet import Engines
 from triolet.core import events as e
-from triolet.server.app import make_app
-from triolet.server.server import Server
-from triolet.server.settings import ServerSettings
 from triolet.server.view import told
 from triolet.server.view.page import SCRIPTS, plain, read_page
 from triolet.server.view.watchers import MOST_CHANGES
 
 from .openai_client import openai_client
 from .served import PATIENCE, Served, served
+from .talking import PaperEngine, paper_server
+from .test_gate import Asked
 
 pytestmark = pytest.mark.real_time
 
@@ -173,43 +171,26 @@ def test_a_watcher_is_no_request_and_does_not_hold_up_the_end(models: dict[str, 
             assert list(events) == []
 
 
-async def test_a_watcher_that_reads_nothing_does_not_hold_up_the_end(models: dict[str, str]) -> None:
+class Stuck(Asked):
+    """Reads nothing of its answer."""
+
+    async def _say(self, message: Any) -> None:
+        await super()._say(message)
+        if message["type"] == "http.response.body":
+            await self.leaves.wait()
+
+
+async def test_a_watcher_that_reads_nothing_does_not_hold_up_the_end(autojump_clock: Any) -> None:
     """What it is sent does not leave; nobody waits for that."""
-    async with Engines(models) as engines:
-        server = Server(ServerSettings(), engines)
-        stuck, gone = trio.Event(), trio.Event()
-
-        async def say(message: Any) -> None:
-            if message["type"] == "http.response.body":
-                stuck.set()
-                await gone.wait()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(make_app(server), _scope("/events"), _Quiet().hear, say)
-            await stuck.wait()
-            server.stop()
-            await server.all_ended()
-            gone.set()
-
-
-def _scope(path: str) -> dict[str, Any]:
-    return {
-        "type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
-        "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1), "scheme": "http", "http_version": "1.1",
-    }  # fmt: skip
-
-
-class _Quiet:
-    """A client that sends its request and nothing more."""
-
-    def __init__(self) -> None:
-        self._sent = False
-
-    async def hear(self) -> dict[str, Any]:
-        if self._sent:
-            await trio.sleep_forever()
-        self._sent = True
-        return {"type": "http.request", "body": b"", "more_body": False}
+    server = paper_server(PaperEngine())
+    watcher = Stuck(server, "GET", "/events")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watcher.run)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(watcher.got) == 2
+        server.stop()
+        await server.all_ended()
+        watcher.leaves.set()
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

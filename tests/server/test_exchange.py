@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -75,14 +74,6 @@ def client(*script: tuple[float, dict[str, Any]], **given: Any) -> Client:
     return Client([(start + time, message) for time, message in script], **given)
 
 
-async def test_an_answer_has_the_name_of_its_request(autojump_clock: trio.testing.MockClock) -> None:
-    asks = client((0, part()))
-    exchange = await asks.ask(hello)
-    assert (asks.status, asks.body, exchange.cut) == (200, b"hello", None)
-    assert (b"x-request-id", b"req-1") in asks.got[0]["headers"]
-    assert (b"connection", b"close") not in asks.got[0]["headers"]
-
-
 async def test_a_client_that_goes_away_cancels_the_work_whatever_it_waits_for(autojump_clock: Any) -> None:
     asks, ended = client((0, part()), (3, GONE)), []
 
@@ -117,21 +108,6 @@ async def test_who_waits_for_a_slow_answer_is_not_slow(autojump_clock: Any) -> N
     asks = client((0, part()))
     await asks.ask(work, body_seconds=10)
     assert asks.status == 200
-
-
-async def test_what_runs_when_the_server_stops_is_told(autojump_clock: Any) -> None:
-    async def work(scope: Any, *_: Any) -> None:
-        nursery.start_soon(stop, scope["exchange"])
-        await trio.sleep(1_000)
-
-    async def stop(exchange: Exchange) -> None:
-        exchange.end(Cut.STOPPING)
-
-    asks = client((0, part()))
-    async with trio.open_nursery() as nursery:
-        await asks.ask(work)
-    assert asks.status == 503
-    assert "the server stops" in json.loads(asks.body)["error"]["message"]
 
 
 async def test_a_stream_that_is_cut_off_ends_with_its_last_words(autojump_clock: Any) -> None:
@@ -183,16 +159,9 @@ async def test_what_comes_after_the_answer_cuts_nothing(autojump_clock: Any) -> 
 
 async def refuse_or_read(scope: Any, receive: Any, send: Any) -> None:
     try:
-        while (await receive()).get("more_body"):
-            pass
-        await hello_again(send)
+        await hello(scope, receive, send)
     except RequestTooLarge as error:
         await problem_answer(problem_of(error))(scope, receive, send)
-
-
-async def hello_again(send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"hello"})
 
 
 async def test_a_request_that_says_that_it_is_too_large_is_refused_at_once(autojump_clock: Any) -> None:

@@ -11,12 +11,10 @@ import pytest
 import trio
 from attrs import define, field
 
-from triolet.server.app import make_app
 from triolet.server.exchange import Cut, Exchange
 from triolet.server.server import Server
-from triolet.server.settings import ServerSettings
 
-from .talking import PaperEngine, PaperEngines
+from .talking import PaperEngine, app_of, paper_server, scope_of
 
 KEY = {"authorization": "Bearer secret"}
 PAGE = "https://app.example"
@@ -37,19 +35,8 @@ class Asked:
 
     async def run(self) -> Asked:
         headers = {"host": "localhost", **({"content-length": "9"} if self.hangs else {}), **self.headers}
-        scope = {
-            "type": "http",
-            "method": self.method,
-            "path": self.path,
-            "raw_path": self.path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "scheme": "http",
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-            "client": ("127.0.0.1", 1),
-            "extensions": {},
-        }
-        await make_app(self.server)(scope, self._hear, self._say)
+        scope = {**scope_of(self.path, headers), "type": "http", "method": self.method, "scheme": "http"}
+        await app_of(self.server)(scope, self._hear, self._say)
         return self
 
     async def _hear(self) -> Any:
@@ -81,8 +68,7 @@ class Asked:
 @pytest.fixture
 def server() -> Server:
     """One that wants a key, and takes one request at a time."""
-    engines: Any = PaperEngines(PaperEngine())
-    return Server(ServerSettings(api_keys=("secret",), max_requests=1, cors_origins=(PAGE,)), engines)
+    return paper_server(PaperEngine(), api_keys=("secret",), max_requests=1, cors_origins=(PAGE,))
 
 
 # -- places ------------------------------------------------------------------------------------------------------------

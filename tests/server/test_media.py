@@ -6,8 +6,6 @@ import base64
 import io
 import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -85,8 +83,9 @@ async def test_an_address_with_an_allowed_prefix_is_fetched(files: str) -> None:
     ],
 )
 async def test_other_addresses_are_refused(files: str, url: str) -> None:
-    with pytest.raises(Refusal, match="may not be fetched; allowed"):
+    with pytest.raises(Refusal, match="may not be fetched; allowed") as raised:
         await media(files).fetch(url, "here", 1_000)
+    assert (raised.value.problem.status, raised.value.problem.param) == (403, "here")
 
 
 async def test_nothing_is_fetched_by_default() -> None:
@@ -113,8 +112,9 @@ async def test_a_redirection_is_checked_like_the_first_address(files: str) -> No
 async def test_what_is_not_there_is_told(files: str) -> None:
     with pytest.raises(Refusal, match="status was 404"):
         await media(files).fetch(f"{files}/nothing", "here", 1_000)
-    with pytest.raises(Refusal, match="here cannot be fetched"):
+    with pytest.raises(Refusal, match="here cannot be fetched") as raised:
         await media("http://127.0.0.1:9").fetch("http://127.0.0.1:9/", "here", 1_000)
+    assert (raised.value.problem.status, raised.value.problem.code) == (422, "address_failed")
 
 
 async def test_what_is_too_large_is_not_read_to_its_end(files: str) -> None:
@@ -222,14 +222,8 @@ def silence(seconds: float) -> dict[str, Any]:
 def told_of(small: Served, model: str, *parts: dict[str, Any], **more: Any) -> tuple[int, str]:
     content = [*parts, {"type": "text", "text": "a"}]
     body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1, **more}
-    data, kind = json.dumps(body).encode(), {"content-type": "application/json"}
-    try:
-        request = urllib.request.Request(f"{small.url}/v1/chat/completions", data, kind)
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return answer.status, ""
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)["error"]["message"]
+    status, told = small.get("/v1/chat/completions", body)
+    return status, "" if status == 200 else json.loads(told)["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

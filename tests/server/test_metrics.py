@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from typing import Any
 
 import pytest
@@ -13,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from triolet.core.timings import Timings
 from triolet.server.spans import Spans
 
-from .served import PATIENCE, Served
+from .served import Served
 
 pytestmark = pytest.mark.real_time
 
@@ -21,30 +18,15 @@ pytestmark = pytest.mark.real_time
 def samples(service: Served) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """The figures, when all requests are counted: who has its answer may ask before."""
     service.until(service.is_idle)
-    with urllib.request.urlopen(f"{service.url}/metrics", timeout=PATIENCE) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-        return {
-            (one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples
-        }
-
-
-def ask(service: Served, path: str, body: dict[str, Any]) -> int:
-    request = urllib.request.Request(
-        f"{service.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code
+    families = text_string_to_metric_families(service.get("/metrics")[1])
+    return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in families for one in family.samples}
 
 
 def test_a_request_counts_once_everywhere(service: Served) -> None:
     asked = {"model": "llama", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "ignore_eos": True}
-    ask(service, "/v1/chat/completions", asked)
+    service.get("/v1/chat/completions", asked)
     before = samples(service)
-    assert ask(service, "/v1/chat/completions", asked) == 200
+    assert service.get("/v1/chat/completions", asked)[0] == 200
     after = samples(service)
     llama = ("model", "llama")
 
@@ -67,9 +49,9 @@ def test_a_request_counts_once_everywhere(service: Served) -> None:
 def test_clients_make_no_series_of_their_own(service: Served) -> None:
     """Names and paths that are none of the server's would be a series each."""
     for number in range(3):
-        assert ask(service, f"/nothing/{number}", {}) == 404
+        assert service.get(f"/nothing/{number}", {})[0] == 404
         asked = {"model": f"nobody{number}", "input": "a"}
-        assert ask(service, "/v1/embeddings", asked) == 404
+        assert service.get("/v1/embeddings", asked)[0] == 404
     told = samples(service)
     assert not [key for key in told if "nobody" in str(key) or "/nothing" in str(key)]
     assert ("triolet_http_requests_total", (("method", "POST"), ("path", "unknown"), ("status", "404"))) in told

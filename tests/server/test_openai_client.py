@@ -5,7 +5,6 @@ Each answer is held to the client's types, and is what the same engine gives wit
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import json
@@ -22,7 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from triolet import Completion, SamplingParams
 
 from .openai_client import openai_client
-from .served import PATIENCE, Served
+from .served import Served
 
 pytestmark = pytest.mark.real_time
 
@@ -72,12 +71,6 @@ def test_n_answers_are_the_completion_and_its_alternatives(service, client):
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len(set(texts)) == 3
     assert answer.usage.completion_tokens == 24
-
-
-def test_equal_seeds_give_equal_texts_and_others_do_not(client):
-    first, again, other = (talk(client, seed=seed, max_tokens=12).choices[0].message.content for seed in (7, 7, 8))
-    assert first == again
-    assert first != other
 
 
 def test_a_stop_string_ends_the_text_before_it(service, client):
@@ -142,16 +135,6 @@ def test_logprobs_of_a_stream_are_those_of_the_whole_answer(client):
     assert [(one.token, one.logprob) for one in told] == [(one.token, pytest.approx(one.logprob)) for one in whole]
 
 
-def test_the_streaming_helper_tells_its_events_and_the_whole(service, client):
-    whole = completed(service, messages=QUESTION, **GREEDY).text
-    stop = within(whole)
-    with client.chat.completions.stream(model="llama", messages=QUESTION, stop=stop, temperature=0.0) as stream:
-        kinds = [event.type for event in stream]
-        final = stream.get_final_completion()
-    assert set(kinds) == {"chunk", "content.delta", "content.done"}
-    assert final.choices[0].message.content == whole[: whole.index(stop)]
-
-
 def test_a_json_object_is_one(client):
     answer = talk(client, response_format={"type": "json_object"}, seed=1, max_tokens=200)
     assert answer.choices[0].finish_reason == "stop"
@@ -197,12 +180,6 @@ def test_a_developer_is_the_system_and_parts_of_text_are_lines(service, client):
     for role in ("system", "developer"):
         messages = [{"role": role, "content": "be brief"}, {"role": "user", "content": parts}]
         assert talk(client, messages=messages, **GREEDY).choices[0].message.content == expected.text
-
-
-def test_members_of_openai_that_change_nothing_are_taken(client):
-    ignored = {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "prompt_cache_key": "k"}
-    before = talk(client, **GREEDY).choices[0].message.content
-    assert talk(client, **ignored, safety_identifier="me", **GREEDY).choices[0].message.content == before
 
 
 def test_what_openai_does_not_have_goes_by_extra_body(service, client):
@@ -340,22 +317,3 @@ def test_models_are_listed_and_found(service, client):
     names = [model.id for model in client.models.list()]
     assert names == list(service.server.engines.models)
     assert client.models.retrieve("bert").id == "bert"
-
-
-# -- the asynchronous client -------------------------------------------------------------------------------------------
-
-
-def test_the_asynchronous_client_asks_and_streams_at_the_same_time(service):
-    expected = completed(service, messages=QUESTION, **GREEDY).text
-
-    async def main() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", timeout=PATIENCE) as client:
-            ask = partial(client.chat.completions.create, model="llama", messages=QUESTION, **GREEDY)
-
-            async def streamed() -> str:
-                return "".join([part.choices[0].delta.content or "" async for part in await ask(stream=True)])
-
-            answer, text = await asyncio.gather(ask(), streamed())
-            return [answer.choices[0].message.content, text]
-
-    assert asyncio.run(main()) == [expected, expected]

@@ -10,12 +10,11 @@ import openai
 import pytest
 import soundfile
 import soxr
-from websockets.exceptions import InvalidStatus
 
 from triolet import Transcript
 
 from .openai_client import PATIENT_SOCKET, openai_client
-from .served import Served, served
+from .served import Served
 
 pytestmark = [
     pytest.mark.real_time,
@@ -97,28 +96,3 @@ def test_the_server_finds_where_somebody_speaks(connection, sound, transcript):
     assert kinds[:2] == ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped"]
     assert told[-1].transcript == "".join(one.delta for one in told if one.type == DELTA) == transcript.text
     assert len({one.item_id for one in told if getattr(one, "item_id", None)}) == 1
-
-
-def test_an_event_that_is_none_is_told_and_the_connection_goes_on(connection, sound):
-    connection.send({"type": "input_audio_buffer.append", "event_id": "mine"})
-    error = next(iter(connection))
-    assert (error.type, error.error.type, error.error.event_id) == ("error", "invalid_request_error", "mine")
-    assert "audio" in error.error.message
-    set_up(connection, None)
-
-
-def test_a_model_that_is_none_is_one_error_of_its_turn(service, sound):
-    with openai_client(service) as client:
-        with connect(client, "nobody") as connection:
-            next(iter(connection))
-            say(connection, sound)
-            connection.input_audio_buffer.clear()
-            told = [next(iter(connection)) for _ in range(2)]
-    assert {one.type for one in told} == {"error", "input_audio_buffer.cleared"}
-    assert "nobody" in next(one.error.message for one in told if one.type == "error")
-
-
-def test_a_wrong_key_opens_no_connection(models):
-    with served({"bert": models["bert"]}, api_keys=["right"]) as service, openai_client(service) as client:
-        with pytest.raises(InvalidStatus, match="401"), connect(client, "whisper"):
-            pass

@@ -53,15 +53,6 @@ def test_json_has_text_language_and_duration(client, speech, transcript):
     assert (told.usage.type, told.usage.seconds) == ("duration", 5)
 
 
-@pytest.mark.parametrize(("name", "format_"), [("srt", SRT), ("vtt", VTT)])
-def test_subtitles_are_those_of_the_command(client, service, speech, name, format_):
-    assert transcribe(client, speech, response_format=name) == written(transcribed(service, speech), format_)
-
-
-def test_text_is_the_text_with_a_line_end(client, speech, transcript):
-    assert transcribe(client, speech, response_format="text") == transcript.text + "\n"
-
-
 def test_verbose_json_has_the_segments(client, service, speech):
     expected = as_verbose_object(transcribed(service, speech))
     told = transcribe(client, speech, response_format="verbose_json", timestamp_granularities=["segment"])
@@ -105,23 +96,12 @@ def test_a_prompt_is_the_text_before(client, service, speech):
     assert plain != prompted
 
 
-def test_a_prompt_that_the_model_cannot_have_is_refused_in_the_engines_words(client, speech):
-    with pytest.raises(openai.BadRequestError, match=r"has no <\|startofprev\|> token"):
-        transcribe(client, speech, prompt="names")
-
-
 @pytest.mark.parametrize("strategy", ["auto", {"type": "server_vad"}])
 def test_with_a_chunking_strategy_the_pieces_are_read_at_the_same_time(client, service, strategy):
     recording = next(sample.path for sample in demo.samples() if "de-pause" in str(sample.path))
     expected = transcribed(service, recording, parallel=True)
     told = transcribe(client, recording, chunking_strategy=strategy, response_format="verbose_json")
     assert [one.text for one in told.segments] == [one.text for one in expected.segments]
-
-
-def test_figures_of_a_chunking_strategy_are_refused_by_name(client, speech):
-    with pytest.raises(openai.BadRequestError, match=r"^Error code: 400 - chunking_strategy.threshold: ") as caught:
-        transcribe(client, speech, chunking_strategy={"type": "server_vad", "threshold": 0.5})
-    assert caught.value.param == "chunking_strategy.threshold"
 
 
 def test_logprobs_are_told_of_every_token(client, speech, transcript):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from triolet.server.endpoints.table import ENDPOINTS
 from triolet.server.openapi import openapi
 
-from .served import PATIENCE, Served
+from .served import Served
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +65,5 @@ def test_a_key_is_asked_for_where_there_is_one(document: dict[str, Any]) -> None
 
 @pytest.mark.real_time
 def test_the_server_tells_its_models(service: Served) -> None:
-    with urllib.request.urlopen(f"{service.url}/openapi.json", timeout=PATIENCE) as answer:
-        told = json.loads(answer.read())
+    told = json.loads(service.get("/openapi.json")[1])
     assert set(told["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"]) >= {"whisper", "llama"}

@@ -124,7 +124,7 @@ def messages(*told_events: e.Event, model: str = "m") -> list[told.Told]:
         for event in told_events:
             watchers.hear(model, event)
         now = max((event.time for event in told_events), default=0.0)
-        return [first, told.changes_told(watcher.take()[1], now)]
+        return [first, told.message("changes", now, changes=watcher.take()[1])]
 
 
 def test_the_windows_of_one_recording_are_one_piece_of_work(run: Run) -> None:
@@ -149,37 +149,19 @@ def test_requests_of_one_work_at_the_same_time_are_two_lanes(run: Run) -> None:
     assert [work["stage"] for work in run("world.js", _TAKE, messages(*both))["works"]] == ["queued", "queued"]
 
 
-def test_figures_tell_the_tokens_of_those_that_run(run: Run) -> None:
-    figures = told.figures_told({"m": {"engine": {"written": {"r#0/1": 17}}, "error": None}}, 2.0)
-    (work,) = run("world.js", _TAKE, [*messages(e.RequestQueued("r#0/1", time=1.0)), figures])["works"]
-    assert work["tokens"] == 17
-
-
-def test_what_failed_is_kept_with_its_text(run: Run) -> None:
-    broken = [e.RequestQueued("r", time=1.0), e.RequestEnded("r", "failed", "PoisonRequest: boom", time=2.0)]
-    known = run("world.js", _TAKE, messages(*broken, e.RunnerRestarting(1, "DeviceLost: gone", time=3.0)))
-    assert [one["text"] for one in known["failures"]] == ["restart 1: DeviceLost: gone", "PoisonRequest: boom"]
-    assert known["works"][0]["error"] == "PoisonRequest: boom"
-
-
 def test_after_a_loss_the_state_counts(run: Run) -> None:
     """What ended in between is over, what is new is there with its beginning, and the rest goes on."""
     before = messages(e.RequestQueued("a", time=1.0), e.RequestQueued("b", time=1.0), e.EntryReserved("k", 3, time=1.0))
     state = Overview()
     for event in (e.RequestQueued("b", time=1.0), e.RequestQueued("c", time=2.0), e.RequestStarted("c", time=3.0)):
         state(event)
-    after = [told.lost_told(5, 4.0), told.state_told({"m": state}, 1, 4.0)]
+    after = [told.message("lost", 4.0, count=5), told.state_told({"m": state}, 1, 4.0)]
     known = run("world.js", _TAKE, [*before, *after])
     assert {work["id"]: work["stage"] for work in known["works"]} == {"a": "unknown", "b": "queued", "c": "reading"}
     (new,) = [work for work in known["works"] if work["id"] == "c"]
     assert [(one["stage"], one["from"]) for one in new["segments"]] == [("queued", 2.0), ("reading", 3.0)]
     assert known["entries"] == [{"id": "k", "stage": "absent", "to": 4.0}]
     assert known["lost"] == 5
-
-
-def test_of_another_server_nothing_is_kept(run: Run) -> None:
-    known = run("world.js", _TAKE, [*messages(e.RequestQueued("a", time=1.0)), told.state_told({}, 2, 9.0)])
-    assert (known["works"], known["entries"]) == ([], [])
 
 
 _RATES = """

@@ -11,7 +11,6 @@ import trio
 from triolet.core.errors import EncodeFailed
 from triolet.server.endpoints import live_turns
 from triolet.server.endpoints.live_turns import MOST_SAMPLES
-from triolet.server.serving import _drain
 
 from .talking import COMPLETED, FAILED, RATE, PaperEngine, Talk, answered, paper_server, scope_of, talking, tone, update
 
@@ -304,33 +303,6 @@ async def test_a_session_that_overruns_the_servers_time_has_last_words(autojump_
         assert await errors(talk) == ["the server stops, and the time for open sessions is over; connect again later"]
         assert talk.closed == 1001
         await talk.server.all_ended()
-
-
-class NoListener:
-    """Has no connections."""
-
-    def keep_none(self) -> None:
-        """There is none to keep."""
-
-    async def close(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    async def cut_off(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-
-async def test_open_sessions_are_counted_when_the_time_to_stop_is_over(
-    autojump_clock: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with talking() as talk:
-        talk.engine.may_answer = trio.Event()
-        talk.append(10)
-        talk.commit()
-        await talk.settled()
-        listener: Any = NoListener()
-        await _drain(talk.server, listener)
-        assert talk.closed == 1001
-    assert "0 requests and 1 WebSockets run still, and are cut off" in caplog.text
 
 
 # -- who may enter -----------------------------------------------------------------------------------------------------

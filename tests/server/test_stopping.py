@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -10,79 +9,29 @@ import socket
 import subprocess
 import sys
 import textwrap
-import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from .processes import Running, running
-from .served import PATIENCE, served
+from .served import PATIENCE, head_of
 
 pytestmark = pytest.mark.real_time
-
-
-def ask(url: str, **more: Any) -> tuple[int, str]:
-    body = {"model": "llama", "messages": [{"role": "user", "content": "go"}], "ignore_eos": True, **more}
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
-
-
-def asked_in_threads(url: str, count: int, answers: list[tuple[int, str]], **more: Any) -> list[threading.Thread]:
-    def one() -> None:
-        answers.append(ask(url, **more))
-
-    threads = [threading.Thread(target=one, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def test_requests_that_run_may_end_when_the_server_stops(models: dict[str, str]) -> None:
-    """The server begins to stop with the first step of its last request."""
-    answers: list[tuple[int, str]] = []
-    with served({"llama": models["llama"]}) as service, service.when(service.seen(6), service.end):
-        threads = asked_in_threads(service.url, 6, answers, max_tokens=30)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert [status for status, _ in answers] == [200] * 6
-
-
-def test_requests_that_run_too_long_are_told(models: dict[str, str]) -> None:
-    """Whole answers by their status, streams by a last event."""
-    whole: list[tuple[int, str]] = []
-    streams: list[tuple[int, str]] = []
-    with served({"llama": models["llama"]}, drain_seconds=0.0) as service, service.when(service.seen(4), service.end):
-        threads = asked_in_threads(service.url, 2, whole, n=8) + asked_in_threads(service.url, 2, streams, stream=True)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert len(whole) == len(streams) == 2
-    for status, text in whole:
-        assert status in (200, 503)
-        assert status == 200 or "the server stops" in text
-    for status, text in streams:
-        assert status == 503 or "[DONE]" in text or "the server stops" in text.splitlines()[-2]
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
 
 
 COMMAND = """
-    from functools import partial
     from triolet.server import settings
 
-    settings.ServerSettings = partial(settings.ServerSettings, body_seconds=900.0, keep_alive_seconds=900.0)
+    class Patient(settings.ServerSettings):
+        def __init__(self, **given):
+            super().__init__(body_seconds=900.0, keep_alive_seconds=900.0, **given)
+
+    settings.ServerSettings = Patient
     from triolet.__main__ import main
 
     main()
@@ -105,10 +54,7 @@ def begin(url: str, body: bytes, kind: str) -> socket.socket:
         b"POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nexpect: 100-continue\r\n"
         + f"content-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     )
-    found = b""
-    while not found.endswith(b"\r\n\r\n"):
-        found += connection.recv(1) or pytest.fail(f"the connection ended behind {found!r}")
-    assert found.startswith(b"HTTP/1.1 100 ")
+    assert head_of(connection).startswith(b"HTTP/1.1 100 ")
     return connection
 
 

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-
-from triolet.testing.families import make_checkpoint
-
-from .openai_client import openai_client
-from .served import Served, served
 
 pytestmark = pytest.mark.real_time
 
@@ -34,22 +27,8 @@ NOW: Any = {"type": "function", "function": {"name": "now"}}
 MESSAGES: Any = [{"role": "user", "content": "Will it rain?"}]
 
 
-@pytest.fixture(scope="module")
-def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder: Path = tmp_path_factory.mktemp("qwen") / "qwen3"
-    make_checkpoint("qwen3", folder)
-    with served({"qwen": str(folder)}) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(calls: Served) -> Iterator[openai.OpenAI]:
-    with openai_client(calls) as one:
-        yield one
-
-
 def ask(client: openai.OpenAI, **more: Any) -> Any:
-    given = {"model": "qwen", "messages": MESSAGES, "tools": [WEATHER, NOW], "seed": 5, **more}
+    given = {"model": "qwen3", "messages": MESSAGES, "tools": [WEATHER, NOW], "seed": 5, **more}
     return client.chat.completions.create(**given)
 
 
@@ -85,7 +64,7 @@ def test_a_stream_tells_the_same_call(client: openai.OpenAI) -> None:
 
 
 def test_tools_that_may_not_be_called_are_not_told(client: openai.OpenAI) -> None:
-    without = client.chat.completions.create(model="qwen", messages=MESSAGES, max_tokens=4)
+    without = client.chat.completions.create(model="qwen3", messages=MESSAGES, max_tokens=4)
     answer = ask(client, tool_choice="none", max_tokens=4)
     assert answer.usage.prompt_tokens == without.usage.prompt_tokens
     assert answer.choices[0].message.tool_calls is None

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 from websockets.sync.client import connect
 
 from .openai_client import PATIENT_SOCKET
-from .served import PATIENCE, Served, served
+from .served import Served, head_of
+from .test_draining import OPENING
 
 pytestmark = pytest.mark.real_time
 
@@ -19,24 +19,11 @@ TEXT, GOES_ON, PIECE = 0x1, 0x0, 1 << 20
 MOST = 1 << 22  # characters of a message
 
 
-@pytest.fixture
-def running(models: dict[str, str]) -> Iterator[Served]:
-    with served({"whisper": models["whisper"]}) as one:
-        yield one
-
-
-def opened(running: Served) -> socket.socket:
+def opened(service: Served) -> socket.socket:
     """A WebSocket that was accepted."""
-    host, port = running.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=PATIENCE)
-    connection.sendall(
-        b"GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
-        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
-    )
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        head += connection.recv(1) or pytest.fail(f"the connection ended behind {head!r}")
-    assert head.startswith(b"HTTP/1.1 101")
+    connection = service.connect()
+    connection.sendall(OPENING)
+    assert head_of(connection).startswith(b"HTTP/1.1 101")
     return connection
 
 
@@ -57,28 +44,28 @@ def close_code(connection: socket.socket) -> int:
             return int.from_bytes(payload[:2], "big")
 
 
-def test_messages_are_not_compressed(running: Served) -> None:
+def test_messages_are_not_compressed(service: Served) -> None:
     """A compressed message would be unpacked, to whatever it grows, before anybody looks at its size."""
-    with connect(running.url.replace("http", "ws") + "/v1/realtime", compression="deflate", **PATIENT_SOCKET) as client:
+    with connect(service.url.replace("http", "ws") + "/v1/realtime", compression="deflate", **PATIENT_SOCKET) as client:
         assert client.protocol.extensions == []
         assert client.recv()
 
 
 @pytest.mark.parametrize("count", [1, 8])
-def test_a_message_that_is_too_large_ends_its_session_and_is_not_kept(running: Served, count: int) -> None:
+def test_a_message_that_is_too_large_ends_its_session_and_is_not_kept(service: Served, count: int) -> None:
     """In one frame or in many, and whatever the client goes on sending."""
-    with closing(opened(running)) as connection:
-        running.until(lambda: len(running.server.sockets) == 1)
+    with closing(opened(service)) as connection:
+        service.until(lambda: len(service.server.sockets) == 1)
         piece = b"x" * (8 * PIECE // count)
         for number in range(count):
             connection.sendall(frame(GOES_ON if number else TEXT, piece, last=False))
         assert close_code(connection) == 1009
-        running.until(lambda: not running.server.sockets)
+        service.until(lambda: not service.server.sockets)
         connection.sendall(frame(GOES_ON, b"x" * PIECE, last=False))
 
 
-def test_a_message_of_the_largest_size_is_read(running: Served) -> None:
-    with connect(running.url.replace("http", "ws") + "/v1/realtime", max_size=None, **PATIENT_SOCKET) as client:
+def test_a_message_of_the_largest_size_is_read(service: Served) -> None:
+    with connect(service.url.replace("http", "ws") + "/v1/realtime", max_size=None, **PATIENT_SOCKET) as client:
         client.recv()
         client.send("x" * MOST)
         assert '"type":"error"' in str(client.recv())

@@ -7,37 +7,16 @@ from typing import Any
 
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 
 from triolet.server.manners.limits import MOST, WrongKeys
 from triolet.server.server import Server
-from triolet.server.settings import ServerSettings
 
-from .talking import PaperEngine, PaperEngines, answered, scope_of
+from .talking import PaperEngine, answered, paper_server, scope_of
 from .test_gate import KEY, Asked
 
 pytestmark = pytest.mark.real_time
 
 WRONG = {"authorization": "Bearer nonsense"}
-
-
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 20)), max_size=300))
-def test_an_address_has_few_wrong_keys_and_a_wait_is_enough(tried: list[tuple[str, float]]) -> None:
-    """Over any time no more than those at once and those that came back meanwhile."""
-    wrong, now, judged = WrongKeys(10, 6.0), 0.0, list[tuple[str, float]]()
-    for address, pause in tried:
-        now += pause
-        wait = wrong.seconds_to_wait(address, None, now)
-        if wait:
-            assert 0.0 < wait <= 6.0 + 1e-6
-            now += wait
-            assert wrong.seconds_to_wait(address, None, now) == 0.0
-        judged.append((address, now))
-    for one in "ab":
-        times = [time for address, time in judged if address == one]
-        for start in times:
-            assert sum(start <= time < start + 60.0 for time in times) <= 20
 
 
 def test_a_right_key_is_not_judged_among_too_many_wrong_ones() -> None:
@@ -89,8 +68,7 @@ def test_the_memory_has_a_bound() -> None:
 
 @pytest.fixture
 def server() -> Server:
-    engines: Any = PaperEngines(PaperEngine())
-    return Server(ServerSettings(api_keys=("secret", "second")), engines)
+    return paper_server(PaperEngine(), api_keys=("secret", "second"))
 
 
 async def test_who_tries_many_keys_must_wait(server: Server, autojump_clock: Any) -> None:
@@ -151,8 +129,7 @@ def told(asked: Asked) -> dict[str, Any]:
 async def test_names_of_models_are_told_to_those_who_have_a_key(
     keys: tuple[str, ...], headers: dict[str, str], named: bool
 ) -> None:
-    engines: Any = PaperEngines(PaperEngine())
-    asked = await Asked(Server(ServerSettings(api_keys=keys), engines), "GET", "/health", headers).run()
+    asked = await Asked(paper_server(PaperEngine(), api_keys=keys), "GET", "/health", headers).run()
     assert asked.status == 200
     names = {"live", "ready", "draining", "running"}
     assert set(told(asked)) == (names | {"models", "sleeping"} if named else names)
