@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from ..core.request import Structure
+from ..core.request import SamplingParams, Structure
+from .inputs.audio import AudioSource
+from .inputs.images import ImageSource
+from .inputs.messages import Message
 from .speech.voice import VoiceActivity
 
 
 class SamplingArguments(TypedDict, total=False):
-    """The keywords of `Engine.generate` and `Engine.stream` instead of ``sampling``: the fields of `SamplingParams`,
-    which explains them."""
+    """The fields of `SamplingParams`, which explains them."""
 
     max_tokens: int | None
     min_tokens: int
@@ -36,8 +38,23 @@ class SamplingArguments(TypedDict, total=False):
     skip_special_tokens: bool | None
 
 
+class GenerateArguments(SamplingArguments, total=False):
+    """The keywords of `Engine.generate`, which explains them, and of `Engine.stream`."""
+
+    prompt_token_ids: Sequence[int] | None
+    messages: Sequence[Message] | None
+    tools: Sequence[Mapping[str, Any]]
+    template_options: Mapping[str, Any] | None
+    images: Sequence[ImageSource]
+    audio: AudioSource | Sequence[AudioSource] | None
+    sampling: SamplingParams | None
+    priority: int
+    request_id: str | None
+    wait: bool
+
+
 class _SpeechArguments(TypedDict, total=False):
-    """What transcriptions and live sessions share."""
+    """The keywords that transcriptions and live sessions share."""
 
     language: str | None
     task: str

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Never, Self, Unpack
+from typing import Never, Self, Unpack
 
 import trio
 from attrs import fields_dict
@@ -22,19 +22,14 @@ from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.executor import Executor
 from ..core.model import ModelDescription
-from ..core.request import SamplingParams
-from ..core.tools import read_tools
 from ..models.memory.allocator import trim
-from .arguments import LiveArguments, SamplingArguments, TranscribeArguments
+from .arguments import GenerateArguments, LiveArguments, TranscribeArguments
 from .hosts.current import Host, current_host
 from .hosts.portal_stream import PortalDeltas, PortalLive, PortalSegments
 from .hosts.state import State
 from .hosts.trio_engine import TrioEngine
 from .inputs.audio import AudioSource
-from .inputs.images import ImageSource
-from .inputs.messages import Message
-from .inputs.prompts import Query
-from .inputs.sampling import read_sampling
+from .inputs.prompts import read_query
 from .inputs.sources import with_rate
 from .inputs.vectors import Vectors
 from .live.options import read_live_options
@@ -228,22 +223,7 @@ class Engine:
 
     # -- token level -------------------------------------------------------------------------------------------------
 
-    async def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        prompt_token_ids: Sequence[int] | None = None,
-        messages: Sequence[Message] | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        template_options: Mapping[str, Any] | None = None,
-        images: Sequence[ImageSource] = (),
-        audio: AudioSource | Sequence[AudioSource] | None = None,
-        sampling: SamplingParams | None = None,
-        priority: int = 0,
-        request_id: str | None = None,
-        wait: bool = True,
-        **options: Unpack[SamplingArguments],
-    ) -> Completion:
+    async def generate(self, prompt: str | None = None, **arguments: Unpack[GenerateArguments]) -> Completion:
         """Runs one sequence to its end.
 
         Args:
@@ -263,8 +243,7 @@ class Engine:
             audio: path, bytes, binary file or mono float array at the model's rate. Whisper reads one, of at most one
                 window; decoders that read audio take a list, in the order of their placeholders.
             sampling: how tokens are sampled; greedy by default.
-            options: ``max_tokens``, ``temperature``, ``stop`` and the other fields of `SamplingParams`, instead of
-                ``sampling``.
+            max_tokens, temperature, stop and the other fields of `SamplingParams`: instead of ``sampling``.
             priority: -100 to 100, the smallest runs first, wherever requests wait: at the door, for encoder outputs and
                 for a place. One level is worth 1,024 arrivals, so that no request waits for ever. A waiting request
                 preempts running ones only where it lacks nothing but room (a place, pages or a cross slot) and its
@@ -280,53 +259,17 @@ class Engine:
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: the request could not be served.
         """
-        query = Query(
-            prompt=prompt,
-            prompt_token_ids=prompt_token_ids,
-            messages=messages,
-            tools=read_tools(tools),
-            template_options=template_options,
-            images=images,
-            audio=audio,
-            sampling=read_sampling(sampling, options),
-            priority=priority,
-            request_id=request_id,
-        )
-        return await self._reached().call(partial(self.inside.generate, query, wait=wait))
+        query = read_query(prompt, arguments)
+        return await self._reached().call(partial(self.inside.generate, query))
 
     def stream(
-        self,
-        prompt: str | None = None,
-        *,
-        prompt_token_ids: Sequence[int] | None = None,
-        messages: Sequence[Message] | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        template_options: Mapping[str, Any] | None = None,
-        images: Sequence[ImageSource] = (),
-        audio: AudioSource | Sequence[AudioSource] | None = None,
-        sampling: SamplingParams | None = None,
-        priority: int = 0,
-        request_id: str | None = None,
-        wait: bool = True,
-        **options: Unpack[SamplingArguments],
+        self, prompt: str | None = None, **arguments: Unpack[GenerateArguments]
     ) -> AbstractAsyncContextManager[DeltaStream]:
         """Like `generate`, token by token: ``async with engine.stream(...) as deltas: async for delta in deltas``.
 
         Leaving the block early aborts the request. ``deltas.timings`` tell at the end how long each stage took.
         """
-        query = Query(
-            prompt=prompt,
-            prompt_token_ids=prompt_token_ids,
-            messages=messages,
-            tools=read_tools(tools),
-            template_options=template_options,
-            images=images,
-            audio=audio,
-            sampling=read_sampling(sampling, options),
-            priority=priority,
-            request_id=request_id,
-        )
-        stream = partial(self.inside.stream, query, wait=wait)
+        stream = partial(self.inside.stream, read_query(prompt, arguments))
         return StreamBlock(self._reached().stream(PortalDeltas, stream), "stream")
 
     # -- vectors -----------------------------------------------------------------------------------------------------
@@ -364,8 +307,8 @@ class Engine:
     async def score(
         self, query: str, documents: str | Sequence[str], *, priority: int = 0, wait: bool = True
     ) -> tuple[float, ...]:
-        """How well each document answers ``query``: the raw score of a reranker (a sequence classifier with one label
-        that reads both texts together), larger is better. Arguments and errors are those of `embed`."""
+        """Scores how well each document answers ``query``: the raw score of a reranker (a sequence classifier with one
+        label that reads both texts together), larger is better. Arguments and errors are those of `embed`."""
         return await self._reached().call(partial(self.inside.score, query, documents, priority, wait=wait))
 
     async def classify(
@@ -465,7 +408,7 @@ class Engine:
 
 
 def shown(engine: object, statistics: Callable[[], EngineStatistics]) -> str | None:
-    """What a notebook shows of an engine that can be asked for its statistics. Of others it shows the repr."""
+    """The table that a notebook shows of an engine with statistics. Of an engine without, it shows the repr."""
     try:
         return statistics().table(repr(engine))
     except EngineStateError:

@@ -74,11 +74,11 @@ class ModelSpec:
 
     @property
     def known_needs(self) -> DeviceMemory | None:
-        """What an engine will hold, where that is known without reading files."""
+        """The memory that an engine will hold, where that is known without reading files."""
         return None if self._parts is None else DeviceMemory(device="", by_owner={"parts": self._parts[1]})
 
     def needs(self) -> DeviceMemory:
-        """What an engine will hold. Reads the checkpoint's files, and may download them.
+        """The memory that an engine will hold. Reads the checkpoint's files, and may download them.
 
         Raises:
             CheckpointError: there is none, or it cannot be read.
@@ -93,7 +93,7 @@ class ModelSpec:
 
 
 def counted_memory(engine: Engine) -> DeviceMemory:
-    """What an open engine counts against the budget: what it holds, and all that encoder outputs may take."""
+    """The bytes that an open engine counts against the budget: all that it holds and that encoder outputs may take."""
     model, held = engine.model, engine.statistics().device
     if not (model.encoder_bytes or (model.preparer is not None and model.preparer.media)):
         return held

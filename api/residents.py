@@ -207,7 +207,7 @@ class Residents:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def use(self, name: str, *, at_once: bool = False) -> AsyncIterator[Engine]:
-        """See `Engines.use`; ``at_once``: a model that has just failed is tried again."""
+        """Implements `Engines.use`; ``at_once``: a model that has just failed is tried again."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         task = self._free_task(f"use({name!r})")
         self._used_by[task] = name
@@ -227,7 +227,7 @@ class Residents:
 
     @trio.lowlevel.enable_ki_protection
     async def unload(self, name: str) -> None:
-        """See `Engines.unload`."""
+        """Implements `Engines.unload`."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         self._free_task(f"unload({name!r})")
         order = self._enter(name, self._residency.order_unload(name), is_order=True)

@@ -95,7 +95,7 @@ class SyncEngine:
         *,
         config: EngineConfig | None = None,
     ) -> Self:
-        """See `Engine.from_parts`."""
+        """Implements `Engine.from_parts`."""
         engine = cls.__new__(cls)
         engine._adopt(Engine.from_parts(make_executor, make_worker, config=config))
         return engine
@@ -112,7 +112,7 @@ class SyncEngine:
 
     @property
     def inside(self) -> TrioEngine:
-        """See `Engine`."""
+        """The engine proper, for tests; it belongs to another thread while the block lasts."""
         return self._engine.inside
 
     # -- the block ---------------------------------------------------------------------------------------------------
@@ -174,11 +174,11 @@ class SyncEngine:
 
     @property
     def model(self) -> ModelDescription:
-        """See `Engine.model`."""
+        """Implements `Engine.model`."""
         return self._engine.model
 
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`."""
+        """Implements `Engine.statistics`."""
         return self._engine.statistics()
 
     sleep = _plain(Engine.sleep)

@@ -82,7 +82,7 @@ Voice = tuple[str, str, float]  # a program, its voice, and the speed at which i
 
 @frozen(kw_only=True)
 class Style:
-    """How a stretch is spoken. Ranges are drawn from uniformly, both ends included.
+    """A way to speak a stretch of text. Ranges are drawn from uniformly, both ends included.
 
     ``voices`` take turns after ``run`` sentences, and of the sentences only those of ``length`` words are read. In a
     turn there are ``pause`` seconds between sentences, and ``between`` seconds from turn to turn. ``noise`` is the
@@ -231,7 +231,7 @@ def festival(text: str, voice: str, path: Path) -> list[Word]:
 
 
 def voices(style: Style, rng: np.random.Generator) -> list[Voice]:
-    """As many as take turns, all different. A single one is of the two that are understood best."""
+    """Draws as many voices as take turns, all different. A single one is of the two that are understood best."""
     names = [("flite", name) for name in FLITE] + [("festival", name) for name in FESTIVAL]
     if style.voices == 1:
         names = names[:2]

@@ -33,7 +33,7 @@ from attrs import define, field, frozen
 
 
 class ModelState(enum.Enum):
-    """Where a model is on its way."""
+    """The states of a model between being absent and being ready."""
 
     ABSENT = "absent"
     LOADING = "loading"

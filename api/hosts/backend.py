@@ -1,4 +1,4 @@
-"""What runs the requests of a `TrioEngine`: the actors of this process, or replicas elsewhere."""
+"""`Backend`: runs the requests of a `TrioEngine`, by the actors of this process or by replicas elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...core.request import Request
 
 
 class Backend(Protocol):
-    """See `triolet.actors.supervisor.Supervisor`, which is the one of this process."""
+    """Runs requests. `triolet.actors.supervisor.Supervisor` is the backend of this process."""
 
     @property
     def failure(self) -> str | None:

@@ -32,7 +32,7 @@ class Door:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait."""
+        """The number of requests that wait."""
         return len(self._waiting)
 
     async def enter(self, priority: int) -> None:

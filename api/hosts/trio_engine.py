@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import reprlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
@@ -22,7 +22,6 @@ from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
 from ...core.events import error_text
 from ...core.model import ModelDescription
 from ...core.order import check_priority
-from ...core.plan import SampledToken
 from ...core.request import Request
 from ..inputs.audio import AudioSource
 from ..inputs.prompts import Query, build_request, check_kind, with_page_keys
@@ -132,7 +131,7 @@ class TrioEngine:
         self._trim()
 
     async def aclose(self, drain: float) -> None:
-        """See `Engine.aclose`."""
+        """Implements `Engine.aclose`."""
         if self.state is State.CLOSED:
             return
         backend, _ = self._opened()
@@ -146,21 +145,21 @@ class TrioEngine:
             session.fail(EngineClosed("the engine ended before the live session did; call finish() and read it first"))
 
     async def sleep(self) -> None:
-        """See `Engine.sleep`."""
+        """Implements `Engine.sleep`."""
         await self._opened()[0].sleep()
 
     async def wake(self) -> None:
-        """See `Engine.wake`."""
+        """Implements `Engine.wake`."""
         await self._opened()[0].wake()
 
     @property
     def model(self) -> ModelDescription:
-        """See `Engine.model`."""
+        """Implements `Engine.model`."""
         return self._opened()[1]
 
     @property
     def device(self) -> str:
-        """What the engine runs on, or will."""
+        """The device that the engine runs on, or will."""
         description = self._description  # another thread may ask while the engine closes
         if description is not None:
             return description.device
@@ -184,7 +183,7 @@ class TrioEngine:
         return None if self.backend is None else self.backend.failure
 
     def statistics(self) -> EngineStatistics:
-        """See `Engine.statistics`."""
+        """Implements `Engine.statistics`."""
         return self._opened()[0].statistics()
 
     def not_open(self) -> EngineStateError:
@@ -198,13 +197,13 @@ class TrioEngine:
 
     # -- token level -------------------------------------------------------------------------------------------------
 
-    async def generate(self, query: Query, *, wait: bool) -> Completion:
-        """See `Engine.generate`."""
+    async def generate(self, query: Query) -> Completion:
+        """Implements `Engine.generate`."""
         asked = trio.current_time()
         requests = await self.requests_of(query)
         if len(requests) == 1:
-            return await self._complete(requests[0], asked, wait=wait)
-        first, *others = await run_together([partial(self._complete, one, asked, wait=wait) for one in requests])
+            return await self._complete(requests[0], asked, wait=query.wait)
+        first, *others = await run_together([partial(self._complete, one, asked, wait=query.wait) for one in requests])
         return evolve(first, alternatives=tuple(others))
 
     async def requests_of(self, query: Query) -> list[Request]:
@@ -219,19 +218,23 @@ class TrioEngine:
             for index in range(count)
         ]
 
-    def follow(self, request: Request, asked: float, *, wait: bool) -> AbstractAsyncContextManager[DeltaStream]:
-        """The deltas of ``request``, one of `requests_of` a query that was made at ``asked``."""
-        return self._deltas(request, asked, wait=wait, texts=self._text_deltas(request))
-
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection  # a ^C between the body and this exit would skip the exit
-    async def stream(self, query: Query, *, wait: bool) -> AsyncIterator[DeltaStream]:
-        """See `Engine.stream`."""
+    async def follow(self, request: Request, asked: float, *, wait: bool) -> AsyncIterator[Deltas]:
+        """The deltas of ``request``, one of `requests_of` a query that was made at ``asked``."""
+        output = self._output(request, self._text_deltas(request))
+        async with self._submitted(request, asked, output, wait=wait) as mailbox:
+            yield Deltas(mailbox, output)
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def stream(self, query: Query) -> AsyncIterator[DeltaStream]:
+        """Implements `Engine.stream`."""
         asked = trio.current_time()
         request = await self._build(query)
         if request.sampling.n > 1:
             raise InvalidRequest(f"n={request.sampling.n} of a stream; allowed: 1, or engine.generate(...) for several")
-        async with self.follow(request, asked, wait=wait) as deltas:
+        async with self.follow(request, asked, wait=query.wait) as deltas:
             yield deltas
 
     # -- vectors -----------------------------------------------------------------------------------------------------
@@ -246,7 +249,7 @@ class TrioEngine:
         wait: bool,
         told: Told = bool,
     ) -> Vectors:
-        """See `Engine.embed`."""
+        """Implements `Engine.embed`."""
         kind = embedding_pooling(self._opened()[1], pooling, normalize)
         query = VectorQuery(texts=check_texts("texts", texts), pooling=kind, priority=priority)
         return await self._vectors(query, wait=wait, told=told)
@@ -254,7 +257,7 @@ class TrioEngine:
     async def score(
         self, query: object, documents: object, priority: int, *, wait: bool, told: Told = bool
     ) -> tuple[float, ...]:
-        """See `Engine.score`."""
+        """Implements `Engine.score`."""
         pooling = scoring_pooling(self._opened()[1])
         if not isinstance(query, str):
             raise InvalidRequest(f"query={reprlib.repr(query)}; allowed: a text")
@@ -269,7 +272,7 @@ class TrioEngine:
     async def classify(
         self, texts: object, priority: int, *, wait: bool, told: Told = bool
     ) -> tuple[dict[str, float], ...]:
-        """See `Engine.classify`."""
+        """Implements `Engine.classify`."""
         pooling = scoring_pooling(self._opened()[1])
         query = VectorQuery(texts=check_texts("texts", texts), pooling=pooling, priority=priority)
         labels = self.model.labels
@@ -302,7 +305,7 @@ class TrioEngine:
     async def transcribe(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> Transcript:
-        """See `Engine.transcribe`."""
+        """Implements `Engine.transcribe`."""
         async with self._transcription(audio, options, priority, request_id, wait=wait) as transcription:
             return await transcription.transcript()
 
@@ -311,7 +314,7 @@ class TrioEngine:
     async def stream_transcription(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> AsyncIterator[SegmentStream]:
-        """See `Engine.stream_transcription`."""
+        """Implements `Engine.stream_transcription`."""
         async with self._transcription(audio, options, priority, request_id, wait=wait) as transcription:
             await transcription.start()
             yield SegmentStream(transcription, transcription.progress)
@@ -321,7 +324,7 @@ class TrioEngine:
     async def live(
         self, options: LiveOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> AsyncIterator[LiveSession]:
-        """See `Engine.live`."""
+        """Implements `Engine.live`."""
         _, description = self._opened()
         check_priority(priority)
         run = partial(self._run_together, priority=priority, wait=wait)
@@ -366,19 +369,17 @@ class TrioEngine:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def _submitted(
-        self,
-        request: Request,
-        asked: float | None = None,
-        *,
-        wait: bool,
-        on_token: Callable[[SampledToken], object] | None = None,
+        self, request: Request, asked: float, output: Output | None = None, *, wait: bool
     ) -> AsyncIterator[Mailbox]:
-        """Admits and submits ``request``, which the caller made at ``asked`` (default: now). On the way out aborts the
-        request if it has not ended. No await between the halves of a state change. The request's place at the door is
-        free again once it has ended, read or not."""
+        """Admits and submits ``request``, which the caller made at ``asked``; an eager ``output`` takes its tokens. On
+        the way out aborts the request if it has not ended. No await between the halves of a state change. The request's
+        place at the door is free again once it has ended, read or not."""
         backend, _ = self._opened()
-        asked = trio.current_time() if asked is None else asked
-        await self._enter(request.priority, wait=wait)
+        if flag().of("wait", wait):
+            await self._door.enter(request.priority)
+        else:
+            self._door.enter_nowait()
+        on_token = output.take if output is not None and output.eager else None
         mailbox = Mailbox(self._door.leave, on_token, trio.current_time() - asked)
         try:
             backend.submit(request, mailbox)
@@ -391,21 +392,15 @@ class TrioEngine:
             if not mailbox.ended:
                 backend.abort(request.id)
 
-    @trio.lowlevel.enable_ki_protection
-    async def _enter(self, priority: int, *, wait: bool) -> None:
-        if flag().of("wait", wait):
-            await self._door.enter(priority)
-        else:
-            self._door.enter_nowait()
-
     async def _run_together(self, requests: Sequence[Request], *, priority: int, wait: bool) -> list[Generated]:
         """Runs requests of a transcription to the end of all."""
         runs = [partial(self._run, one, priority=priority, wait=wait) for one in requests]
-        return [await runs[0]()] if len(runs) == 1 else await run_together([partial(_at_once, run) for run in runs])
+        return [await runs[0](lambda: None)] if len(runs) == 1 else await run_together(runs)
 
     @trio.lowlevel.enable_ki_protection
-    async def _run(self, request: Request, *, priority: int, wait: bool) -> Generated:
+    async def _run(self, request: Request, begun: Callable[[], object], *, priority: int, wait: bool) -> Generated:
         """Runs ``request`` of a transcription to its end."""
+        begun()  # at once, as in `_vector`
         asked = trio.current_time()
         request = evolve(request, priority=priority)
         request = await with_page_keys(request, self.model, prefix_caching=self.config.prefix_caching)
@@ -413,7 +408,10 @@ class TrioEngine:
             await mailbox.wait_end()
         reason = mailbox.take_end()
         token_ids, logprobs = sampled_of(mailbox.unread)
-        if token_ids and token_ids[-1] in self._stop_ids(request):
+        stops = {*request.sampling.stop_token_ids}
+        if not request.sampling.ignore_eos:
+            stops |= {*self.model.eos_token_ids}
+        if token_ids and token_ids[-1] in stops:
             token_ids = token_ids[:-1]
         return Generated(
             token_ids=token_ids,
@@ -423,17 +421,6 @@ class TrioEngine:
             aligned=next((part.aligned for part in mailbox.unread if part.aligned is not None), None),
             timings=mailbox.timings,
         )
-
-    @asynccontextmanager
-    @trio.lowlevel.enable_ki_protection
-    async def _deltas(
-        self, request: Request, asked: float | None = None, *, wait: bool, texts: TextDeltas | None
-    ) -> AsyncIterator[Deltas]:
-        """`_submitted`, read as deltas; without ``texts`` the deltas have no text."""
-        output = self._output(request, texts)
-        on_token = output.take if output.eager else None
-        async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
-            yield Deltas(mailbox, output)
 
     def _output(self, request: Request, texts: TextDeltas | None) -> Output:
         backend, description = self._opened()
@@ -446,8 +433,7 @@ class TrioEngine:
     ) -> Completion:
         """Runs ``request`` to its end. Tokens wake no task, but with ``begun`` the first one does."""
         output = self._output(request, self._text_deltas(request) if request.sampling.stop else None)
-        on_token = output.take if output.eager else None
-        async with self._submitted(request, asked, wait=wait, on_token=on_token) as mailbox:
+        async with self._submitted(request, asked, output, wait=wait) as mailbox:
             if begun is not None:
                 await mailbox.wait()
                 begun()
@@ -471,11 +457,6 @@ class TrioEngine:
         skip = _skips(request)
         return TextDeltas(self.model.tokenizer, self._silent_ids(request), self._token_texts[skip], skip)
 
-    def _stop_ids(self, request: Request) -> frozenset[int]:
-        """Tokens that end the request and are no part of its output."""
-        stops = frozenset(request.sampling.stop_token_ids)
-        return stops if request.sampling.ignore_eos else stops | {*self.model.eos_token_ids}
-
     def _silent_ids(self, request: Request) -> frozenset[int]:
         """Timestamps and special tokens: part of the tokens, not of the text, unless it is asked for them."""
         if not _skips(request):
@@ -489,11 +470,5 @@ class TrioEngine:
 
 
 def _skips(request: Request) -> bool:
-    """Whether the text of ``request`` is without special tokens."""
+    """True if the text of ``request`` is without special tokens."""
     return request.sampling.skip_special_tokens is not False
-
-
-async def _at_once(run: Callable[[], Awaitable[Generated]], begun: Callable[[], object]) -> Generated:
-    """A run for `run_together`; the others need not wait for it to begin."""
-    begun()
-    return await run()

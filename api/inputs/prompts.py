@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import trio
-from attrs import evolve, field, frozen
+from attrs import evolve, field, fields_dict, frozen
 
 from ...core.checks import check_characters
 from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
@@ -20,13 +20,13 @@ from ...core.model import Kind, ModelDescription, Prepared, Preparer
 from ...core.order import check_priority
 from ...core.planning.prefix import prompt_keys
 from ...core.request import EncoderItem, LogitRules, Request, SamplingParams
-from ...core.tools import Tool
+from ...core.tools import Tool, read_tools
 from ...models.sampling.structure import fault_of
 from .audio import AudioSource, Samples, content_key, load_audio
 from .images import ImageSource, load_image
 from .lengths import Limit, Pause, read_texts
 from .messages import Conversation, Message
-from .sampling import resolved
+from .sampling import read_sampling, resolved
 from .sources import is_pair
 from .threads import run_in_thread
 
@@ -51,6 +51,21 @@ class Query:
     sampling: SamplingParams = field(factory=SamplingParams)
     priority: int = 0
     request_id: str | None = None
+    wait: bool = True
+
+
+def read_query(prompt: str | None, given: Mapping[str, Any]) -> Query:
+    """The query of a call of `Engine.generate` or `Engine.stream`.
+
+    Raises:
+        InvalidRequest: an unknown name, sampling or tools that are not allowed.
+    """
+    names = tuple(fields_dict(Query))
+    query = {name: value for name, value in given.items() if name in names}
+    options = {name: value for name, value in given.items() if name not in names}
+    query["sampling"] = read_sampling(query.get("sampling"), options, beside=names)
+    query["tools"] = read_tools(query.get("tools", ()))
+    return Query(prompt=prompt, **query)
 
 
 async def build_request(

@@ -32,34 +32,21 @@ _ELSEWHERE = {
 """Names that other programs have for what an option does here."""
 
 _FIELDS = tuple(fields_dict(SamplingParams))
-_BESIDE = (
-    "prompt",
-    "prompt_token_ids",
-    "messages",
-    "tools",
-    "template_options",
-    "images",
-    "audio",
-    "sampling",
-    "priority",
-    "request_id",
-    "wait",
-)
-"""The other keywords of `Engine.generate`, one of which may have been meant by an unknown name."""
 
 
-def read_sampling(sampling: object, given: Mapping[str, Any]) -> SamplingParams:
+def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[str, ...]) -> SamplingParams:
     """The sampling that a caller gave: whole, by name, or neither, which is greedy.
 
     Args:
         given: fields of `SamplingParams` by name.
+        beside: the call's other keywords, one of which may have been meant by an unknown name.
 
     Raises:
         InvalidRequest: both, another type, an unknown name, or a value that is not allowed.
     """
     for name in given:
         if name not in _FIELDS:
-            raise unknown_name(name, (*_FIELDS, *_BESIDE), _ELSEWHERE, owner="a request")
+            raise unknown_name(name, (*_FIELDS, *beside), _ELSEWHERE, owner="a request")
     if sampling is None:
         return SamplingParams(**given)
     if not isinstance(sampling, SamplingParams):

@@ -1,4 +1,4 @@
-"""How often something may happen: `RateLimit` of requests, `WrongKeys` of keys, `Flood` of lines in the log.
+"""Limits of how often a thing may happen: `RateLimit` of requests, `WrongKeys` of keys, `Flood` of lines in the log.
 
 `RateLimit` and `WrongKeys` are the generic cell rate algorithm (ITU-T I.371): of each caller one number is kept, the
 time until which its requests are paid for.

@@ -33,5 +33,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """For those who look what there is."""
+    """Lists the public names beside the module's own."""
     return [*globals(), *import_module(".public", __name__).__all__]

@@ -1,4 +1,4 @@
-"""Four event loops and plain threads with one face, so that a test's body is written once; and a device that waits to
+"""Three event loops and plain threads with one face, so that a test's body is written once; and a device that waits to
 be told.
 
 Nothing here depends on time: a test that wants something to happen in the middle of a request holds a call of the
@@ -84,10 +84,10 @@ class Signal:
 
 @define(eq=False)
 class _ScopedHandle:
-    """A task in a cancel scope of its own, on trio and anyio."""
+    """A task in a cancel scope of its own."""
 
-    scope: Any
-    event: Any
+    scope: anyio.CancelScope = field(factory=anyio.CancelScope)
+    event: anyio.Event = field(factory=anyio.Event)
     cancelled: bool = False
 
     def cancel(self) -> None:
@@ -107,12 +107,11 @@ class _ScopedHandle:
 
 @define(eq=False)
 class _ScopedGroup:
-    start_soon: Callable[..., object]
-    library: Any
+    tasks: Any
 
     def start(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Handle:
-        handle = _ScopedHandle(self.library.CancelScope(), self.library.Event())
-        self.start_soon(handle.run, function, *arguments)
+        handle = _ScopedHandle()
+        self.tasks.start_soon(handle.run, function, *arguments)
         return handle
 
 
@@ -144,18 +143,13 @@ Group = _ScopedGroup | _TaskGroup
 
 
 class TrioHost:
-    """An event loop and its native ways."""
+    """trio's loop, run by anyio and with anyio's scopes, which are trio's own there."""
 
     name = "trio"
 
     def run(self, main: Main) -> Any:
         """Runs ``main`` in a loop of its own; afterwards no task is left."""
-
-        async def guarded() -> Any:
-            with trio.fail_after(PATIENCE):
-                return await main()
-
-        return trio.run(guarded)
+        return anyio.run(_anyio_guarded, main, backend="trio")
 
     def signal(self) -> Signal:
         return Signal(trio.lowlevel.current_trio_token().run_sync_soon, trio.Event())
@@ -163,34 +157,34 @@ class TrioHost:
     @asynccontextmanager
     async def group(self) -> AsyncIterator[Group]:
         """Tasks that have ended when the block is left. An error of one cancels the others."""
-        async with trio.open_nursery() as nursery:
-            yield _ScopedGroup(nursery.start_soon, trio)
+        async with anyio.create_task_group() as tasks:
+            yield _ScopedGroup(tasks)
 
     async def within(self, seconds: float, function: Main) -> bool:
         """Returns whether ``function`` ended in time, under the host's timeout."""
-        with trio.move_on_after(seconds) as scope:
-            await function()
-        return not scope.cancelled_caught
-
-
-class AnyioOnTrioHost(TrioHost):
-    name = "anyio/trio"
-
-    def run(self, main: Main) -> Any:
-        return anyio.run(_anyio_guarded, main, backend="trio")
-
-    @asynccontextmanager
-    async def group(self) -> AsyncIterator[Group]:
-        async with anyio.create_task_group() as tasks:
-            yield _ScopedGroup(tasks.start_soon, anyio)
-
-    async def within(self, seconds: float, function: Main) -> bool:
         with anyio.move_on_after(seconds) as scope:
             await function()
         return not scope.cancelled_caught
 
 
-class AsyncioHost:
+class AnyioOnAsyncioHost(TrioHost):
+    name = "anyio/asyncio"
+
+    def run(self, main: Main) -> Any:
+        async def counted() -> Any:
+            result = await main()
+            _no_task_is_left()
+            return result
+
+        return anyio.run(_anyio_guarded, counted, backend="asyncio")
+
+    def signal(self) -> Signal:
+        return Signal(asyncio.get_running_loop().call_soon_threadsafe, asyncio.Event())
+
+
+class AsyncioHost(AnyioOnAsyncioHost):
+    """asyncio with its own groups and timeouts, which cancel once."""
+
     name = "asyncio"
 
     def run(self, main: Main) -> Any:
@@ -201,9 +195,6 @@ class AsyncioHost:
             return result
 
         return asyncio.run(guarded())
-
-    def signal(self) -> Signal:
-        return Signal(asyncio.get_running_loop().call_soon_threadsafe, asyncio.Event())
 
     @asynccontextmanager
     async def group(self) -> AsyncIterator[Group]:
@@ -217,21 +208,6 @@ class AsyncioHost:
         except TimeoutError:
             return False
         return True
-
-
-class AnyioOnAsyncioHost(AnyioOnTrioHost):
-    name = "anyio/asyncio"
-
-    def run(self, main: Main) -> Any:
-        async def counted() -> Any:
-            result = await main()
-            _no_task_is_left()
-            return result
-
-        return anyio.run(_anyio_guarded, counted, backend="asyncio")
-
-    def signal(self) -> Signal:
-        return Signal(asyncio.get_running_loop().call_soon_threadsafe, asyncio.Event())
 
 
 async def _anyio_guarded(main: Main) -> Any:
@@ -269,6 +245,9 @@ class SyncStreamInThreads:
     async def __aexit__(self, *raised: Any) -> bool | None:
         return await in_thread(self.block.__exit__, *raised)  # type: ignore[no-any-return]
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.parts, name)
+
     def __aiter__(self) -> SyncStreamInThreads:
         return self
 
@@ -301,8 +280,8 @@ class SyncEngineInThreads:
         return partial(in_thread, found)
 
 
-Host = TrioHost | AsyncioHost
-HOSTS: tuple[Host, ...] = (TrioHost(), AnyioOnTrioHost(), AsyncioHost(), AnyioOnAsyncioHost())
+Host = TrioHost
+HOSTS: tuple[Host, ...] = (TrioHost(), AsyncioHost(), AnyioOnAsyncioHost())
 
 on_threads_too = pytest.mark.parametrize("bench", [*HOSTS, ThreadsHost()], indirect=True, ids=lambda host: host.name)
 """Marks tests that cancel nothing: threads cannot be cancelled."""
@@ -401,13 +380,14 @@ class Bench:
     stages: dict[str, Signal] = field(factory=dict)
 
     def engine(self, **settings: Any) -> Any:
-        config = EngineConfig(**{**UNHURRIED, "verify": True, "observer": self._observe, **settings})
-        make = SyncEngine if self.host.name == "threads" else Engine
-        made = make.from_parts(lambda: self.executor, lambda: self.worker, config=config)
-        if isinstance(made, SyncEngine):
-            return SyncEngineInThreads(made)
-        self.made = made
+        if self.host.name == "threads":
+            return SyncEngineInThreads(self.make(SyncEngine, settings))
+        self.made = self.make(Engine, settings)
         return self.made
+
+    def make(self, kind: Any, settings: dict[str, Any]) -> Any:
+        config = EngineConfig(**{**UNHURRIED, "verify": True, "observer": self._observe, **settings})
+        return kind.from_parts(lambda: self.executor, lambda: self.worker, config=config)
 
     def _observe(self, event: events.Event) -> None:
         self.trace.append(event)

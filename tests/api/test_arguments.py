@@ -10,7 +10,8 @@ import pytest
 from attrs import fields_dict
 
 from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, SyncEngine, TranscribeOptions
-from triolet.api.arguments import LiveArguments, SamplingArguments, TranscribeArguments
+from triolet.api.arguments import GenerateArguments, LiveArguments, SamplingArguments, TranscribeArguments
+from triolet.api.inputs.prompts import Query
 from triolet.api.live.options import OF_TRANSCRIPTIONS, LiveOptions
 from triolet.api.speech.options import OPTIONS, sentences
 from triolet.server.schemas.speech import TranscriptionForm
@@ -22,6 +23,7 @@ LIVE = {*fields_dict(LiveOptions), *OF_TRANSCRIPTIONS} - {"rate", "transcribe"}
     ("typed", "taken"),
     [
         (SamplingArguments, set(fields_dict(SamplingParams))),
+        (GenerateArguments, {*fields_dict(SamplingParams), *fields_dict(Query)} - {"prompt"}),
         (TranscribeArguments, set(fields_dict(TranscribeOptions))),
         (LiveArguments, LIVE),
     ],

@@ -9,9 +9,6 @@ import asyncio
 import contextlib
 import gc
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -26,7 +23,7 @@ from triolet.api.hosts.asyncio_host import TaskPortal
 from triolet.api.hosts.portal_stream import PortalLive
 
 from .hosts import HOSTS, PATIENCE, AsyncioHost, Bench, Host, audio, crash, expected, query, release_is_stuck
-from .threads import loops
+from .threads import END, loops, run_program
 
 pytestmark = pytest.mark.real_time
 
@@ -140,34 +137,9 @@ def test_a_trio_loop_that_does_not_start_raises_its_own_error(bench: Bench, monk
 
 # -- programs of their own -------------------------------------------------------------------------------------------
 
-PROGRAM = """
-    import asyncio, signal, sys, threading
-    from triolet import EngineConfig
-    from triolet.actors.worker import Job, ThreadWorker
-    from triolet.api.engine import Engine
-    from triolet.core.events import StageReached
-    from triolet.testing.sim import SimExecutor
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
-
-    def tell(event):
-        if isinstance(event, StageReached):
-            print(event.stage, flush=True)
-
-    config = EngineConfig(observer=lambda event: tell(event), stage_seconds=86_400)
-    engine = Engine.from_parts(SimExecutor, ThreadWorker, config=config)
-"""
-
-
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    program = textwrap.dedent(PROGRAM) + textwrap.dedent(code)
-    return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
-
 
 def test_a_second_interrupt_while_it_closes_does_not_leave_before_the_device_is_released() -> None:
-    done = run(
+    lines, status, errors = run_program(
         """
         def tell(event):
             if isinstance(event, StageReached):
@@ -176,21 +148,21 @@ def test_a_second_interrupt_while_it_closes_does_not_leave_before_the_device_is_
                     signal.raise_signal(signal.SIGINT)
 
         async def main():
-            async with engine:
+            async with make(Engine):
                 signal.raise_signal(signal.SIGINT)
                 await asyncio.Event().wait()
 
         asyncio.run(main())
         """
     )
-    assert done.stdout.splitlines()[-3:] == ["device released", "runner stopped", "channels closed"]
-    assert done.returncode == -signal.SIGINT
-    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert lines[-3:] == END
+    assert status == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
 def test_interrupts_while_the_process_ends_do_not_leave_before_the_device_is_released() -> None:
     """Each is sent to the main thread, which waits in the interpreter's exit, and heard before the engine goes on."""
-    done = run(
+    lines, status, errors = run_program(
         """
         heard = threading.Event()
 
@@ -208,39 +180,29 @@ def test_interrupts_while_the_process_ends_do_not_leave_before_the_device_is_rel
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
                     heard.wait()
 
-        async def main():
-            await engine.__aenter__()
-
+        engine = make(Engine)
         loop = asyncio.new_event_loop()
-        loop.run_until_complete(main())
+        loop.run_until_complete(engine.__aenter__())
         """
     )
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    assert done.stdout.splitlines()[-3:] == ["device released", "runner stopped", "channels closed"]
+    assert (status, errors) == (0, "")
+    assert lines[-3:] == END
 
 
-@pytest.mark.parametrize(
-    ("job", "hanging"),
-    [("STEP", "engine.generate(prompt_token_ids=[1, 2], audio=samples, max_tokens=5)"), ("CLOSE", "engine.aclose()")],
-    ids=["step", "close"],
-)
-def test_a_process_ends_though_a_call_of_the_device_hangs(job: str, hanging: str) -> None:
+@pytest.mark.parametrize("hanging", ["ask(engine)", "engine.aclose()"])
+def test_a_process_ends_though_a_call_of_the_device_hangs(hanging: str) -> None:
     """It hangs before the exit, which waits for four stages and no longer, wherever the engine's thread is by then.
     Nothing says that the device was released."""
-    done = run(
+    lines, status, errors = run_program(
         f"""
-        import numpy
-
-        samples, hung = numpy.zeros(1600, numpy.float32), threading.Event()
+        hung = threading.Event()
 
         def hang(job, _):
-            if job is Job.{job}:
+            if job in (Job.STEP, Job.CLOSE):
                 hung.set()
                 threading.Event().wait()
 
-        config = EngineConfig(observer=tell, stage_seconds=0.1)
-        engine = Engine.from_parts(lambda: SimExecutor(fault=hang), ThreadWorker, config=config)
+        engine = make(Engine, hang, stage_seconds=0.1)
 
         async def main():
             global hanging
@@ -253,26 +215,24 @@ def test_a_process_ends_though_a_call_of_the_device_hangs(job: str, hanging: str
         loop.run_until_complete(main())
         """
     )
-    assert done.returncode == 0, done.stderr
-    told = done.stdout.splitlines()
-    assert told[:2] == ["device taken", "accepting"]
-    assert "it hangs" in told
-    assert "device released" not in told
+    assert status == 0, errors
+    assert lines[:2] == ["device taken", "accepting"]
+    assert "it hangs" in lines
+    assert "device released" not in lines
 
 
 def test_a_process_ends_though_the_engines_loop_stands_still() -> None:
     """An observer that blocks, which it must not do, and does so before the exit: that waits its time and goes on."""
-    done = run(
+    told = run_program(
         """
         stands = threading.Event()
 
-        def block(event):
+        def tell(event):
             if event == StageReached("accepting"):
                 stands.set()
                 threading.Event().wait()
 
-        config = EngineConfig(observer=block, stage_seconds=0.05)
-        engine = Engine.from_parts(SimExecutor, ThreadWorker, config=config)
+        engine = make(Engine, stage_seconds=0.05)
 
         async def main():
             global opening
@@ -284,7 +244,7 @@ def test_a_process_ends_though_the_engines_loop_stands_still() -> None:
         loop.run_until_complete(main())
         """
     )
-    assert (done.returncode, done.stdout) == (0, "it stands still\n"), done.stderr
+    assert told == (["it stands still"], 0, "")
 
 
 # -- cancellation ----------------------------------------------------------------------------------------------------
@@ -608,7 +568,7 @@ def test_a_cancellation_is_not_lost_in_a_generator_that_is_closed(bench: Bench) 
     bench.run(main)
 
 
-@pytest.mark.parametrize("host", [HOSTS[0], HOSTS[2]], ids=lambda host: host.name)
+@pytest.mark.parametrize("host", HOSTS[:2], ids=lambda host: host.name)
 def test_a_stream_belongs_to_the_loop_of_its_engine(bench: Bench, host: Host) -> None:
     """A use in another loop is refused: a future of this loop would never wake a task of that one."""
 

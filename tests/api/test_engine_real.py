@@ -22,7 +22,6 @@ from triolet import (
     CheckpointError,
     Engine,
     EngineConfig,
-    EngineStateError,
     FinishReason,
     InvalidRequest,
     RequestTooLarge,
@@ -95,11 +94,6 @@ async def test_every_shipped_recording_is_transcribed_without_an_error(
     differing = [name for name, told in heard.items() if told != true[name]]
     assert len(differing) <= 1, differing
     assert all(jiwer.wer(true[name][1], heard[name][1]) < 0.08 for name in differing if true[name][1])
-
-
-async def test_a_shipped_recording_is_longer_than_a_window(engine: Engine) -> None:
-    longest = max(sample.duration for sample in triolet.demo.samples())
-    assert longest * engine.model.sampling_rate > engine.model.window_samples
 
 
 async def test_the_demo_checkpoint_does_not_claim_to_read_the_text_before(
@@ -176,19 +170,6 @@ async def _generate(engine: Engine, audio: Samples, **more: Any) -> Any:
     return await engine.generate(prompt_token_ids=[tokens_of(engine).start_id], audio=audio, sampling=sampling, **more)
 
 
-async def test_seeded_sampling_repeats_itself_and_another_seed_differs(
-    engine: Engine, sample: triolet.demo.Sample
-) -> None:
-    async def draw(seed: int) -> tuple[int, ...]:
-        sampling = SamplingParams(max_tokens=30, temperature=3.0, seed=seed, ignore_eos=True)
-        completion = await engine.generate(prompt_token_ids=speech_prompt(engine), audio=sample.path, sampling=sampling)
-        return completion.token_ids
-
-    first, again, other = await draw(1), await draw(1), await draw(2)
-    assert first == again
-    assert first != other
-
-
 async def test_a_completion_tells_its_usage_and_why_it_ended(engine: Engine) -> None:
     completion = await _generate(engine, noise(), sampling=SamplingParams(max_tokens=4, ignore_eos=True))
     assert completion.finish_reason is FinishReason.LENGTH
@@ -196,15 +177,6 @@ async def test_a_completion_tells_its_usage_and_why_it_ended(engine: Engine) -> 
     assert completion.usage.completion_tokens == 4
     assert len(completion.logprobs) == 4
     assert all(value <= 0 for value in completion.logprobs)
-
-
-async def test_streamed_text_is_the_whole_text(engine: Engine, sample: triolet.demo.Sample) -> None:
-    prompt = speech_prompt(engine)
-    whole = await engine.generate(prompt_token_ids=prompt, audio=sample.path)
-    async with engine.stream(prompt_token_ids=prompt, audio=sample.path) as deltas:
-        parts = [delta async for delta in deltas]
-    assert "".join(part.text for part in parts) == whole.text
-    assert len(parts) > 5
 
 
 @pytest.mark.real_time
@@ -254,30 +226,28 @@ def wav(samples: np.ndarray, *, promised: int | None = None) -> bytes:
     return data if promised is None else data[: 44 + 2 * promised]
 
 
-BAD_AUDIO: dict[str, tuple[Any, type[Exception], str]] = {
-    "missing file": ("no/such/file.wav", InvalidRequest, "no/such/file.wav"),
-    "empty file": (b"", UnsupportedAudio, "empty"),
-    "not audio": (b"this is plain text and no audio at all\n" * 20, UnsupportedAudio, "audio"),
-    "truncated wav": (wav(noise(1.0), promised=4000), UnsupportedAudio, "4000"),
-    "zero samples": (np.zeros(0, np.float32), InvalidRequest, "0"),
-    "NaN samples": (np.full(16_000, np.nan, np.float32), InvalidRequest, "NaN|nan|finite"),
-    "5 ms of audio": (noise(0.005), InvalidRequest, "0.02"),
-    "integers": (np.zeros(16_000, np.int16), InvalidRequest, "int16"),
-    "two dimensions": (np.zeros((2, 16_000), np.float32), InvalidRequest, r"\(2, 16000\)"),
-    "no audio type": (object(), InvalidRequest, "object"),
-}
+BAD_AUDIO: list[tuple[Any, type[Exception], str]] = [
+    ("no/such/file.wav", InvalidRequest, "no/such/file.wav"),
+    (b"", UnsupportedAudio, "empty"),
+    (b"this is plain text and no audio at all\n" * 20, UnsupportedAudio, "audio"),
+    (wav(noise(1.0), promised=4000), UnsupportedAudio, "4000"),
+    (np.zeros(0, np.float32), InvalidRequest, "0"),
+    (np.full(16_000, np.nan, np.float32), InvalidRequest, "NaN|nan|finite"),
+    (noise(0.005), InvalidRequest, "0.02"),
+    (np.zeros(16_000, np.int16), InvalidRequest, "int16"),
+    (np.zeros((2, 16_000), np.float32), InvalidRequest, r"\(2, 16000\)"),
+    (object(), InvalidRequest, "object"),
+]
 
 
-@pytest.mark.parametrize(("audio", "error", "says"), BAD_AUDIO.values(), ids=BAD_AUDIO.keys())
-async def test_bad_audio_is_refused_and_others_go_on(
-    engine: Engine, audio: Any, error: type[Exception], says: str
-) -> None:
+async def test_bad_audio_is_refused_and_others_go_on(engine: Engine) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_generate, engine, noise())
-        with pytest.raises(error, match=says):
-            await engine.transcribe(audio, strict=True)
-        with pytest.raises(error, match=says):
-            await _generate(engine, audio)
+        for number, (audio, error, says) in enumerate(BAD_AUDIO):
+            nursery.start_soon(_generate, engine, noise(1 + number / 10))
+            with pytest.raises(error, match=says):
+                await engine.transcribe(audio, strict=True)
+            with pytest.raises(error, match=says):
+                await _generate(engine, audio)
 
 
 async def test_audio_that_breaks_off_is_transcribed_up_to_there_and_the_transcript_says_so(
@@ -292,45 +262,28 @@ async def test_audio_that_breaks_off_is_transcribed_up_to_there_and_the_transcri
     assert f"nothing could be read from {kept / 16_000:.2f} s on" in warning
 
 
-BAD_REQUESTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "no prompt": ({"audio": noise()}, InvalidRequest, "exactly one"),
-    "two prompts": ({"prompt": "a", "prompt_token_ids": [1], "audio": noise()}, InvalidRequest, "exactly one"),
-    "empty prompt": ({"prompt_token_ids": [], "audio": noise()}, InvalidRequest, "no tokens"),
-    "negative token": ({"prompt_token_ids": [-1], "audio": noise()}, InvalidRequest, "-1"),
-    "token beyond the vocabulary": ({"prompt_token_ids": [10**6], "audio": noise()}, InvalidRequest, "1000000"),
-    "token that is no integer": ({"prompt_token_ids": ["a"], "audio": noise()}, InvalidRequest, "'a'"),
-    "prompt beyond the model's length": ({"prompt_token_ids": [1] * 448, "audio": noise()}, RequestTooLarge, "448"),
-    "no audio": ({"prompt_token_ids": [1]}, InvalidRequest, "audio"),
-    "audio beyond the window": ({"prompt_token_ids": [1], "audio": noise(31)}, RequestTooLarge, "30 s"),
-}
+BAD_REQUESTS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"audio": noise()}, InvalidRequest, "exactly one"),
+    ({"prompt": "a", "prompt_token_ids": [1], "audio": noise()}, InvalidRequest, "exactly one"),
+    ({"prompt_token_ids": [], "audio": noise()}, InvalidRequest, "no tokens"),
+    ({"prompt_token_ids": [-1], "audio": noise()}, InvalidRequest, "-1"),
+    ({"prompt_token_ids": [10**6], "audio": noise()}, InvalidRequest, "1000000"),
+    ({"prompt_token_ids": ["a"], "audio": noise()}, InvalidRequest, "'a'"),
+    ({"prompt_token_ids": [1] * 448, "audio": noise()}, RequestTooLarge, "448"),
+    ({"prompt_token_ids": [1]}, InvalidRequest, "audio"),
+    ({"prompt_token_ids": [1], "audio": noise(31)}, RequestTooLarge, "30 s"),
+    ({"prompt_token_ids": [1], "audio": noise(), "max_tokens": 448}, RequestTooLarge, "max_tokens=448.*447"),
+]
 
 
-@pytest.mark.parametrize(("arguments", "error", "says"), BAD_REQUESTS.values(), ids=BAD_REQUESTS.keys())
-async def test_bad_requests_are_refused_and_others_go_on(
-    engine: Engine, arguments: dict[str, Any], error: type[Exception], says: str
-) -> None:
+async def test_bad_requests_are_refused_and_others_go_on(engine: Engine) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_generate, engine, noise())
-        with pytest.raises(error, match=says):
-            await engine.generate(**arguments)
-
-
-async def test_max_tokens_beyond_the_models_length_is_refused(engine: Engine) -> None:
-    with pytest.raises(RequestTooLarge, match=r"max_tokens=448.*447"):
-        await _generate(engine, noise(), sampling=SamplingParams(max_tokens=448))
-
-
-def test_max_tokens_of_zero_is_refused_when_it_is_written() -> None:
-    with pytest.raises(InvalidRequest, match="max_tokens=0"):
-        SamplingParams(max_tokens=0)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"), [({"language": "klingon"}, "klingon"), ({"task": "summarise"}, "summarise")]
-)
-async def test_an_unknown_language_or_task_is_refused(engine: Engine, options: dict[str, str], says: str) -> None:
-    with pytest.raises(InvalidRequest, match=says):
-        await engine.transcribe(noise(), **options)
+        for number, (arguments, error, says) in enumerate(BAD_REQUESTS):
+            nursery.start_soon(_generate, engine, noise(1 + number / 10))
+            with pytest.raises(error, match=says):
+                await engine.generate(**arguments)
+        with pytest.raises(InvalidRequest, match="summarise"):
+            await engine.transcribe(noise(), task="summarise")
 
 
 async def enter(engine: Engine) -> None:
@@ -355,29 +308,3 @@ async def test_another_architecture_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(UnsupportedModel, match="mamba"):
         await enter(Engine(tmp_path, config=CONFIG))
-
-
-async def test_an_engine_is_used_inside_its_block_and_entered_once() -> None:
-    engine = Engine(triolet.demo.checkpoint(), config=CONFIG)
-    with pytest.raises(EngineStateError, match="not entered yet"):
-        await engine.transcribe(noise())
-    async with engine:
-        with pytest.raises(EngineStateError, match="entered once"):
-            await enter(engine)
-    with pytest.raises(EngineStateError, match="closed"):
-        await engine.transcribe(noise())
-    with pytest.raises(EngineStateError, match="closed"):
-        engine.statistics()
-    with pytest.raises(EngineStateError, match="closed"):
-        await enter(engine)
-
-
-def test_under_anyio_on_trio_it_runs() -> None:
-    import anyio
-
-    async def main() -> str:
-        async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine, anyio.create_task_group() as group:
-            group.start_soon(_generate, engine, noise())
-        return "done"
-
-    assert anyio.run(main, backend="trio") == "done"

@@ -34,7 +34,7 @@ async def generate(engine: Engine, **sampling: Any) -> Completion:
     return await engine.generate(**{**query(NUMBER), "sampling": params})
 
 
-def test_a_stop_string_ends_completions_and_streams_and_the_next_request_is_served(texts: Bench) -> None:
+def test_a_stop_string_ends_completions_and_streams_and_several_come_in_one(texts: Bench) -> None:
     async def main() -> None:
         async with texts.engine() as engine:
             completion = await generate(engine, stop=STOP)
@@ -45,20 +45,12 @@ def test_a_stop_string_ends_completions_and_streams_and_the_next_request_is_serv
                 assert "".join(part.text for part in parts) == TEXT[:6]
                 assert parts[-1].finish_reason is FinishReason.STOP
                 await ask(engine, NUMBER)  # while the block of the stream is open
+            several = await generate(engine, n=3)
+            assert [one.text for one in (several, *several.alternatives)] == [TEXT] * 3
             assert engine.inside.pending == 0
 
     texts.run(main)
-    assert sorted(texts.outcomes()) == ["aborted", "aborted", "finished"]
-
-
-def test_several_completions_come_in_one(texts: Bench) -> None:
-    async def main() -> None:
-        async with texts.engine() as engine:
-            completion = await generate(engine, n=3)
-            assert [one.text for one in (completion, *completion.alternatives)] == [TEXT] * 3
-
-    texts.run(main)
-    assert texts.outcomes() == ["finished"] * 3
+    assert sorted(texts.outcomes()) == ["aborted"] * 2 + ["finished"] * 4
 
 
 def test_a_caller_of_several_that_is_cancelled_withdraws_them_all(texts: Bench) -> None:

@@ -196,10 +196,3 @@ async def test_tables_that_are_ready_when_the_engine_has_ended_are_not_kept(monk
         grammars.compile(Structure(kind="lark", text='start: "a" <|no such token|>'))
     assert grammars._translated is None
     assert not grammars._compiled
-
-
-async def test_a_structure_that_only_the_tokenizer_finds_out_about_is_refused_before_any_step(engine: Engine) -> None:
-    before = engine.statistics().requests
-    with pytest.raises(InvalidRequest, match="no such token"):
-        await ask(engine, structure=Structure(kind="lark", text='start: "a" <|no such token|>'))
-    assert engine.statistics().requests == before

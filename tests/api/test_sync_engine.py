@@ -28,7 +28,6 @@ from triolet import (
     InvalidRequest,
     RunnerCrashed,
     SyncEngine,
-    Transcript,
     demo,
 )
 from triolet.actors.scheduler import Scheduler
@@ -40,7 +39,7 @@ from triolet.testing import make_checkpoint
 from triolet.testing.sim import SimExecutor
 
 from ..heap import assert_none, garbage
-from .hosts import AsyncioHost, Bench, SpeakingModel, audio, crash, query, release_is_stuck
+from .hosts import AsyncioHost, SpeakingModel, audio, crash, query, release_is_stuck
 from .threads import PATIENCE, SyncBench, ask, loops, ours, read, until
 
 pytestmark = pytest.mark.real_time
@@ -67,32 +66,6 @@ def test_it_has_the_names_and_arguments_of_the_engine() -> None:
         assert "async " not in plain.__doc__
 
 
-def test_the_demo_checkpoint_says_what_it_says_on_asyncio() -> None:
-    sample = next(sample for sample in demo.samples() if sample.path.stem == "en-command")
-    prompt = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
-    config = EngineConfig(device="cpu", verify=True)
-
-    async def on_asyncio() -> tuple[Transcript, list[Delta]]:
-        async with Engine(demo.checkpoint(), config=config) as engine:
-            transcript = await engine.transcribe(sample.path)
-            async with engine.stream(prompt, audio=sample.path) as stream:
-                return transcript, [delta async for delta in stream]
-
-    transcript, deltas = Bench(AsyncioHost()).host.run(on_asyncio)
-    with SyncEngine(demo.checkpoint(), config=config) as engine:
-        assert engine.transcribe(sample.path) == transcript
-        with engine.stream_transcription(sample.path) as segments:
-            assert (segments.language, segments.position) == ("en", 0.0)
-            assert tuple(segments) == transcript.segments
-            assert segments.transcript() == transcript
-        with engine.stream(prompt, audio=sample.path) as stream:
-            assert list(stream) == deltas
-        with engine.live() as session:
-            session.feed(load_audio(sample.path))
-            session.finish()
-            assert "".join(update.stable for update in session).strip() == sample.text
-
-
 def test_a_live_session_is_fed_by_one_thread_and_read_by_another(bench: SyncBench) -> None:
     samples = load_audio(next(sample for sample in demo.samples() if sample.path.stem == "en-many").path)[:128_000]
 
@@ -114,20 +87,17 @@ def test_a_live_session_is_fed_by_one_thread_and_read_by_another(bench: SyncBenc
     bench.run(main)
 
 
-@pytest.mark.parametrize(("family", "method"), [("bert", "embed"), ("bert_reranker", "score")])
-def test_vectors_and_scores_come_as_they_are(family: str, method: str, tmp_path: Path) -> None:
-    asked = ("a cat", ["a dog", "a hat"]) if method == "score" else (["a cat", "a dog"],)
+def test_vectors_come_as_they_are(tmp_path: Path) -> None:
+    asked = ["a cat", "a dog"]
     config = EngineConfig(device="cpu", dtype="float32", threads=1)
-    folder = make_checkpoint(family, tmp_path / family)
+    folder = make_checkpoint("bert", tmp_path / "bert")
 
     async def on_asyncio() -> Any:
         async with Engine(folder, config=config) as engine:
-            return await getattr(engine, method)(*asked)
+            return await engine.embed(asked)
 
     with SyncEngine(folder, config=config) as engine:
-        np.testing.assert_allclose(
-            getattr(engine, method)(*asked), Bench(AsyncioHost()).host.run(on_asyncio), rtol=1e-4
-        )
+        np.testing.assert_allclose(engine.embed(asked), AsyncioHost().run(on_asyncio), rtol=1e-4)
 
 
 def test_a_stream_that_is_read_without_its_block_says_how(bench: SyncBench) -> None:
@@ -140,12 +110,6 @@ def test_a_stream_that_is_read_without_its_block_says_how(bench: SyncBench) -> N
                     next(make())
 
     bench.run(main)
-
-
-# -- streams that end early ------------------------------------------------------------------------------------------
-
-
-# -- how the block ends ----------------------------------------------------------------------------------------------
 
 
 # -- open and close --------------------------------------------------------------------------------------------------

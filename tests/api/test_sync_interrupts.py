@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import queue
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -26,7 +24,7 @@ from triolet.api.hosts.thread_host import Interrupts, Wait
 from ..heap import assert_none, expected, garbage
 from . import hosts
 from .hosts import query
-from .threads import PATIENCE, SyncBench, ask, loops, ours, press_after, press_in_a_callback, read, until
+from .threads import END, PATIENCE, SyncBench, ask, loops, ours, press_after, press_in_a_callback, run_program, until
 
 pytestmark = pytest.mark.real_time
 
@@ -136,25 +134,6 @@ def test_an_interrupt_in_a_stream_loses_none_of_it(bench: SyncBench) -> None:
         assert tuple(found) == hosts.expected(1)
 
     bench.run(main)
-
-
-def test_an_interrupt_while_a_stream_opens_takes_nothing_with_it(bench: SyncBench) -> None:
-    """It waits for a permit."""
-
-    def main() -> None:
-        held = bench.hold()
-        with bench.engine(max_pending=1) as engine, ThreadPoolExecutor(1) as pool:
-            first = pool.submit(ask, engine, 1)
-            held.reached.wait()
-            press_after(lambda: until(lambda: engine.inside.waiting == 1))
-            with pytest.raises(KeyboardInterrupt):
-                read(engine, 2)
-            assert engine.inside.waiting == 0
-            bench.worker.end_hold(held)
-            first.result()
-
-    bench.run(main)
-    assert bench.outcomes() == ["finished"]
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["pool inside", "pool outside"])
@@ -397,69 +376,9 @@ def test_an_interrupt_at_any_line_gives_everything_back() -> None:
 
 # -- programs of their own -------------------------------------------------------------------------------------------
 
-PROGRAM = """
-    import os, signal, sys
-    from triolet import EngineConfig, SyncEngine
-    from triolet.actors.worker import Job, ThreadWorker
-    from triolet.core.events import StageReached
-    from triolet.testing.sim import SimExecutor
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
-
-    def ignored(told):  # Python loses what a handler raises in a callback of the collector: press again
-        if told.exc_type is KeyboardInterrupt:
-            print("lost", flush=True)
-        else:
-            sys.__unraisablehook__(told)
-
-    sys.unraisablehook = ignored
-
-    def tell(event):
-        if isinstance(event, StageReached):
-            print(event.stage, flush=True)
-
-    def make(fault=lambda job, _: None):
-        config = EngineConfig(observer=tell, stage_seconds=86_400)
-        return SyncEngine.from_parts(lambda: SimExecutor(fault=fault), ThreadWorker, config=config)
-
-    def ask(engine):
-        import numpy
-        return engine.generate(prompt_token_ids=[1, 2], audio=numpy.zeros(1600, numpy.float32), max_tokens=5)
-"""
-"""Its device takes no time."""
-
-END = ["device released", "runner stopped", "channels closed"]
-
-
-def start(code: str) -> subprocess.Popen[str]:
-    program = textwrap.dedent(PROGRAM) + textwrap.dedent(code)
-    return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8"
-    )
-
-
-def run(code: str, *at: str) -> Any:
-    """Its lines, its status and its errors. Sends a ^C for each line that is one of ``at``, and one for each that was
-    lost."""
-    with start(code) as process:
-        watchdog = threading.Timer(PATIENCE, process.kill)
-        watchdog.start()
-        lines: list[str] = []
-        assert process.stdout is not None
-        assert process.stderr is not None
-        for line in process.stdout:
-            lines.append(line.strip())
-            if lines[-1] in (*at, "lost"):
-                process.send_signal(signal.SIGINT)
-        errors = process.stderr.read()
-        status = process.wait()
-        watchdog.cancel()
-    assert "Exception ignored" not in errors, errors
-    return lines, status, errors
-
 
 def test_interrupts_from_outside_while_it_waits_and_while_it_closes_end_it_in_order() -> None:
-    lines, status, errors = run(
+    lines, status, errors = run_program(
         """
         came, signals = os.pipe()
         os.set_blocking(signals, False)
@@ -473,7 +392,7 @@ def test_interrupts_from_outside_while_it_waits_and_while_it_closes_end_it_in_or
                 os.read(came, 1)
                 os.read(came, 1)
 
-        with make(hold) as engine:
+        with make(SyncEngine, hold) as engine:
             ask(engine)
         """,
         "a step",
@@ -485,12 +404,12 @@ def test_interrupts_from_outside_while_it_waits_and_while_it_closes_end_it_in_or
 
 
 def test_a_process_that_ends_with_an_open_engine_releases_the_device_and_its_forks_do_not_wait() -> None:
-    lines, status, errors = run(
+    lines, status, errors = run_program(
         """
         import warnings
 
         warnings.simplefilter("ignore")  # from Python 3.12 on, of forks beside threads
-        engine = make()
+        engine = make(SyncEngine)
         engine.open()
         ask(engine)
         child = os.fork()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -12,9 +15,9 @@ from typing import Any
 
 from attrs import define, field
 
-from triolet import EngineConfig, SyncEngine
+from triolet import SyncEngine
 
-from .hosts import PATIENCE, UNHURRIED, Bench, _threads, expected, query
+from .hosts import PATIENCE, Bench, _threads, expected, query
 
 OURS = tuple(str(Path(__file__).resolve().parents[2] / room) for room in ("core", "actors", "api", "tests"))
 
@@ -43,8 +46,7 @@ class SyncBench(Bench):
     host: Any = field(factory=Threads)
 
     def engine(self, **settings: Any) -> Any:
-        config = EngineConfig(**{**UNHURRIED, "verify": True, "observer": self._observe, **settings})
-        return SyncEngine.from_parts(lambda: self.executor, lambda: self.worker, config=config)
+        return self.make(SyncEngine, settings)
 
     def run(self, main: Callable[[], Any]) -> Any:
         before = _threads()
@@ -52,6 +54,62 @@ class SyncBench(Bench):
         assert _threads() == before, "a thread of ours is left"
         self.check()
         return result
+
+
+PROGRAM = """
+import asyncio, os, signal, sys, threading
+from triolet import EngineConfig, SyncEngine
+from triolet.actors.worker import Job, ThreadWorker
+from triolet.api.engine import Engine
+from triolet.core.events import StageReached
+from triolet.testing.sim import SimExecutor
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
+
+def ignored(told):  # Python loses what a handler raises in a callback of the collector: press again
+    if told.exc_type is KeyboardInterrupt:
+        print("lost", flush=True)
+    else:
+        sys.__unraisablehook__(told)
+
+sys.unraisablehook = ignored
+
+def tell(event):
+    if isinstance(event, StageReached):
+        print(event.stage, flush=True)
+
+def make(kind, fault=lambda job, _: None, **settings):
+    config = EngineConfig(**{"observer": lambda event: tell(event), "stage_seconds": 86_400, **settings})
+    return kind.from_parts(lambda: SimExecutor(fault=fault), ThreadWorker, config=config)
+
+def ask(engine):
+    import numpy
+    return engine.generate(prompt_token_ids=[1, 2], audio=numpy.zeros(1600, numpy.float32), max_tokens=5)
+"""
+"""The beginning of programs that run in a process of their own. Their device takes no time."""
+
+END = ["device released", "runner stopped", "channels closed"]
+
+
+def run_program(code: str, *at: str) -> tuple[list[str], int, str]:
+    """Its lines, its status and its errors. Sends a ^C for each line that is one of ``at``, and one for each that was
+    lost."""
+    command = [sys.executable, "-c", PROGRAM + textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8") as process:
+        watchdog = threading.Timer(PATIENCE, process.kill)
+        watchdog.start()
+        lines: list[str] = []
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for line in process.stdout:
+            lines.append(line.strip())
+            if lines[-1] in (*at, "lost"):
+                process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+        status = process.wait()
+        watchdog.cancel()
+    assert "Exception ignored" not in errors, errors
+    return lines, status, errors
 
 
 def ask(engine: SyncEngine, number: int, max_tokens: int = 20, **more: Any) -> None:
