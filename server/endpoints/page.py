@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from ..event_stream import Events, EventStream
 from ..server import Server
-from ..view import told
+from ..view.messages import message, model_figures, state_message
 from ..view.page import HEADERS, read_page
 from .common import exchange_of, server_of
 
@@ -40,19 +40,19 @@ async def _watch(request: Request, events: Events) -> None:
         while not server.stopping:
             if turn % _FIGURES == 0:
                 models = server.engines.statistics().items()
-                figures = {name: told.model_told(one, server.watchers.state_of(name)) for name, one in models}
-                await events.write(told.message("figures", trio.current_time(), models=figures))
+                figures = {name: model_figures(one, server.watchers.state_of(name)) for name, one in models}
+                await events.write(message("figures", trio.current_time(), models=figures))
             turn += 1
             with trio.move_on_after(1 / _TELLS):
                 await server.stop_called.wait()
             lost, changes = watcher.take()
             if lost:  # the state in place of the changes, which lack their beginning
-                await events.write(told.message("lost", trio.current_time(), count=lost))
+                await events.write(message("lost", trio.current_time(), count=lost))
                 await events.write(_state(server))
             elif changes:
-                await events.write(told.message("changes", trio.current_time(), changes=changes))
-    await events.write(told.message("end", trio.current_time()), last=True)
+                await events.write(message("changes", trio.current_time(), changes=changes))
+    await events.write(message("end", trio.current_time()), last=True)
 
 
 def _state(server: Server) -> dict[str, Any]:
-    return told.state_told(server.watchers.states, server.started, trio.current_time())
+    return state_message(server.watchers.states, server.started, trio.current_time())

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import ipaddress
 
-_SPECIAL_IPV4 = tuple(
+_SPECIAL = tuple(
     map(
-        ipaddress.IPv4Network,
+        ipaddress.ip_network,
         (
             "0.0.0.0/8",  # "this network", RFC 791
             "10.0.0.0/8",  # private use, RFC 1918
@@ -32,14 +32,6 @@ _SPECIAL_IPV4 = tuple(
             "203.0.113.0/24",  # documentation, RFC 5737
             "224.0.0.0/4",  # multicast, RFC 5771
             "240.0.0.0/4",  # reserved, RFC 1112; limited broadcast, RFC 8190
-        ),
-    )
-)
-_PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
-_SPECIAL_IPV6 = tuple(
-    map(
-        ipaddress.IPv6Network,
-        (
             "2001::/23",  # protocol assignments, RFC 2928: Teredo, benchmarks, AMT, AS112, ORCHID, DRIP
             "2001:db8::/32",  # documentation, RFC 3849
             "2002::/16",  # 6to4, RFC 3056, deprecated by RFC 7526
@@ -48,6 +40,7 @@ _SPECIAL_IPV6 = tuple(
         ),
     )
 )
+_PUBLIC_IPV6 = ipaddress.IPv6Network("2000::/3")
 _MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")  # an IPv4 address in an API of IPv6, RFC 4291
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # an IPv4 address in a network of IPv6 alone, RFC 6052
 _ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # before an IPv4 address, in the last 64 bits, RFC 5214
@@ -66,16 +59,16 @@ def is_public(address: str) -> bool:
     except ValueError:
         return False
     if isinstance(found, ipaddress.IPv4Address):
-        return _is_public_ipv4(found)
+        return _is_ordinary(found)
     if found.scope_id is not None:
         return False
     inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
     if found in _MAPPED or found in _NAT64:
-        return _is_public_ipv4(inner)
-    if found not in _PUBLIC_IPV6 or any(found in network for network in _SPECIAL_IPV6):
+        return _is_ordinary(inner)
+    if found not in _PUBLIC_IPV6 or not _is_ordinary(found):
         return False
-    return (int(found) >> 32) & 0xFFFFFFFF not in _ISATAP or _is_public_ipv4(inner)
+    return (int(found) >> 32) & 0xFFFFFFFF not in _ISATAP or _is_ordinary(inner)
 
 
-def _is_public_ipv4(address: ipaddress.IPv4Address) -> bool:
-    return not any(address in network for network in _SPECIAL_IPV4)
+def _is_ordinary(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return not any(address in network for network in _SPECIAL)

@@ -12,8 +12,7 @@ from attrs import define, field
 from ...core.events import Event
 from ...core.overview import Change, Overview, RequestLine
 from ..problems import Problem, Refusal
-from . import told
-from .told import Told
+from .messages import Message, entry_change, failure_change, request_change
 
 MOST_CHANGES = 4_096  # that wait for one watcher
 MOST_WATCHERS = 64
@@ -25,17 +24,17 @@ class Watcher:
 
     most: int = MOST_CHANGES
     _lost: int = field(default=0, init=False)
-    _changes: deque[Told] = field(init=False)
+    _changes: deque[Message] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._changes = deque(maxlen=self.most)
 
-    def put(self, change: Told) -> None:
+    def put(self, change: Message) -> None:
         """Adds a change; the oldest is lost if there are too many."""
         self._lost += len(self._changes) == self.most
         self._changes.append(change)
 
-    def take(self) -> tuple[int, list[Told]]:
+    def take(self) -> tuple[int, list[Message]]:
         """Returns the number of changes that were lost since the last time, and the others."""
         lost, changes = self._lost, list(self._changes)
         self._lost = 0
@@ -60,7 +59,7 @@ class Watchers:
         failures = state.failures
         state(event)
         if state.failures > failures and self._watching:
-            self._put(told.failure_told(model, state.last_failure, event.time))
+            self._put(failure_change(model, state.last_failure, event.time))
 
     def state_of(self, model: str) -> Overview:
         """Returns the state of a model; an empty one if it was never loaded."""
@@ -91,10 +90,10 @@ class Watchers:
 
     def _changed(self, model: str, change: Change) -> None:
         if isinstance(change, RequestLine):
-            self._put(told.request_told(model, change))
+            self._put(request_change(model, change))
         else:
-            self._put(told.entry_told(model, change))
+            self._put(entry_change(model, change))
 
-    def _put(self, change: Told) -> None:
+    def _put(self, change: Message) -> None:
         for watcher in self._watching:
             watcher.put(change)

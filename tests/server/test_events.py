@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from triolet.core import events as e
-from triolet.server.view import told
+from triolet.server.view import page
 from triolet.server.view.page import SCRIPTS, plain, read_page
 from triolet.server.view.watchers import MOST_CHANGES
 
@@ -29,7 +29,7 @@ from .test_gate import Asked
 
 pytestmark = pytest.mark.real_time
 
-Told = dict[str, Any]
+Message = dict[str, Any]
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def asked(service: Served, path: str, key: str | None = None) -> Iterator[HTTPRe
 
 
 @contextmanager
-def watching(service: Served, key: str = "none") -> Iterator[Iterator[Told]]:
+def watching(service: Served, key: str = "none") -> Iterator[Iterator[Message]]:
     """What a watcher is told."""
     with asked(service, "/events", key) as answer:
         assert answer.status == 200
@@ -49,7 +49,7 @@ def watching(service: Served, key: str = "none") -> Iterator[Iterator[Told]]:
         yield (json.loads(line[6:]) for line in answer if line.startswith(b"data: "))
 
 
-def until(events: Iterator[Told], wanted: Any) -> list[Told]:
+def until(events: Iterator[Message], wanted: Any) -> list[Message]:
     """The events up to the first that is ``wanted``."""
     found = []
     for event in events:
@@ -59,21 +59,21 @@ def until(events: Iterator[Told], wanted: Any) -> list[Told]:
     raise AssertionError(f"the stream ended after {found}")
 
 
-def until_ended(events: Iterator[Told], model: str, name: str) -> list[Told]:
+def until_ended(events: Iterator[Message], model: str, name: str) -> list[Message]:
     """The events up to the figures that follow the end of the request ``name``, whenever these come."""
 
-    def ended(one: Told) -> bool:
+    def ended(one: Message) -> bool:
         return any(
             each.get("request", "").startswith(f"{name}#") and each["stage"] == "finished" for each in changes([one])
         )
 
-    def idle(one: Told) -> bool:
+    def idle(one: Message) -> bool:
         return one["type"] == "figures" and one["models"][model]["users"] == 0
 
     return until(events, ended) + until(events, idle) + until(events, idle)
 
 
-def changes(events: list[Told]) -> list[Told]:
+def changes(events: list[Message]) -> list[Message]:
     return [change for event in events for change in event.get("changes", ())]
 
 
@@ -214,7 +214,7 @@ def test_the_page_allows_its_own_script_and_style_alone(service: Served) -> None
 
 def test_a_script_imports_only_what_is_put_before_it_and_no_name_is_there_twice() -> None:
     """All scripts become one module."""
-    folder = Path(told.__file__).parent / "page"
+    folder = Path(page.__file__).parent / "page"
     assert sorted(path.name for path in folder.glob("*.js")) == sorted(SCRIPTS)
     names: list[str] = []
     for index, script in enumerate(SCRIPTS):

@@ -226,13 +226,6 @@ def test_prompts_of_tokens_are_completed(service, client):
     assert client.completions.create(model="llama", prompt=[70, 71], **GREEDY).choices[0].text == expected[0]
 
 
-def test_an_echo_begins_with_the_prompt(service, client):
-    expected = completed(service, prompt="one", **GREEDY).text
-    assert client.completions.create(model="llama", prompt="one", echo=True, **GREEDY).choices[0].text == (
-        "one" + expected
-    )
-
-
 def test_a_prompt_gets_sixteen_tokens_by_default(client):
     answer = client.completions.create(model="llama", prompt="one", temperature=0.0)
     assert answer.usage.completion_tokens <= 16
@@ -308,12 +301,3 @@ def test_tokens_of_another_vocabulary_are_no_input(client):
         client.embeddings.create(model="bert", input=[[1, 2, 3]])
     assert "check_embedding_ctx_length=False" in caught.value.message
     assert caught.value.param == "input"
-
-
-# -- models ------------------------------------------------------------------------------------------------------------
-
-
-def test_models_are_listed_and_found(service, client):
-    names = [model.id for model in client.models.list()]
-    assert names == list(service.server.engines.models)
-    assert client.models.retrieve("bert").id == "bert"

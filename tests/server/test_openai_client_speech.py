@@ -46,13 +46,6 @@ def translate(client: openai.OpenAI, file: Any, **options: Any) -> Any:
 # -- the formats -------------------------------------------------------------------------------------------------------
 
 
-def test_json_has_text_language_and_duration(client, speech, transcript):
-    told = transcribe(client, speech)
-    assert told.text == transcript.text
-    assert [one.code for one in told.languages] == ["en"]
-    assert (told.usage.type, told.usage.seconds) == ("duration", 5)
-
-
 def test_verbose_json_has_the_segments(client, service, speech):
     expected = as_verbose_object(transcribed(service, speech))
     told = transcribe(client, speech, response_format="verbose_json", timestamp_granularities=["segment"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from triolet.core import events as e
 from triolet.core.overview import Overview
-from triolet.server.view import told
+from triolet.server.view import messages as view
 from triolet.server.view.page import plain
 from triolet.server.view.watchers import Watchers
 
@@ -32,7 +32,7 @@ def run() -> Iterator[Run]:
     with chromium() as opened, opened("about:blank") as page:
 
         def run(script: str, code: str, argument: Any) -> Any:
-            text = plain((files(told.__package__) / "page" / script).read_text(encoding="utf-8"))
+            text = plain((files(view.__package__) / "page" / script).read_text(encoding="utf-8"))
             return page.evaluate(f"(argument) => {{ {text}\nreturn ({code})(argument); }}", argument)
 
         yield run
@@ -66,7 +66,7 @@ _PLACE = """
     for (const track of tracks) if (track.end <= now) track.to = track.end;
     const known = tracks.filter((track) => track.from <= now && (track.isActive || track.to > now - 10));
     lanes.place(known);
-    told.push({
+    view.push({
       rows: lanes.rows.map((row) => row.map((track) => tracks.indexOf(track))),
       active: known.filter((track) => track.isActive).map((track) => tracks.indexOf(track)),
       hidden: lanes.hidden,
@@ -116,15 +116,15 @@ _TAKE = """
 """
 
 
-def messages(*told_events: e.Event, model: str = "m") -> list[told.Told]:
-    """What a watcher from the beginning on is told of ``told_events``."""
+def messages(*happened: e.Event, model: str = "m") -> list[view.Message]:
+    """What a watcher from the beginning on gets of ``happened``."""
     watchers = Watchers()
-    first = told.state_told({}, 1, 0.0)
+    first = view.state_message({}, 1, 0.0)
     with watchers.joined() as watcher:
-        for event in told_events:
+        for event in happened:
             watchers.hear(model, event)
-        now = max((event.time for event in told_events), default=0.0)
-        return [first, told.message("changes", now, changes=watcher.take()[1])]
+        now = max((event.time for event in happened), default=0.0)
+        return [first, view.message("changes", now, changes=watcher.take()[1])]
 
 
 def test_the_windows_of_one_recording_are_one_piece_of_work(run: Run) -> None:
@@ -155,7 +155,7 @@ def test_after_a_loss_the_state_counts(run: Run) -> None:
     state = Overview()
     for event in (e.RequestQueued("b", time=1.0), e.RequestQueued("c", time=2.0), e.RequestStarted("c", time=3.0)):
         state(event)
-    after = [told.message("lost", 4.0, count=5), told.state_told({"m": state}, 1, 4.0)]
+    after = [view.message("lost", 4.0, count=5), view.state_message({"m": state}, 1, 4.0)]
     known = run("world.js", _TAKE, [*before, *after])
     assert {work["id"]: work["stage"] for work in known["works"]} == {"a": "unknown", "b": "queued", "c": "reading"}
     (new,) = [work for work in known["works"] if work["id"] == "c"]

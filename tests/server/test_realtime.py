@@ -168,7 +168,7 @@ async def test_a_turn_has_so_many_samples_and_no_more_at_any_rate(
     autojump_clock: Any,
 ) -> None:
     """What is refused is not taken, and what was taken can be committed."""
-    for rate, most in ((8_000, 4_800_000), (24_000, MOST_SAMPLES), (96_000, MOST_SAMPLES)):
+    for rate, most in ((8_000, 4_800_000), (96_000, MOST_SAMPLES)):
         async with talking() as talk:
             talk.update(rate=rate)
             for _ in range(most // 1_200_000):

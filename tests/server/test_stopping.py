@@ -112,14 +112,13 @@ SLOW = """
 """
 
 
-@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_while_models_are_loaded_gives_them_up_in_order(number: int, expected: int, tmp_path: Path) -> None:
+def test_a_signal_while_models_are_loaded_gives_them_up_in_order(tmp_path: Path) -> None:
     """What is begun elsewhere, on other machines say, would be left."""
     with running([sys.executable, "-c", textwrap.dedent(SLOW)], tmp_path) as process:
         process.until("loading")
-        process.signal(number)
+        process.signal(signal.SIGTERM)
         status, log = process.end()
-    assert status == expected, log
+    assert status == 143, log
     assert "given up\n" in log
     assert "stopping before all models are loaded" in log
     assert "Traceback" not in log

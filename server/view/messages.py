@@ -17,24 +17,29 @@ from ...core.log_lines import one_line
 from ...core.model import Kind, ModelDescription
 from ...core.overview import CacheEntry, Overview, RequestLine
 
-Told: TypeAlias = dict[str, Any]
+Message: TypeAlias = dict[str, Any]
 
 LONGEST_ID = 128  # characters
 
 
-def message(kind: str, now: float, **members: Any) -> Told:
+def message(kind: str, now: float, **members: Any) -> Message:
     """One message to a watcher."""
     return {"type": kind, "now": _time(now), **members}
 
 
-def request_told(model: str, line: RequestLine) -> Told:
+def request_change(model: str, line: RequestLine) -> Message:
     """A request that has come to a new stage, which may be its outcome."""
-    told = {"request": line.request_id[:LONGEST_ID], "model": model, "stage": line.stage}
-    error = {"error": public_error(line.error)} if line.error else {}
-    return {**told, "at": _time(line.stage_at), "tokens": line.tokens, **error}
+    return {
+        "request": line.request_id[:LONGEST_ID],
+        "model": model,
+        "stage": line.stage,
+        "at": _time(line.stage_at),
+        "tokens": line.tokens,
+        **({"error": public_error(line.error)} if line.error else {}),
+    }
 
 
-def entry_told(model: str, entry: CacheEntry) -> Told:
+def entry_change(model: str, entry: CacheEntry) -> Message:
     """An encoder output that has come to a new state."""
     return {
         "entry": entry.key,
@@ -45,29 +50,29 @@ def entry_told(model: str, entry: CacheEntry) -> Told:
     }
 
 
-def failure_told(model: str, text: str, now: float) -> Told:
+def failure_change(model: str, text: str, now: float) -> Message:
     """Something failed that is no single request: a step, an encode batch, the runner. ``text`` is where and what."""
     where, _, error = text.partition(": ")
     return {"failure": f"{where}: {public_error(error)}", "model": model, "at": _time(now)}
 
 
-def state_told(states: Mapping[str, Overview], began: int, now: float) -> Told:
+def state_message(states: Mapping[str, Overview], began: int, now: float) -> Message:
     """The state of everything now. ``began`` tells one server from the next."""
     requests = [
-        request_told(model, line) | {"since": _time(line.queued_at)}
+        request_change(model, line) | {"since": _time(line.queued_at)}
         for model, state in states.items()
         for line in (*state.running.values(), *state.waiting.values())
     ]
-    entries = [entry_told(model, entry) for model, state in states.items() for entry in state.entries()]
+    entries = [entry_change(model, entry) for model, state in states.items() for entry in state.entries()]
     return message("state", now, began=began, requests=requests, entries=entries)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def model_told(model: ModelStatistics, state: Overview) -> Told:
+def model_figures(model: ModelStatistics, state: Overview) -> Message:
     """The figures of one model; ``model``: its statistics among those of several models."""
-    told: Told = {
+    found: Message = {
         "state": model.state.value,
         "users": model.users,
         "waiting": model.waiting,
@@ -78,7 +83,7 @@ def model_told(model: ModelStatistics, state: Overview) -> Told:
         "failures": state.failures,
     }
     if (about := model.description) is not None:
-        told["about"] = {
+        found["about"] = {
             "architecture": about.architecture,
             "device": about.device,
             "dtype": about.dtype,
@@ -88,11 +93,11 @@ def model_told(model: ModelStatistics, state: Overview) -> Told:
         }
         if model.engine is not None:
             reads_media = about.preparer is not None and about.preparer.media
-            told["engine"] = engine_told(model.engine, state, encodes=bool(about.encoder_bytes or reads_media))
-    return told
+            found["engine"] = engine_figures(model.engine, state, encodes=bool(about.encoder_bytes or reads_media))
+    return found
 
 
-def engine_told(statistics: EngineStatistics, state: Overview, *, encodes: bool) -> Told:
+def engine_figures(statistics: EngineStatistics, state: Overview, *, encodes: bool) -> Message:
     """The figures of one engine; ``encodes``: it has encoder outputs, and so a cache for them."""
     requests, cache = statistics.requests, statistics.encoder_cache
     return {

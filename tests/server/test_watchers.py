@@ -16,8 +16,7 @@ from triolet.core.config import EngineConfig
 from triolet.core.overview import Overview
 from triolet.core.residency import ModelState
 from triolet.server.problems import Refusal
-from triolet.server.view import told
-from triolet.server.view.told import Told
+from triolet.server.view.messages import Message, engine_figures, message, model_figures, public_error, state_message
 from triolet.server.view.watchers import MOST_WATCHERS, Watcher, Watchers
 from triolet.testing.sim import sim_engine
 
@@ -26,11 +25,11 @@ from ..actors.shared import ask
 OUTCOMES = ("finished", "failed", "aborted")
 
 
-def heard(*told_events: e.Event) -> tuple[Watchers, list[Told]]:
-    """What a watcher is told of ``told_events``."""
+def heard(*happened: e.Event) -> tuple[Watchers, list[Message]]:
+    """What a watcher is told of ``happened``."""
     watchers = Watchers()
     with watchers.joined() as watcher:
-        for event in told_events:
+        for event in happened:
             watchers.hear("m", event)
         return watchers, watcher.take()[1]
 
@@ -49,7 +48,7 @@ def heard(*told_events: e.Event) -> tuple[Watchers, list[Told]]:
     ],
 )
 def test_a_callers_error_is_told_without_its_text_which_may_quote_the_caller(error: str, public: str) -> None:
-    assert told.public_error(error) == public
+    assert public_error(error) == public
 
 
 def test_a_request_is_told_stage_by_stage_to_its_end() -> None:
@@ -115,20 +114,20 @@ def test_an_error_of_a_load_is_told_by_its_type() -> None:
         engine=None,
         description=None,
     )
-    assert told.model_told(failed, Overview())["error"] == "CheckpointError"
+    assert model_figures(failed, Overview())["error"] == "CheckpointError"
 
 
 def test_an_engine_that_is_gone_leaves_no_encoder_output_behind() -> None:
     """One that failed may not have freed them."""
     watchers, changes = heard(e.EntryReserved("k", 3, time=1.0), e.StageReached("channels closed", time=2.0))
     assert changes[-1]["state"] == "absent"
-    assert told.state_told(watchers.states, 1, 3.0)["entries"] == []
+    assert state_message(watchers.states, 1, 3.0)["entries"] == []
 
 
 # -- the queue of a watcher --------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=60), st.integers(1, 8))
+@given(st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=20), st.integers(1, 8))
 def test_a_slow_watcher_loses_the_oldest_and_is_told_how_many(moves: list[int | None], most: int) -> None:
     """``None``: the watcher takes what there is. All that was put is taken or counted as lost, in order."""
     watcher, put, seen, lost = Watcher(most), 0, [], 0
@@ -184,11 +183,11 @@ async def test_the_state_and_the_changes_since_make_the_state_of_later(moment: f
                 nursery.start_soon(leave_early if number % 3 == 2 else ask, engine, number % 5)
             await trio.sleep(moment)
             with watchers.joined() as watcher:
-                picture = Picture(told.state_told(watchers.states, 1, trio.current_time()))
+                picture = Picture(state_message(watchers.states, 1, trio.current_time()))
                 for _ in range(40):
                     await trio.sleep(0.07)
                     picture.take(watcher.take()[1])
-                    now = Picture(told.state_told(watchers.states, 1, trio.current_time()))
+                    now = Picture(state_message(watchers.states, 1, trio.current_time()))
                     assert (picture.requests, picture.entries) == (now.requests, now.entries)
                     taken = engine.statistics().encoder_cache.taken
                     assert sum(one["bytes"] for one in picture.entries.values()) == taken
@@ -205,11 +204,11 @@ async def leave_early(engine: Any, number: int) -> None:
 class Picture:
     """What a page knows."""
 
-    def __init__(self, state: Told) -> None:
-        self.requests: dict[str, Told] = {one["request"]: _plain(one) for one in state["requests"]}
-        self.entries: dict[str, Told] = {one["entry"]: one for one in state["entries"]}
+    def __init__(self, state: Message) -> None:
+        self.requests: dict[str, Message] = {one["request"]: _plain(one) for one in state["requests"]}
+        self.entries: dict[str, Message] = {one["entry"]: one for one in state["entries"]}
 
-    def take(self, changes: list[Told]) -> None:
+    def take(self, changes: list[Message]) -> None:
         for change in changes:
             if "request" in change:
                 self.requests[change["request"]] = _plain(change)
@@ -221,7 +220,7 @@ class Picture:
                     del self.entries[change["entry"]]
 
 
-def _plain(request: Told) -> Told:
+def _plain(request: Message) -> Message:
     """Without what is not told with each change: tokens are told with the figures."""
     return {name: request[name] for name in ("request", "model", "stage", "at")}
 
@@ -230,5 +229,5 @@ async def test_all_that_is_told_is_json(autojump_clock: Any) -> None:
     state = Overview()
     async with sim_engine(config=EngineConfig(observer=state)) as engine:
         await ask(engine, 1)
-        figures = told.engine_told(engine.statistics(), state, encodes=True)
-    assert json.loads(json.dumps(told.message("figures", 1.00006, models=figures), allow_nan=False))["now"] == 1.0001
+        figures = engine_figures(engine.statistics(), state, encodes=True)
+    assert json.loads(json.dumps(message("figures", 1.00006, models=figures), allow_nan=False))["now"] == 1.0001
