@@ -16,7 +16,7 @@ from ..live.endpoints import Endpointer
 from ..live.options import LiveOptions
 from ..live.reader import UtteranceReader
 from ..live.session import LiveTranscription
-from ..speech.reader import Run, Stopwatch, WindowReader
+from ..speech.reader import Run, WindowReader
 from ..speech.recipe import Recipe
 from ..speech.voice import VoiceActivity
 from .alternatives import background
@@ -50,9 +50,7 @@ def _session(
         shared = evolve(shared, seed=secrets.randbits(62))
     interim = evolve(shared, temperature=shared.temperature[:1], beam_size=1, best_of=1)
     readers = [
-        WindowReader(
-            Recipe(options=one, description=description), run, request_id, Stopwatch(None), once=one is interim
-        )
+        WindowReader(Recipe(options=one, description=description), run, request_id, once=one is interim)
         for one in (interim, shared)
     ]
     if description.alignment_fault is not None:

@@ -17,8 +17,8 @@ from ..speech.cuts import CutRules
 from ..speech.hearing import Hearing
 from ..speech.options import TranscribeOptions
 from ..speech.parallel import ParallelTranscription
-from ..speech.plan import PlainPlan, Plan, VoicedPlan
-from ..speech.reader import Run, Stopwatch, WindowReader
+from ..speech.plan import Plan
+from ..speech.reader import Run, WindowReader
 from ..speech.recipe import Recipe
 from ..speech.spans import SpanRules
 from ..speech.transcription import Transcription
@@ -52,7 +52,7 @@ async def open_transcription(
     if options.seed is None:
         options = evolve(options, seed=secrets.randbits(62))
     recipe = Recipe(options=options, description=description)  # raises before a file is read in vain
-    reader = WindowReader(recipe, run, request_id, Stopwatch(asked))
+    reader = WindowReader(recipe, run, request_id, asked=asked)
     async with Recording(audio, sampling_rate=description.sampling_rate, strict=options.strict) as recording:
         plan = _plan(options, description, recording, detector)
         if not options.parallel:
@@ -67,16 +67,16 @@ def _plan(
 ) -> Plan:
     rate = description.sampling_rate
     clips = [
-        (round(start * rate), None if math.isinf(end) else round(end * rate)) for start, end in options.clip_timestamps
+        (round(start * rate), end if math.isinf(end) else round(end * rate)) for start, end in options.clip_timestamps
     ]
-    read = tuple(clips) or ((0, None),)
-    if options.voice_activity == "off":
-        return PlainPlan(description.window_samples, read)
+    read = tuple(clips) or ((0, math.inf),)
     rules = CutRules(
         window=description.window_samples,
         gap=round(_GAP * rate),
         padding=round(_PADDING * rate),
         earliest=round(_EARLIEST * description.window_samples),
     )
+    if options.voice_activity == "off":
+        return Plan(rules, read)
     voice = detector if isinstance(options.voice_activity, str) else options.voice_activity
-    return VoicedPlan(Hearing(recording, voice, _VOICE), rules, read)
+    return Plan(rules, read, Hearing(recording, voice, _VOICE))

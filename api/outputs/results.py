@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Self
 
 from attrs import evolve, field, frozen
 
@@ -167,23 +166,6 @@ class Stretch:
 
 
 @frozen(kw_only=True)
-class Progress:
-    """The state of a transcription: the language, if known, ``duration`` and ``position`` (seconds of audio, all and
-    done), and at its end ``timings`` and ``coverage``. ``duration`` is ``None`` while nobody knows the length. The
-    other fields are what `Transcript` has of them so far."""
-
-    language: str | None
-    language_probability: float | None
-    duration: float | None
-    position: float
-    timings: Timings | None = None
-    task: str = "transcribe"
-    coverage: tuple[Stretch, ...] = ()
-    warnings: tuple[str, ...] = ()
-    language_probabilities: Mapping[str, float] | None = None
-
-
-@frozen(kw_only=True)
 class Transcript:
     """The text of one audio.
 
@@ -211,19 +193,18 @@ class Transcript:
     warnings: tuple[str, ...] = ()
     language_probabilities: Mapping[str, float] | None = None
 
-    @classmethod
-    def of(cls, segments: Iterable[Segment], progress: Progress) -> Self:
-        """The transcript of ``segments``, all of one audio, which was read as far as ``progress`` says."""
+
+@frozen(kw_only=True)
+class Progress:
+    """The state of a transcription: its transcript ``so_far``, without segments, and ``duration`` and ``position``:
+    seconds of audio, all and done. ``duration`` is ``None`` while nobody knows the length. Timings and coverage come
+    at the end."""
+
+    so_far: Transcript
+    duration: float | None
+    position: float
+
+    def transcript(self, segments: Iterable[Segment]) -> Transcript:
+        """The transcript of ``segments``, all that were read so far."""
         found = tuple(segments)
-        return cls(
-            text="".join(segment.text for segment in found).strip(),
-            language=progress.language,
-            language_probability=progress.language_probability,
-            duration=progress.position if progress.duration is None else progress.duration,
-            segments=found,
-            timings=progress.timings,
-            task=progress.task,
-            coverage=progress.coverage,
-            warnings=progress.warnings,
-            language_probabilities=progress.language_probabilities,
-        )
+        return evolve(self.so_far, segments=found, text="".join(segment.text for segment in found).strip())

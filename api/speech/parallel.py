@@ -10,11 +10,12 @@ import trio
 from attrs import define, field
 
 from ..inputs.audio import Samples
+from ..inputs.recording import Recording
 from ..outputs.results import Segment
-from .plan import AudioWindows, Plan
+from .plan import Plan
 from .reader import WindowReader
 from .transcription import Transcription
-from .walk import Walk
+from .walk import Walk, sound_of
 
 StartSoon = Callable[[Callable[[], Awaitable[None]]], None]
 
@@ -23,153 +24,97 @@ _LEAST_PIECES = 4
 
 
 @define(eq=False)
-class _Excerpt:
-    """`AudioWindows` of a piece's samples."""
-
-    start: int
-    samples: Samples
-    whole: AudioWindows
-    broken: None = field(default=None, init=False)
-
-    @property
-    def duration(self) -> float | None:
-        """The duration of the whole recording: a piece may be its last one."""
-        return self.whole.duration
-
-    async def window(self, start: int, length: int) -> Samples:
-        """A copy: a view would keep the whole piece alive."""
-        first = start - self.start
-        return self.samples[first : first + length].copy()
-
-    def forget(self, before: int) -> None:
-        """Keeps all samples: they are few."""
-
-
-@define(eq=False)
 class _Piece:
     """A stretch of audio that one task reads."""
 
     stop: int
     walk: Walk | None  # until it is read
-    read: deque[tuple[tuple[Segment, ...], int]] = field(
-        factory=deque, init=False
-    )  # segments, and the end of their window
+    read: deque[tuple[tuple[Segment, ...], int]] = field(factory=deque, init=False)  # segments and their window's end
     error: Exception | None = field(default=None, init=False)  # not raised yet
     failed: bool = field(default=False, init=False)  # nobody reads it now
-
-    async def next_window(self) -> bool:
-        """Reads one window, whose segments wait for their turn. False: all is read."""
-        assert self.walk is not None, "a piece is read once"
-        segments = await self.walk.next_window()
-        if segments is None:
-            self.walk = None
-            return False
-        self.read.append((segments, self.walk.seek))
-        return True
 
 
 class ParallelTranscription(Transcription):
     """A `Transcription` that cuts the audio at pauses into pieces of some windows first, and reads up to ``at_once`` of
     these at the same time, none with the text before it. Segments come in order, each when all before it are
-    there.
+    there. One piece further ahead is cut than may be read at once.
 
     Args:
         start_soon: starts a task, which lives no longer than the block in which the transcription is used.
     """
 
     def __init__(
-        self, recording: AudioWindows, plan: Plan, reader: WindowReader, *, at_once: int, start_soon: StartSoon
+        self, recording: Recording, plan: Plan, reader: WindowReader, *, at_once: int, start_soon: StartSoon
     ) -> None:
         super().__init__(recording, plan, reader)
         self._start_soon = start_soon
-        self._at_once = trio.Semaphore(at_once)
+        self._at_once = at_once
+        self._places = trio.Semaphore(at_once)
         self._pieces: deque[_Piece] = deque()  # not given to the end yet
         self._news = trio.Event()
-        self._cut_to = 0
-        self._cutting = False
-        self._all_cut = False
-        self._error: Exception | None = None  # of the cutter, not raised yet
-        self._given_to = 0
+        self._cut_to: int | None = 0  # None: all is cut
+        self._error: Exception | None = None  # of the last cut, not raised yet
 
     async def _next(self) -> tuple[Segment, ...] | None:
-        self._go_on()
         while True:
             if self._pieces and (found := self._of_first(self._pieces[0])) is not None:
                 return found
-            if not self._pieces and not self._cutting:
-                error, self._error = self._error, None
-                _raise(error)
+            unread = sum(piece.walk is not None for piece in self._pieces)
+            if self._cut_to is not None and self._error is None and unread <= self._at_once:
+                try:
+                    self._cut_to = await self._cut(self._cut_to)
+                except Exception as error:  # noqa: BLE001  (raised after all that was cut before)
+                    self._error = error
+            elif self._pieces:
+                await self._news.wait()
+            else:
+                error_, self._error = self._error, None
+                _raise(error_)
                 return None
-            await self._news.wait()
-
-    def _go_on(self) -> None:
-        """Starts the cutter, and again the first piece where it has failed and its error was raised."""
-        if not self._cutting and not self._all_cut and self._error is None:
-            self._cutting = True
-            self._start_soon(self._cut)
-        if self._pieces and self._pieces[0].failed and self._pieces[0].error is None:
-            piece = self._pieces[0]
-            piece.failed = False
-            self._start_soon(partial(self._read, piece))
 
     def _of_first(self, piece: _Piece) -> tuple[Segment, ...] | None:
-        """The next segments of the first piece; ``None``: nothing is ready yet.
+        """The next segments of the first piece; ``None``: nothing is ready yet. Reads a piece that has failed again
+        after its error was raised.
 
         Raises:
             Exception: the piece has failed.
         """
         if piece.read:
-            segments, self._given_to = piece.read.popleft()
+            segments, self._reached = piece.read.popleft()
             return segments
         error, piece.error = piece.error, None
         _raise(error)
-        if piece.walk is not None:
-            return None
-        self._pieces.popleft()
-        self._given_to = piece.stop
-        return ()
+        if piece.walk is None:
+            self._pieces.popleft()
+            self._reached = piece.stop
+            return ()
+        if piece.failed:
+            piece.failed = False
+            self._start_soon(partial(self._read, piece))
+        return None
 
-    def _wake(self) -> None:
-        """Wakes the reader."""
-        self._news.set()
-        self._news = trio.Event()
-
-    async def _cut(self) -> None:
-        """Cuts the audio, one piece further ahead than may be read at once."""
-        try:
-            while (piece := await self._next_piece()) is not None:
-                await self._at_once.acquire()
-                self._cut_to = piece.stop
-                self.recording.forget(piece.stop)
-                self._pieces.append(piece)
-                self._start_soon(partial(self._read, piece))
-            self._all_cut = True
-        except Exception as error:  # noqa: BLE001  (raised by `next_window`)
-            self._error = error
-        self._cutting = False
-        self._wake()
-
-    async def _next_piece(self) -> _Piece | None:
-        planned = await self.plan.piece(self._cut_to, self._windows())
-        if planned is None:
+    async def _cut(self, start: int) -> int | None:
+        """Cuts the next piece. Returns its end; ``None``: there is none."""
+        planned = await self.plan.piece(start, self._windows())
+        window = await sound_of(self.recording.window, planned, self.reader.recipe)
+        if window is None:
             return None
-        start, stop = planned
-        samples = await self.recording.window(start, stop - start)
-        if self.reader.ends_before(samples, stop - start):
-            return None
+        start, samples = window
         stop = start + len(samples)
         walk = Walk(
             reader=self.reader,
-            recording=_Excerpt(start, samples, self.recording),
+            recording=self.recording,
             plan=self.plan,
-            history=self.reader.recipe.history(),
-            language=self.languages.of,
+            window=partial(_excerpt, samples, start),
             seek=start,
             limit=stop,
             first=False,
             name=f"{start}.",
         )
-        return _Piece(stop, walk)
+        self.recording.forget(stop)
+        self._pieces.append(_Piece(stop, walk))
+        self._start_soon(partial(self._read, self._pieces[-1]))
+        return stop
 
     def _windows(self) -> int:
         """The number of windows of a piece. There are several, since each but the first is read with the text before
@@ -181,17 +126,29 @@ class ParallelTranscription(Transcription):
         return max(1, min(full // _LEAST_PIECES, _MOST_TOGETHER))
 
     async def _read(self, piece: _Piece) -> None:
-        try:
-            while await piece.next_window():
+        """The task of a piece."""
+        async with self._places:
+            try:
+                while piece.walk is not None:
+                    segments = await piece.walk.next_window()
+                    if segments is None:
+                        piece.walk = None
+                    else:
+                        piece.read.append((segments, piece.walk.seek))
+                    self._wake()
+            except Exception as error:  # noqa: BLE001  (raised by `next_window`)
+                piece.error, piece.failed = error, True
                 self._wake()
-        except Exception as error:  # noqa: BLE001  (raised by `next_window`)
-            piece.error, piece.failed = error, True
-        else:
-            self._at_once.release()
-        self._wake()
 
-    def _reached(self) -> int:
-        return self._given_to
+    def _wake(self) -> None:
+        """Wakes the reader."""
+        self._news.set()
+        self._news = trio.Event()
+
+
+async def _excerpt(samples: Samples, first: int, start: int, length: int) -> Samples:
+    """A copy of samples of a piece, which begins at ``first``: a view would keep the whole piece alive."""
+    return samples[start - first : start - first + length].copy()
 
 
 def _raise(error: Exception | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import trio
@@ -14,73 +14,49 @@ from ...core.timings import Timings
 from ..inputs.audio import Samples
 from ..inputs.prompts import audio_item
 from .recipe import Context, Recipe
-from .voice import is_silent
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
 
 Run = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # runs requests together, to the end of all
 
 
-@define
-class Stopwatch:
-    """Adds up the timings of one transcription's requests."""
-
-    asked: float | None  # None: the time of the first request
-    _queued: float = field(default=0.0, init=False)
-    _encoder_wait: float = field(default=0.0, init=False)
-    _first_token: float | None = field(default=None, init=False)
-    _ended: float | None = field(default=None, init=False)
-
-    def add(self, timings: Timings | None, begun: float, *, is_text: bool) -> None:
-        """Adds a request that was made at ``begun``."""
-        self.asked = begun if self.asked is None else self.asked
-        if timings is None:
-            return
-        self._queued += timings.queued
-        self._encoder_wait += timings.encoder_wait
-        if is_text and self._first_token is None and timings.first_token is not None:
-            self._first_token = begun - self.asked + timings.first_token
-
-    def end(self, now: float) -> None:
-        """The last window is done."""
-        if self._ended is None:
-            self._ended = now
-
-    def timings(self) -> Timings | None:
-        """The sums; ``None`` before the end."""
-        if self._ended is None or self.asked is None:
-            return None
-        return Timings(
-            queued=self._queued,
-            encoder_wait=self._encoder_wait,
-            first_token=self._first_token,
-            total=self._ended - self.asked,
-        )
-
-
 @define(eq=False)
 class WindowReader:
     """Makes the requests of one transcription and judges their answers. Each window is encoded once, whatever is asked
-    of it: its language, every attempt at its text, the times of its words."""
+    of it: its language, every attempt at its text, the times of its words.
+
+    Args:
+        once: a trimmed window is not read again, however good its text is.
+        asked: the time at which the transcription was asked for.
+
+    Attributes:
+        language: its code; with ``multilingual`` that of the first window; ``None`` before it is known.
+        language_probabilities: of each language by code; ``None`` where nothing was detected.
+    """
 
     recipe: Recipe
     run: Run
     request_id: str
-    stopwatch: Stopwatch
-    once: bool = False  # a trimmed window is not read again, however good its text is
+    once: bool = False
+    asked: float = field(factory=trio.current_time)
+    language: str | None = field(init=False)
+    language_probabilities: Mapping[str, float] | None = field(default=None, init=False)
     _requests: Iterator[int] = field(factory=itertools.count, init=False)
+    _queued: float = field(default=0.0, init=False)  # seconds, of all requests
+    _encoder_wait: float = field(default=0.0, init=False)
+    _first_token: float | None = field(default=None, init=False)
+
+    @language.default
+    def _named(self) -> str | None:
+        return self.recipe.language
 
     def new_id(self, what: str) -> str:
         """An id that ends in a number of its own. A window whose request was cancelled or failed is requested again,
         under a new id, since the engine may still know the earlier one."""
         return f"{self.request_id}/{what}/{next(self._requests)}"
 
-    def ends_before(self, samples: Samples, planned: int) -> bool:
-        """True if the audio ends before anything of a window of ``planned`` samples, of which ``samples`` came."""
-        return len(samples) < min(planned, self.recipe.timestamp_step)
-
     def is_mute(self, samples: Samples) -> bool:
         """True if a window is digital silence, which is nobody's speech, or shorter than one timestamp step."""
-        return len(samples) < self.recipe.timestamp_step or is_silent(samples)
+        return len(samples) < self.recipe.timestamp_step or not samples.any()
 
     async def item(self, samples: Samples) -> EncoderItem:
         """The item of a window, which must own its samples."""
@@ -91,6 +67,25 @@ class WindowReader:
         """The probability of each language, by code."""
         (answer,) = await self.ask([self.recipe.detection(self.new_id("language"), item)], is_text=False)
         return self.recipe.detected(answer)
+
+    def decide(self, probabilities: Mapping[str, float]) -> None:
+        """The likeliest language is that of the audio."""
+        self.language_probabilities = probabilities
+        self.language = max(probabilities, key=probabilities.__getitem__)
+
+    @property
+    def language_probability(self) -> float | None:
+        """The probability of the language that was detected; ``None`` where none was."""
+        found = self.language_probabilities
+        return None if found is None or self.language is None else found[self.language]
+
+    async def language_of(self, item: EncoderItem) -> str:
+        """The language to read a window in."""
+        if not self.recipe.options.multilingual or not self.recipe.tokens.language_ids:
+            assert self.language is not None, "a window is read before the language is known"
+            return self.language
+        found = await self.languages(item)
+        return max(found, key=found.__getitem__)
 
     async def read(self, item: EncoderItem, context: Context) -> Attempt:
         """The window's text, by the temperature fallback: the first good attempt, or the best of all.
@@ -134,8 +129,18 @@ class WindowReader:
         """Runs requests together, and measures the first."""
         begun = trio.current_time()
         answers = await self.run(requests)
-        self.stopwatch.add(answers[0].timings, begun, is_text=is_text)
+        timings = answers[0].timings
+        if timings is not None:
+            self._queued += timings.queued
+            self._encoder_wait += timings.encoder_wait
+            if is_text and self._first_token is None and timings.first_token is not None:
+                self._first_token = begun - self.asked + timings.first_token
         return answers
+
+    def timings(self) -> Timings:
+        """The sums of all requests, now that the last one has ended."""
+        total = trio.current_time() - self.asked
+        return Timings(queued=self._queued, encoder_wait=self._encoder_wait, first_token=self._first_token, total=total)
 
 
 def _rounds(temperatures: int) -> list[range]:

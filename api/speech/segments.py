@@ -18,17 +18,17 @@ class ReadSoFar:
 
     def transcript(self) -> Transcript:
         """Everything so far: the segments that were read from the stream. At the end that is the whole transcript."""
-        return Transcript.of(self._found, self.progress())
+        return self.progress().transcript(self._found)
 
     @property
     def language(self) -> str | None:
         """The code of the spoken language."""
-        return self.progress().language
+        return self.progress().so_far.language
 
     @property
     def language_probability(self) -> float | None:
         """The model's certainty, 0 to 1; ``None`` where the language was not detected."""
-        return self.progress().language_probability
+        return self.progress().so_far.language_probability
 
     @property
     def duration(self) -> float | None:
@@ -43,7 +43,7 @@ class ReadSoFar:
     @property
     def timings(self) -> Timings | None:
         """The time that each stage of the transcription took; ``None`` before the last window is done."""
-        return self.progress().timings
+        return self.progress().so_far.timings
 
 
 class SegmentStream(ReadSoFar):

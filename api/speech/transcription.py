@@ -12,21 +12,20 @@ await the engine between decisions. The walk is that of openai/whisper's ``trans
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
-import trio
 from attrs import evolve
 
 from ...core.errors import EngineStateError
-from ...core.request import EncoderItem
+from ...core.timings import Timings
+from ..inputs.recording import Recording
 from ..outputs.results import Progress, Segment, Stretch, Transcript
 from .coverage import coverage
-from .languages import Languages
-from .plan import AudioWindows, Plan
+from .plan import Plan
 from .reader import WindowReader
-from .walk import Walk
+from .walk import Walk, sound_of
 
 
 class Transcription:
@@ -43,23 +42,17 @@ class Transcription:
         EngineStateError: `start` or `next_window` was called while an earlier call still runs.
     """
 
-    def __init__(self, recording: AudioWindows, plan: Plan, reader: WindowReader) -> None:
+    def __init__(self, recording: Recording, plan: Plan, reader: WindowReader) -> None:
         self.recording = recording
         self.plan = plan
         self.reader = reader
-        self.languages = Languages(reader)
-        self._walk = Walk(
-            reader=reader,
-            recording=recording,
-            plan=plan,
-            history=reader.recipe.history(),
-            language=self.languages.of,
-        )
+        self.ended = False
+        self._walk = Walk(reader=reader, recording=recording, plan=plan)
+        self._reached = 0  # the samples before this one are done
         self._times: list[tuple[float, float]] = []  # the segments' times
         self._pending: list[Segment] = []  # segments of the last window, while it is iterated over
-        self._looked_to = 0  # where the window after those begins in which the language was detected
+        self._timings: Timings | None = None
         self._started = False
-        self.ended = False
         self._busy = False
 
     # -- where it is -------------------------------------------------------------------------------------------------
@@ -67,17 +60,19 @@ class Transcription:
     def progress(self) -> Progress:
         """All that is known so far. The coverage comes at the end alone, since it goes through all segments."""
         recipe, duration, broken = self.reader.recipe, self.recording.duration, self.recording.broken
-        return Progress(
-            language=self.languages.language,
-            language_probability=self.languages.probability,
-            language_probabilities=self.languages.probabilities,
-            duration=duration,
-            position=self.position,
+        so_far = Transcript(
+            text="",
+            language=self.reader.language,
+            language_probability=self.reader.language_probability,
+            language_probabilities=self.reader.language_probabilities,
+            duration=self.position if duration is None else duration,
+            segments=(),
             task=recipe.options.task,
             coverage=self.coverage if self.ended else (),
             warnings=recipe.warnings if broken is None else (*recipe.warnings, broken),
-            timings=self.reader.stopwatch.timings(),
+            timings=self._timings,
         )
+        return Progress(so_far=so_far, duration=duration, position=self.position)
 
     @property
     def position(self) -> float:
@@ -85,15 +80,15 @@ class Transcription:
         duration = self.recording.duration
         if self.ended and duration is not None:
             return duration
-        reached = self.reader.recipe.seconds(self._reached())
+        reached = self.reader.recipe.seconds(self._reached)
         return reached if duration is None else min(reached, duration)
 
     @property
     def coverage(self) -> tuple[Stretch, ...]:
         """The fate of every second of the audio, up to `position`."""
         seconds = self.reader.recipe.seconds
-        heard = [(seconds(start), seconds(stop)) for start, stop in self.plan.speech]
-        return coverage(self.position, self._times, heard)
+        speech = [(seconds(start), seconds(stop)) for start, stop in self.plan.speech]
+        return coverage(self.position, self._times, speech)
 
     # -- the walk ----------------------------------------------------------------------------------------------------
 
@@ -111,7 +106,7 @@ class Transcription:
             segments = await self._next()
             if segments is None:
                 self.ended = True
-                self.reader.stopwatch.end(trio.current_time())
+                self._timings = self.reader.timings()
                 return None
             numbered = [evolve(one, id=len(self._times) + index) for index, one in enumerate(segments)]
             self._times += [(one.start, one.end) for one in numbered]
@@ -130,36 +125,37 @@ class Transcription:
 
     async def transcript(self) -> Transcript:
         """Transcribes what is left of the audio."""
-        segments: list[Segment] = []
-        while (found := await self.next_window()) is not None:
-            segments += found
-        return Transcript.of(segments, self.progress())
+        segments = [one async for one in self]
+        return self.progress().transcript(segments)
 
     async def _start(self) -> None:
-        if not self._started:
-            self._looked_to = 0  # an earlier call may have failed
-            await self.languages.detect(self._next_item)
-            self._started = True
-
-    async def _next_item(self) -> EncoderItem | None:
-        """The item of the next window to detect the language in; ``None``: no window has a sound any more."""
-        while (planned := await self.plan.next(self._looked_to, ahead=self._looked_to > 0)) is not None:
-            start, stop = planned
-            samples = await self.recording.window(start, stop - start)
-            if self.reader.ends_before(samples, stop - start):
-                return None
-            self._looked_to = start + len(samples)
-            if not self.reader.is_mute(samples):
-                return await self.reader.item(samples)
-        return None
+        """Detects the language where it is not known, in up to ``language_detection_segments`` windows, until one is
+        certain; else by the mean. Where no window has a sound, the language stays unknown."""
+        if self._started:
+            return
+        reader, options = self.reader, self.reader.recipe.options
+        found: list[Mapping[str, float]] = []
+        seek = 0
+        while reader.language is None and len(found) < options.language_detection_segments:
+            window = await sound_of(self.recording.window, await self.plan.next(seek, ahead=seek > 0), reader.recipe)
+            if window is None:
+                break
+            start, samples = window
+            seek = start + len(samples)
+            if reader.is_mute(samples):
+                continue
+            found.append(await reader.languages(await reader.item(samples)))
+            if max(found[-1].values()) >= options.language_detection_threshold:
+                reader.decide(found[-1])
+        if reader.language is None and found:
+            reader.decide({code: sum(one[code] for one in found) / len(found) for code in found[0]})
+        self._started = True
 
     async def _next(self) -> Iterable[Segment] | None:
         segments = await self._walk.next_window()
-        self.recording.forget(self._walk.seek)
+        self._reached = self._walk.seek
+        self.recording.forget(self._reached)
         return segments
-
-    def _reached(self) -> int:
-        return self._walk.seek
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:

@@ -45,8 +45,3 @@ class VoiceActivity(Protocol):
     def listen(self) -> Listener:
         """A new listener. The first call may load what all listeners share."""
         ...
-
-
-def is_silent(samples: Samples) -> bool:
-    """True for exact silence: every sample is 0. Nobody needs to hear such a window to know that nobody speaks."""
-    return not samples.any()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from attrs import define, evolve, field, frozen
 
 from ...core.request import EncoderItem
+from ..inputs.audio import Samples
+from ..inputs.recording import Recording
 from ..outputs.results import Segment
 from .cuts import speech_within
 from .hallucinations import Surroundings, without_hallucinations
 from .history import History
-from .plan import AudioWindows, Plan
+from .plan import Plan
 from .reader import WindowReader
 from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Span, WindowCut
@@ -19,6 +22,17 @@ from .words import place_words
 
 _LEAST_MOVE = 1.0  # seconds: after two moves that were shorter, or none at all, the window is used up
 _MISSED = 1.0  # seconds: so much speech after a window's last segment is read once more
+
+
+async def sound_of(
+    window: Callable[[int, int], Awaitable[Samples]], planned: tuple[int, int] | None, recipe: Recipe
+) -> tuple[int, Samples] | None:
+    """The start and the samples of what was planned; ``None``: nothing was, or the audio ends before anything of it."""
+    if planned is None:
+        return None
+    start, stop = planned
+    samples = await window(start, stop - start)
+    return None if len(samples) < min(stop - start, recipe.timestamp_step) else (start, samples)
 
 
 @frozen(kw_only=True)
@@ -39,40 +53,45 @@ class Walk:
     Nothing changes before a window's last await: where a request fails or is cancelled, the window can be read again.
 
     Args:
-        language: decides the language of a window.
-        limit: the end of the stretch; ``None``: that of the audio.
+        window: gives samples by their start and number; the recording's where it is left out.
+        limit: the end of the stretch; infinity: that of the audio.
         first: the stretch is the first one: its first window begins with the prefix.
         name: a part of the ids of its requests.
     """
 
     reader: WindowReader
-    recording: AudioWindows
+    recording: Recording
     plan: Plan
-    history: History
-    language: Callable[[EncoderItem], Awaitable[str]]
+    window: Callable[[int, int], Awaitable[Samples]] = field()
     seek: int = 0
-    limit: int | None = None
+    limit: float = math.inf
     first: bool = True
     name: str = ""
+    _history: History = field(init=False)
     _spoken: int = field(default=0, init=False)  # the end of the last segment
     _windows: int = field(default=0, init=False)
     _short: bool = field(default=False, init=False)  # the last move was short
 
+    @window.default
+    def _window(self) -> Callable[[int, int], Awaitable[Samples]]:
+        return self.recording.window
+
+    @_history.default
+    def _begun(self) -> History:
+        return self.recipe.history()
+
     async def next_window(self) -> tuple[Segment, ...] | None:
         """Reads one window. Returns its segments, none for a silent window; ``None``: the stretch is read."""
-        planned = await self.plan.next(self.seek, self.limit)
-        if planned is None:
+        found = await sound_of(self.window, await self.plan.next(self.seek, self.limit), self.recipe)
+        if found is None:
             return None
-        start, stop = planned
-        samples = await self.recording.window(start, stop - start)
-        if self.reader.ends_before(samples, stop - start):
-            return None
+        start, samples = found
         stop = start + len(samples)
         if self.reader.is_mute(samples):
             self._done(start, stop)
             return ()
         item = await self.reader.item(samples)
-        language = await self.language(item)
+        language = await self.reader.language_of(item)
         attempt, read = await self._read_twice(item, language, start, stop)
         if self.recipe.options.timestamps == "word" and read.segments:
             read = self._heard(await self._with_words(read, attempt, language, start, stop), start, stop)
@@ -90,7 +109,7 @@ class Walk:
     async def _read_twice(self, item: EncoderItem, language: str, start: int, stop: int) -> tuple[Attempt, Read]:
         """Reads the window [start, stop). Where somebody speaks and the model says nothing, the text before it may have
         misled it: the window is read once more without."""
-        before = self.history.last()
+        before = self._history.last()
         context = Context(name=f"{self.name}{self._windows}", language=language, before=before, first=self.first)
         attempt = await self.reader.read(item, context)
         read = self._read(attempt, start, stop)
@@ -105,10 +124,10 @@ class Walk:
         temperatures were tried, so that the last one counts, whichever gave the text."""
         options = self.recipe.options
         if read.misled:
-            self.history.clear()
+            self._history.clear()
         if not assessment.is_silent(options):
             good = assessment.is_good(options)
-            self.history.add(read.token_ids, assessment.temperature if good else options.temperature[-1])
+            self._history.add(read.token_ids, assessment.temperature if good else options.temperature[-1])
 
     def _done(self, start: int, seek: int) -> None:
         self._short = seek - start < self.recipe.samples(_LEAST_MOVE)

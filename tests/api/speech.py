@@ -17,10 +17,11 @@ from attrs import define, field
 from triolet.api.hosts.alternatives import background
 from triolet.api.hosts.transcriptions import open_transcription
 from triolet.api.inputs.audio import Samples
+from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.parallel import ParallelTranscription
-from triolet.api.speech.plan import Clips, PlainPlan, Plan, VoicedPlan
-from triolet.api.speech.reader import Run, Stopwatch, WindowReader
+from triolet.api.speech.plan import Clips, Plan
+from triolet.api.speech.reader import Run, WindowReader
 from triolet.api.speech.recipe import Recipe
 from triolet.api.speech.transcription import Transcription
 from triolet.api.speech.windows import Generated
@@ -31,7 +32,7 @@ EOS, START, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS, B
 RATE, WINDOW = 16_000, 480_000
 STEP = 320  # samples of one timestamp step
 LANGUAGES = {"en": EN, "de": DE}
-EVERYTHING: Clips = ((0, None),)
+EVERYTHING: Clips = ((0, math.inf),)
 
 
 class ByteTokenizer:
@@ -252,7 +253,12 @@ class PaperHearing:
 
 
 def reader_of(run: Run, options: TranscribeOptions = GREEDY, model: ModelDescription = MODEL) -> WindowReader:
-    return WindowReader(Recipe(options=options, description=model), run, "r", Stopwatch(None))
+    return WindowReader(Recipe(options=options, description=model), run, "r")
+
+
+def plain(window: int = WINDOW, clips: Clips = EVERYTHING) -> Plan:
+    """A plan without voice activity."""
+    return Plan(CutRules(window=window, gap=0, padding=0, earliest=0), clips)
 
 
 def begin(
@@ -262,14 +268,14 @@ def begin(
     model: ModelDescription = MODEL,
     plan: Plan | None = None,
 ) -> Transcription:
-    plan = plan or PlainPlan(model.window_samples, EVERYTHING)
+    plan = plan or plain(model.window_samples)
     return Transcription(recording_of(samples, plan), plan, reader_of(run, options, model))
 
 
 def recording_of(samples: Samples, plan: Plan) -> PaperRecording:
     """A recording that forgets what the plan skips."""
     recording = PaperRecording(samples)
-    if isinstance(plan, VoicedPlan) and isinstance(plan.hearing, PaperHearing):
+    if isinstance(plan.hearing, PaperHearing):
         plan.hearing.recording = recording
     return recording
 
@@ -287,7 +293,7 @@ def begin_parallel(
     *,
     at_once: int = 4,
 ) -> ParallelTranscription:
-    plan = plan or PlainPlan(model.window_samples, EVERYTHING)
+    plan = plan or plain(model.window_samples)
     return ParallelTranscription(
         recording_of(samples, plan),
         plan,

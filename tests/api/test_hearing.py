@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from triolet.api.inputs.audio import Samples
 from triolet.api.inputs.recording import Recording
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.hearing import Hearing
-from triolet.api.speech.plan import VoicedPlan
+from triolet.api.speech.plan import Plan
 from triolet.api.speech.spans import SpanRules, SpeechSpan
 from triolet.api.speech.voice import Probabilities
 from triolet.core.errors import InvalidRequest
@@ -126,7 +127,7 @@ async def test_an_hour_of_silence_takes_no_memory(tmp_path: Path) -> None:
     async with Recording(path, sampling_rate=RATE) as recording:
         hearing = Hearing(recording, Watching(), RULES)
         rules = CutRules(window=30 * RATE, gap=3 * RATE, padding=RATE, earliest=20 * RATE)
-        assert await VoicedPlan(hearing, rules, ((0, None),)).next(0) is None
+        assert await Plan(rules, ((0, math.inf),), hearing).next(0) is None
         assert hearing.settled == 3_600 * RATE
     assert most <= 60 * RATE
 

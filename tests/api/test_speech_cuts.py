@@ -15,9 +15,9 @@ from triolet.api.outputs.results import Stretch
 from triolet.api.speech import cuts
 from triolet.api.speech.coverage import coverage
 from triolet.api.speech.cuts import CutRules, next_speech
-from triolet.api.speech.plan import MOST_WINDOWS, Clips, PlainPlan, Plan, VoicedPlan
+from triolet.api.speech.plan import MOST_WINDOWS, Clips, Plan
 
-from .speech import EVERYTHING, PaperHearing
+from .speech import EVERYTHING, PaperHearing, plain
 
 Span = tuple[int, int]
 
@@ -153,10 +153,10 @@ def test_a_window_is_never_cut_inside_speech_where_there_is_a_pause(spans: list[
 def clips_of(draw: st.DrawFn, most: int = 900) -> Clips:
     edges = sorted(draw(st.sets(st.integers(0, most), min_size=0, max_size=6)))
     pairs = [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=False)]
-    return (*pairs, (edges[-1], None)) if len(edges) % 2 else tuple(pairs) or EVERYTHING
+    return (*pairs, (edges[-1], math.inf)) if len(edges) % 2 else tuple(pairs) or EVERYTHING
 
 
-def planned(plan: Plan, length: int, limit: int | None = None, *, pieces: int = 0) -> list[Span]:
+def planned(plan: Plan, length: int, limit: float = math.inf, *, pieces: int = 0) -> list[Span]:
     """The windows of a whole walk, or its pieces of ``pieces`` windows, cut at the end of the audio."""
     found: list[Span] = []
 
@@ -176,37 +176,35 @@ def planned(plan: Plan, length: int, limit: int | None = None, *, pieces: int = 
     return found
 
 
-@given(clips_of(), st.integers(1, 1_000), st.integers(20, 100), st.none() | st.integers(1, 1_000))
+@given(clips_of(), st.integers(1, 1_000), st.integers(20, 100), st.just(math.inf) | st.integers(1, 1_000))
 @settings(max_examples=80)
-def test_a_plain_plan_reads_the_clips_and_nothing_else(
-    clips: Clips, length: int, window: int, limit: int | None
-) -> None:
+def test_a_plain_plan_reads_the_clips_and_nothing_else(clips: Clips, length: int, window: int, limit: float) -> None:
     """Each sample of them once, up to the limit."""
-    found = planned(PlainPlan(window, clips), length, limit)
-    end = length if limit is None else min(length, limit)
-    wanted = inside([(start, min(end if stop is None else stop, end)) for start, stop in clips])
+    found = planned(plain(window, clips), length, limit)
+    end = min(length, limit)
+    wanted = inside([(start, min(stop, end)) for start, stop in clips])
     read = [sample for start, stop in found for sample in range(start, stop)]
     assert set(read) == wanted, "not the clips"
     assert len(read) == len(set(read)), "a sample is read twice"
     assert all(stop - start <= window for start, stop in found)
 
 
-@given(speech(), all_rules(), clips_of(), st.integers(1, 80), st.none() | st.integers(1, 1_000))
+@given(speech(), all_rules(), clips_of(), st.integers(1, 80), st.just(math.inf) | st.integers(1, 1_000))
 @settings(max_examples=120)
 def test_a_voiced_plan_reads_all_speech_of_the_clips_and_nothing_outside(
-    spans: list[Span], chosen: CutRules, clips: Clips, block: int, limit: int | None
+    spans: list[Span], chosen: CutRules, clips: Clips, block: int, limit: float
 ) -> None:
     """However little is known ahead, the windows are those that full knowledge gives."""
     length = spans[-1][1] + 7 if spans else 50
-    end = length if limit is None else min(length, limit)
-    allowed = inside([(start, min(end if stop is None else stop, end)) for start, stop in clips])
+    end = min(length, limit)
+    allowed = inside([(start, min(stop, end)) for start, stop in clips])
     hearing = PaperHearing(spans, length, block)
-    found = planned(VoicedPlan(hearing, chosen, clips), length, limit)
+    found = planned(Plan(chosen, clips, hearing), length, limit)
     assert inside(found) <= allowed, "something outside of the clips is read"
     assert (inside(spans) & allowed) <= inside(found), "speech is not read"
     assert all(stop - start <= chosen.window for start, stop in found)
     known = PaperHearing(spans, length, length)
-    assert found == planned(VoicedPlan(known, chosen, clips), length, limit), "it depends on what is known ahead"
+    assert found == planned(Plan(chosen, clips, known), length, limit), "it depends on what is known ahead"
 
 
 @given(speech(), all_rules())
@@ -217,7 +215,7 @@ def test_nobody_listens_further_ahead_than_a_window_needs(spans: list[Span], cho
     hearing = PaperHearing(spans, length, 1)
 
     async def first() -> Span | None:
-        return await VoicedPlan(hearing, chosen, EVERYTHING).next(0)
+        return await Plan(chosen, EVERYTHING, hearing).next(0)
 
     window = trio.run(first)
     if window is not None:
@@ -242,7 +240,7 @@ def test_nobody_listens_further_ahead_than_a_window_needs(spans: list[Span], cho
         # a clip ends although somebody speaks
         (1, [(4, 950)], ((0, 50), (300, 340)), [(0, 50), (300, 340)]),
         # clips side by side are read together where somebody speaks across them
-        (1, [(4, 95)], ((0, 50), (50, None)), [(0, 99)]),
+        (1, [(4, 95)], ((0, 50), (50, math.inf)), [(0, 99)]),
         # two windows
         (2, [(4, 70), (74, 150)], EVERYTHING, [(0, 154)]),
         (2, [(4, 70), (74, 150), (154, 240)], EVERYTHING, [(0, 152), (152, 244)]),
@@ -254,7 +252,7 @@ def test_nobody_listens_further_ahead_than_a_window_needs(spans: list[Span], cho
 )
 def test_a_piece_is_cut(windows: int, spans: Sequence[Span], clips: Clips, pieces: list[Span]) -> None:
     length = spans[-1][1] + 50
-    assert planned(VoicedPlan(PaperHearing(spans, length), rules(), clips), length, pieces=windows) == pieces
+    assert planned(Plan(rules(), clips, PaperHearing(spans, length)), length, pieces=windows) == pieces
 
 
 @given(speech(), all_rules(), clips_of(), st.integers(1, 80))
@@ -264,25 +262,25 @@ def test_pieces_tile_the_speech_and_are_not_cut_in_its_middle(
 ) -> None:
     """But where a clip ends, or behind so many full windows without a pause, since samples must be bounded."""
     length = spans[-1][1] + 7 if spans else 50
-    allowed = inside([(start, length if stop is None else min(stop, length)) for start, stop in clips])
-    found = planned(VoicedPlan(PaperHearing(spans, length, block), chosen, clips), length, pieces=1)
+    allowed = inside([(start, min(stop, length)) for start, stop in clips])
+    found = planned(Plan(chosen, clips, PaperHearing(spans, length, block)), length, pieces=1)
     assert inside(found) <= allowed, "something outside of the clips is read"
     assert (inside(spans) & allowed) <= inside(found), "speech is not read"
     for start, stop in found:
         assert stop - start <= MOST_WINDOWS * chosen.window, f"{start, stop} is too long"
         in_speech = any(a < stop < b for a, b in spans) and {stop - 1, stop} <= allowed
-        several = any(start < edge < stop for clip in clips for edge in clip if edge is not None)
+        several = any(start < edge < stop for clip in clips for edge in clip)
         if in_speech and not several:
             assert stop - start == MOST_WINDOWS * chosen.window, f"{start, stop} is cut inside of speech"
     known = PaperHearing(spans, length, length)
-    assert found == planned(VoicedPlan(known, chosen, clips), length, pieces=1), "it depends on what is known ahead"
+    assert found == planned(Plan(chosen, clips, known), length, pieces=1), "it depends on what is known ahead"
 
 
 @given(clips_of(), st.integers(1, 1_000), st.integers(20, 100))
 @settings(max_examples=40)
 def test_pieces_of_a_plain_plan_are_its_windows(clips: Clips, length: int, window: int) -> None:
     """Nobody listens, so no pause is known."""
-    plan = PlainPlan(window, clips)
+    plan = plain(window, clips)
     assert planned(plan, length, pieces=3) == planned(plan, length)
 
 

@@ -13,7 +13,7 @@ from attrs import define, evolve, field
 from triolet.api.hosts.alternatives import background
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.cuts import CutRules
-from triolet.api.speech.plan import VoicedPlan
+from triolet.api.speech.plan import Plan
 from triolet.api.speech.windows import Generated
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import Request
@@ -296,7 +296,7 @@ async def test_speech_without_a_pause_is_one_piece_whose_windows_are_read_in_ord
     """Each starts where the one before says, with its text before it, so that no word is cut; other pieces go on."""
     rules = CutRules(window=RATE, gap=RATE // 2, padding=0, earliest=RATE // 2)
     speech = [(0, 3 * RATE), (4 * RATE, 5 * RATE)]
-    plan = VoicedPlan(PaperHearing(speech, 5 * RATE), rules, EVERYTHING)
+    plan = Plan(rules, EVERYTHING, PaperHearing(speech, 5 * RATE))
     run = Gates(answered=answer(0.0, "a", 0.5, 0.5, "b"))
     async with background() as start_soon:
         transcription = begin_parallel(ramp(5), run, start_soon, model=SECOND, plan=plan)
@@ -315,7 +315,7 @@ async def test_a_piece_has_windows_by_the_length_of_the_audio(seconds: int, toge
     """Up to four, and so few that there are four pieces. Each but a piece's first has the text before it."""
     rules = CutRules(window=RATE, gap=RATE // 2, padding=0, earliest=RATE // 2)
     speech = [(second * RATE, second * RATE + RATE * 9 // 10) for second in range(seconds)]
-    plan = VoicedPlan(PaperHearing(speech, seconds * RATE), rules, EVERYTHING)
+    plan = Plan(rules, EVERYTHING, PaperHearing(speech, seconds * RATE))
     script = Script(answer(0.0, "a", 0.9))
     async with background() as start_soon:
         transcription = begin_parallel(ramp(seconds), script, start_soon, model=SECOND, plan=plan)

@@ -3,6 +3,7 @@ parallel it is each piece alone."""
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,7 @@ from triolet.api.hosts.alternatives import background
 from triolet.api.outputs.results import Segment
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.options import TranscribeOptions
-from triolet.api.speech.plan import Clips, PlainPlan, Plan, VoicedPlan
+from triolet.api.speech.plan import Clips, Plan
 from triolet.api.speech.transcription import Transcription
 from triolet.api.speech.windows import Generated
 from triolet.core.request import FinishReason, Request
@@ -34,6 +35,7 @@ from .speech import (
     describe,
     extent,
     options_of,
+    plain,
 )
 
 SHORT = 90 * STEP  # a window of 90 timestamp steps shows all that one of 1,500 does
@@ -80,13 +82,13 @@ class Audio:
 
     def plan(self, clips: Clips | None = None) -> Plan:
         if self.speech is None:
-            return PlainPlan(SHORT, clips or self.clips)
+            return plain(SHORT, clips or self.clips)
         rules = CutRules(window=SHORT, gap=RATE, padding=1_000, earliest=SHORT // 2)
-        return VoicedPlan(PaperHearing(self.speech, self.length, 4_096), rules, clips or self.clips)
+        return Plan(rules, clips or self.clips, PaperHearing(self.speech, self.length, 4_096))
 
     def wanted(self) -> list[Span]:
         """What must be read: the clips, or the speech in them."""
-        found = [(start, self.length if stop is None else min(stop, self.length)) for start, stop in self.clips]
+        found = [(start, min(stop, self.length)) for start, stop in self.clips]
         if self.speech is None:
             return found
         return [(max(a, c), min(b, d)) for a, b in self.speech for c, d in found if max(a, c) < min(b, d)]
@@ -96,7 +98,9 @@ class Audio:
 def any_audio(draw: st.DrawFn) -> Audio:
     length = draw(st.integers(1, 4 * SHORT))
     edges = sorted(draw(st.sets(st.integers(0, 4 * SHORT), max_size=5)))
-    clips: Clips = tuple(zip(edges[::2], edges[1::2], strict=False)) + (((edges[-1], None),) if len(edges) % 2 else ())
+    clips: Clips = tuple(zip(edges[::2], edges[1::2], strict=False)) + (
+        ((edges[-1], math.inf),) if len(edges) % 2 else ()
+    )
     found: list[Span] | None = None
     if draw(st.booleans()):
         marks = sorted(draw(st.sets(st.integers(0, length), max_size=8)))
@@ -182,7 +186,7 @@ def check_windows(audio: Audio, windows: Sequence[Span]) -> None:
     """They cover what is wanted but for rests of less than a step, read nothing outside of the clips, and are few."""
     missed = [(a, b) for a, b in uncovered(audio.wanted(), windows) if b - a >= STEP]
     assert not missed, f"never read: {missed}"
-    clips = [(start, audio.length if stop is None else stop) for start, stop in audio.clips]
+    clips = [(start, min(stop, audio.length)) for start, stop in audio.clips]
     outside = uncovered(windows, clips)
     assert not outside, f"read outside of the clips: {outside}"
     assert all(stop - start <= SHORT for start, stop in windows)

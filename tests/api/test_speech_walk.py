@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.history import History
 from triolet.api.speech.options import TranscribeOptions
-from triolet.api.speech.plan import PlainPlan, VoicedPlan
+from triolet.api.speech.plan import Plan
 from triolet.api.speech.transcription import Transcription
 from triolet.api.speech.windows import Generated
 from triolet.core.plan import AlignedTokens
@@ -39,6 +40,7 @@ from .speech import (
     detected,
     opened,
     options_of,
+    plain,
     ramp,
     read_all,
 )
@@ -182,7 +184,10 @@ async def test_where_nobody_speaks_there_is_no_language(parallel: bool) -> None:
         np.zeros(100 * RATE, np.float32), script, options_of(language=None), parallel=parallel
     )
     assert script.requests == []
-    assert (transcription.progress().language, transcription.progress().language_probability) == (None, None)
+    assert (transcription.progress().so_far.language, transcription.progress().so_far.language_probability) == (
+        None,
+        None,
+    )
     assert [(one.start, one.end, one.kind) for one in transcription.coverage] == [(0, 100, "silent")]
 
 
@@ -191,9 +196,9 @@ async def test_where_nobody_speaks_there_is_no_language(parallel: bool) -> None:
 RULES = CutRules(window=WINDOW, gap=2 * RATE, padding=RATE // 2, earliest=20 * RATE)
 
 
-def voiced(*speech: tuple[float, float], seconds: float, rules: CutRules = RULES) -> VoicedPlan:
+def voiced(*speech: tuple[float, float], seconds: float, rules: CutRules = RULES) -> Plan:
     spans = [(round(start * RATE), round(stop * RATE)) for start, stop in speech]
-    return VoicedPlan(PaperHearing(spans, round(seconds * RATE)), rules, EVERYTHING)
+    return Plan(rules, EVERYTHING, PaperHearing(spans, round(seconds * RATE)))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +262,7 @@ async def test_where_somebody_speaks_and_the_model_says_nothing_it_is_asked_with
     """Once more, on the same audio. What it says then is told."""
     first = answer(0.0, before, 29.0) if before else NOTHING
     script = Script(first, NOTHING, answer(0.0, "b", 0.5))
-    plan = PlainPlan(WINDOW, EVERYTHING) if speech is None else voiced(*speech, seconds=60)
+    plan = plain() if speech is None else voiced(*speech, seconds=60)
     transcription = begin(ramp(60), script, plan=plan)
     transcript = await transcription.transcript()
     assert texts_before(script) == asked
@@ -304,11 +309,11 @@ async def test_a_silence_between_speech_is_not_read() -> None:
 @pytest.mark.parametrize("language", ["en", None])
 async def test_a_clip_of_a_few_samples_does_not_end_the_others(parallel: bool, language: str | None) -> None:
     """It is shorter than the model can tell of, and so is the rest of a clip behind a last timestamp."""
-    clips = ((0, 100), (RATE, 6 * RATE + 100), (50 * RATE, None))
+    clips = ((0, 100), (RATE, 6 * RATE + 100), (50 * RATE, math.inf))
     ending = answer(0.0, "a", 5.0, 5.0, "b")
     script = Script(*([] if language else [detected(0.9, 0.1)]), ending, answer(0.0, "c", 5.0))
     transcription = await read_all(
-        ramp(60), script, options_of(language=language), plan=PlainPlan(WINDOW, clips), parallel=parallel, at_once=1
+        ramp(60), script, options_of(language=language), plan=plain(WINDOW, clips), parallel=parallel, at_once=1
     )
     assert times(transcription) == [(1, 6), (50, 55)]
 
@@ -337,10 +342,10 @@ async def test_start_detects_the_language_ahead_of_the_windows() -> None:
     """A stream can tell the language before its first segment; it is not asked for twice."""
     script = Script(detected(0.9, 0.05), answer(0.0, "a", 5.0))
     transcription = begin(ramp(5), script, TranscribeOptions())
-    assert transcription.progress().language is None
+    assert transcription.progress().so_far.language is None
     await transcription.start()
     await transcription.start()
-    assert transcription.progress().language == "en"
+    assert transcription.progress().so_far.language == "en"
     await transcription.next_window()
     assert [request.id for request in script.requests] == ["r/language/0", "r/0.0/1"]
 
@@ -364,7 +369,7 @@ async def test_the_language_is_detected_in_several_windows_until_it_is_certain(
     options = options_of(language=None, language_detection_segments=segments, language_detection_threshold=threshold)
     transcription = begin(ramp(100), script, options)
     await transcription.start()
-    assert transcription.progress().language == language
+    assert transcription.progress().so_far.language == language
     starts = [start // RATE for start, _ in script.windows()]
     assert starts == [0, 30, 60, 90][:asked]
 

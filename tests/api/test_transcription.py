@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from triolet.api.outputs.results import Segment, Stretch, Transcript
+from triolet.api.outputs.results import Segment, Stretch
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.segments import SegmentStream
 from triolet.api.speech.windows import Generated
@@ -166,7 +166,7 @@ async def test_audio_of_unknown_length_is_as_long_as_it_was_read() -> None:
     transcription.recording.length_known = False
     await transcription.next_window()
     assert (transcription.progress().duration, transcription.position) == (None, 30)
-    assert Transcript.of([], transcription.progress()).duration == 30
+    assert transcription.progress().transcript([]).duration == 30
     assert (await transcription.transcript()).duration == 40
 
 

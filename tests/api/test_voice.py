@@ -25,7 +25,7 @@ from triolet.api.inputs.recording import Recording
 from triolet.api.speech.hearing import Hearing
 from triolet.api.speech.silero import FRAME, Silero, _Weights
 from triolet.api.speech.spans import SpanRules, SpeechSpan
-from triolet.api.speech.voice import Probabilities, is_silent
+from triolet.api.speech.voice import Probabilities
 from triolet.core.errors import CheckpointError
 
 RATE = 16_000
@@ -239,11 +239,3 @@ async def test_speech_is_found_where_it_was_put(silero: Silero) -> None:
         assert start - RATE // 2 <= span.start
         assert span.stop <= start + 3 * RATE + 0.6 * RATE
         assert span.stop - span.start >= 1.5 * RATE
-
-
-def test_exact_silence_is_known_without_a_network() -> None:
-    silence = np.zeros(RATE, np.float32)
-    assert is_silent(silence)
-    assert is_silent(silence[:0])
-    silence[-1] = 1e-30
-    assert not is_silent(silence)
