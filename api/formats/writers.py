@@ -123,14 +123,15 @@ class VttWriter(SrtWriter):
 
 @frozen
 class ObjectWriter(Writer):
-    """One JSON object in one line, at the end. ``first`` are members that come before the transcript's."""
+    """One JSON object in one line, at the end."""
 
     describe: Callable[[Transcript], Mapping[str, Any]]
-    first: Mapping[str, Any]
     ascii_only: bool
+    file: str | None = None  # a member that comes first
 
     def end(self, transcript: Transcript) -> str:
-        return as_line({**self.first, **self.describe(transcript)}, ascii_only=self.ascii_only) + "\n"
+        first = {} if self.file is None else {"file": self.file}
+        return as_line({**first, **self.describe(transcript)}, ascii_only=self.ascii_only) + "\n"
 
 
 # ---- the formats -----------------------------------------------------------------------------------------------------
@@ -163,18 +164,16 @@ class Format:
     is_subtitles: bool = False
 
 
-def _json_writer(settings: WriterSettings) -> Writer:
-    first = {} if settings.file is None else {"file": settings.file}
-    return ObjectWriter(as_object, first, settings.ascii_only)
-
-
-def _verbose_json_writer(settings: WriterSettings) -> Writer:
-    return ObjectWriter(as_verbose_object, {}, settings.ascii_only)
-
-
 TEXT = Format(name="text", extension="txt", make=lambda _: TextWriter())
-JSON = Format(name="json", extension="json", make=_json_writer, is_line=True)
-VERBOSE_JSON = Format(name="verbose_json", extension="json", make=_verbose_json_writer, is_line=True)
+JSON = Format(
+    name="json", extension="json", make=lambda one: ObjectWriter(as_object, one.ascii_only, one.file), is_line=True
+)
+VERBOSE_JSON = Format(
+    name="verbose_json",
+    extension="json",
+    make=lambda one: ObjectWriter(as_verbose_object, one.ascii_only),
+    is_line=True,
+)
 SRT = Format(name="srt", extension="srt", make=lambda settings: SrtWriter(settings.subtitles), is_subtitles=True)
 VTT = Format(name="vtt", extension="vtt", make=lambda settings: VttWriter(settings.subtitles), is_subtitles=True)
 TSV = Format(name="tsv", extension="tsv", make=lambda _: TsvWriter())

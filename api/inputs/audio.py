@@ -14,7 +14,7 @@ import numpy as np
 
 from ...core.errors import InvalidRequest, RequestTooLarge
 from .blocks import open_blocks
-from .sources import SAMPLING_RATE, AudioSource, Samples, array_source, check_all, check_length, check_rate
+from .sources import SAMPLING_RATE, AudioSource, Samples, check_rate
 
 __all__ = ["SAMPLING_RATE", "AudioSource", "Samples", "content_key", "load_audio"]
 
@@ -43,23 +43,15 @@ def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, most_
         UnsupportedAudio: not audio, cut short, damaged, without an audio stream, empty.
     """
     check_rate(sampling_rate, "sampling_rate", InvalidRequest)
-    array = array_source(source)
-    if array is not None and array.rate in (None, sampling_rate):
-        check_all(array.samples, "the array")
-        _check_most(len(array.samples), "the array", sampling_rate, most_seconds)
-        check_length(len(array.samples), "the array", sampling_rate)
-        return array.part(0, len(array.samples))
     blocks = open_blocks(source, sampling_rate)
     with closing(blocks):
         found = blocks.read(most_seconds * sampling_rate + 1)
-    _check_most(blocks.done, blocks.name, sampling_rate, most_seconds)
+    if blocks.done > most_seconds * sampling_rate:
+        raise RequestTooLarge(
+            f"{blocks.name} lasts longer than the {most_seconds:.6g} s that are allowed; cut it into pieces"
+        )
     blocks.check()
     return np.concatenate(found)
-
-
-def _check_most(count: int, name: str, rate: int, most_seconds: float) -> None:
-    if count > most_seconds * rate:
-        raise RequestTooLarge(f"{name} lasts longer than the {most_seconds:.6g} s that are allowed; cut it into pieces")
 
 
 def content_key(samples: Samples, identity: str) -> str:

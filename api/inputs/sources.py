@@ -159,8 +159,6 @@ def _open_path(source: str | os.PathLike[str]) -> Iterator[tuple[IO[bytes], str]
     except FileNotFoundError as error:
         hint = " (URLs are not fetched: download it first)" if "://" in name else ""
         raise InvalidRequest(f"the path {name} does not exist{hint}; allowed: {_ALLOWED}") from error
-    except IsADirectoryError as error:
-        raise InvalidRequest(f"the path {name} is a directory; allowed: an audio file") from error
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"the path {name} cannot be opened ({error}); allowed: a readable audio file") from error
     with file:

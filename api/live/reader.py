@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from ...core.request import Alignment, EncoderItem, Request
+from ...core.request import EncoderItem
 from ..inputs.audio import Samples
 from ..outputs.results import Word
 from ..speech.history import History
@@ -124,23 +124,13 @@ class UtteranceReader:
     ) -> tuple[TimedWord, ...]:
         """The times of all words of the utterance's audio."""
         recipe = self.thorough.recipe
-        tokens = tuple(token for word in words for token in word.token_ids)
-        if not tokens:
+        tokens = recipe.word_tokens(tuple(token for word in words for token in word.token_ids), language)
+        if not tokens.text:  # a vocabulary whose first token is special: all that is written is text
+            tokens = evolve(tokens, text=recipe.tokens.timestamp_begin_id)
+        aligned = await self.thorough.aligned("words", tokens, item, samples)
+        if aligned is None:
             return ()
-        special = recipe.start(language)
-        among = min(*recipe.special, recipe.tokens.timestamp_begin_id)  # the first tokens of the vocabulary are text
-        request = Request(
-            id=self.thorough.new_id("words"),
-            prompt_token_ids=(*special, *tokens),
-            items=(item,),
-            alignment=Alignment(
-                start=len(special), frames=max(-(-samples // recipe.timestamp_step), 1), among=among or None
-            ),
-        )
-        (answer,) = await self.thorough.ask([request], is_text=False)
-        assert answer.aligned is not None, "the answer to an alignment has no times"
-        rules = recipe.word_rules(language)
-        return timed(words, answer.aligned, rules=rules, offset=self.thorough.recipe.seconds(reading.start))
+        return timed(words, aligned, rules=recipe.word_rules(language), offset=recipe.seconds(reading.start))
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 

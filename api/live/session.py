@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import trio
@@ -164,18 +164,14 @@ class LiveTranscription:
         """Raises what keeps the session from going on."""
         if self._closed:
             raise EngineStateError("this live session is over: its block has ended; open another: engine.live(...)")
-        if self._fault is not None:
-            self._raise_fault()
-        if self._failure is not None:
-            raise EngineStateError(f"this live session has failed ({self._failure}); open another: engine.live(...)")
-
-    def _raise_fault(self) -> NoReturn:
         error, self._fault = self._fault, None
-        assert error is not None, "there is no fault to raise"
         try:
-            raise error
+            if error is not None:
+                raise error
         finally:
             del error  # a frame in its own error's traceback would be a reference cycle
+        if self._failure is not None:
+            raise EngineStateError(f"this live session has failed ({self._failure}); open another: engine.live(...)")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

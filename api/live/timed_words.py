@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import groupby
-from statistics import fmean, median
+from statistics import median
 
 from attrs import evolve, frozen
 
 from ...core.plan import AlignedTokens
 from ..outputs.results import Word
-from ..speech.words import LEAD, TextWord, WordRules
+from ..speech.words import TextWord, WordRules, timed_word
 
 _SENTENCE_ENDS = (".", "。", "!", "！", "?", "？")
 _LONGEST_USUAL = 0.7  # seconds: of a word, however slowly somebody speaks
@@ -41,12 +40,9 @@ def timed(
     found: list[TimedWord] = []
     first = 0
     for word, number in zip(words, _numbers(words, rules), strict=True):
-        last = first + len(word.token_ids)
-        start, end = (offset + (aligned.frames[index] + LEAD) * rules.frame_seconds for index in (first, last))
-        probability = fmean(map(math.exp, aligned.logprobs[first:last]))
-        placed = Word(text=word.text, start=start, end=end, probability=probability)
-        found.append(TimedWord(number=number, word=placed))
-        first = last
+        places = range(first, first + len(word.token_ids))
+        found.append(TimedWord(number=number, word=timed_word(word, places, aligned, rules, offset)))
+        first = places.stop
     return _mended(found)
 
 

@@ -9,12 +9,14 @@ from functools import partial
 import trio
 from attrs import define, evolve, field
 
+from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem, Request
 from ...core.timings import Timings
 from ..inputs.audio import Samples
 from ..inputs.prompts import audio_item
 from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
+from .words import WordTokens
 
 Run = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # runs requests together, to the end of all
 
@@ -124,6 +126,12 @@ class WindowReader:
         text = self.recipe.decode(best.token_ids)
         probed = evolve(best, probe=sampled[0].probe)
         return Attempt(best, Assessment.of(probed, text, options.temperature[index]), item)
+
+    async def aligned(self, name: str, tokens: WordTokens, item: EncoderItem, samples: int) -> AlignedTokens | None:
+        """The times of a window's tokens; ``None``: there is no text among them. The window has ``samples``."""
+        frames = -(-samples // self.recipe.timestamp_step)
+        request = tokens.request(self.new_id(name), item, frames=frames)
+        return None if request is None else (await self.ask([request], is_text=False))[0].aligned
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:
         """Runs requests together, and measures the first."""

@@ -165,9 +165,8 @@ class Walk:
         """The window with the times of its words."""
         recipe = self.recipe
         tokens = recipe.word_tokens(attempt.generated.token_ids, language)
-        name = self.reader.new_id(f"{self.name}{self._windows}.words")
-        request = tokens.request(name, attempt.item, frames=-(-(stop - start) // recipe.timestamp_step))
-        answer = None if request is None else (await self.reader.ask([request], is_text=False))[0].aligned
+        name = f"{self.name}{self._windows}.words"
+        answer = await self.reader.aligned(name, tokens, attempt.item, stop - start)
         segments = place_words(
             read.segments,
             tokens,

@@ -165,17 +165,21 @@ def _spoken(
     """The words of each segment as they were aligned."""
     if aligned is None:
         return [[] for _ in segments]
-    starts = [offset + (frame + LEAD) * rules.frame_seconds for frame in aligned.frames]
     places = iter(tokens.places(segments))
-    parts = []
-    for segment in segments:
-        part = []
-        for piece in split_words(segment.token_ids, rules.decode, rules.language):
-            own = [next(places) for _ in piece.token_ids]
-            probability = fmean([math.exp(aligned.logprobs[index]) for index in own])
-            part.append(Word(text=piece.text, start=starts[own[0]], end=starts[own[-1] + 1], probability=probability))
-        parts.append(part)
-    return parts
+    return [
+        [
+            timed_word(piece, [next(places) for _ in piece.token_ids], aligned, rules, offset)
+            for piece in split_words(segment.token_ids, rules.decode, rules.language)
+        ]
+        for segment in segments
+    ]
+
+
+def timed_word(word: TextWord, places: Sequence[int], aligned: AlignedTokens, rules: WordRules, offset: float) -> Word:
+    """The word with its time. ``places`` are those of its tokens among the aligned ones."""
+    start, end = (offset + (aligned.frames[at] + LEAD) * rules.frame_seconds for at in (places[0], places[-1] + 1))
+    probability = fmean([math.exp(aligned.logprobs[at]) for at in places])
+    return Word(text=word.text, start=start, end=end, probability=probability)
 
 
 # -- tokens to words -------------------------------------------------------------------------------------------------

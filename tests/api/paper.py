@@ -14,7 +14,7 @@ import trio
 from attrs import evolve
 
 from triolet.api.command_line.main import main
-from triolet.api.outputs.results import Progress, Segment, Word
+from triolet.api.outputs.results import Progress, Segment, Transcript, Word
 from triolet.api.speech.segments import SegmentStream
 from triolet.core.config import EngineConfig
 from triolet.core.errors import EncodeFailed, TrioletError, UnsupportedAudio
@@ -82,14 +82,15 @@ class PaperEngine:
             await trio.sleep_forever()
         while name.startswith("slow") and self.finished < 2:
             await trio.lowlevel.checkpoint()
-        told = Progress(
+        so_far = Transcript(
+            text="",
             language="en",
             language_probability=0.75,
-            duration=self.duration,
-            position=0.0,
+            duration=self.duration or 0.0,
+            segments=(),
             warnings=("the end is missing",) if name.startswith("warned") else (),
         )
-        at = [told]
+        at = [Progress(so_far=so_far, duration=self.duration, position=0.0)]
         yield SegmentStream(self._segments(name, at), lambda: at[-1])
         self.running -= 1
         self.finished += 1

@@ -9,65 +9,28 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from triolet.api.inputs.audio import Samples
-from triolet.api.speech.voice import Probabilities
 from triolet.api.speech.windows import Generated
 from triolet.api.speech.words import LEAD
-from triolet.core.model import ModelDescription, WhisperTokens
+from triolet.core.model import ModelDescription
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import FinishReason, Request
 
-EOS, START, EN, DE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS, BEGIN = range(256, 265)
-RATE, FRAME, STEP = 16_000, 512, 320
+from .speech import DE, EN, LANGUAGES, MODEL, NO_TIMESTAMPS, RATE, START, STEP
+from .speech import describe as described
+
 SCALE = 2048
 WORD = 0.4  # seconds
 AUDIBLE = 0.6  # a word of which less is heard is misunderstood
 
 
-class ByteTokenizer:
-    """One token for each byte of UTF-8."""
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        return bytes(token_ids).decode(errors="replace")
-
-
 def describe(*, window: float = 30.0, languages: bool = False) -> ModelDescription:
-    return ModelDescription(
-        name="speaker",
-        architecture="WhisperForConditionalGeneration",
-        device="cpu",
-        dtype="float32",
-        vocabulary_size=BEGIN + 1501,
-        max_positions=448,
-        eos_token_ids=(EOS,),
-        suppress_token_ids=(),
-        begin_suppress_token_ids=(),
-        page_size=16,
-        pages=100,
-        cross_slots=4,
-        encoder_embeddings=1500,
-        encoder_bytes=1500,
-        sampling_rate=RATE,
-        window_samples=round(window * RATE),
-        processor_identity="speaker",
-        whisper=WhisperTokens(
-            start_id=START,
-            no_timestamps_id=NO_TIMESTAMPS,
-            timestamp_begin_id=BEGIN,
-            previous_id=PREVIOUS,
-            no_speech_id=NO_SPEECH,
-            language_ids={"en": EN, "de": DE} if languages else {},
-            task_ids={},
-            max_initial_timestamp=None,
-        ),
-        tokenizer=ByteTokenizer(),
-        alignment_fault=None,
+    whisper = evolve(
+        MODEL.whisper, language_ids=LANGUAGES if languages else {}, task_ids={}, max_initial_timestamp=None
     )
+    return described(window_samples=round(window * RATE), whisper=whisper, alignment_fault=None)
 
 
 def name(number: int) -> str:
@@ -88,32 +51,6 @@ def speech(*parts: int | float) -> Samples:
 
 def int16(samples: Samples) -> bytes:
     return (samples * 32768).astype("<i2").tobytes()
-
-
-@define
-class Loud:
-    """A `VoiceActivity`: whatever sounds is voice."""
-
-    sampling_rate: int = RATE
-    frame_samples: int = FRAME
-
-    def listen(self) -> LoudListener:
-        return LoudListener()
-
-
-@define(eq=False)
-class LoudListener:
-    _rest: Samples = field(factory=lambda: np.zeros(0, np.float32))
-
-    def hear(self, samples: Samples) -> Probabilities:
-        heard = np.concatenate([self._rest, samples])
-        count = len(heard) // FRAME
-        self._rest = heard[count * FRAME :]
-        frames = heard[: count * FRAME].reshape(count, FRAME)
-        return (np.abs(frames) > 1 / (2 * SCALE)).any(axis=1).astype(np.float32)
-
-    def end(self) -> Probabilities:
-        return self.hear(np.zeros(-len(self._rest) % FRAME, np.float32))
 
 
 @frozen

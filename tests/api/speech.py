@@ -17,6 +17,7 @@ from attrs import define, field
 from triolet.api.hosts.alternatives import background
 from triolet.api.hosts.transcriptions import open_transcription
 from triolet.api.inputs.audio import Samples
+from triolet.api.outputs.results import Segment, Word
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.parallel import ParallelTranscription
@@ -134,6 +135,22 @@ def detected(english: float, german: float, silence: float = 0.01) -> Generated:
         logprobs=(-1.0,),
         finish_reason=FinishReason.LENGTH,
         probe=tuple(math.log(p) for p in (english, german, silence)),
+    )
+
+
+def segment(text: str, start: float = 0.0, end: float = 30.0, words: Sequence[Word] | None = None) -> Segment:
+    """A segment whose tokens are its bytes."""
+    return Segment(
+        id=0,
+        start=start,
+        end=end,
+        text=text,
+        token_ids=tuple(text.encode()),
+        avg_logprob=-0.25,
+        no_speech_prob=0.125,
+        compression_ratio=1.5,
+        temperature=0.0,
+        words=None if words is None else tuple(words),
     )
 
 
@@ -324,30 +341,36 @@ async def read_all(
         return transcription
 
 
-@define
+@define(eq=False)
 class PaperVoice:
-    """A `VoiceActivity` that hears a voice in every frame that is not exact silence. It is its own listener."""
+    """A `VoiceActivity` that hears a voice in every frame that is not exact silence. It counts what it hears."""
 
     sampling_rate: int = RATE
     frame_samples: int = 512
+    heard: int = 0
+    listeners: int = 0
+
+    def listen(self) -> PaperListener:
+        self.listeners += 1
+        return PaperListener(self)
+
+
+@define(eq=False)
+class PaperListener:
+    voice: PaperVoice
     rest: Samples = field(factory=lambda: np.zeros(0, np.float32))
 
-    def listen(self) -> PaperVoice:
-        return PaperVoice()
-
     def hear(self, samples: Samples) -> Samples:
-        known = np.concatenate([self.rest, samples])
-        whole = len(known) // self.frame_samples * self.frame_samples
+        self.voice.heard += len(samples)
+        known, size = np.concatenate([self.rest, samples]), self.voice.frame_samples
+        whole = len(known) // size * size
         self.rest = known[whole:]
-        return self._judge(known[:whole])
+        return np.where(known[:whole].reshape(-1, size).any(axis=1), 0.9, 0.0).astype(np.float32)
 
     def end(self) -> Samples:
-        padding = np.zeros(-len(self.rest) % self.frame_samples, np.float32)
-        return self._judge(np.concatenate([self.rest, padding]))
-
-    def _judge(self, samples: Samples) -> Samples:
-        frames = samples.reshape(-1, self.frame_samples)
-        return np.where(frames.any(axis=1), 0.9, 0.0).astype(np.float32)
+        padding = np.zeros(-len(self.rest) % self.voice.frame_samples, np.float32)
+        self.voice.heard -= len(padding)
+        return self.hear(padding)
 
 
 def opened(

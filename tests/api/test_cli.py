@@ -431,7 +431,7 @@ REAL = textwrap.dedent(
 
     from types import SimpleNamespace
 
-    from triolet.api.outputs.results import Progress
+    from triolet.api.outputs.results import Progress, Transcript
     from triolet.api.speech.segments import SegmentStream
     from triolet.core.model import WhisperTokens
 
@@ -454,8 +454,8 @@ REAL = textwrap.dedent(
 
         @asynccontextmanager
         async def stream_transcription(self, audio, **options):
-            told = Progress(language="en", language_probability=1.0, duration=1.0, position=1.0)
-            yield SegmentStream(nothing(), lambda: told)
+            so_far = Transcript(text="", language="en", language_probability=1.0, duration=1.0, segments=())
+            yield SegmentStream(nothing(), lambda: Progress(so_far=so_far, duration=1.0, position=1.0))
 
     @asynccontextmanager
     async def open_engine(model, config):

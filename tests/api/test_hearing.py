@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import soundfile
 import trio
 import trio.testing
-from attrs import define, field
 
 from triolet.api.inputs.audio import Samples
 from triolet.api.inputs.recording import Recording
@@ -22,40 +22,16 @@ from triolet.api.speech.spans import SpanRules, SpeechSpan
 from triolet.api.speech.voice import Probabilities
 from triolet.core.errors import InvalidRequest
 
+from .speech import PaperListener, PaperVoice
 from .test_recording import sparse_wav
 
 RATE, FRAME = 1_000, 100
+ATTRIBUTES = {"sampling_rate": RATE, "frame_samples": FRAME}
 RULES = SpanRules(min_speech=0, min_silence=0.4, padding=0.2)
 
 
-@define
-class Loud:
-    """Voice activity of loud samples: a frame is speech if its mean is above 0.1. It counts what it hears."""
-
-    sampling_rate: int = RATE
-    frame_samples: int = FRAME
-    heard: int = 0
-    listeners: list[LoudListener] = field(factory=list)
-
-    def listen(self) -> LoudListener:
-        self.listeners.append(LoudListener(self))
-        return self.listeners[-1]
-
-
-@define
-class LoudListener:
-    detector: Loud
-    rest: Samples = field(factory=lambda: np.zeros(0, np.float32))
-
-    def hear(self, samples: Samples) -> Probabilities:
-        self.detector.heard += len(samples)
-        whole = np.concatenate([self.rest, samples])
-        count = len(whole) // FRAME
-        self.rest = whole[count * FRAME :]
-        return (whole[: count * FRAME].reshape(count, FRAME).mean(axis=1) > 0.1).astype(np.float32)
-
-    def end(self) -> Probabilities:
-        return self.hear(np.zeros(FRAME - len(self.rest), np.float32)) if len(self.rest) else self.rest
+def loud() -> PaperVoice:
+    return PaperVoice(RATE, FRAME)
 
 
 def spoken(*parts: tuple[float, float]) -> Samples:
@@ -83,7 +59,7 @@ async def all_spans(hearing: Hearing) -> list[SpeechSpan]:
 @pytest.mark.parametrize("source", [TALK, wav(TALK)], ids=["an array", "a file"])
 async def test_speech_is_known_as_far_as_anybody_asked(source: Samples | bytes) -> None:
     """No more of the recording is heard than was asked for, rounded up to what one call of a thread hears."""
-    detector = Loud()
+    detector = loud()
     async with Recording(source, sampling_rate=RATE) as recording:
         hearing = Hearing(recording, detector, RULES)
         assert (detector.heard, hearing.heard, hearing.spans) == (0, 0, [])
@@ -93,12 +69,12 @@ async def test_speech_is_known_as_far_as_anybody_asked(source: Samples | bytes) 
         assert 23_200 <= hearing.settled <= 24_000
         assert await all_spans(hearing) == SPANS
         assert hearing.settled == hearing.heard == detector.heard == len(TALK)
-        assert len(detector.listeners) == 1
+        assert detector.listeners == 1
 
 
 async def test_speech_that_goes_on_is_told_before_it_ends() -> None:
     """Who transcribes need not wait for the end of a long sentence to begin with it."""
-    detector = Loud()
+    detector = loud()
     async with Recording(spoken((1, 300)), sampling_rate=RATE) as recording:
         hearing = Hearing(recording, detector, SpanRules())
         await hearing.hear(2_000)
@@ -114,18 +90,15 @@ async def test_an_hour_of_silence_takes_no_memory(tmp_path: Path) -> None:
     path = sparse_wav(tmp_path / "silence.wav", 3_600, RATE, 1)
     most = 0
 
-    class Watching(Loud):
-        def listen(self) -> LoudListener:
-            return WatchingListener(self)
-
-    class WatchingListener(LoudListener):
+    class Watching(PaperListener):
         def hear(self, samples: Samples) -> Probabilities:
             nonlocal most
             most = max(most, recording.held)
-            return super().hear(samples)
+            return PaperListener.hear(self, samples)
 
     async with Recording(path, sampling_rate=RATE) as recording:
-        hearing = Hearing(recording, Watching(), RULES)
+        voice = loud()
+        hearing = Hearing(recording, SimpleNamespace(**ATTRIBUTES, listen=lambda: Watching(voice)), RULES)
         rules = CutRules(window=30 * RATE, gap=3 * RATE, padding=RATE, earliest=20 * RATE)
         assert await Plan(rules, ((0, math.inf),), hearing).next(0) is None
         assert hearing.settled == 3_600 * RATE
@@ -133,7 +106,7 @@ async def test_an_hour_of_silence_takes_no_memory(tmp_path: Path) -> None:
 
 
 async def test_tasks_may_ask_at_once_and_nothing_is_heard_twice() -> None:
-    detector = Loud()
+    detector = loud()
     async with Recording(TALK, sampling_rate=RATE) as recording:
         hearing = Hearing(recording, detector, RULES)
         async with trio.open_nursery() as nursery:
@@ -147,7 +120,7 @@ async def test_a_cancelled_caller_loses_nothing() -> None:
     """Wherever it is cancelled, the next one finds the same spans."""
     for steps in range(12):
         async with Recording(wav(TALK), sampling_rate=RATE) as recording:
-            hearing = Hearing(recording, Loud(), RULES)
+            hearing = Hearing(recording, loud(), RULES)
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(cancel_after, scope, steps)
@@ -163,7 +136,7 @@ async def cancel_after(scope: trio.CancelScope, steps: int) -> None:
 
 async def test_what_a_broken_recording_has_before_its_end_is_found() -> None:
     async with Recording(wav(TALK)[: -2 * 14_000], sampling_rate=RATE) as recording:
-        spans = await all_spans(Hearing(recording, Loud(), RULES))
+        spans = await all_spans(Hearing(recording, loud(), RULES))
         assert spans == [SPANS[0], SpeechSpan(37_800, recording.length or 0)]
         assert recording.broken is not None
 
@@ -171,7 +144,7 @@ async def test_what_a_broken_recording_has_before_its_end_is_found() -> None:
 async def test_a_detector_of_another_rate_is_refused() -> None:
     async with Recording(TALK, sampling_rate=RATE) as recording:
         with pytest.raises(InvalidRequest, match="voice activity at 16000 Hz; allowed: 1000 Hz, the recording's"):
-            Hearing(recording, Loud(sampling_rate=16_000), RULES)
+            Hearing(recording, PaperVoice(), RULES)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +160,7 @@ async def test_a_detector_of_another_rate_is_refused() -> None:
 async def test_answers_that_are_no_probabilities_are_refused(answer: Probabilities, message: str) -> None:
     """A detector of somebody's own may be wrong: nothing is lost without a word."""
 
-    class Wrong(Loud):
-        def listen(self) -> LoudListener:
-            return WrongListener(self)
-
-    class WrongListener(LoudListener):
-        def hear(self, samples: Samples) -> Probabilities:
-            return answer
-
+    wrong = SimpleNamespace(**ATTRIBUTES, listen=lambda: SimpleNamespace(hear=lambda _: answer))
     async with Recording(TALK, sampling_rate=RATE) as recording:
         with pytest.raises(InvalidRequest, match=message):
-            await Hearing(recording, Wrong(), RULES).hear(1)
+            await Hearing(recording, wrong, RULES).hear(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import re
 import signal
 import struct
@@ -245,12 +244,6 @@ async def test_what_comes_before_the_damage_is_given_and_the_second_is_told(
     assert broken is not None
     assert len(samples) / RATE == pytest.approx(seconds, abs=0.5)
     assert re.search(message, broken), broken
-    np.testing.assert_allclose(samples, np.concatenate(before_the_error(data)))
-
-
-def before_the_error(data: bytes) -> list[Samples]:
-    with contextlib.closing(open_blocks(data, RATE)) as blocks:
-        return blocks.read(math.inf)
 
 
 async def test_what_the_resampler_still_holds_is_given_before_the_error() -> None:
@@ -465,16 +458,13 @@ def test_an_interrupt_leaves_nothing_open(moment: str, tmp_path: Path, monkeypat
 
 
 async def test_a_recording_leaves_no_garbage(no_collector: None) -> None:
-    """Broken or not: decoders, errors and their frames, with the samples in them, die by reference count."""
+    """Broken, refused or not: decoders, errors and their frames, with the samples in them, die by reference count."""
     for data in (FOUR_SECONDS, cut(FOUR_SECONDS, 32_000), with_nan(40_000), cut(encode(noise(4), kind="FLAC"), 9_000)):
         await everything(data)
         assert left_over() == []
         with contextlib.suppress(InvalidRequest):
             load_audio(data)
         assert left_over() == []
-
-
-async def test_refused_audio_leaves_no_garbage(no_collector: None) -> None:
     for data in (encode(tone())[:44], encode(tone(0.005)), b"hello" * 100, encode(tone())[:60]):
         with contextlib.suppress(InvalidRequest):
             async with Recording(data):

@@ -37,13 +37,20 @@ def recording(stem: str = "en-command") -> Samples:
 
 
 async def test_all_that_is_asked_of_one_clip_encodes_it_once(engine: Engine) -> None:
-    """Its language, beams, six temperatures with draws of each, and both tasks."""
+    """Its language, beams, six temperatures with draws of each, both tasks, and the times of its words, which are
+    within the audio, in order, and probable, since the model wrote them."""
     temperatures = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     options: dict[str, Any] = {"temperature": temperatures, "best_of": 5 if WHOLE else 2, **FAILS}
     samples = recording()
     transcript = await engine.transcribe(samples, **options)
     assert transcript.language_probability is not None, "the language was detected"
     await engine.transcribe(samples, task="translate", **options)
+    spoken = await engine.transcribe(samples, timestamps="word")
+    words = [word for segment in spoken.segments for word in segment.words or ()]
+    assert "".join(word.text for word in words) == "".join(segment.text for segment in spoken.segments)
+    times = [0.0, *(time for word in words for time in (word.start, word.end)), spoken.duration]
+    assert times == sorted(times)
+    assert np.mean([word.probability for word in words]) > 0.5
     assert engine.statistics().encoder_cache.encoded == 1
     assert engine.inside.pending == 0
 

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from attrs import evolve
 
 from triolet.api.outputs.results import Segment, Word
 from triolet.api.speech.hallucinations import Surroundings, is_strange, strangeness, without_hallucinations
 
+from .speech import segment
+
 WINDOW = Surroundings(start=30.0, stop=60.0, full=60.0, audio=100.0, last_speech=29.0, closed=False)
 
 
-def segment(start: float, end: float, probability: float = 0.9, words: int = 3) -> Segment:
+def spoken(start: float, end: float, probability: float = 0.9, words: int = 3) -> Segment:
     """``words`` words that share the time."""
-    step = (end - start) / words
-    return Segment(
-        id=0,
-        start=start,
-        end=end,
-        text=" a" * words,
-        token_ids=(1,) * words,
-        avg_logprob=-0.1,
-        no_speech_prob=0.0,
-        compression_ratio=1.0,
-        temperature=0.0,
-        words=tuple(
-            Word(text=" a", start=start + step * index, end=start + step * (index + 1), probability=probability)
-            for index in range(words)
-        ),
-    )
+    edges = [start + (end - start) / words * index for index in range(words + 1)]
+    told = [Word(text=" a", start=one, end=other, probability=probability) for one, other in pairwise(edges)]
+    return segment(" a" * words, start, end, told)
 
 
 def ghost(start: float, end: float) -> Segment:
-    return segment(start, end, probability=0.01)
+    return spoken(start, end, probability=0.01)
 
 
 @pytest.mark.parametrize(
@@ -46,34 +37,34 @@ def test_a_word_is_strange_by_its_probability_and_its_length(
 
 def test_a_segment_is_strange_by_its_words_alone() -> None:
     assert is_strange(ghost(40, 41))
-    assert not is_strange(segment(40, 41))
+    assert not is_strange(spoken(40, 41))
     assert not is_strange(None)
     assert not is_strange(evolve(ghost(40, 41), words=()))
 
 
 def test_what_is_spoken_stays_and_the_next_window_begins_behind_it_where_silence_follows() -> None:
-    told = (segment(30, 35), segment(36, 40))
+    told = (spoken(30, 35), spoken(36, 40))
     kept = without_hallucinations(told, WINDOW, 2.0)
     assert (kept.segments, kept.seek) == (told, 40)
     assert without_hallucinations(told, evolve(WINDOW, closed=True), 2.0).seek is None
-    assert without_hallucinations((segment(30, 59, words=60),), WINDOW, 2.0).seek == 60
+    assert without_hallucinations((spoken(30, 59, words=60),), WINDOW, 2.0).seek == 60
 
 
 def test_a_hallucination_behind_a_silence_is_skipped_and_heard_again() -> None:
-    kept = without_hallucinations((ghost(40, 41), segment(41, 42)), WINDOW, 2.0)
+    kept = without_hallucinations((ghost(40, 41), spoken(41, 42)), WINDOW, 2.0)
     assert (kept.segments, kept.seek) == ((), 40)
 
 
 def test_a_hallucination_between_silences_ends_the_window_and_one_beside_speech_stays() -> None:
-    first, lone, beside = segment(30, 35), ghost(45, 46), ghost(35.5, 36)
-    kept = without_hallucinations((first, lone, segment(50, 55)), WINDOW, 2.0)
+    first, lone, beside = spoken(30, 35), ghost(45, 46), ghost(35.5, 36)
+    kept = without_hallucinations((first, lone, spoken(50, 55)), WINDOW, 2.0)
     assert (kept.segments, kept.seek) == ((first,), 45)
-    together = (first, beside, segment(36, 40))
+    together = (first, beside, spoken(36, 40))
     assert without_hallucinations(together, WINDOW, 2.0).segments == together
 
 
 def test_a_hallucination_at_the_end_of_the_audio_ends_it() -> None:
-    told = segment(30, 35), ghost(58.2, 59)
+    told = spoken(30, 35), ghost(58.2, 59)
     for audio, seek in ((60.0, 60.0), (100.0, 58.2), (None, 58.2)):
         kept = without_hallucinations(told, evolve(WINDOW, audio=audio), 2.0)
         assert (kept.segments, kept.seek) == (told[:1], seek)

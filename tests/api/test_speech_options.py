@@ -141,11 +141,6 @@ def test_no_name_of_another_program_hides_an_option() -> None:
     assert set(named) <= known
 
 
-def test_known_options_are_read() -> None:
-    assert read_options({"task": "translate", "seed": 3}) == TranscribeOptions(task="translate", seed=3)
-    assert read_options({}) == TranscribeOptions()
-
-
 @pytest.mark.parametrize(
     ("given", "kept"),
     [
@@ -197,7 +192,7 @@ async def test_each_request_says_all_that_the_engine_must_know() -> None:
     (request,) = script.requests
     assert request.id == "r/0.0/0"
     assert request.prompt_token_ids == (START, EN, TRANSCRIBE)
-    assert request.max_tokens == request.sampling.max_tokens == 224
+    assert (request.max_tokens, request.sampling) == (224, SamplingParams(max_tokens=224, patience=1.0))
     assert request.rules.suppress == (1, 2)
     assert request.rules.begin_suppress == (32, EOS)
     assert request.rules.timestamps is not None
@@ -308,11 +303,6 @@ async def test_temperatures_have_their_sampling() -> None:
     assert len({draw.sampling.seed for draw in draws}) == 4
     assert len({draw.id for draw in script.requests}) == 5
     assert len({draw.items[0].key for draw in script.requests}) == 1
-
-
-async def test_one_beam_is_a_greedy_request() -> None:
-    (request, *_) = await first_requests(beam_size=1)
-    assert (request.sampling.beam_size, request.sampling.n, request.sampling.temperature) == (1, 1, 0.0)
 
 
 # ---- languages -------------------------------------------------------------------------------------------------------

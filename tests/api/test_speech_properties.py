@@ -29,7 +29,6 @@ from .speech import (
     RATE,
     STEP,
     PaperHearing,
-    PaperRecording,
     begin,
     begin_parallel,
     describe,
@@ -163,13 +162,6 @@ def virtual(main: Callable[[], object]) -> None:
     trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))  # type: ignore[arg-type]
 
 
-async def segments_of(transcription: Transcription) -> list[Segment]:
-    found: list[Segment] = []
-    while (segments := await transcription.next_window()) is not None:
-        found += segments
-    return found
-
-
 # -- promises ----------------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +243,6 @@ def test_in_parallel_it_is_each_piece_alone(
             while (found := await transcription.next_window()) is not None:
                 segments += found
                 assert not found or transcription.position >= found[-1].end, "told, but not done"
-        assert isinstance(transcription.recording, PaperRecording)
         assert transcription.position == audio.length / RATE
         assert oracle.most_running <= at_once, f"{oracle.most_running} at once"
         check_segments(segments, audio.length)
@@ -259,7 +250,8 @@ def test_in_parallel_it_is_each_piece_alone(
         check_coverage(transcription, audio.length, segments)
         expected: list[Segment] = []
         for piece in transcription.recording.read:
-            expected += await segments_of(begin(audio.samples(), alone, options, SMALL, audio.plan((piece,))))
+            one = await begin(audio.samples(), alone, options, SMALL, audio.plan((piece,))).transcript()
+            expected += one.segments
         assert [(one.start, one.end, one.token_ids) for one in segments] == [
             (one.start, one.end, one.token_ids) for one in expected
         ], "a piece depends on the others"
@@ -318,8 +310,7 @@ def test_an_error_in_a_piece_is_raised_as_it_is_behind_what_comes_before(
     whole = Oracle(answers)
 
     async def main() -> None:
-        told = await segments_of(begin(audio.samples(), whole, model=SMALL, plan=audio.plan()))
-        del told
+        await begin(audio.samples(), whole, model=SMALL, plan=audio.plan()).transcript()
         starts = [start for start, _ in whole.windows()]
         if not starts:
             return

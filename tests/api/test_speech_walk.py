@@ -63,13 +63,6 @@ async def test_a_segment_that_the_window_cuts_off_is_read_again_from_its_start()
     assert [(s.start, s.end, s.text) for s in transcript.segments] == [(0, 12, " one"), (12, 32, " two")]
 
 
-async def test_a_window_whose_last_segment_is_finished_is_used_up() -> None:
-    """Nobody speaks behind it, the model says."""
-    script = Script(answer(0.0, " one", 12.0), answer(0.0, " two", 5.0))
-    await begin(ramp(40), script).transcript()
-    assert script.windows() == [(0, WINDOW), (WINDOW, 40 * RATE)]
-
-
 async def test_without_progress_the_window_is_used_up() -> None:
     """A last timestamp of 0.00 does not repeat the window for ever, nor once."""
     script = Script(answer(0.0, "a", 0.0, 0.0))

@@ -20,7 +20,6 @@ from .speech import (
     BEGIN,
     LADDER,
     RATE,
-    PaperRecording,
     Script,
     answer,
     begin,
@@ -36,27 +35,6 @@ LOOP = " and" * 50
 
 
 # ---- calls and failures ----------------------------------------------------------------------------------------------
-
-
-async def test_a_failed_request_may_be_tried_again() -> None:
-    """Nothing has moved when run raises."""
-    script = Script(answer(0.0, "a", 5.0))
-    broken = True
-
-    async def run(requests: Sequence[Request]) -> Sequence[Generated]:
-        if broken:
-            raise RuntimeError("device")
-        return await script(requests)
-
-    transcription = begin(ramp(10), run)
-    with pytest.raises(RuntimeError, match="device"):
-        await transcription.next_window()
-    assert transcription.position == 0
-    broken = False
-    assert [s.text for s in await transcription.next_window() or []] == ["a"]
-    assert transcription.position == transcription.progress().duration == 10
-    assert await transcription.next_window() is None
-    assert await transcription.next_window() is None
 
 
 async def test_a_window_that_is_asked_again_has_the_text_before_it() -> None:
@@ -101,8 +79,11 @@ async def test_a_request_id_is_never_used_twice() -> None:
         assert scope.cancelled_caught
         with pytest.raises(RuntimeError, match="device"):
             await ask()
+        assert transcription.position == 0
         await ask()
-    assert transcription.position == 10
+    assert transcription.position == transcription.progress().duration == 10
+    assert await transcription.next_window() is None
+    assert await transcription.next_window() is None
     assert [name.rpartition("/")[0] for name in asked] == ["r/language"] * 3 + ["r/0.0"] * 3
     assert len(set(asked)) == 6
 
@@ -162,7 +143,6 @@ async def test_a_transcript_has_all_that_was_found() -> None:
 async def test_audio_of_unknown_length_is_as_long_as_it_was_read() -> None:
     script = Script(answer(0.0, "a", 5.0))
     transcription = begin(ramp(40), script)
-    assert isinstance(transcription.recording, PaperRecording)
     transcription.recording.length_known = False
     await transcription.next_window()
     assert (transcription.progress().duration, transcription.position) == (None, 30)
@@ -172,7 +152,6 @@ async def test_audio_of_unknown_length_is_as_long_as_it_was_read() -> None:
 
 async def test_audio_that_breaks_off_is_told() -> None:
     transcription = begin(ramp(5), Script(answer(0.0, "a", 5.0)))
-    assert isinstance(transcription.recording, PaperRecording)
     transcription.recording.broken = "it breaks off at 5 s"
     assert (await transcription.transcript()).warnings == ("it breaks off at 5 s",)
 
@@ -180,7 +159,6 @@ async def test_audio_that_breaks_off_is_told() -> None:
 async def test_what_was_read_is_forgotten() -> None:
     """No sample before the next window is asked for again, so that hours of audio need no memory."""
     transcription = begin(ramp(95), Script(answer(0.0, "a", 12.0, 12.0, "b")))
-    assert isinstance(transcription.recording, PaperRecording)
     for seconds in (12, 24, 36):
         await transcription.next_window()
         assert transcription.recording.forgotten == seconds * RATE
@@ -191,7 +169,11 @@ async def test_a_stream_tells_its_segments_one_by_one() -> None:
     script = Script(answer(0.0, "a", 5.0, 5.0, "b", 6.0), answer("", no_speech=0.9, logprob=-2), answer(0.0, "c", 5.0))
     transcription = begin(ramp(80), script)
     stream = SegmentStream(transcription, transcription.progress)
-    seen = [(segment.id, segment.text, stream.position) async for segment in stream]
+    assert (stream.transcript().segments, stream.transcript().text) == ((), "")
+    seen = []
+    async for segment in stream:
+        seen.append((segment.id, segment.text, stream.position))
+        assert len(stream.transcript().segments) == len(seen)
     assert seen == [(0, "a", 30), (1, "b", 30), (2, "c", 80)]
     assert (stream.language, stream.language_probability, stream.duration) == ("en", None, 80)
     whole = stream.transcript()
@@ -276,26 +258,20 @@ async def test_a_trimmed_window_has_as_many_embeddings_as_it_lasts(seconds, embe
     assert (full.key == item.key) == (embeddings == 1500)
 
 
-async def test_text_of_a_trimmed_window_that_is_not_good_is_read_with_all_of_it():
-    """At temperature 0 once more, then as any window."""
-    bad, good = answer(0.0, "a" * 99, 5.0), answer(0.0, "well", 5.0)
-    script = Script(bad, good)
+@pytest.mark.parametrize(
+    ("first", "times", "temperature"),
+    [
+        (answer(0.0, "a" * 99, 5.0), 1, 0.0),  # at temperature 0 once more
+        (answer(0.0, "a" * 99, 5.0), 2, 0.2),  # ... then as any window
+        # that nobody speaks is least certain where the silence behind the speech is missing
+        (answer(0.0, "hm", 5.0, logprob=-3.0, no_speech=0.9), 1, 0.0),
+    ],
+)
+async def test_a_trimmed_window_without_good_text_is_read_with_all_of_it(first, times, temperature):
+    script = Script(*[first] * times, answer(0.0, "well", 5.0))
     (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
-    assert (segment.text, segment.temperature) == ("well", 0.0)
-    assert [request.items[0].embeddings for request in script.requests] == [350, 1500]
-    assert [request.sampling.temperature for request in script.requests] == [0.0, 0.0]
-    script = Script(bad, bad, good)
-    (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
-    assert (segment.text, segment.temperature) == ("well", 0.2)
-    assert [request.items[0].embeddings for request in script.requests] == [350, 1500, 1500]
-
-
-async def test_a_trimmed_window_without_text_is_read_with_all_of_it():
-    """That nobody speaks is least certain where the silence behind the speech is missing."""
-    script = Script(answer(0.0, "hm", 5.0, logprob=-3.0, no_speech=0.9), answer(0.0, "well", 5.0))
-    (segment,) = (await begin(ramp(5), script, TRIMMED).transcript()).segments
-    assert segment.text == "well"
-    assert [request.items[0].embeddings for request in script.requests] == [350, 1500]
+    assert (segment.text, segment.temperature) == ("well", temperature)
+    assert [request.items[0].embeddings for request in script.requests] == [350, *[1500] * times]
 
 
 async def test_words_are_those_of_the_window_that_the_text_was_read_from():

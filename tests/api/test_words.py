@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet import InvalidRequest
-from triolet.api.outputs.results import Segment, Word
+from triolet.api.outputs.results import Word
 from triolet.api.speech.options import APPENDED, PREPENDED
 from triolet.api.speech.words import (
     LEAD,
@@ -22,6 +22,8 @@ from triolet.api.speech.words import (
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import EncoderItem
 from triolet.testing.sim_model import SimModel
+
+from .speech import segment
 
 TEXT = 256  # tokens below are bytes
 START, LANGUAGE, TASK, PLAIN = 257, 258, 259, 260
@@ -37,20 +39,6 @@ RULES = WordRules(decode=decode, language="en", prepended=PREPENDED, appended=AP
 
 def stamp(seconds):
     return STAMPS + round(seconds / 0.02)
-
-
-def segment_of(text, start=0.0, end=30.0):
-    return Segment(
-        id=0,
-        start=start,
-        end=end,
-        text=text,
-        token_ids=tuple(text.encode()),
-        avg_logprob=-0.1,
-        no_speech_prob=0.0,
-        compression_ratio=1.0,
-        temperature=0.0,
-    )
 
 
 def texts(pieces):
@@ -87,28 +75,13 @@ def test_tokens_of_several_letters_stay_whole():
     assert [(piece.text, len(piece.token_ids)) for piece in pieces] == [(" don't", 2), (" going", 2), (".", 1)]
 
 
-@pytest.mark.parametrize("broken", [b"\xe4", b"a\xe4\xb8", b"\xb8\xadb", b" \xff word", b"\xe4 \xe4\xb8\xad"])
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_half_characters_are_in_words_too(broken, language):
-    pieces = split_words(tuple(broken), decode, language)
-    assert "".join(texts(pieces)) == decode(broken)
-    assert sum(len(piece.token_ids) for piece in pieces) == len(broken)
-    assert all(texts(pieces))
-
-
-BYTES = {"data": st.binary(max_size=20), "language": st.sampled_from(["en", "ja"])}
-
-
-def words_are_the_text(data, language):
+@settings(max_examples=150)
+@given(data=st.binary(max_size=20), language=st.sampled_from(["en", "ja"]))
+def test_every_token_is_in_one_word_and_the_text_is_whole(data, language):
     pieces = split_words(tuple(data), decode, language)
     assert "".join(texts(pieces)) == decode(data), "the words are the text"
     assert sum(len(piece.token_ids) for piece in pieces) == len(data), "each token is in one word"
-
-
-@settings(max_examples=150)
-@given(**BYTES)
-def test_every_token_is_in_one_word_and_the_text_is_whole(**drawn):
-    words_are_the_text(**drawn)
+    assert all(texts(pieces)) or not decode(data)
 
 
 # -- marks -----------------------------------------------------------------------------------------------------------
@@ -156,17 +129,17 @@ def placed(text, times, *, start=0.0, end=30.0, spoken_until=0.0, offset=0.0):
     aligned = AlignedTokens(frames=(*frames, round(times[-1] / 0.02) - LEAD), logprobs=(-0.5,) * len(text.encode()))
     tokens = WordTokens(special=(START, PLAIN), written=tuple(text.encode()), text=TEXT)
     (found,) = place_words(
-        [segment_of(text, start, end)], tokens, aligned, rules=RULES, offset=offset, spoken_until=spoken_until
+        [segment(text, start, end)], tokens, aligned, rules=RULES, offset=offset, spoken_until=spoken_until
     )
     return found
 
 
-def times_of(segment):
-    return [(word.text, word.start, word.end) for word in segment.words]
+def times_of(found):
+    return [(word.text, word.start, word.end) for word in found.words]
 
 
 @pytest.mark.parametrize(
-    ("what", "text", "times", "segment", "words"),
+    ("what", "text", "times", "given", "words"),
     [
         (
             "usual words stay as they are",
@@ -234,10 +207,10 @@ def times_of(segment):
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) > 10 else "",
 )
-def test_long_words_are_mended(what, text, times, segment, words):
+def test_long_words_are_mended(what, text, times, given, words):
     """Each row worked out by hand from the rules of openai/whisper's ``add_word_timestamps``."""
     until = 1.5 if "own start" in what else 0.0
-    found = placed(text, times, start=segment[0], end=segment[1], spoken_until=until)
+    found = placed(text, times, start=given[0], end=given[1], spoken_until=until)
     assert times_of(found) == [(word, pytest.approx(a), pytest.approx(b)) for word, a, b in words], what
     assert (found.start, found.end) == (found.words[0].start, found.words[-1].end)
 
@@ -255,7 +228,7 @@ def test_a_slow_speakers_words_are_at_most_twice_seven_tenths_of_a_second():
 def test_a_words_probability_is_the_mean_of_its_tokens():
     tokens = WordTokens(special=(START, PLAIN), written=tuple(b" ab"), text=TEXT)
     aligned = AlignedTokens(frames=(0, 5, 10, 15), logprobs=(0.0, -0.6931471805599453, float("-inf")))
-    (found,) = place_words([segment_of(" ab")], tokens, aligned, rules=RULES, offset=0.0, spoken_until=0.0)
+    (found,) = place_words([segment(" ab")], tokens, aligned, rules=RULES, offset=0.0, spoken_until=0.0)
     assert found.words[0].probability == pytest.approx(0.5)
 
 
@@ -277,17 +250,17 @@ def test_a_leading_timestamp_counts_as_what_stands_before():
 def test_a_window_without_text_asks_for_nothing(written):
     tokens = WordTokens(special=(START,), written=written, text=TEXT)
     assert tokens.request("r", ITEM, frames=9) is None
-    (found,) = place_words([segment_of("")], tokens, None, rules=RULES, offset=0.0, spoken_until=0.0)
-    assert found == evolve(segment_of(""), words=())
+    (found,) = place_words([segment("")], tokens, None, rules=RULES, offset=0.0, spoken_until=0.0)
+    assert found == evolve(segment(""), words=())
 
 
 def test_text_that_is_in_no_segment_is_passed_over():
     written = (stamp(0), *b" a", stamp(1), stamp(1), *b" a b", stamp(2), stamp(2), *b" c")
     tokens = WordTokens(special=(START,), written=written, text=TEXT)
-    assert tokens.places([segment_of(" a b")]) == [4, 5, 6, 7]
-    assert tokens.places([segment_of(" a"), segment_of(" c")]) == [0, 1, 10, 11]
+    assert tokens.places([segment(" a b")]) == [4, 5, 6, 7]
+    assert tokens.places([segment(" a"), segment(" c")]) == [0, 1, 10, 11]
     with pytest.raises(AssertionError, match="no text ' z'"):
-        tokens.places([segment_of(" z")])
+        tokens.places([segment(" z")])
 
 
 def test_a_model_that_cannot_align_says_so():
@@ -310,7 +283,7 @@ def windows(draw):
     offset = draw(st.sampled_from((0.0, 12.34, 3600.02)))
     for text, start, end in zip(spoken, cuts, cuts[1:], strict=False):
         written += [STAMPS + start, *text.encode(), STAMPS + end]
-        segments.append(segment_of(text, offset + 0.02 * start, offset + 0.02 * end))
+        segments.append(segment(text, offset + 0.02 * start, offset + 0.02 * end))
     tokens = WordTokens(special=(START,), written=tuple(written), text=TEXT)
     count = len(tokens.aligned) + 1
     frames = sorted(draw(st.lists(st.integers(0, 1499), min_size=count, max_size=count)))
@@ -319,10 +292,9 @@ def windows(draw):
     return segments, tokens, AlignedTokens(frames=tuple(frames), logprobs=logprobs), offset, until
 
 
-WINDOWS = {"window": windows(), "language": st.sampled_from(["en", "ja"])}
-
-
-def words_are_in_order(window, language):
+@settings(max_examples=150)
+@given(window=windows(), language=st.sampled_from(["en", "ja"]))
+def test_words_are_in_order_within_their_segment_and_are_its_text(window, language):
     segments, tokens, aligned, offset, until = window
     rules = evolve(RULES, language=language)
     found = place_words(segments, tokens, aligned, rules=rules, offset=offset, spoken_until=until)
@@ -337,9 +309,3 @@ def words_are_in_order(window, language):
             end = word.end
     assert end <= offset + 0.02 * 1500 + 1e-6, "no word ends behind its window"
     assert found[0].start >= offset - 1e-6, "no word begins before its window"
-
-
-@settings(max_examples=150)
-@given(**WINDOWS)
-def test_words_are_in_order_within_their_segment_and_are_its_text(**drawn):
-    words_are_in_order(**drawn)

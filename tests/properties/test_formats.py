@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from triolet.api.formats.settings import SubtitleSettings
 from triolet.api.formats.writers import SRT, TSV, VTT, Format, WriterSettings, written
-from triolet.api.outputs.results import Progress, Segment, Transcript, Word
+from triolet.api.outputs.results import Transcript, Word
+
+from ..api.speech import segment
 
 TEXTS = st.text(alphabet="ab-> <&\n\t\u3000é", min_size=1, max_size=6)
 STEPS = st.integers(0, 5_000)  # milliseconds
@@ -28,27 +30,22 @@ def transcripts(draw: st.DrawFn) -> Transcript:
     """Segments in order, with words or all without, at times of whole milliseconds."""
     at, segments = 0, []
     has_words = draw(st.booleans())
-    for number in range(draw(st.integers(0, 5))):
+    for _ in range(draw(st.integers(0, 5))):
         words = []
         for text in draw(st.lists(TEXTS, min_size=1, max_size=5)):
             start = at + draw(STEPS)
             at = start + draw(STEPS)
             words.append(Word(text=f" {text}", start=start / 1000, end=at / 1000, probability=0.5))
         segments.append(
-            Segment(
-                id=number,
-                start=words[0].start,
-                end=words[-1].end,
-                text="".join(word.text for word in words),
-                token_ids=(),
-                avg_logprob=0.0,
-                no_speech_prob=0.0,
-                compression_ratio=1.0,
-                temperature=0.0,
-                words=tuple(words) if has_words else None,
-            )
+            segment("".join(word.text for word in words), words[0].start, words[-1].end, words if has_words else None)
         )
-    return Transcript.of(segments, Progress(language="en", language_probability=None, duration=at / 1000, position=0.0))
+    return Transcript(
+        text="".join(one.text for one in segments).strip(),
+        language="en",
+        language_probability=0.5,
+        duration=at / 1000,
+        segments=tuple(segments),
+    )
 
 
 def said(texts: Sequence[str]) -> str:
@@ -111,8 +108,8 @@ def test_lines_keep_their_width_and_subtitles_their_count(found: Transcript, wid
 def test_tsv_is_parsed_back(found: Transcript) -> None:
     head, *rows = written(found, TSV).split("\n")[:-1]
     assert head == "start\tend\ttext"
-    spoken = [segment for segment in found.segments if segment.text.strip()]
-    for row, segment in zip(rows, spoken, strict=True):
+    spoken = [one for one in found.segments if one.text.strip()]
+    for row, one in zip(rows, spoken, strict=True):
         start, end, text = row.split("\t")
-        assert (int(start) / 1000, int(end) / 1000) == (segment.start, segment.end)
-        assert said([text]) == said([segment.text])
+        assert (int(start) / 1000, int(end) / 1000) == (one.start, one.end)
+        assert said([text]) == said([one.text])

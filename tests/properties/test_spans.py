@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.speech.spans import SpanRules, SpeechSpan, SpeechSpans
-from triolet.core.errors import InvalidRequest
 
 RATE, FRAME = 1_000, 100  # frames of 0.1 s
 
@@ -124,19 +122,3 @@ def test_nothing_heard_is_no_speech() -> None:
     assert decides.end(0) == []
     assert decides.settled == 0
     assert decides.open is None
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"threshold": 0}, "threshold=0; allowed: a number, more than 0, up to 1"),
-        ({"threshold": float("nan")}, "threshold=nan; allowed"),
-        ({"end_threshold": 0.6}, r"end_threshold=0.6; allowed: up to threshold=0.5"),
-        ({"padding": 0.6}, r"padding=0.6; allowed: up to 0.5, half of min_silence"),
-        ({"min_speech": -1}, "min_speech=-1; allowed: a number, 0 or more, up to 60"),
-        ({"min_silence": "1"}, r"min_silence='1'; allowed: a number"),
-    ],
-)
-def test_rules_that_contradict_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        SpanRules(**values)  # type: ignore[arg-type]
