@@ -38,9 +38,10 @@ class Finding:
 
 def judged(name: str, found: str, *faults: Fault) -> Finding:
     """The finding for the first of ``faults`` that is there."""
-    return next(
-        (Finding(name, state, found, advice) for there, state, advice in faults if there), Finding(name, "ok", found)
-    )
+    for there, state, advice in faults:
+        if there:
+            return Finding(name, state, found, advice)
+    return Finding(name, "ok", found)
 
 
 def check_packages(requirements: Iterable[str], installed: Mapping[str, str]) -> list[Finding]:
@@ -60,9 +61,8 @@ def check_packages(requirements: Iterable[str], installed: Mapping[str, str]) ->
         version = installed.get(one.name)
         if version is None or not one.specifier.contains(version, prereleases=True):
             found = "is not installed" if version is None else f"{version}; allowed: {one.specifier}"
-            wrong.append(
-                Finding("packages", "wrong", f"{one.name} {found}", f"pip install '{one.name}{one.specifier}'")
-            )
+            advice = f"pip install '{one.name}{one.specifier}'"
+            wrong.append(Finding("packages", "wrong", f"{one.name} {found}", advice))
     versions = ", ".join(f"{name} {installed[name]}" for name in _MATTER if name in installed)
     return wrong or [Finding("packages", "ok", f"{len(needed)} within the ranges of pyproject.toml: {versions}")]
 
@@ -121,11 +121,10 @@ def check_native(level: int | None) -> Finding:
     """The native library and its instruction set, as x86-64 counts them; ``None``: the package has no library."""
     advice = "install a C++ compiler, then triolet from its source again: pip install --force-reinstall --no-deps ."
     name = {3: "AVX2", 4: "AVX-512"}.get(level or 0, "no instruction set of its own")
-    missing = level is None
-    found = "not there: models on the CPU run by torch's operations"
-    return judged(
-        "native", found if missing else f"there, with {name}: models on the CPU run by it", (missing, "slow", advice)
-    )
+    found = f"there, with {name}: models on the CPU run by it"
+    if level is None:
+        found = "not there: models on the CPU run by torch's operations"
+    return judged("native", found, (level is None, "slow", advice))
 
 
 def check_switching(interval: float, while_working: float) -> Finding:
@@ -180,11 +179,3 @@ def check_hub(path: str, fault: str, free: int) -> Finding:
         (fault, "wrong", "no model can be downloaded: set HF_HUB_CACHE to a folder that can be written"),
         (free < _LEAST_DISK, "wrong", "few models fit: make room, or set HF_HUB_CACHE to another disk"),
     )
-
-
-def check_demo(text: str, right: str, took: str) -> Finding:
-    """The text that the demo checkpoint understood of a recording against the ``right`` one."""
-    advice = "this machine or its torch computes something else: try another build of torch, and report this"
-    is_wrong = text != right
-    found = f"{took}; it understood {text!r}, and {right!r} was said" if is_wrong else took
-    return judged("demo", found, (is_wrong, "wrong", advice))

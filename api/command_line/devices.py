@@ -27,9 +27,13 @@ def devices() -> int:
 
     Below the CPU: which of its cores are used, and how threads wait.
     """
-    out = stdout()
-    for line in _lines():
-        write(line, out)
+    out, processor = stdout(), Processor.find()
+    *cards, cpu = find_devices(processor)
+    for card in cards:
+        write(f"{'*' if card.is_default else ' '} {card.name}  {card.told}", out)
+    write(f"{'*' if cpu.is_default else ' '} {cpu.name}  {cpu.told}, {processor.threads} threads", out)
+    write(f"       cores: {processor.cores.count} usable of {processor.cores.reason}", out)
+    write(f"       waiting threads: {processor.policy.setting or 'spin'}, {processor.policy.reason}", out)
     return 0
 
 
@@ -78,19 +82,15 @@ class Processor:
             policy=policy,
         )
 
-    @property
-    def about(self) -> str:
-        """One line for people."""
-        left = "" if self.available is None else f" ({gibibytes(self.available)} available)"
-        return f"{self.name}, {gibibytes(self.memory)}{left}"
-
 
 def find_devices(processor: Processor) -> list[Device]:
     """Those that torch sees, the CPU last."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [*map(_card, range(count)), Device("cpu", processor.about, "float32", not count)]
+    left = "" if processor.available is None else f" ({gibibytes(processor.available)} available)"
+    about = f"{processor.name}, {gibibytes(processor.memory)}{left}"
+    return [*map(_card, range(count)), Device("cpu", about, "float32", not count)]
 
 
 def _card(index: int) -> Device:
@@ -104,18 +104,6 @@ def _card(index: int) -> Device:
     except RuntimeError as error:  # as CUDA's own errors are: another program has it for itself, or it is lost
         fault = one_line(str(error))
     return Device(f"cuda:{index}", about, "float16", is_default, fault)
-
-
-def _lines() -> list[str]:
-    processor = Processor.find()
-
-    *cards, cpu = find_devices(processor)
-    return [
-        *(f"{'*' if card.is_default else ' '} {card.name}  {card.told}" for card in cards),
-        f"{'*' if cpu.is_default else ' '} {cpu.name}  {cpu.told}, {processor.threads} threads",
-        f"       cores: {processor.cores.count} usable of {processor.cores.reason}",
-        f"       waiting threads: {processor.policy.setting or 'spin'}, {processor.policy.reason}",
-    ]
 
 
 def _memory() -> int:

@@ -24,7 +24,7 @@ from ...core.errors import TrioletError
 from . import checks
 from .checks import Finding
 from .devices import Processor, find_devices
-from .pages import Page, in_flags
+from .pages import Page
 from .terminal import FAILED, OpenEngine, stdout, until_interrupted, write
 
 _WIDTH, _INDENT = 80, 21
@@ -58,31 +58,38 @@ def doctor(open_engine: OpenEngine, /, *, as_json: bool) -> int:
 
 
 def _write(finding: Finding, out: TextIO) -> None:
-    head = f"{finding.state:<6} {finding.name:<{_INDENT - 8}} "
-    told = [finding.found, *([f"-> {finding.advice}"] if finding.advice else [])]
-    for number, text in enumerate(told):
-        begin = head if number == 0 else " " * _INDENT
-        options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-        write(textwrap.fill(text, _WIDTH, initial_indent=begin, subsequent_indent=" " * _INDENT, **options), out)
+    lines = textwrap.TextWrapper(
+        _WIDTH, subsequent_indent=" " * _INDENT, break_long_words=False, break_on_hyphens=False
+    )
+    lines.initial_indent = f"{finding.state:<6} {finding.name:<{_INDENT - 8}} "
+    write(lines.fill(finding.found), out)
+    lines.initial_indent = lines.subsequent_indent
+    if finding.advice:
+        write(lines.fill(f"-> {finding.advice}"), out)
 
 
 def _examine(open_engine: OpenEngine) -> Iterator[Finding]:
     """Each finding as soon as it is made. Without torch there is no device to look at."""
     yield Finding("python", "ok", f"{platform.python_version()}, triolet {importlib.metadata.version('triolet')}")
     yield from _packages()
-    processor = _processor()
-    yield from [processor] if isinstance(processor, Finding) else _machine(processor)
+    has_torch = True
+    try:
+        processor = Processor.find()
+    except (ImportError, OSError) as error:  # a library that it lacks
+        has_torch = False
+        yield _unimportable("torch", error)
+    else:
+        yield from _machine(processor)
     yield from _audio()
     yield from _caches()
-    if not isinstance(processor, Finding):
+    if has_torch:
         yield _demo(open_engine)
 
 
 def _packages() -> list[Finding]:
     from packaging.requirements import Requirement
 
-    requirements = importlib.metadata.requires("triolet") or []
-    installed = {}
+    requirements, installed = importlib.metadata.requires("triolet") or [], {}
     for name in {Requirement(requirement).name for requirement in requirements}:
         with suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)
@@ -92,14 +99,6 @@ def _packages() -> list[Finding]:
 def _unimportable(name: str, error: Exception) -> Finding:
     found = f"it cannot be imported ({type(error).__name__}: {error})"
     return Finding(name, "wrong", found, f"install it again: pip install --force-reinstall {name}")
-
-
-def _processor() -> Processor | Finding:
-    """The CPU, or why torch cannot be imported."""
-    try:
-        return Processor.find()
-    except (ImportError, OSError) as error:  # a library that it lacks
-        return _unimportable("torch", error)
 
 
 def _machine(processor: Processor) -> Iterator[Finding]:
@@ -166,10 +165,8 @@ def _decoding() -> Finding:
             load_audio(path, sampling_rate=22_050)
         except TrioletError as error:
             faults.append(f"{kind}: {error}")
-    if faults:
-        advice = "install these again: pip install --force-reinstall av soundfile soxr"
-        return Finding("decoding", "wrong", "; ".join(faults), advice)
-    return Finding("decoding", "ok", ", ".join(sorted(files)))
+    advice = "install these again: pip install --force-reinstall av soundfile soxr"
+    return checks.judged("decoding", "; ".join(faults) or ", ".join(sorted(files)), (faults, "wrong", advice))
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
@@ -216,10 +213,13 @@ def _demo(open_engine: OpenEngine) -> Finding:
                 ended = trio.current_time()
         except TrioletError as error:
             advice = "mend what is wrong above; if all is well there, report this"
-            found.append(Finding("demo", "wrong", in_flags(f"{type(error).__name__}: {error}"), advice))
+            found.append(Finding("demo", "wrong", f"{type(error).__name__}: {error}", advice))
         else:
-            took = f"open in {opened - begin:.1f} s, {sample.duration:.1f} s of speech in {ended - opened:.1f} s"
-            found.append(checks.check_demo(text, sample.text, took))
+            told = f"open in {opened - begin:.1f} s, {sample.duration:.1f} s of speech in {ended - opened:.1f} s"
+            if is_wrong := text != sample.text:
+                told += f"; it understood {text!r}, and {sample.text!r} was said"
+            advice = "this machine or its torch computes something else: try another build of torch, and report this"
+            found.append(checks.judged("demo", told, (is_wrong, "wrong", advice)))
         return 0
 
     if trio.run(until_interrupted, look):

@@ -15,18 +15,24 @@ from click.shell_completion import CompletionItem
 from ...core.errors import InvalidRequest
 from ...core.languages import LANGUAGES
 
-_OTHERS = "Options"
-
 MODEL = ("device", "dtype", "kv_dtype", "quantization", "threads")
 FOLLOWING = ("watch", "trace", "verbose")
 
 
-class _WithExamples(click.Command):
-    """A command whose help ends with examples: each a command line, and what it does where that does not show."""
+class Page(click.Command):
+    """A command whose help has its options in sections, named by their parameters, and ends with examples: each a
+    command line, and what it does where that does not show. Options without a section come last."""
 
-    def __init__(self, *given: Any, examples: Sequence[tuple[str, str]] = (), **options: Any) -> None:
+    def __init__(
+        self,
+        *given: Any,
+        examples: Sequence[tuple[str, str]] = (),
+        sections: Mapping[str, Sequence[str]] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*given, **options)
         self.examples = tuple(examples)
+        self.sections = dict(sections or {})
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command, as click asks. A request that it refuses was asked for by wrong arguments."""
@@ -34,6 +40,17 @@ class _WithExamples(click.Command):
             return super().invoke(ctx)
         except InvalidRequest as error:
             raise click.UsageError(in_flags(str(error)), ctx) from error
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the options, as click asks."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, click.Option)]
+        left = {str(each.name): row for each in options if (row := each.get_help_record(ctx)) is not None}
+        for title, names in self.sections.items():
+            with formatter.section(title):
+                formatter.write_dl([left.pop(name) for name in names if name in left])
+        if left:
+            with formatter.section("Options"):
+                formatter.write_dl(list(left.values()))
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  (click's)
         """Writes the examples, as click asks."""
@@ -46,29 +63,7 @@ class _WithExamples(click.Command):
                 formatter.write(f"{'':{formatter.current_indent}}{line}\n")
 
 
-class Page(_WithExamples):
-    """A command with the options of its help in sections, named by their parameters. The others come last."""
-
-    def __init__(self, *given: Any, sections: Mapping[str, Sequence[str]] | None = None, **options: Any) -> None:
-        super().__init__(*given, **options)
-        self.sections = dict(sections or {})
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options, as click asks."""
-        rows: dict[str, list[tuple[str, str]]] = {}
-        parameters = {str(each.name): each for each in self.get_params(ctx) if isinstance(each, click.Option)}
-        placed = {name: title for title, names in self.sections.items() for name in names}
-        order = [*placed, *(name for name in parameters if name not in placed)]
-        for name in order:
-            row = parameters[name].get_help_record(ctx) if name in parameters else None
-            if row is not None:
-                rows.setdefault(placed.get(name, _OTHERS), []).append(row)
-        for title, told in rows.items():
-            with formatter.section(title):
-                formatter.write_dl(told)
-
-
-class Pages(_WithExamples, click.Group):
+class Pages(click.Group, Page):
     """A group of commands, in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's)

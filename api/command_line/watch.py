@@ -1,12 +1,13 @@
 """``--watch``: what an engine does, as a picture in the terminal.
 
-`WatchState` is fed by events and statistics and knows no terminal; `picture` makes of it what `rich` draws; `View`
-draws the picture on standard error some times a second, and takes it away for every line that is written there.
+An `Overview` is fed by the engine's events and knows no terminal; `picture` makes of it what `rich` draws; `View` draws
+the picture on standard error some times a second, and takes it away for every line that is written there.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,21 +16,8 @@ import trio
 from attrs import define, field
 
 from ...actors.statistics import EngineStatistics
-from ...core.overview import (
-    BEING_ENCODED,
-    DECODING,
-    ENCODING,
-    FREEING,
-    HELD,
-    IDLE,
-    PREEMPTED,
-    QUEUED,
-    READING,
-    READY,
-    RESERVED,
-    SUSPECTED,
-)
-from .watch_state import WatchState
+from ...core import overview
+from ...core.overview import Overview
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,122 +25,103 @@ if TYPE_CHECKING:
 
 REFRESHES = 8  # a second
 MOST_LINES = 20
+RATE_SECONDS = 2.0  # tokens a second are counted over this time
 
-_STYLES: Mapping[str, str] = {
-    QUEUED: "dim",
-    ENCODING: "yellow",
-    READY: "blue",
-    READING: "cyan",
-    DECODING: "green",
-    PREEMPTED: "magenta",
-    SUSPECTED: "bold red",
+_STAGES: Mapping[str, str] = {
+    overview.QUEUED: "dim",
+    overview.ENCODING: "yellow",
+    overview.READY: "blue",
+    overview.READING: "cyan",
+    overview.DECODING: "green",
+    overview.PREEMPTED: "magenta",
+    overview.SUSPECTED: "bold red",
+}
+_ENTRIES: Mapping[str, str] = {
+    overview.HELD: "green",
+    overview.BEING_ENCODED: "yellow",
+    overview.RESERVED: "magenta",
+    overview.IDLE: "blue",
+    overview.FREEING: "red",
 }
 _BAR = 32  # characters
-
-
-# ---- what is drawn ---------------------------------------------------------------------------------------------------
 
 Part: TypeAlias = tuple[str, float, str]  # name, amount, colour
 
 
+# ---- what is drawn ---------------------------------------------------------------------------------------------------
+
+
 def picture(
-    state: WatchState, statistics: EngineStatistics | None, now: float, *, title: str, most_lines: int
+    state: Overview,
+    statistics: EngineStatistics | None,
+    now: float,
+    *,
+    title: str,
+    most_lines: int,
+    rates: tuple[float, float] = (0.0, 0.0),
 ) -> RenderableType:
-    """The picture for `rich`: the engine's figures, then a line for each of the first ``most_lines`` requests."""
+    """The picture for `rich`: the engine's figures, then a line for each of the first ``most_lines`` requests.
+    ``rates``: tokens and steps a second."""
     from rich.console import Group
     from rich.rule import Rule
     from rich.text import Text
 
-    parts: list[RenderableType] = [Rule(Text(title, style="bold"), align="left", style="dim")]
+    rule = Rule(Text(title, style="bold"), align="left", style="dim")
     if statistics is None:
-        parts.append(Text(" opening the model ...", style="dim"))
-        return Group(*parts)
-    parts.append(_figures(state, statistics))
-    if state.running or state.waiting:
-        parts.append(Text())
-        parts.append(_lines(state, now, most_lines, drafts=statistics.requests.tokens_accepted > 0))
-    hidden = len(state.running) + len(state.waiting) - most_lines
-    if hidden > 0:
-        parts.append(Text(f" +{hidden} more", style="dim"))
+        return Group(rule, Text(" opening the model ...", style="dim"))
+    parts: list[RenderableType] = [rule, *_figures(state, statistics, rates)]
+    count = len(state.running) + len(state.waiting)
+    if count:
+        drafts = statistics.requests.tokens_accepted > 0
+        parts += [Text(), _lines(state, now, most_lines, drafts=drafts)]
+    if count > most_lines:
+        parts.append(Text(f" +{count - most_lines} more", style="dim"))
     if state.last_failure:
-        failure = Text(f" last failure  {state.last_failure}", style="red", no_wrap=True, overflow="ellipsis")
-        parts.append(failure)
+        parts.append(Text(f" last failure  {state.last_failure}", style="red", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
 
-def _figures(state: WatchState, statistics: EngineStatistics) -> RenderableType:
-    from rich.table import Table
-
+def _figures(state: Overview, statistics: EngineStatistics, rates: tuple[float, float]) -> Iterator[Text]:
     requests, cache = statistics.requests, statistics.encoder_cache
-    grid = Table.grid(padding=(0, 2))
-    for style in ("dim", "", ""):
-        grid.add_column(style=style, no_wrap=True)
-    tokens, steps = state.rates()
-    counts = [("running", len(state.running), "green"), ("waiting", len(state.waiting), "yellow")]
-    counts += [(name, state.ended[name], "red" if name == "failed" else "") for name in ("finished", "failed")]
-    counts += [("aborted", state.ended["aborted"], "magenta")]
-    grid.add_row(" requests", *_counted(counts))
-    speed = [("tokens/s", round(tokens), "bold"), ("steps/s", round(steps), ""), ("steps", requests.steps, "")]
-    grid.add_row(" speed", *_counted([*speed, ("failures", state.failures, "red")]))
+    styles = {"finished": "", "failed": "red", "aborted": "magenta"}
+    ended = [(name, state.ended[name], style) for name, style in styles.items()]
+    yield _row(
+        "requests", [("running", len(state.running), "green"), ("waiting", len(state.waiting), "yellow"), *ended]
+    )
+    speed = [("tokens/s", rates[0], "bold"), ("steps/s", rates[1], ""), ("steps", requests.steps, "")]
+    yield _row("speed", [*speed, ("failures", state.failures, "red")])
     if requests.pages:
         cached, used = requests.pages_cached, requests.pages - requests.pages_free
-        free = requests.pages_free - cached
-        pages = [("used", used, "green"), ("cached", cached, "blue"), ("free", free, "bright_black")]
-        grid.add_row(" pages", _bar(pages, requests.pages), _legend(pages, str))
+        yield _row("pages", [("used", used, "green"), ("cached", cached, "blue")], requests.pages)
     if requests.cross_slots:
-        idle, slots = requests.cross_slots_idle, requests.cross_slots
-        used = requests.cross_slots_used
-        places = [("used", used, "green"), ("idle", idle, "blue"), ("free", slots - used - idle, "bright_black")]
-        grid.add_row(" cross slots", _bar(places, slots), _legend(places, str))
+        idle, used = requests.cross_slots_idle, requests.cross_slots_used
+        yield _row("cross slots", [("used", used, "green"), ("idle", idle, "blue")], requests.cross_slots)
     if cache.entries or cache.encoded:
-        colours = {HELD: "green", BEING_ENCODED: "yellow", RESERVED: "magenta", IDLE: "blue", FREEING: "red"}
-        held = [(name, state.bytes_in[name], colour) for name, colour in colours.items()]
-        free_bytes = [("free", cache.capacity - sum(state.bytes_in.values()), "bright_black")]
-        grid.add_row(" encoder cache", _bar([*held, *free_bytes], cache.capacity), _legend(held, _mebibytes))
-    return grid
+        held = [(name, state.bytes_in[name], colour) for name, colour in _ENTRIES.items()]
+        yield _row("encoder cache", held, cache.capacity, lambda count: f"{count / 2**20:.1f} MiB")
 
 
-def _counted(counts: Sequence[tuple[str, int, str]]) -> tuple[Text, Text]:
-    """Figures for the two columns: the first two, and the others."""
+def _row(
+    title: str, parts: Sequence[Part], total: float = 0.0, shown: Callable[[float], str] = "{:,.0f}".format
+) -> Text:
+    """A line of ``parts``; with a ``total``, which has a free rest, also a bar of their shares. A share above 0 has at
+    least one character."""
     from rich.text import Text
 
-    texts = []
-    for part in (counts[:2], counts[2:]):
-        text = Text()
-        for name, count, style in part:
-            text.append(f"{count:,}", style=style if count else "dim").append(f" {name}   ", style="dim")
-        texts.append(text)
-    return texts[0], texts[1]
-
-
-def _bar(parts: Sequence[Part], total: float) -> Text:
-    """A bar of the shares of ``total``. A share above 0 has at least one character."""
-    from rich.text import Text
-
-    bar, left = Text(), _BAR
+    row, left = Text(f" {title:<15}", style="dim", no_wrap=True, overflow="ellipsis"), _BAR
+    if total:
+        for _, amount, colour in parts:
+            share = min(left, math.ceil(amount / total * _BAR))
+            row.append("█" * share, style=f"not dim {colour}")
+            left -= share
+        row.append("·" * left + "  ", style="bright_black")
+        parts = [*(part for part in parts if part[1]), ("free", total - sum(part[1] for part in parts), "")]
     for name, amount, colour in parts:
-        last = name == "free"
-        share = left if last else min(left, math.ceil(max(amount, 0) / total * _BAR))
-        bar.append(("·" if last else "█") * share, style=colour)
-        left -= share
-    return bar
+        row.append(shown(amount), style=f"not dim {colour}" if amount else "").append(f" {name}   ")
+    return row
 
 
-def _legend(parts: Sequence[Part], shown: Callable[[float], str]) -> Text:
-    from rich.text import Text
-
-    legend = Text()
-    for name, amount, colour in parts:
-        if amount:
-            legend.append(shown(amount), style=colour).append(f" {name}   ", style="dim")
-    return legend
-
-
-def _mebibytes(count: float) -> str:
-    return f"{count / 2**20:.1f} MiB"
-
-
-def _lines(state: WatchState, now: float, most: int, *, drafts: bool) -> RenderableType:
+def _lines(state: Overview, now: float, most: int, *, drafts: bool) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
@@ -165,7 +134,7 @@ def _lines(state: WatchState, now: float, most: int, *, drafts: bool) -> Rendera
         rate = line.rate(now)
         table.add_row(
             Text(f" {line.request_id}"),
-            Text(line.stage, style=_STYLES[line.stage]),
+            Text(line.stage, style=_STAGES[line.stage]),
             f"{line.waited(now):.1f} s",
             str(line.tokens or ""),
             f"{rate:.1f}" if rate else "",
@@ -183,8 +152,9 @@ class View:
 
     console: Console
     title: str
-    state: WatchState = field(factory=WatchState)
+    state: Overview = field(factory=Overview)
     _statistics: Callable[[], EngineStatistics] | None = field(default=None, init=False)
+    _samples: deque[tuple[float, int, int]] = field(factory=deque, init=False)  # time, tokens, steps
     _live: Any = field(default=None, init=False)
     _closed: bool = field(default=False, init=False)
 
@@ -214,22 +184,27 @@ class View:
         """Draws the present picture."""
         if self._closed:
             return
+        from rich.live import Live
+
         now, statistics = trio.current_time(), None if self._statistics is None else self._statistics()
-        if statistics is not None:
-            self.state.sample(now, statistics)
+        rates = (0.0, 0.0) if statistics is None else self._rates(now, statistics)
         most = max(1, min(MOST_LINES, self.console.size.height - 11))
-        drawn = picture(self.state, statistics, now, title=self.title, most_lines=most)
+        drawn = picture(self.state, statistics, now, title=self.title, most_lines=most, rates=rates)
         if self._live is None:
-            self._live = self._new_live()
+            options = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+            self._live = Live(console=self.console, transient=True, **options)
             self._live.start()
         self._live.update(drawn, refresh=True)
 
-    def _new_live(self) -> Any:
-        from rich.live import Live
-
-        return Live(
-            console=self.console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False
-        )
+    def _rates(self, now: float, statistics: EngineStatistics) -> tuple[float, float]:
+        """Tokens and steps a second, of late."""
+        done = statistics.requests
+        self._samples.append((now, done.tokens_committed, done.steps))
+        while now - self._samples[0][0] > RATE_SECONDS and len(self._samples) > 2:
+            self._samples.popleft()
+        begin, tokens, steps = self._samples[0]
+        seconds = now - begin or math.inf
+        return (done.tokens_committed - tokens) / seconds, (done.steps - steps) / seconds
 
     def clear(self) -> None:
         """Makes room for a line; the cursor is where it was before the picture."""

@@ -14,7 +14,7 @@ import pytest
 import soundfile
 
 from triolet.api.command_line.flags import temperatures
-from triolet.api.command_line.other_programs import IGNORED, OURS, REFUSED, translated
+from triolet.api.command_line.other_programs import FOREIGN, translated
 from triolet.api.command_line.pages import in_flags
 from triolet.api.command_line.transcribe import transcribe
 from triolet.api.command_line.transcribe_job import seconds_of
@@ -193,13 +193,14 @@ def test_the_spelling_of_whisper_and_whisper_ctranslate2_is_understood(theirs: s
     assert translated(theirs.split(), transcribe.params) == (ours.split(), [])
 
 
-@pytest.mark.parametrize("name", [*IGNORED, *REFUSED])
+@pytest.mark.parametrize("name", [name for name, flag in FOREIGN.items() if "{}" not in str(flag.ours)])
 def test_what_makes_no_sense_here_is_ignored_with_a_warning_or_refused_with_a_sentence(name: str) -> None:
-    if name in IGNORED:
-        warning = f"{name} whatever changes nothing: {IGNORED[name]}"
+    flag = FOREIGN[name]
+    if flag.is_ignored:
+        warning = f"{name} whatever changes nothing: {flag.otherwise}"
         assert translated([name, "whatever"], transcribe.params) == ([], [warning])
     else:
-        with pytest.raises(click.UsageError, match=f"{name} whatever is not supported: {re.escape(REFUSED[name])}"):
+        with pytest.raises(click.UsageError, match=f"{name} whatever is not supported: {re.escape(flag.otherwise)}"):
             translated([name, "whatever"], transcribe.params)
 
 
@@ -230,7 +231,7 @@ def test_a_script_for_whisper_runs_as_it_is(
 def test_the_table_of_the_documents_has_every_flag_of_the_other_programs() -> None:
     text = (ROOT / "docs/speech.md").read_text(encoding="utf-8")
     shared = {name for name, option in OPTIONS.items() if option.marks & {WHISPER, WHISPER_CT2}}
-    foreign = {name[2:].replace("-", "_") for name in (*OURS, *IGNORED, *REFUSED)}
+    foreign = {name[2:].replace("-", "_") for name in FOREIGN}
     assert {name for name in shared | foreign if f"`--{name}`" not in text} == set()
 
 

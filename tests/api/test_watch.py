@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +25,8 @@ from triolet import Engine, EngineConfig, EngineStatistics
 from triolet.api.command_line import terminal
 from triolet.api.command_line.main import main
 from triolet.api.command_line.watch import MOST_LINES, View, picture
-from triolet.api.command_line.watch_state import WatchState
 from triolet.core import events as e
-from triolet.core.overview import FREEING, HELD, IDLE
+from triolet.core.overview import FREEING, HELD, IDLE, Overview
 from triolet.testing.sim import SimExecutor, sim_engine
 from triolet.testing.sim_model import SimModel
 
@@ -37,8 +37,8 @@ QUEUED = e.RequestQueued("r", time=1.0)
 STARTED = e.RequestStarted("r", time=3.0)
 
 
-def fed(*told: e.Event) -> WatchState:
-    state = WatchState()
+def fed(*told: e.Event) -> Overview:
+    state = Overview()
     for event in told:
         state(event)
     return state
@@ -49,7 +49,7 @@ def stage(*told: e.Event) -> str:
     return line.stage
 
 
-def drawn(state: WatchState, statistics: EngineStatistics | None, *, most: int = 9, width: int = 100) -> str:
+def drawn(state: Overview, statistics: EngineStatistics | None, *, most: int = 9, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     console.print(picture(state, statistics, 10.0, title="triolet test", most_lines=most))
     return console.file.getvalue()
@@ -129,7 +129,7 @@ def test_failures_are_counted_and_the_last_one_is_shown(statistics: EngineStatis
 @pytest.mark.parametrize("places", [1, 2, 5])
 async def test_bytes_by_state_are_those_of_the_books(places: int, autojump_clock: Any) -> None:
     """Under pressure, with withdrawals; whenever somebody looks, and at the end nothing is left."""
-    state = WatchState()
+    state = Overview()
     seen: set[str] = set()
     config = EngineConfig(observer=state, encoder_cache_bytes=100 * places, verify=True)
     async with sim_engine(config=config) as engine:
@@ -177,20 +177,21 @@ def test_four_hundred_requests_are_the_first_ones_and_how_many_more(statistics: 
     assert "400 waiting" in picture_
 
 
-def test_the_picture_tells_pages_slots_cache_and_speed(statistics: EngineStatistics) -> None:
-    state = fed(e.EntryReserved("k", 3 * 2**20), QUEUED, STARTED)
-    state.sample(0.0, statistics)
-    done = statistics.requests
-    state.sample(2.0, evolve(statistics, requests=evolve(done, tokens_committed=done.tokens_committed + 50)))
-    shown = drawn(state, statistics)
-    for word in (
-        "1 running",
-        "25 tokens/s",
-        f"{done.pages_free - done.pages_cached} free",
-        "3.0 MiB reserved",
-        "reading",
-    ):
-        assert word in shown
+async def test_the_picture_tells_pages_slots_cache_and_speed(
+    statistics: EngineStatistics, autojump_clock: Any
+) -> None:
+    view, done = view_on(Screen()), statistics.requests
+    for event in (e.EntryReserved("k", 3 * 2**20), QUEUED, STARTED):
+        view.state(event)
+    told = [statistics, evolve(statistics, requests=evolve(done, tokens_committed=done.tokens_committed + 50))]
+    model = SimpleNamespace(name="folder/paper", device="cpu", dtype="float32")
+    with view.of(SimpleNamespace(model=model, statistics=lambda: told.pop(0))):
+        view.refresh()
+        await trio.sleep(2)
+        view.refresh()
+    free = f"{done.pages_free - done.pages_cached} free"
+    for word in ("paper on cpu, float32", "1 running", "25 tokens/s", free, "3.0 MiB reserved", "reading"):
+        assert word in view.console.file.getvalue()
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
@@ -200,7 +201,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, statistics: EngineStatis
 
 
 def test_before_the_engine_is_open_it_says_so() -> None:
-    assert "opening the model" in drawn(WatchState(), None)
+    assert "opening the model" in drawn(Overview(), None)
 
 
 # -- the view --------------------------------------------------------------------------------------------------------
