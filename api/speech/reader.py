@@ -103,7 +103,8 @@ class WindowReader:
             if self.once or (attempt.assessment.is_good(options) and not attempt.assessment.is_silent(options)):
                 return attempt
             item = await audio_item(self.recipe.description, item.payload)
-        for indices in _rounds(len(options.temperature)):
+        every = range(len(options.temperature))
+        for indices in filter(None, (every[:1], every[1:2], every[2:])):
             for attempt in await self._attempts(item, context, indices):
                 if attempt.assessment.is_good(options):
                     return attempt
@@ -149,10 +150,3 @@ class WindowReader:
         """The sums of all requests, now that the last one has ended."""
         total = trio.current_time() - self.asked
         return Timings(queued=self._queued, encoder_wait=self._encoder_wait, first_token=self._first_token, total=total)
-
-
-def _rounds(temperatures: int) -> list[range]:
-    """The temperatures that are tried together, in order."""
-    cuts = [0, 1, 2, temperatures]
-    rounds = [range(start, min(stop, temperatures)) for start, stop in itertools.pairwise(cuts)]
-    return [one for one in rounds if one]

@@ -83,10 +83,6 @@ class SpeechSpans:
             found += self._hear(float(probability))
         return found
 
-    def end(self, length: int) -> list[SpeechSpan]:
-        """The recording has ended after ``length`` samples. Returns the last span, if one is open."""
-        return self._ended(length)
-
     # -- one frame -----------------------------------------------------------------------------------------------------
 
     def _hear(self, probability: float) -> list[SpeechSpan]:
@@ -100,18 +96,16 @@ class SpeechSpans:
         if self._voiced:
             self._stop = self.frames
             return []
-        return self._ended(None) if self.frames - self._stop >= self._silent_frames else []
+        return self.end(None) if self.frames - self._stop >= self._silent_frames else []
 
-    def _ended(self, length: int | None) -> list[SpeechSpan]:
-        """The run, which has ended: a span, or too short for one."""
+    def end(self, length: int | None) -> list[SpeechSpan]:
+        """The run has ended, with the recording's ``length`` samples or with silence after it (``None``). Returns its
+        span, if one is open and not too short."""
         start, self._start = self._start, None
-        if start is None:
-            return []
-        begin = self._begin(start)
-        if self._stop - start < self._least_frames:
+        if start is None or self._stop - start < self._least_frames:
             return []
         stop = self._stop * self.frame_samples + self._padding
-        return [SpeechSpan(begin, stop if length is None else min(stop, length))]
+        return [SpeechSpan(self._begin(start), stop if length is None else min(stop, length))]
 
     def _begin(self, start: int) -> int:
         return max(start * self.frame_samples - self._padding, 0)

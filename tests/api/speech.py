@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import attrs
@@ -173,14 +173,8 @@ class Script:
         return [self.answers[min(first + index, len(self.answers) - 1)] for index in range(len(requests))]
 
     def windows(self) -> list[tuple[int, int]]:
-        """As `windows_of`."""
-        return windows_of(self.requests)
-
-
-def windows_of(requests: Iterable[Request]) -> list[tuple[int, int]]:
-    """[start, stop) of the distinct windows that were asked, in order; the samples must be a `ramp`."""
-    payloads = [request.items[0].payload for request in requests]
-    return list(dict.fromkeys(extent(payload) for payload in payloads))
+        """[start, stop) of the distinct windows that were asked, in order; the samples must be a `ramp`."""
+        return list(dict.fromkeys(extent(request.items[0].payload) for request in self.requests))
 
 
 def extent(payload: Samples) -> tuple[int, int]:
@@ -297,27 +291,20 @@ def recording_of(samples: Samples, plan: Plan) -> PaperRecording:
     return recording
 
 
-StartSoon = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-def begin_parallel(
+@asynccontextmanager
+async def begin_parallel(
     samples: Samples,
     run: Run,
-    start_soon: StartSoon,
     options: TranscribeOptions = GREEDY,
     model: ModelDescription = MODEL,
     plan: Plan | None = None,
     *,
     at_once: int = 4,
-) -> ParallelTranscription:
+) -> AsyncIterator[ParallelTranscription]:
     plan = plan or plain(model.window_samples)
-    return ParallelTranscription(
-        recording_of(samples, plan),
-        plan,
-        reader_of(run, options, model),
-        at_once=at_once,
-        start_soon=start_soon,
-    )
+    recording, reader = recording_of(samples, plan), reader_of(run, options, model)
+    async with background() as start_soon:
+        yield ParallelTranscription(recording, plan, reader, at_once=at_once, start_soon=start_soon)
 
 
 async def read_all(
@@ -335,8 +322,7 @@ async def read_all(
         transcription = begin(samples, run, options, model, plan)
         await transcription.transcript()
         return transcription
-    async with background() as start_soon:
-        transcription = begin_parallel(samples, run, start_soon, options, model, plan, at_once=at_once)
+    async with begin_parallel(samples, run, options, model, plan, at_once=at_once) as transcription:
         await transcription.transcript()
         return transcription
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from triolet import EngineError, EngineStateError, InvalidRequest, LiveText
 from triolet.api.hosts.live import open_live
 from triolet.api.inputs.audio import Samples
-from triolet.api.inputs.held import HeldSamples
 from triolet.api.live.audio import Ear, read_chunk
 from triolet.api.live.options import read_live_options
 from triolet.api.live.session import LiveTranscription
@@ -209,19 +208,6 @@ def test_feeding_waits_for_a_model_slower_than_speech_and_memory_is_bounded() ->
     assert found == words(*range(300))
     assert took > 2 * len(samples) / RATE, "the model is not slower than speech"
     assert 10 < max(held) <= 10 + 4 + 2.1
-
-
-def test_a_recording_may_be_fed_at_once() -> None:
-    """One chunk, far longer than the backlog, by a task that reads only then."""
-    samples = speech(*range(100), 1.0, *range(100, 150))
-
-    async def main() -> str:
-        async with session_of(Speaker(seconds=0.01)) as session:
-            await session.feed(samples)
-            await session.finish()
-            return "".join([update.stable async for update in session])
-
-    assert run_virtually(main) == words(*range(150))
 
 
 def test_what_another_task_still_feeds_is_heard_although_the_session_was_finished() -> None:
@@ -422,22 +408,6 @@ def test_another_rate_is_resampled_as_one_stream(rate: int) -> None:
 def test_options_that_cannot_work_are_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         read_live_options(wrong)
-
-
-@given(st.lists(st.integers(0, 9), max_size=9), st.lists(st.integers(0, 40), max_size=9), st.integers(0, 9))
-@settings(max_examples=100)
-def test_held_samples_are_those_that_were_not_forgotten(sizes: list[int], forgotten: list[int], start: int) -> None:
-    held, whole = HeldSamples(), np.arange(sum(sizes), dtype=np.float32)
-    told = 0
-    for size, until in itertools.zip_longest(sizes, forgotten, fillvalue=0):
-        held.append(whole[told : told + size])
-        told += size
-        held.forget(until)
-        assert held.stop == told
-        first = held.start + start
-        np.testing.assert_array_equal(held.read(first, told + 9), whole[first:told])
-        assert held.count >= told - held.start
-    assert held.start == max([0, *forgotten])
 
 
 # ---- ends ------------------------------------------------------------------------------------------------------------

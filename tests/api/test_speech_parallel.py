@@ -10,7 +10,6 @@ import trio
 import trio.testing
 from attrs import define, evolve, field
 
-from triolet.api.hosts.alternatives import background
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.plan import Plan
@@ -70,8 +69,7 @@ async def settle() -> None:
 async def test_segments_come_in_order_whatever_ends_first() -> None:
     """The first piece is told as soon as it is read; a later one waits for it."""
     run, told = Gates(), []
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(3), run, start_soon, model=SECOND)
+    async with begin_parallel(ramp(3), run, model=SECOND) as transcription:
 
         async def read() -> None:
             while (found := await transcription.next_window()) is not None:
@@ -91,8 +89,7 @@ async def test_segments_come_in_order_whatever_ends_first() -> None:
 async def test_one_piece_more_is_cut_than_may_be_read_at_once() -> None:
     """So that hours of audio need no memory, and the next piece is ready."""
     run = Gates()
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(10), run, start_soon, model=SECOND, at_once=2)
+    async with begin_parallel(ramp(10), run, model=SECOND, at_once=2) as transcription:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(transcription.transcript)
             await settle()
@@ -108,8 +105,7 @@ async def test_no_piece_has_text_before_it_but_its_own() -> None:
     """And the initial prompt, with its names and spelling; windows within a piece have the text of those before."""
     for prompt, initial in ((None, 0), ("names", 7)):
         script = Script(answer(0.0, "a", 10.0, 10.0, "b"))
-        async with background() as start_soon:
-            transcription = begin_parallel(ramp(60), script, start_soon, options_of(initial_prompt=prompt), at_once=1)
+        async with begin_parallel(ramp(60), script, options_of(initial_prompt=prompt), at_once=1) as transcription:
             await transcription.transcript()
         before = [(extent(r.items[0].payload)[0] // RATE, r.prompt_token_ids.index(START)) for r in script.requests]
         grown = [0, 3, 6] if prompt else [0, 4, 7]
@@ -120,8 +116,8 @@ async def test_no_piece_has_text_before_it_but_its_own() -> None:
 async def test_the_language_is_decided_once_for_all_pieces() -> None:
     """Or, multilingual, by each piece for itself."""
     script = Script(detected(0.1, 0.9), answer(0.0, "a", 5.0))
-    async with background() as start_soon:
-        transcript = await begin_parallel(ramp(90), script, start_soon, options_of(language=None)).transcript()
+    async with begin_parallel(ramp(90), script, options_of(language=None)) as transcription:
+        transcript = await transcription.transcript()
     assert [request.rules.allowed is not None for request in script.requests] == [True, False, False, False]
     assert len({request.prompt_token_ids for request in script.requests[1:]}) == 1
     assert transcript.language == "de"
@@ -132,8 +128,7 @@ async def test_an_error_is_raised_when_all_before_it_was_told_and_the_piece_can_
     run = Gates(errors={1: LookupError("1")})
     for second in range(3):
         run.gate(second).set()
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(3), run, start_soon, model=SECOND)
+    async with begin_parallel(ramp(3), run, model=SECOND) as transcription:
         assert len(await transcription.next_window() or []) == 1
         assert await transcription.next_window() == []
         for _ in range(2):
@@ -156,8 +151,7 @@ async def test_what_a_piece_has_read_is_told_before_its_error() -> None:
             raise LookupError("1")
         return found
 
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(2), failing, start_soon, model=SECOND)
+    async with begin_parallel(ramp(2), failing, model=SECOND) as transcription:
 
         async def read() -> None:
             with pytest.raises(LookupError, match="1"):
@@ -182,8 +176,7 @@ async def test_a_piece_that_failed_goes_on_at_the_window_that_failed() -> None:
             raise LookupError("device")
         return found
 
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(30), run, start_soon)
+    async with begin_parallel(ramp(30), run) as transcription:
         assert len(await transcription.next_window() or []) == 1
         with pytest.raises(LookupError, match="device"):
             await transcription.next_window()
@@ -218,8 +211,7 @@ async def test_a_recording_that_fails_fails_behind_what_was_read_and_is_cut_on_b
             return await PaperRecording.window(self, start, length)
 
     script, told = Script(answer(0.0, "a", 5.0)), list[float]()
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(120), script, start_soon)
+    async with begin_parallel(ramp(120), script) as transcription:
         transcription.recording = Shaky(ramp(120))
         with pytest.raises(OSError, match="the disk"):
             while (found := await transcription.next_window()) is not None:
@@ -233,8 +225,7 @@ async def test_a_recording_that_fails_fails_behind_what_was_read_and_is_cut_on_b
 async def test_the_samples_of_a_piece_are_dropped_when_it_is_read(no_collector: None) -> None:
     """Although it waits to be told, since one before it is not read yet."""
     run = Gates()
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(4), run, start_soon, model=SECOND)
+    async with begin_parallel(ramp(4), run, model=SECOND) as transcription:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(transcription.transcript)
             await settle()
@@ -252,8 +243,7 @@ async def test_speech_without_a_pause_is_one_piece_whose_windows_are_read_in_ord
     speech = [(0, 3 * RATE), (4 * RATE, 5 * RATE)]
     plan = Plan(RULES, EVERYTHING, PaperHearing(speech, 5 * RATE))
     run = Gates(answered=answer(0.0, "a", 0.5, 0.5, "b"))
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(5), run, start_soon, model=SECOND, plan=plan)
+    async with begin_parallel(ramp(5), run, model=SECOND, plan=plan) as transcription:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(transcription.transcript)
             await settle()
@@ -269,8 +259,7 @@ async def test_a_piece_has_windows_by_the_length_of_the_audio(seconds: int, toge
     speech = [(second * RATE, second * RATE + RATE * 9 // 10) for second in range(seconds)]
     plan = Plan(RULES, EVERYTHING, PaperHearing(speech, seconds * RATE))
     script = Script(answer(0.0, "a", 0.9))
-    async with background() as start_soon:
-        transcription = begin_parallel(ramp(seconds), script, start_soon, model=SECOND, plan=plan)
+    async with begin_parallel(ramp(seconds), script, model=SECOND, plan=plan) as transcription:
         transcript = await transcription.transcript()
     assert len(transcript.segments) == seconds
     alone = {extent(r.items[0].payload)[0] // RATE for r in script.requests if r.prompt_token_ids.index(START) == 0}
@@ -298,8 +287,8 @@ async def test_silence_between_pieces_is_passed_over() -> None:
     samples = ramp(90)
     samples[WINDOW : 2 * WINDOW] = 0.0
     script = Script(answer(0.0, "a", 30.0))
-    async with background() as start_soon:
-        transcript = await begin_parallel(samples, script, start_soon, GREEDY).transcript()
+    async with begin_parallel(samples, script, GREEDY) as transcription:
+        transcript = await transcription.transcript()
     assert [(one.kind, one.end) for one in transcript.coverage] == [("speech", 30), ("silent", 60), ("speech", 90)]
     assert len(script.requests) == 2
     assert not np.shares_memory(script.requests[0].items[0].payload, samples)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import trio
@@ -14,7 +15,6 @@ from attrs import define, field, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from triolet.api.hosts.alternatives import background
 from triolet.api.outputs.results import Segment
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.options import TranscribeOptions
@@ -26,6 +26,7 @@ from triolet.core.request import FinishReason, Request
 from .speech import (
     BEGIN,
     EVERYTHING,
+    GREEDY,
     RATE,
     STEP,
     PaperHearing,
@@ -235,10 +236,9 @@ def test_in_parallel_it_is_each_piece_alone(
     oracle, alone = Oracle(answers), Oracle(answers)
 
     async def main() -> None:
-        async with background() as start_soon:
-            transcription = begin_parallel(
-                audio.samples(), oracle, start_soon, options, SMALL, audio.plan(), at_once=at_once
-            )
+        async with begin_parallel(
+            audio.samples(), oracle, options, SMALL, audio.plan(), at_once=at_once
+        ) as transcription:
             segments: list[Segment] = []
             while (found := await transcription.next_window()) is not None:
                 segments += found
@@ -273,12 +273,8 @@ def test_a_cancelled_call_changes_nothing(
 
     async def read(calls: Sequence[float]) -> list[Segment]:
         limits = list(calls)
-        async with background() as start_soon:
-            transcription = (
-                begin_parallel(audio.samples(), Oracle(answers), start_soon, model=SMALL, plan=audio.plan())
-                if parallel
-                else begin(audio.samples(), Oracle(answers), model=SMALL, plan=audio.plan())
-            )
+        given = (audio.samples(), Oracle(answers), GREEDY, SMALL, audio.plan())
+        async with begin_parallel(*given) if parallel else nullcontext(begin(*given)) as transcription:
             segments: list[Segment] = []
             while True:
                 found: list[Segment] | None = []
@@ -319,10 +315,9 @@ def test_an_error_in_a_piece_is_raised_as_it_is_behind_what_comes_before(
         segments: list[Segment] = []
         error: Exception | None = None
         try:
-            async with background() as start_soon:
-                transcription = begin_parallel(
-                    audio.samples(), oracle, start_soon, model=SMALL, plan=audio.plan(), at_once=at_once
-                )
+            async with begin_parallel(
+                audio.samples(), oracle, model=SMALL, plan=audio.plan(), at_once=at_once
+            ) as transcription:
                 while (found := await transcription.next_window()) is not None:
                     segments += found
         except LookupError as raised:

@@ -200,19 +200,9 @@ Parts = tuple[float | str, ...]
         # ... and read again from the pair's first timestamp, not from its second
         ((0.0, "a", 5.0, 6.0, "b"), [(0, 250, (0.0, "a", 5.0))], 250, False),
         # a lone timestamp finishes the last segment: both are kept, and nobody speaks behind it
-        (
-            (0.0, "a", 5.0, 5.0, "b", 9.0),
-            [(0, 250, (0.0, "a", 5.0)), (250, 450, (5.0, "b", 9.0))],
-            None,
-            True,
-        ),
+        ((0.0, "a", 5.0, 5.0, "b", 9.0), [(0, 250, (0.0, "a", 5.0)), (250, 450, (5.0, "b", 9.0))], None, True),
         # a silence between two segments
-        (
-            (0.0, "a", 5.0, 6.0, "b", 9.0, 9.0),
-            [(0, 250, (0.0, "a", 5.0)), (300, 450, (6.0, "b", 9.0))],
-            450,
-            False,
-        ),
+        ((0.0, "a", 5.0, 6.0, "b", 9.0, 9.0), [(0, 250, (0.0, "a", 5.0)), (300, 450, (6.0, "b", 9.0))], 450, False),
         # three pairs
         (
             (0.0, "a", 1.0, 1.0, "b", 2.0, 2.0, "c", 3.0, 3.0, "d"),
@@ -225,12 +215,7 @@ Parts = tuple[float | str, ...]
         # a pair at 0.00 is no progress at all
         ((0.0, "a", 0.0, 0.0), [(0, 0, (0.0, "a", 0.0))], 0, False),
         # three timestamps in a row: a segment without text, which nobody tells
-        (
-            (0.0, "a", 5.0, 5.0, 6.0, "b"),
-            [(0, 250, (0.0, "a", 5.0)), (250, 250, (5.0,))],
-            250,
-            False,
-        ),
+        ((0.0, "a", 5.0, 5.0, 6.0, "b"), [(0, 250, (0.0, "a", 5.0)), (250, 250, (5.0,))], 250, False),
         # a pair at the very beginning: nothing was said
         ((0.0, 4.0, "a"), [(0, 0, (0.0,))], 0, False),
         # only one timestamp: its text goes on to the window's end
@@ -246,12 +231,7 @@ Parts = tuple[float | str, ...]
         # ... and of several the last
         ((0.0, "a", 0.5, "b", 2.0, "c"), [(0, 100, (0.0, "a", 0.5, "b", 2.0, "c"))], None, False),
         # text before the first timestamp, and pairs: it begins with the window
-        (
-            ("a", 5.0, 5.0, "b", 6.0),
-            [(0, 250, ("a", 5.0)), (250, 300, (5.0, "b", 6.0))],
-            None,
-            True,
-        ),
+        (("a", 5.0, 5.0, "b", 6.0), [(0, 250, ("a", 5.0)), (250, 300, (5.0, "b", 6.0))], None, True),
         # a timestamp alone
         ((3.0,), [], None, False),
         # nothing
