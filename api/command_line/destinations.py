@@ -1,11 +1,16 @@
-"""The destinations of transcripts: files of a folder, or to standard output."""
+"""The destinations of transcripts: files of a folder, or standard output.
+
+Each takes the segments of each file as they become final (`add`), and its transcript at the end, perhaps before the end
+of its audio (`finish`). Both raise `OutputError`, or BrokenPipeError where the reader went away. ``in_order``: the
+destination wants the end of the files in their order.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import ClassVar, TextIO, TypeAlias
 
 from attrs import define, evolve, field, frozen
 
@@ -13,24 +18,8 @@ from ..formats.cues import one_line
 from ..formats.settings import SubtitleSettings
 from ..formats.writers import TEXT, Format, Writer, WriterSettings, timed_line
 from ..outputs.results import Segment, Transcript
-from .terminal import STDIN, OutputError, is_utf8, visible, write
-
-
-class Destination(Protocol):
-    """Takes the segments of each file as they become final, and its transcript at the end. ``in_order``: it wants the
-    end of the files in their order.
-
-    `add` and `finish` raise `OutputError`, or BrokenPipeError where the reader went away.
-    """
-
-    in_order: bool
-
-    def add(self, name: str, segment: Segment) -> None:
-        """A segment of the file ``name`` is final."""
-
-    def finish(self, name: str, transcript: Transcript) -> None:
-        """The file ``name`` has ended, perhaps before its audio did."""
-
+from .given import STDIN
+from .terminal import OutputError, is_utf8, visible, write
 
 # ---- a folder --------------------------------------------------------------------------------------------------------
 
@@ -87,7 +76,7 @@ class Folder:
     folder: Path
     formats: Sequence[Format]
     settings: SubtitleSettings
-    in_order: bool = field(default=False, init=False)
+    in_order: ClassVar[bool] = False
     _open: dict[str, list[_OpenOutput]] = field(factory=dict, init=False)
 
     def add(self, name: str, segment: Segment) -> None:
@@ -149,7 +138,7 @@ class OneFile:
     out: TextIO
     writer: Writer
     clear: Callable[[], None]
-    in_order: bool = field(default=True, init=False)
+    in_order: ClassVar[bool] = True
     _begun: bool = field(default=False, init=False)
 
     def add(self, name: str, segment: Segment) -> None:  # noqa: ARG002
@@ -176,7 +165,7 @@ class Lines:
     format: Format
     settings: WriterSettings
     clear: Callable[[], None]
-    in_order: bool = field(default=True, init=False)
+    in_order: ClassVar[bool] = True
 
     def add(self, name: str, segment: Segment) -> None:
         """Waits for the end of the file ``name``."""
@@ -191,6 +180,9 @@ class Lines:
             text = one_line(transcript.text)
             return f"{name}: {visible(text) if self.out.isatty() else text}\n"
         return self.format.make(evolve(self.settings, file=name)).end(transcript)
+
+
+Destination: TypeAlias = Folder | OneFile | Lines
 
 
 def standard_output(

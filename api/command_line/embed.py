@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any
 
 import click
-from attrs import frozen
 
-from .following import Following
-from .given import check_model, checked_text, text_of_stdin
+from .following import Following, model_options
+from .given import STDIN, check_model, checked_text, shown, text_of_stdin
 from .pages import FOLLOWING, MODEL, Page, folders
-from .terminal import (
-    STDIN,
-    OpenEngine,
-    Opening,
-    WrongInput,
-    is_terminal,
-    is_utf8,
-    model_options,
-    reported,
-    shown,
-    stdout,
-    write,
-)
-
-if TYPE_CHECKING:
-    from .watch import View
+from .terminal import OpenEngine, WrongInput, is_terminal, is_utf8, stdout, write
 
 _TEXTS_AT_ONCE = 256  # enough for full steps, few enough that output comes early
 
@@ -56,6 +40,9 @@ def embed(
     *,
     model: str,
     texts: tuple[str, ...],
+    pooling: str | None,
+    normalize: bool | None,
+    verbose: bool,
     **options: Any,
 ) -> int:
     """Write the embedding of each TEXT by MODEL, a checkpoint's folder or hub id.
@@ -67,9 +54,19 @@ def embed(
     config = following.config(options)
     check_model(model)
     out = stdout()
-    given = tuple(_lines() if texts in ((), (STDIN,)) else [checked_text(text, "TEXT") for text in texts])
-    job = Embedding(texts=given, view=following.view, **options)
-    return following.run(lambda: job.run(lambda: open_engine(model, config), out))
+    given = _lines() if texts in ((), (STDIN,)) else [checked_text(text, "TEXT") for text in texts]
+
+    async def write_all(engine: Any) -> None:
+        for start in range(0, len(given), _TEXTS_AT_ONCE):
+            part = given[start : start + _TEXTS_AT_ONCE]
+            vectors = await engine.embed(part, pooling=pooling, normalize=normalize)
+            if following.view is not None:
+                following.view.clear()
+            for text, vector in zip(part, vectors, strict=True):
+                shortest = [float(str(number)) for number in vector]  # float32 has no more digits
+                write(json.dumps({"text": text, "embedding": shortest}, ensure_ascii=not is_utf8(out)), out)
+
+    return following.run(lambda: open_engine(model, config), write_all, verbose=verbose)
 
 
 def _lines() -> list[str]:
@@ -80,29 +77,3 @@ def _lines() -> list[str]:
     if not lines:
         raise WrongInput(f"{shown(STDIN)} has no text; one a line is wanted")
     return lines
-
-
-@frozen(kw_only=True)
-class Embedding:
-    """Texts to embed through one engine. ``pooling`` and ``normalize`` are those of `Engine.embed`, ``verbose`` and
-    ``view`` those of `Generation`."""
-
-    texts: tuple[str, ...]
-    pooling: str | None = None
-    normalize: bool | None = None
-    verbose: bool = False
-    view: View | None = None
-
-    async def run(self, open_engine: Opening, out: TextIO) -> int:
-        """Writes a line per text to ``out``; returns the exit status."""
-        return await reported(open_engine, lambda engine: self._run(engine, out), self.view, verbose=self.verbose)
-
-    async def _run(self, engine: Any, out: TextIO) -> None:
-        for start in range(0, len(self.texts), _TEXTS_AT_ONCE):
-            texts = self.texts[start : start + _TEXTS_AT_ONCE]
-            vectors = await engine.embed(texts, pooling=self.pooling, normalize=self.normalize)
-            if self.view is not None:
-                self.view.clear()
-            for text, vector in zip(texts, vectors, strict=True):
-                shortest = [float(str(number)) for number in vector]  # float32 has no more digits
-                write(json.dumps({"text": text, "embedding": shortest}, ensure_ascii=not is_utf8(out)), out)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import click
 import trio
 from attrs import frozen
 
-from ...core.config import EngineConfig
+from ...core.config import DTYPES, QUANTIZATIONS, EngineConfig
+from ...core.errors import TrioletError
 from ...core.events import Event
-from .terminal import FAILED, STDIN, complain, is_terminal, until_interrupted
-from .trace_file import TraceFile
+from .given import STDIN
+from .pages import FILE, MODEL, devices, in_flags
+from .terminal import FAILED, PIPE_CLOSED, OutputError, complain, is_terminal, until_interrupted
+from .trace import TraceFile
 
 if TYPE_CHECKING:
     from .watch import View
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 @frozen(eq=False)
@@ -40,35 +48,62 @@ class Following:
         Raises:
             InvalidRequest: a value that is not allowed.
         """
-        settings |= {name: given.pop(name) for name in ("device", "dtype", "kv_dtype", "quantization", "threads")}
-        return EngineConfig(observer=self._observer(), **settings)
-
-    def _observer(self) -> Callable[[Event], None] | None:
+        settings |= {name: given.pop(name) for name in MODEL}
         followers: list[Callable[[Event], None]] = [] if self.view is None else [self.view.state]
         if self.trace is not None:
             followers.append(self.trace)
-        if not followers:
-            return None
 
         def observe(event: Event) -> None:
             for follower in followers:
                 follower(event)
 
-        return observe
+        return EngineConfig(observer=observe if followers else None, **settings)
 
-    def run(self, work: Callable[[], Awaitable[int]]) -> int:
-        """The exit status of ``work``, in a loop of trio's.
+    def run(
+        self,
+        open_engine: Callable[[], AbstractAsyncContextManager[Any]],
+        work: Callable[[Any], Awaitable[int | None]],
+        *,
+        verbose: bool,
+        clear: Callable[[], None] = lambda: None,
+    ) -> int:
+        """The exit status of ``work`` in an engine's block, in a loop of trio's. Errors become lines on standard error,
+        for which the view and ``clear`` make room.
 
         Raises:
             OutputError: the trace cannot be written, and ``work`` has not begun.
         """
-        if self.trace is None:
-            return trio.run(until_interrupted, work, self.view)
-        with self.trace.open():
-            status = trio.run(until_interrupted, work, self.view)
-        if self.trace.fault:
+
+        def make_room() -> None:
+            clear()
+            if self.view is not None:
+                self.view.clear()
+
+        def failed(message: str) -> int:
+            make_room()
+            complain(message)
+            return FAILED
+
+        async def reported() -> int:
+            with _log_lines(make_room, verbose=verbose):
+                try:
+                    async with open_engine() as engine:
+                        try:
+                            with nullcontext() if self.view is None else self.view.of(engine):
+                                return await work(engine) or 0
+                        except BrokenPipeError:
+                            return PIPE_CLOSED
+                        except OutputError as error:
+                            return failed(str(error))
+                except TrioletError as error:
+                    return failed(in_flags(str(error)))
+
+        with nullcontext() if self.trace is None else self.trace.open():
+            status = trio.run(until_interrupted, reported, self.view)
+        if self.trace is not None and self.trace.fault:
             complain(self.trace.fault)
-        return status or (FAILED if self.trace.fault else 0)
+            return status or FAILED
+        return status
 
 
 def _view(command: str) -> View | None:
@@ -81,3 +116,64 @@ def _view(command: str) -> View | None:
     from .watch import View
 
     return View(Console(stderr=True), f"triolet {command}")
+
+
+# ---- the options -----------------------------------------------------------------------------------------------------
+
+
+def engine_options(command: Command) -> Command:
+    """The options of every command that opens a model, but ``--verbose``."""
+    complete = devices
+    dtypes, quantizations = click.Choice(DTYPES), click.Choice(QUANTIZATIONS)
+    computed = "What is computed in. Default: float32 on the CPU, float16 on CUDA."
+    held = "What keys and values are held in, on the CPU: 16 bits are half of the bytes. Default: as --dtype."
+    device = "cpu, cuda or cuda:1; see triolet devices. Default: CUDA where there is one."
+    for option in (
+        click.option("--trace", **FILE, help="Write what the engine did into FILE, for ui.perfetto.dev."),
+        click.option("--watch", is_flag=True, help="Show on standard error what the engine does, as it does it."),
+        click.option("--threads", metavar="N", default=0, help="CPU threads. Default: one for each usable core."),
+        click.option("--dtype", type=dtypes, default="auto", help=computed),
+        click.option("--kv-dtype", type=dtypes, default="auto", help=held),
+        click.option("--quantization", type=quantizations, help="Hold the matrices in int8, on the CPU."),
+        click.option("--device", metavar="DEVICE", default="auto", shell_complete=complete, help=device),
+    ):
+        command = option(command)
+    return command
+
+
+def model_options(command: Command) -> Command:
+    """`engine_options` and ``--verbose``."""
+    verbose = click.option("--verbose", "-v", is_flag=True, help="The log, and statistics, on standard error.")
+    return engine_options(verbose(command))
+
+
+# ---- the log ---------------------------------------------------------------------------------------------------------
+
+
+class _LogLines(logging.Handler):
+    """Writes each record as one line to standard error, after ``clear`` has made room."""
+
+    def __init__(self, clear: Callable[[], None]) -> None:
+        super().__init__()
+        self.clear = clear
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.clear()
+        text = record.getMessage()
+        complain(text if record.levelno == logging.INFO else f"{record.levelname.lower()}: {text}")
+
+
+@contextmanager
+def _log_lines(clear: Callable[[], None], *, verbose: bool) -> Iterator[None]:
+    """Sends the engine's log to standard error: warnings, or (``verbose``) all but debug lines."""
+    logger, handler = logging.getLogger("triolet"), _LogLines(clear)
+    before = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.propagate = False  # no other handler may write into the view
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before[0])
+        logger.propagate = before[1]

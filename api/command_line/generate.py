@@ -6,39 +6,21 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, TextIO
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Any, Literal, TextIO
 
 import click
 import trio
-from attrs import asdict, field, frozen
+from attrs import asdict, frozen
 
 from ...core.config import Speculation
 from ...core.errors import InvalidRequest
 from ...core.request import SamplingParams
 from ..outputs.results import Delta, Usage
-from .following import Following
-from .given import check_model, check_one_reads_stdin, checked_text, image_of, sound_of, structure_of, text_of_stdin
-from .pages import FOLLOWING, MODEL, Page, files, folders
-from .terminal import (
-    STDIN,
-    OpenEngine,
-    Opening,
-    OutputError,
-    WrongInput,
-    complain,
-    is_terminal,
-    is_utf8,
-    model_options,
-    reported,
-    stdout,
-    visible,
-    write,
-)
-
-if TYPE_CHECKING:
-    from .watch import View
-
+from .following import Following, model_options
+from .given import STDIN, check_model, checked_text, image_of, sound_of, structure_of, text_of_stdin
+from .pages import FILE, FOLLOWING, MODEL, Page, folders
+from .terminal import OpenEngine, OutputError, WrongInput, complain, is_terminal, is_utf8, stdout, visible, write
 
 _SECTIONS = {
     "Question": ("images", "sounds", "system", "chat"),
@@ -46,6 +28,7 @@ _SECTIONS = {
     "Model": MODEL,
     "Watching": FOLLOWING,
 }
+_SPECULATE = "Propose up to N draft tokens a step; the text stays the same. 0: none. Default: 4 on the CPU."
 _EXAMPLES = (
     ('triolet generate Qwen/Qwen3-0.6B "Why is the sky blue?"', ""),
     ('triolet generate Qwen/Qwen2-VL-2B-Instruct "What is it?" --image cat.png', ""),
@@ -59,28 +42,12 @@ _EXAMPLES = (
 )
 @click.argument("model", shell_complete=folders)
 @click.argument("prompt", required=False)
-@click.option(
-    "--image",
-    "images",
-    multiple=True,
-    metavar="FILE",
-    shell_complete=files,
-    help="An image to ask about; - is standard input. May be repeated.",
-)
-@click.option(
-    "--audio",
-    "sounds",
-    multiple=True,
-    metavar="FILE",
-    shell_complete=files,
-    help="Audio to ask about; - is standard input. May be repeated.",
-)
+@click.option("--image", "images", multiple=True, **FILE, help="To ask about; - is standard input. May be repeated.")
+@click.option("--audio", "sounds", multiple=True, **FILE, help="To ask about; - is standard input. May be repeated.")
 @click.option("--system", metavar="TEXT", help="What the system says, before the prompt; needs a chat template.")
+@click.option("--chat/--raw", default=None, help="By the chat template, or as it is. Default: --chat, if there is one.")
 @click.option(
-    "--chat/--raw", default=None, help="By the checkpoint's chat template, or as it is. Default: --chat, if any."
-)
-@click.option(
-    "--max-tokens", type=int, metavar="N", help="Most tokens to write. Default: up to the model's last position."
+    "--max-tokens", type=int, metavar="N", help="To write, at most. Default: up to the model's last position."
 )
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-p", default=1.0, show_default=True, help="Smallest set of tokens with this probability.")
@@ -88,21 +55,10 @@ _EXAMPLES = (
 @click.option("--min-p", default=0.0, show_default=True, help="Only tokens this times as likely as the likeliest.")
 @click.option("--seed", default=0, show_default=True, help="Equal seeds draw equal tokens.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="Ends before this text; may be repeated.")
-@click.option(
-    "--json-schema",
-    "schema",
-    metavar="FILE",
-    shell_complete=files,
-    help="The output is JSON that follows the schema in FILE.",
-)
+@click.option("--json-schema", "schema", **FILE, help="The output is JSON that follows the schema in FILE.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object: text, tokens, finish_reason, usage.")
 @model_options
-@click.option(
-    "--speculate",
-    type=int,
-    metavar="N",
-    help="Propose up to N draft tokens a step; the text stays the same. 0: none. Default: 4 on the CPU.",
-)
+@click.option("--speculate", type=int, metavar="N", help=_SPECULATE)
 @click.pass_obj
 def generate(
     open_engine: OpenEngine,
@@ -136,29 +92,56 @@ def generate(
     config = following.config(others, max_running=1, speculation=speculation)
     params = SamplingParams(**others, structure=None if schema is None else structure_of(schema))
     check_model(model)
-    check_one_reads_stdin(_readers_of_stdin(prompt, images, sounds))
+    _check_one_reads_stdin(prompt, images, sounds)
     out = stdout()
-    job = Generation(
+    question = _Question(
         images=tuple(map(image_of, images)),
         sounds=tuple(map(sound_of, sounds)),
         prompt=_prompt(prompt, needed=not images and not sounds),
         system=None if system is None else checked_text(system, "--system"),
         chat=chat,
-        sampling=params,
-        as_json=as_json,
-        verbose=verbose,
-        view=following.view,
     )
-    return following.run(lambda: job.run(lambda: open_engine(model, config), out))
+    view, begin = following.view, math.nan
+    comes_last = as_json or (view is not None and out.isatty())  # the view has that terminal, too
+
+    def opening() -> AbstractAsyncContextManager[Any]:
+        nonlocal begin
+        begin = trio.current_time()
+        return open_engine(model, config)
+
+    async def write_text(engine: Any) -> None:
+        opened, first, parts = trio.current_time(), math.nan, list[Delta]()
+        with _line(out) as add:
+            async with engine.stream(**question.arguments(engine.model), sampling=params) as deltas:
+                async for delta in deltas:
+                    if not parts:
+                        first = trio.current_time()
+                    parts.append(delta)
+                    if not comes_last:
+                        add(delta.text)
+            ended = trio.current_time()
+            if view is not None:
+                view.close()
+            if as_json:
+                add(json.dumps(_as_object(parts), ensure_ascii=not is_utf8(out)))
+            elif comes_last:
+                add("".join(part.text for part in parts))
+        if verbose:
+            for line in _statistics_lines(engine, parts[-1].usage, opened - begin, first - opened, ended - first):
+                complain(line)
+
+    return following.run(opening, write_text, verbose=verbose)
 
 
-def _readers_of_stdin(prompt: str | None, images: Sequence[str], sounds: Sequence[str]) -> list[str]:
-    """Names all that is to come from standard input."""
-    named = [("--image -", name) for name in images] + [("--audio -", name) for name in sounds]
-    media = [option for option, name in named if name == STDIN]
-    if prompt is None:
-        return ["the prompt (not given as an argument)", *media]
-    return ["the prompt", *media] if prompt == STDIN else media
+def _check_one_reads_stdin(prompt: str | None, images: Sequence[str], sounds: Sequence[str]) -> None:
+    told = "the prompt (not given as an argument)" if prompt is None else "the prompt"
+    readers = [told] if prompt in (None, STDIN) else []
+    readers += ["--image -"] * images.count(STDIN) + ["--audio -"] * sounds.count(STDIN)
+    if len(readers) > 1:
+        raise click.UsageError(
+            f"standard input can be read once, but {' and '.join(readers)} would come from it; give a file's name "
+            "instead of -, or the prompt as an argument"
+        )
 
 
 def _prompt(given: str | None, *, needed: bool) -> str:
@@ -176,61 +159,17 @@ def _prompt(given: str | None, *, needed: bool) -> str:
 
 
 @frozen(kw_only=True)
-class Generation:
-    """One prompt for one engine.
-
-    Args:
-        prompt: the text.
-        images: what `Engine.generate` takes.
-        sounds: paths of audio files, or their bytes.
-        system: the system message.
-        chat: use the chat template; ``None``: if there is one.
-        sampling: how tokens are sampled.
-        as_json: one object instead of text.
-        verbose: the log, and statistics at the end.
-        view: what ``--watch`` draws.
-    """
+class _Question:
+    """A prompt with images, paths or bytes of sounds, and a system message. ``chat``: by the chat template; ``None``:
+    if there is one."""
 
     prompt: str
-    images: tuple[Any, ...] = ()
-    sounds: tuple[str | bytes, ...] = ()
-    system: str | None = None
-    chat: bool | None = None
-    sampling: SamplingParams = field(factory=SamplingParams)
-    as_json: bool = False
-    verbose: bool = False
-    view: View | None = None
+    images: tuple[Any, ...]
+    sounds: tuple[str | bytes, ...]
+    system: str | None
+    chat: bool | None
 
-    async def run(self, open_engine: Opening, out: TextIO) -> int:
-        """Writes the text to ``out``; returns the exit status."""
-        begin = trio.current_time()
-        return await reported(
-            open_engine, lambda engine: self._run(engine, out, begin), self.view, verbose=self.verbose
-        )
-
-    async def _run(self, engine: Any, out: TextIO, begin: float) -> None:
-        opened, first, parts = trio.current_time(), math.nan, list[Delta]()
-        comes_last = self.as_json or (self.view is not None and out.isatty())  # the view has that terminal, too
-        with _line(out) as add:
-            async with engine.stream(**self._question(engine.model), sampling=self.sampling) as deltas:
-                async for delta in deltas:
-                    if not parts:
-                        first = trio.current_time()
-                    parts.append(delta)
-                    if not comes_last:
-                        add(delta.text)
-            ended = trio.current_time()
-            if self.view is not None:
-                self.view.close()
-            if self.as_json:
-                add(json.dumps(_as_object(parts), ensure_ascii=not is_utf8(out)))
-            elif comes_last:
-                add("".join(part.text for part in parts))
-        if self.verbose:
-            for line in _statistics_lines(engine, parts[-1].usage, opened - begin, first - opened, ended - first):
-                complain(line)
-
-    def _question(self, model: Any) -> dict[str, Any]:
+    def arguments(self, model: Any) -> dict[str, Any]:
         """The arguments of `Engine.stream`.
 
         Raises:
@@ -301,18 +240,13 @@ def _statistics_lines(
     engine: Any, usage: Usage | None, opening: float, waiting: float, writing: float
 ) -> Iterator[str]:
     """Lines for people. The three times, in seconds: until the engine was open, until the first token, and after it."""
-    model, statistics = engine.model, engine.statistics()
     assert usage is not None, "a request ended without its usage"
-    yield f"{model.architecture} on {model.device}, {model.dtype}; opened in {opening:.2f} s"
-    later = usage.completion_tokens - 1
-    speed = f", then {later / writing:.1f} a second" if later > 0 else ""
-    yield (
-        f"{usage.prompt_tokens} tokens read, {usage.completion_tokens} written; the first after {waiting:.2f} s{speed}"
-    )
+    statistics, count = engine.statistics(), usage.completion_tokens
+    speed = f", then {(count - 1) / writing:.1f} a second" if count > 1 else ""
+    yield f"opened in {opening:.2f} s; {usage.prompt_tokens} tokens read, {count} written"
+    yield f"the first token after {waiting:.2f} s{speed}"
     requests = statistics.requests
     if requests.tokens_drafted:
         yield f"{requests.tokens_drafted} draft tokens, {requests.tokens_accepted} of them right"
     if statistics.encoder_cache.encoded:
         yield f"images and sounds encoded: {statistics.encoder_cache.encoded}"
-    held = ", ".join(f"{owner} {count / 2**20:.1f}" for owner, count in statistics.device.by_owner.items() if count)
-    yield f"{statistics.device.total / 2**20:.1f} MiB held: {held}"

@@ -1,26 +1,20 @@
-"""The inputs that users give to the commands: texts, images, audio and schemas, checked before any model is loaded."""
+"""The inputs that users give to the commands: files and standard input, checked before any model is loaded."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
-
-import click
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any, TextIO
 
 from ...core.errors import CheckpointError, InvalidRequest
 from ...core.request import Structure
 from ..inputs.images import load_image
-from .terminal import STDIN, WrongFile, WrongInput, file_fault, read_stdin, shown
+from .terminal import WrongFile, WrongInput
 
-
-def check_one_reads_stdin(readers: Sequence[str]) -> None:
-    """Raises click's `UsageError` where more than one of ``readers`` is to come from standard input."""
-    if len(readers) > 1:
-        raise click.UsageError(
-            f"standard input can be read once, but {' and '.join(readers)} would come from it; give a file's name "
-            "instead of -, or the prompt as an argument"
-        )
+STDIN = "-"
 
 
 def check_model(model: str, *, transcribes: bool = False) -> None:
@@ -78,10 +72,7 @@ def structure_of(name: str) -> Structure:
 
     check_readable(name)
     try:
-        with open(name, encoding="utf-8") as file:
-            structure = Structure.json_schema(json.dumps(json.load(file)))
-    except OSError as error:
-        raise WrongFile(f"{name}: it cannot be read ({error.strerror or error})") from error
+        structure = Structure.json_schema(json.dumps(json.loads(Path(name).read_bytes())))
     except ValueError as error:
         raise WrongFile(f"{name}: it is no JSON ({error}); a JSON schema is wanted") from error
     except RecursionError as error:
@@ -110,3 +101,54 @@ def _stdin(what: str) -> bytes:
         return read_stdin(what)
     except InvalidRequest as error:
         raise WrongFile(f"{shown(STDIN)}: {error}") from error
+
+
+def shown(name: str) -> str:
+    return {STDIN: "standard input", "": "''"}.get(name, name)
+
+
+def file_fault(name: str) -> str | None:
+    """The reason why the file ``name`` cannot be read, as far as that shows without reading it; ``None``: it can be
+    read. Standard input has no fault here."""
+    if name == STDIN:
+        return None
+    if not name:
+        return "an empty file name; look at the quotes, and whether the variable between them is set"
+    try:
+        mode = os.stat(name).st_mode
+        if stat.S_ISDIR(mode):
+            return f"it is a folder; give the files in it ({name.rstrip('/')}/*)"
+        if stat.S_ISREG(mode):  # a pipe that was opened and closed again would have lost its writer
+            with open(name, "rb"):
+                pass
+    except FileNotFoundError:
+        if "://" in name:
+            return "no such file; addresses are not fetched: download it first, or pipe it in and give - as its name"
+        return "no such file; check the spelling and the folder (ls shows what is there)"
+    except (OSError, ValueError) as error:
+        return f"it cannot be read ({getattr(error, 'strerror', None) or error})"
+    return None
+
+
+def opened_stdin(what: str) -> TextIO:
+    """Standard input, which should be ``what``. Raises `InvalidRequest` where the shell has closed it (``<&-``)."""
+    if sys.stdin is None or sys.stdin.closed:
+        raise InvalidRequest(f"it is closed; pipe {what} in, or redirect it from a file (< FILE)")
+    return sys.stdin
+
+
+def read_stdin(what: str) -> bytes:
+    """All of standard input, which should be ``what``, by its descriptor: an abandoned read then holds no lock of
+    Python's.
+
+    Raises:
+        InvalidRequest: standard input is closed, or cannot be read.
+    """
+    parts, descriptor = [], opened_stdin(what).fileno()
+    try:
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+    except OSError as error:
+        told = f"it cannot be read ({error}); pipe {what} in, or redirect it from a file (< FILE)"
+        raise InvalidRequest(told) from error
+    return b"".join(parts)

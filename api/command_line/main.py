@@ -24,25 +24,16 @@ import click
 from click.shell_completion import shell_complete
 
 from ...core.config import EngineConfig
-from .completion import COMPLETING, completion
 from .devices import devices
 from .doctor import doctor
 from .embed import embed
 from .generate import generate
-from .pages import Pages
-from .terminal import (
-    FAILED,
-    INTERRUPTED,
-    PIPE_CLOSED,
-    UNWRITABLE,
-    OpenEngine,
-    OutputError,
-    complain,
-    discard_stdout,
-    stdout_fails,
-)
+from .pages import Page, Pages
+from .terminal import FAILED, INTERRUPTED, PIPE_CLOSED, UNWRITABLE, OpenEngine, complain, end_stdout, stdout
 from .trace import trace
 from .transcribe import transcribe
+
+_COMPLETING = "_TRIOLET_COMPLETE"  # the variable by which a shell asks
 
 
 def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None = None) -> NoReturn:
@@ -53,8 +44,8 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode, a file name that is no text
-    if asked := os.environ.get(COMPLETING):
-        sys.exit(shell_complete(cli, {}, "triolet", COMPLETING, asked))
+    if asked := os.environ.get(_COMPLETING):
+        sys.exit(shell_complete(cli, {}, "triolet", _COMPLETING, asked))
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with cli.make_context("triolet", given, obj=open_engine or _open_engine) as context:
@@ -64,9 +55,6 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
     except click.ClickException as error:
         error.show()
         status = error.exit_code
-    except OutputError as error:
-        complain(str(error))
-        status = FAILED
     except BrokenPipeError:
         status = PIPE_CLOSED
     except OSError as error:  # from click, which writes the help by a stream of its own
@@ -80,8 +68,7 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
         if errors.subgroup(KeyboardInterrupt) is None:
             raise
         status = INTERRUPTED
-    if stdout_fails():
-        discard_stdout()
+    end_stdout()
     sys.exit(status or 0)
 
 
@@ -97,6 +84,28 @@ _EXAMPLES = (
 @click.version_option(package_name="triolet", message="triolet %(version)s")
 def cli() -> None:
     """Speech to text, text, questions about images and audio, and embeddings, by models on this machine."""
+
+
+@click.command(
+    cls=Page,
+    examples=(
+        ('eval "$(triolet completion bash)"', "for this shell alone"),
+        ("triolet completion fish > ~/.config/fish/completions/triolet.fish", ""),
+    ),
+    short_help="Print what makes a shell complete triolet.",
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    """Print what makes SHELL complete commands, options, languages and files.
+
+    \b
+    To have it in every new shell:
+      bash  put eval "$(triolet completion bash)" into ~/.bashrc
+      zsh   put eval "$(triolet completion zsh)" into ~/.zshrc, after compinit
+      fish  triolet completion fish > ~/.config/fish/completions/triolet.fish
+    """
+    stdout()
+    return shell_complete(cli, {}, "triolet", _COMPLETING, f"{shell}_source")
 
 
 for _command in (transcribe, generate, embed, devices, doctor, trace, completion):

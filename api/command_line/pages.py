@@ -100,6 +100,10 @@ def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     return [CompletionItem(incomplete, type="dir")]
 
 
+FILE: Mapping[str, Any] = {"metavar": "FILE", "shell_complete": files}
+"""An option that names a file."""
+
+
 def devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
     """The names of devices that a machine may have."""
     return [name for name in ("auto", "cpu", "cuda", "cuda:1") if name.startswith(incomplete)]

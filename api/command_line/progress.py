@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import click
-import trio
 
 from ..formats.writers import timed_line
 from ..outputs.results import Segment
@@ -15,8 +14,8 @@ from .terminal import visible
 if TYPE_CHECKING:
     from .watch import View
 
-_FORM = "{percentage:3.0f}% of {total:.0f} s |{bar}| {elapsed}, {remaining} left{postfix}"
-_FORM_WITHOUT_TOTAL = "{n:.0f} s, {elapsed}{postfix}"
+_FORM = "{percentage:3.0f}% of {total:.0f} s |{bar}| {elapsed}, {remaining} left, {rate_noinv_fmt}"
+_FORM_WITHOUT_TOTAL = "{n:.0f} s, {elapsed}, {rate_noinv_fmt}"
 
 
 class Progress:
@@ -27,7 +26,6 @@ class Progress:
         self._view = view
         self._shows_text = shows_text
         self._bar: Any = None
-        self._begun = 0.0
 
     def __enter__(self) -> Progress:
         return self
@@ -36,31 +34,27 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def begin(self, seconds: float | None) -> float:
-        """A file of that length was opened; ``None``: nobody knows its length. Returns the seconds done: 0."""
+    def begin(self, seconds: float | None) -> None:
+        """A file of that length was opened; ``None``: nobody knows its length."""
         if self._view is not None:
-            return 0.0
+            return
         if self._bar is None:
             from tqdm import tqdm
 
-            self._begun = trio.current_time()
             form = _FORM_WITHOUT_TOTAL if seconds is None else _FORM
-            self._bar = tqdm(total=seconds, file=sys.stderr, disable=None, leave=False, bar_format=form)
+            options = {"leave": False, "unit": " s", "smoothing": 0, "bar_format": form}
+            self._bar = tqdm(total=seconds, file=sys.stderr, disable=None, **options)
         elif seconds is None:
             self._bar.total, self._bar.bar_format = None, _FORM_WITHOUT_TOTAL
         elif self._bar.total is not None:
             self._bar.total += seconds
             self._bar.refresh()
-        return 0.0
 
-    def advance(self, done: float, position: float) -> float:
-        """The file has moved on from ``done`` to ``position``, in seconds."""
-        if self._bar is not None and not self._bar.disable:
-            self._bar.update(position - done)
-            elapsed = trio.current_time() - self._begun
-            if elapsed > 0:
-                self._bar.set_postfix_str(f"{self._bar.n / elapsed:.1f}x")
-        return position
+    def advance(self, seconds: float) -> None:
+        """So much more audio is done."""
+        if self._bar is not None:
+            self._bar.update(seconds)
+            self._bar.refresh()
 
     def show(self, name: str | None, segment: Segment) -> None:
         """Writes a final segment with its times, and the ``name`` of its file where there are several."""

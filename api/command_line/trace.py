@@ -1,21 +1,23 @@
-"""The command ``triolet trace``: makes a trace of an event log."""
+"""Traces that ui.perfetto.dev opens: the command ``triolet trace``, and the file of ``--trace``."""
 
 from __future__ import annotations
 
-import sys
+import json
+import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TextIO
 
 import click
+from attrs import define, field
 
 from ...core.errors import InvalidRequest
 from ...core.event_lines import event_of, read_events
-from ...core.timeline import Timeline
-from .given import check_readable
-from .pages import Page, files
-from .terminal import FAILED, STDIN, OutputError, WrongFile, complain, shown, stdout
-from .trace_file import RecordWriter, open_output
+from ...core.events import Event
+from ...core.timeline import Record, Timeline
+from .given import STDIN, check_readable, opened_stdin, shown
+from .pages import FILE, Page, files
+from .terminal import FAILED, OutputError, complain, stdout
 
 _EXAMPLES = (
     ("triolet trace events.jsonl -o trace.json", ""),
@@ -26,14 +28,7 @@ _EXAMPLES = (
 
 @click.command(cls=Page, examples=_EXAMPLES, short_help="Make a trace of an event log, for ui.perfetto.dev.")
 @click.argument("log", metavar="EVENTS", shell_complete=files)
-@click.option(
-    "--output",
-    "-o",
-    default="-",
-    metavar="FILE",
-    shell_complete=files,
-    help="Where to write it. Default: standard output.",
-)
+@click.option("--output", "-o", default="-", **FILE, help="Where to write it. Default: standard output.")
 def trace(log: str, output: str) -> int:
     """Make a trace of EVENTS, which triolet.EventLog has written; - reads standard input.
 
@@ -44,16 +39,15 @@ def trace(log: str, output: str) -> int:
     check_readable(log)
     with ExitStack() as stack:
         out = stdout() if output == "-" else stack.enter_context(open_output(output))
-        lines = _stdin() if log == STDIN else stack.enter_context(_opened(log))
         try:
-            fault = _convert(lines, RecordWriter(out))
+            fault = _convert(_lines(log), RecordWriter(out))
             out.flush()
         except BrokenPipeError:  # `main` gives it its status
             raise
         except OSError as error:
             raise OutputError(f"the trace cannot be written ({error.strerror or error})") from error
     if fault:
-        complain(f"{shown(log)}: {fault}")
+        complain(f"{shown(log)}: {fault}; the trace has what is before it")
     return FAILED if fault else 0
 
 
@@ -61,45 +55,112 @@ def _convert(lines: Iterable[str], writer: RecordWriter) -> str:
     """Writes the trace. Returns the reason why it ends before its events do; empty: it does not."""
     timeline, fault = Timeline(), ""
     try:
-        for event in read_events(_whole(_read(lines))):
+        for event in read_events(lines):
             writer.put(timeline.take(event))
     except InvalidRequest as error:
-        fault = f"{error}; the trace has what is before it"
+        fault = str(error)
     except UnicodeDecodeError:
-        fault = "it is no UTF-8 text; the trace has what is before it"
+        fault = "it is no UTF-8 text"
     writer.put(timeline.end())
     writer.end()
     return fault
 
 
-def _read(lines: Iterable[str]) -> Iterator[str]:
-    """The lines. An error of the system here is one of the events, not of the trace."""
+def _lines(name: str) -> Iterator[str]:
+    """The lines of the log, without a last one that was cut off when its process died. An error of the system here is
+    one of the events, not of the trace."""
     try:
-        yield from lines
+        with nullcontext(opened_stdin("events")) if name == STDIN else open(name, encoding="utf-8") as file:
+            for line in file:
+                if not line.endswith("\n"):
+                    try:
+                        event_of(line)
+                    except InvalidRequest:
+                        complain("warning: the last line is cut off, and left out")
+                        return
+                yield line
     except OSError as error:
         raise InvalidRequest(f"it cannot be read ({error.strerror or error})") from error
 
 
-def _whole(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, without a last one that was cut off when its process died."""
-    for line in lines:
-        if not line.endswith("\n"):
-            try:
-                event_of(line)
-            except InvalidRequest:
-                complain("warning: the last line is cut off, and left out")
-                return
-        yield line
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def _opened(name: str) -> TextIO:
+@define(eq=False)
+class RecordWriter:
+    """Writes records as one JSON array to ``out``, which can be read at any time: the array's end may be missing.
+
+    `put` and `end` raise the errors of ``out``.
+    """
+
+    out: TextIO
+    _begun: bool = field(default=False, init=False)
+
+    def put(self, records: Iterable[Record]) -> None:
+        """Appends ``records``."""
+        for record in records:
+            self.out.write((",\n" if self._begun else "[\n") + json.dumps(record))
+            self._begun = True
+
+    def end(self) -> None:
+        """Ends the array."""
+        self.out.write("\n]\n" if self._begun else "[]\n")
+
+
+@define(eq=False)
+class TraceFile:
+    """The file of ``--trace``, an observer for `EngineConfig`. Only `open` raises; a later error is in `fault`."""
+
+    path: str
+    fault: str = field(default="", init=False)
+    _timeline: Timeline = field(factory=Timeline, init=False)
+    _writer: RecordWriter | None = field(default=None, init=False)
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Makes the file anew, and ends the trace after the block, in which the engine runs.
+
+        Raises:
+            OutputError: it cannot be made, or another file is there.
+        """
+        file = open_output(self.path)
+        self._writer = RecordWriter(file)
+        try:
+            yield
+        finally:
+            self._put(self._timeline.end(), last=True)
+            with suppress(OSError):  # it is in `fault`
+                file.close()
+
+    def __call__(self, event: Event) -> None:
+        """Writes the records that ``event`` adds."""
+        self._put(self._timeline.take(event))
+
+    def _put(self, records: Iterable[Record], *, last: bool = False) -> None:
+        if self._writer is None:
+            return
+        try:
+            self._writer.put(records)
+            if last:
+                self._writer.end()
+                self._writer.out.flush()
+        except OSError as error:
+            self.fault = f"{self.path}: the trace cannot be written ({error.strerror or error})"
+            self._writer = None
+
+
+def open_output(path: str) -> TextIO:
+    """A file for a trace, made anew.
+
+    Raises:
+        OutputError: it cannot be made, or a file that is no trace is there: a recording, say, whose name was written
+            after ``--trace``.
+    """
     try:
-        return open(name, encoding="utf-8")
+        if os.path.isfile(path):
+            with open(path, "rb") as found:
+                if found.read(1) not in (b"", b"["):
+                    raise OutputError(f"{path}: this file is there, and is no trace; give the trace another name")
+        return open(path, "w", encoding="utf-8")
     except OSError as error:
-        raise WrongFile(f"{name}: it cannot be read ({error.strerror or error})") from error
-
-
-def _stdin() -> Iterable[str]:
-    if sys.stdin is None or sys.stdin.closed:
-        raise WrongFile(f"{shown(STDIN)}: it is closed; pipe events in, or redirect them from a file (< FILE)")
-    return sys.stdin
+        raise OutputError(f"{path}: the trace cannot be written ({error.strerror or error})") from error

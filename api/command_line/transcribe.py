@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,13 @@ from .destinations import (
     standard_output,
 )
 from .flags import Number, given_options, read_flags, speech_options
-from .following import Following
-from .given import check_model
+from .following import Following, engine_options
+from .given import STDIN, check_model, file_fault, shown
 from .other_programs import WARNINGS, TranscribeCommand
 from .pages import FOLLOWING, MODEL, folders, in_flags
 from .pages import files as complete_files
-from .terminal import (
-    FAILED,
-    STDIN,
-    OpenEngine,
-    complain,
-    engine_options,
-    file_fault,
-    is_terminal,
-    shown,
-    stdout,
-)
+from .progress import Progress
+from .terminal import FAILED, complain, is_terminal, stdout
 from .transcribe_job import Job
 
 DEMO = "demo"
@@ -58,6 +49,13 @@ _NO_MODEL = (
     "that comes along and understands only its own sample recordings"
 )
 _ALIASES = {"txt": "text"}
+_FORMATS = click.Choice([*FORMATS, *_ALIASES, ALL])
+_INCREMENT = "--temperature-increment-on-fallback"
+_MODEL = "Folder or hub id of a Whisper checkpoint, or base, small, turbo... as whisper has it; demo: a toy."
+_ALL = "all: text, json, srt, vtt and tsv."
+_FOLDER = "Write files there, named after FILES: talk.mp3 gives talk.srt. Else to stdout."
+_RISES = "By how much one --temperature rises, up to 1; None: not at all."
+_VERBOSE = "Segments as they become final, and the log, on standard error. Default: segments on a terminal."
 _WRITER_FIELDS = tuple(attrs.fields_dict(SubtitleSettings))
 _OUTPUT = ("style", "folder", *_WRITER_FIELDS, "word_timestamps", "timestamps")
 _DECODING = (*(name for name, option in OPTIONS.items() if DECODING in option.marks), "increment")
@@ -89,51 +87,18 @@ def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
     short_help="Write down what is said in audio or video files.",
 )
 @click.argument("files", nargs=-1, required=True, shell_complete=complete_files)
-@click.option(
-    "--model",
-    metavar="MODEL",
-    shell_complete=_models,
-    help="Folder or hub id of a Whisper checkpoint, or base, small, turbo... as whisper has it; demo: a toy.",
-)
-@click.option(
-    "--format",
-    "--output-format",
-    "-f",
-    "style",
-    type=click.Choice([*FORMATS, *_ALIASES, ALL]),
-    default="text",
-    show_default=True,
-    help="all: text, json, srt, vtt and tsv.",
-)
-@click.option(
-    "--output-dir",
-    "-o",
-    "folder",
-    metavar="DIR",
-    shell_complete=folders,
-    help="Write files there, named after FILES: talk.mp3 gives talk.srt. Else to stdout.",
-)
+@click.option("--model", metavar="MODEL", shell_complete=_models, help=_MODEL)
+@click.option("--format", "--output-format", "-f", "style", type=_FORMATS, default="text", show_default=True, help=_ALL)
+@click.option("--output-dir", "-o", "folder", metavar="DIR", shell_complete=folders, help=_FOLDER)
 @click.option("--word-timestamps/--no-word-timestamps", default=None, help="The same as --timestamps word.")
 @click.option("--max-line-width", type=Number(int), help="Characters of a line of subtitles; needs words.")
 @click.option("--max-line-count", type=Number(int), help="Lines of a subtitle; needs words and --max-line-width.")
 @click.option("--max-words-per-line", type=Number(int), help="Words of a subtitle; needs words.")
 @click.option("--highlight-words/--no-highlight-words", default=False, help="Underline each word as it is said.")
-@click.option(
-    "--temperature-increment-on-fallback",
-    "increment",
-    type=Number(float),
-    default="0.2",
-    show_default=True,
-    help="By how much one --temperature rises, up to 1; None: not at all.",
-)
+@click.option(_INCREMENT, "increment", type=Number(float), default="0.2", show_default=True, help=_RISES)
 @speech_options
 @engine_options
-@click.option(
-    "--verbose/--no-verbose",
-    "-v",
-    default=None,
-    help="Segments as they become final, and the log, on standard error. Default: segments on a terminal.",
-)
+@click.option("--verbose/--no-verbose", "-v", default=None, help=_VERBOSE)
 @click.option("--at-once", type=click.IntRange(1), default=8, show_default=True, help="Files held in memory together.")
 @click.pass_context
 def transcribe(
@@ -170,19 +135,23 @@ def transcribe(
     readable = _readable(files)
     if not readable:
         return FAILED
-    job = Job(
-        files=readable,
-        destination=_destination(files, formats, folder, subtitles),
-        options=options,
-        parallel_when_long="parallel" not in given and options.get("prefix") is None,
-        at_once=at_once,
-        verbose=bool(verbose),
-        shows_text=following.view is None and _shows_text(verbose, folder),
-        names_requests=config.observer is not None,
-        view=following.view,
-    )
-    open_engine: OpenEngine = context.obj
-    status = following.run(lambda: job.run(lambda: open_engine(found_model, config)))
+    view, open_engine = following.view, context.obj
+    with Progress(view, shows_text=view is None and _shows_text(verbose, folder)) as progress:
+        if folder is not None:
+            destination: Destination = Folder(Path(folder), formats, subtitles)
+        else:  # for all files: with several, lines have names
+            destination = standard_output(stdout(), files, formats[0], subtitles, progress.clear)
+        job = Job(
+            names=readable,
+            destination=destination,
+            progress=progress,
+            options=options,
+            parallel_when_long="parallel" not in given and options.get("prefix") is None,
+            at_once=at_once,
+            names_requests=config.observer is not None,
+        )
+        opening = partial(open_engine, found_model, config)
+        status = following.run(opening, job.run, verbose=bool(verbose), clear=progress.clear)
     return status or (FAILED if len(readable) < len(files) else 0)
 
 
@@ -266,17 +235,3 @@ def _check_outputs_of_folder(files: tuple[str, ...], formats: tuple[Format, ...]
             sources[written] = name
             if name != STDIN and os.path.realpath(written) == os.path.realpath(name):
                 raise click.UsageError(f"{name} would be overwritten by its own transcript; give another --output-dir")
-
-
-def _destination(
-    files: tuple[str, ...], formats: tuple[Format, ...], folder: str | None, subtitles: SubtitleSettings
-) -> Callable[[Callable[[], None]], Destination]:
-    """Makes the destination for ``files``, those with faults included: with several, lines have names.
-
-    Raises:
-        OutputError: standard output is closed.
-    """
-    if folder is not None:
-        return lambda _: Folder(Path(folder), formats, subtitles)
-    out = stdout()
-    return lambda clear: standard_output(out, files, formats[0], subtitles, clear)

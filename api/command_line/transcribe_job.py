@@ -7,34 +7,22 @@ import itertools
 import math
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from ...core.errors import TrioletError
 from ..outputs.results import Transcript
 from ..speech.options import TranscribeOptions
 from ..speech.recipe import Recipe
 from .destinations import Destination
+from .given import STDIN, read_stdin, shown
+from .pages import in_flags
 from .progress import Progress
-from .terminal import (
-    FAILED,
-    PIPE_CLOSED,
-    STDIN,
-    Opening,
-    OutputError,
-    at_a_shell,
-    complain,
-    read_stdin,
-    reported,
-    shown,
-)
-
-if TYPE_CHECKING:
-    from .watch import View
+from .terminal import FAILED, PIPE_CLOSED, OutputError, complain
 
 PARALLEL_SECONDS = 120.0  # longer files are transcribed in parallel where nobody said otherwise
 
@@ -51,64 +39,43 @@ class _File:
     error: Exception | None = None
 
 
-@frozen(kw_only=True)
+@define(eq=False, kw_only=True)
 class Job:
     """Files to transcribe through one engine.
 
     Args:
-        files: paths; "-" is standard input.
-        destination: makes the place where the transcripts go; it is given what makes room on the terminal.
+        names: paths; "-" is standard input.
+        destination: takes the transcripts.
+        progress: shows how far they are.
         options: of the transcriptions, by name.
         parallel_when_long: transcribe a file of more than `PARALLEL_SECONDS` in parallel.
         at_once: files transcribed together, and so held in memory.
-        verbose: write the log to standard error, not its warnings alone.
-        shows_text: write segments to standard error as they become final.
         names_requests: name them after their files, for followers of the engine.
-        view: what ``--watch`` draws.
     """
 
-    files: tuple[str, ...]
-    destination: Callable[[Callable[[], None]], Destination]
-    options: Mapping[str, Any] = field(factory=dict)
-    parallel_when_long: bool = False
-    at_once: int = 8
-    verbose: bool = False
-    shows_text: bool = False
-    names_requests: bool = False
-    view: View | None = None
-
-    async def run(self, open_engine: Opening) -> int:
-        """Transcribes the files; returns the exit status. A cancelled run leaves what was transcribed so far."""
-        with Progress(self.view, shows_text=self.shows_text) as progress:
-
-            async def transcribe(engine: Any) -> int:
-                # what the model does not know is refused once, not for each file
-                Recipe(options=TranscribeOptions(**self.options), description=engine.model)
-                return await _Run(self, engine, progress, self.destination(progress.clear)).transcribe()
-
-            return await reported(open_engine, transcribe, self.view, verbose=self.verbose, clear=progress.clear)
-
-
-@define(eq=False)
-class _Run:
-    """One run of a job, with an open engine."""
-
-    job: Job
-    engine: Any
-    progress: Progress
+    names: tuple[str, ...]
     destination: Destination
-    _files: list[_File] = field(init=False)
+    progress: Progress
+    options: Mapping[str, Any]
+    parallel_when_long: bool
+    at_once: int
+    names_requests: bool
+    engine: Any = field(default=None, init=False)
+    _files: list[_File] = field(init=False)  # not reported yet
 
     def __attrs_post_init__(self) -> None:
-        self._files = [_File(name) for name in self.job.files]
+        self._files = [_File(name) for name in self.names]
 
-    async def transcribe(self) -> int:
-        """The exit status."""
+    async def run(self, engine: Any) -> int:
+        """Transcribes the files; returns the exit status. A cancelled run leaves what was transcribed so far."""
+        # what the model does not know is refused once, not for each file
+        Recipe(options=TranscribeOptions(**self.options), description=engine.model)
+        self.engine = engine
         status, waiting, at_end = 0, iter(tuple(self._files)), False
         sender, ended = trio.open_memory_channel[_File](math.inf)
         try:
             async with trio.open_nursery() as nursery:
-                for _ in range(min(self.job.at_once, len(self._files))):
+                for _ in range(min(self.at_once, len(self._files))):
                     nursery.start_soon(self._work, waiting, sender.clone())
                 sender.close()
                 try:
@@ -149,27 +116,30 @@ class _Run:
         if name == STDIN:
             source = await trio.to_thread.run_sync(read_stdin, "audio", abandon_on_cancel=True)
         async with self.engine.stream_transcription(source, **await self._options(name, source)) as segments:
-            done, found = progress.begin(segments.duration), 0
+            progress.begin(segments.duration)
+            found = False
             try:
                 async for segment in segments:
-                    found += 1
+                    found = True
                     self.destination.add(name, segment)
-                    progress.show(shown(name) if len(self.job.files) > 1 else None, segment)
-                    done = progress.advance(done, segments.position)
+                    progress.show(shown(name) if len(self.names) > 1 else None, segment)
+                    progress.advance(segments.position - file.position)
+                    file.position = segments.position
                 file.is_complete = True
-                progress.advance(done, segments.position if segments.duration is None else segments.duration)
+                if segments.duration is not None:
+                    progress.advance(segments.duration - file.position)
             finally:
                 file.position = segments.position
                 if found or file.is_complete:
                     file.transcript = segments.transcript()
 
     async def _options(self, name: str, source: str | bytes) -> dict[str, Any]:
-        options = dict(self.job.options)
-        if self.job.parallel_when_long:
+        options = dict(self.options)
+        if self.parallel_when_long:
             seconds = await trio.to_thread.run_sync(seconds_of, source, abandon_on_cancel=True)
             if seconds is not None and seconds > PARALLEL_SECONDS:
                 options["parallel"] = True
-        if self.job.names_requests:
+        if self.names_requests:
             options["request_id"] = shown(Path(name).name)
         return options
 
@@ -184,7 +154,7 @@ class _Run:
             self._finish(file, None)
             return 0
         assert isinstance(file.error, TrioletError), f"{file.error!r} is not for users"
-        why = at_a_shell(file.name, file.error)
+        why = in_flags(str(file.error))
         if file.transcript is None:
             return self._complain(f"{shown(file.name)}: {why}")
         self._finish(file, why)

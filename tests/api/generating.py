@@ -1,4 +1,4 @@
-"""The tools of tests of `triolet generate` and `triolet embed`: an engine on paper, and the command's exit status."""
+"""An engine of paper for `triolet generate` and `triolet embed`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 import trio
 
-from triolet.api.command_line.main import main
 from triolet.api.outputs.results import Delta, Usage
 from triolet.core.config import EngineConfig
 from triolet.core.errors import TrioletError
@@ -86,12 +84,3 @@ class PaperEngine:
         self.embedded.append(tuple(texts))
         self.asked = {"pooling": pooling, "normalize": normalize}
         return np.array([[len(text), 0.1] for text in texts], np.float32)
-
-
-def run(arguments: Sequence[str], engine: PaperEngine | None = None) -> int:
-    """The exit status."""
-    with pytest.raises(SystemExit) as caught:
-        main(arguments, engine)
-    status = caught.value.code
-    assert isinstance(status, int)
-    return status

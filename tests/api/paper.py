@@ -112,24 +112,30 @@ class PaperEngine:
         return evolve(segment(number, start, end, text), words=words)
 
 
-def run(arguments: Sequence[str], engine: PaperEngine) -> int:
-    """The exit status. Recordings are made first, but ``absent*``; a model is named where none is."""
-    for name in arguments:
-        if name.endswith(".wav") and not name.startswith("absent"):
-            Path(name).parent.mkdir(parents=True, exist_ok=True)
-            Path(name).touch()
-    if arguments[:1] == ["transcribe"] and "--model" not in arguments:
-        arguments = ["transcribe", "--model", "paper", *arguments[1:]]
+def run(arguments: Sequence[str], engine: Any = None) -> int:
+    """The exit status. Recordings to transcribe are made first, but ``absent*``; a model is named where none is."""
+    if arguments[:1] == ["transcribe"]:
+        for name in arguments:
+            if name.endswith(".wav") and not name.startswith("absent"):
+                Path(name).parent.mkdir(parents=True, exist_ok=True)
+                Path(name).touch()
+        if "--model" not in arguments:
+            arguments = ["transcribe", "--model", "paper", *arguments[1:]]
     return run_as_it_is(arguments, engine)
 
 
-def run_as_it_is(arguments: Sequence[str], engine: PaperEngine) -> int:
-    """The exit status."""
+def run_as_it_is(arguments: Sequence[str], engine: Any = None) -> int:
+    """The exit status. ``engine`` stands for `Engine`."""
     with pytest.raises(SystemExit) as caught:
         main(arguments, engine)
     status = caught.value.code
     assert isinstance(status, int)
     return status
+
+
+def refuse(model: str, config: EngineConfig) -> Any:
+    """Stands for an engine that must not be opened."""
+    raise AssertionError(f"{model} was opened with {config}")
 
 
 class Terminal(io.StringIO):

@@ -32,11 +32,12 @@ from triolet.api.command_line.checks import (
     check_waiting,
 )
 from triolet.api.command_line.devices import Device
-from triolet.api.command_line.main import main
 from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, UnsupportedAudio
 from triolet.models.machine.host import Cores
 from triolet.models.machine.openmp import WaitPolicy
+
+from .paper import run
 
 GIB = 2**30
 SPEECH = next(sample.text for sample in triolet.demo.samples() if sample.path.stem == "en-command")
@@ -103,15 +104,17 @@ def test_what_is_wrong_or_slow_comes_with_what_to_do(finding: Finding, state: st
     assert bool(finding.advice) == (state != "ok")
 
 
-def test_memory_tells_the_limit_of_the_cgroup_where_it_binds() -> None:
-    assert check_memory(8 * GIB, 4 * GIB, 6 * GIB).found == "8.0 GiB, 6.0 GiB by the cgroup, 4.0 GiB available"
-    assert check_memory(8 * GIB, 4 * GIB, 9 * GIB).found == "8.0 GiB, 4.0 GiB available"
-
-
-def test_the_switch_interval_is_told_as_it_is_and_as_an_engine_makes_it() -> None:
-    told = "5 ms, and 0.1 ms while an engine works (switch_interval='kept': it stays)"
-    assert check_switching(0.005, 1e-4).found == told
-    assert check_switching(1e-5, 1e-4).found == "0.01 ms"
+@pytest.mark.parametrize(
+    ("finding", "found"),
+    [
+        (check_memory(8 * GIB, 4 * GIB, 6 * GIB), "8.0 GiB, 6.0 GiB by the cgroup, 4.0 GiB available"),
+        (check_memory(8 * GIB, 4 * GIB, 9 * GIB), "8.0 GiB, 4.0 GiB available"),  # the limit does not bind
+        (check_switching(0.005, 1e-4), "5 ms, and 0.1 ms while an engine works (switch_interval='kept': it stays)"),
+        (check_switching(1e-5, 1e-4), "0.01 ms"),
+    ],
+)
+def test_what_is_found_is_told_as_it_is(finding: Finding, found: str) -> None:
+    assert finding.found == found
 
 
 NEEDS = ["torch<3,>=2.11", "attrs>=24.2", 'fastapi>=0.115; extra == "test"', 'triolet[test]; extra == "dev"']
@@ -168,12 +171,13 @@ class Heard:
         return SimpleNamespace(text=self.text)
 
 
-def run(*words: str, engine: Heard) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["doctor", *words], engine)
-    status = caught.value.code
-    assert isinstance(status, int)
-    return status
+def findings(capsys: pytest.CaptureFixture[str], engine: Heard) -> dict[str, dict[str, str]]:
+    """The findings by their names; one is not well."""
+    assert run(["doctor", "--json"], engine) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    told = json.loads(line)
+    assert told["ok"] is False
+    return {each["name"]: each for each in told["findings"]}
 
 
 @pytest.fixture
@@ -185,7 +189,7 @@ def well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("well")
 def test_where_all_is_well_it_says_so_and_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(engine=Heard(SPEECH)) == 0
+    assert run(["doctor"], Heard(SPEECH)) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[-1] == "all is well"
@@ -196,20 +200,18 @@ def test_where_all_is_well_it_says_so_and_ends_with_0(capsys: pytest.CaptureFixt
 
 @pytest.mark.usefixtures("well")
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--json", engine=Heard("something else")) == 1
-    (line,) = capsys.readouterr().out.splitlines()
-    told = json.loads(line)
-    assert told["ok"] is False
-    assert [(each["name"], each["state"]) for each in told["findings"] if each["state"] != "ok"] == [("demo", "wrong")]
-    (demo,) = [each for each in told["findings"] if each["name"] == "demo"]
+    found = findings(capsys, Heard("something else"))
+    assert [name for name, each in found.items() if each["state"] != "ok"] == ["demo"]
+    demo = found["demo"]
+    assert demo["state"] == "wrong"
     assert f"it understood 'something else', and {SPEECH!r} was said" in demo["found"]
-    assert set(demo) == {"name", "state", "found", "advice"}
     assert "try another build of torch, and report this" in demo["advice"]
+    assert set(demo) == {"name", "state", "found", "advice"}
 
 
 @pytest.mark.usefixtures("well")
 def test_an_engine_that_does_not_open_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(engine=Heard("", CheckpointError("its weights are damaged"))) == 1
+    assert run(["doctor"], Heard("", CheckpointError("its weights are damaged"))) == 1
     lines = capsys.readouterr().out.splitlines()
     assert "-> mend what is wrong above" in " ".join(" ".join(lines).split())
     assert lines[-4].split() == ["wrong", "demo", "CheckpointError:", "its", "weights", "are", "damaged"]
@@ -221,11 +223,10 @@ def test_a_library_that_cannot_be_imported_is_a_finding(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "soxr", None)
-    assert run("--json", engine=Heard(SPEECH)) == 1
-    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert findings["soxr"]["state"] == "wrong"
-    assert findings["soxr"]["advice"] == "install it again: pip install --force-reinstall soxr"
-    assert "decoding" not in findings
+    found = findings(capsys, Heard(SPEECH))
+    assert found["soxr"]["state"] == "wrong"
+    assert found["soxr"]["advice"] == "install it again: pip install --force-reinstall soxr"
+    assert "decoding" not in found
 
 
 @pytest.mark.usefixtures("well")
@@ -237,30 +238,33 @@ def test_a_format_that_cannot_be_decoded_is_a_finding(
             raise UnsupportedAudio("no codec")
 
     monkeypatch.setattr("triolet.api.inputs.audio.load_audio", load)
-    assert run("--json", engine=Heard(SPEECH)) == 1
-    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert (findings["decoding"]["state"], findings["decoding"]["found"]) == ("wrong", "mp3: no codec")
+    found = findings(capsys, Heard(SPEECH))
+    assert (found["decoding"]["state"], found["decoding"]["found"]) == ("wrong", "mp3: no codec")
 
 
 @pytest.mark.usefixtures("well")
-def test_a_cache_folder_that_nobody_may_look_into_is_a_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize("fault", ["it is a file", "nobody may look into it"])
+def test_a_cache_folder_that_cannot_be_used_is_a_finding(
+    fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     locked, look, may = tmp_path / "locked", os.stat, os.access
-    locked.mkdir()
 
     def refused(path: Any, **options: Any) -> os.stat_result:
         if isinstance(path, str | Path) and locked in Path(path).parents:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return look(path, **options)
 
-    monkeypatch.setattr(os, "stat", refused)
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked and may(path, mode))
+    if fault == "it is a file":
+        locked.touch()
+        told = f"{locked} is a file"
+    else:
+        locked.mkdir()
+        told = f"nothing can be written in {locked}"
+        monkeypatch.setattr(os, "stat", refused)
+        monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != locked and may(path, mode))
     monkeypatch.setenv("XDG_CACHE_HOME", str(locked / "deeper"))
-    assert run("--json", engine=Heard(SPEECH)) == 1
-    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert findings["cache"]["state"] == "slow"
-    assert findings["cache"]["found"].endswith(f"nothing can be written in {locked}")
+    cache = findings(capsys, Heard(SPEECH))["cache"]
+    assert (cache["state"], cache["found"].endswith(told)) == ("slow", True)
 
 
 def test_without_torch_the_rest_is_looked_at(
@@ -270,11 +274,10 @@ def test_without_torch_the_rest_is_looked_at(
         raise OSError("libgomp.so.1: cannot open shared object file")
 
     monkeypatch.setattr(doctor.Processor, "find", fail)
-    assert run("--json", engine=Heard(SPEECH)) == 1
-    findings = {each["name"]: each for each in json.loads(capsys.readouterr().out)["findings"]}
-    assert findings["torch"]["found"] == "it cannot be imported (OSError: libgomp.so.1: cannot open shared object file)"
-    assert {"av", "cache", "models"} <= findings.keys()
-    assert "demo" not in findings
+    found = findings(capsys, Heard(SPEECH))
+    assert found["torch"]["found"] == "it cannot be imported (OSError: libgomp.so.1: cannot open shared object file)"
+    assert {"av", "cache", "models"} <= found.keys()
+    assert "demo" not in found
 
 
 @pytest.mark.real_time

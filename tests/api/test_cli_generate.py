@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from triolet.api.command_line.generate import Generation
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest, PoisonRequest, RequestTooLarge
 from triolet.core.request import SamplingParams
 
-from .generating import PaperEngine, run
+from .generating import PaperEngine
+from .paper import Terminal, run
 
 SECONDS = 60
 CPU = ("--device", "cpu")
@@ -56,7 +55,7 @@ def test_a_text_that_ends_its_line_gets_no_second_end(capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == "two\nlines\n"
 
 
-async def test_each_piece_is_written_as_it_comes() -> None:
+def test_each_piece_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """And flushed: whoever reads the pipe need not wait for the end."""
     seen: list[str] = []
 
@@ -64,20 +63,18 @@ async def test_each_piece_is_written_as_it_comes() -> None:
         def flush(self) -> None:
             seen.append(self.getvalue())
 
-    engine = PaperEngine("a", "b", "c")
-    assert await Generation(prompt="hi").run(lambda: engine("model", EngineConfig()), Out()) == 0
-    assert seen == ["a", "ab", "abc", "abc\n"]
+    monkeypatch.setattr(sys, "stdout", Out())
+    assert run(["generate", "model", "hi"], PaperEngine("a", "b", "c")) == 0
+    assert seen[:4] == ["a", "ab", "abc", "abc\n"]
 
 
-async def test_a_terminal_is_shown_control_characters_and_does_not_obey_them() -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for out, expected in ((Terminal(), "a\\x1b[2Jb\tc\n"), (io.StringIO(), "a\x1b[2Jb\tc\n")):
-        engine = PaperEngine("a\x1b[2J", "b\tc")
-        await Generation(prompt="hi").run(lambda engine=engine: engine("model", EngineConfig()), out)
-        assert out.getvalue() == expected
+@pytest.mark.parametrize(("out", "shown"), [(Terminal(), "a\\x1b[2Jb\tc\n"), (io.StringIO(), "a\x1b[2Jb\tc\n")])
+def test_a_terminal_is_shown_control_characters_and_does_not_obey_them(
+    out: io.StringIO, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", out)
+    assert run(["generate", "model", "hi"], PaperEngine("a\x1b[2J", "b\tc")) == 0
+    assert out.getvalue() == shown
 
 
 def test_json_is_one_object_with_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,32 +95,31 @@ def test_a_fault_in_the_middle_keeps_what_was_written(capsys: pytest.CaptureFixt
     assert engine.closed
 
 
-async def test_a_line_that_is_broken_off_is_ended_on_a_terminal() -> None:
-    """Or the shell's prompt would stand behind it."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    out = Terminal()
-    engine = PaperEngine("half a ", PoisonRequest("it crashed"))
-    assert await Generation(prompt="hi").run(lambda: engine("model", EngineConfig()), out) == 1
+@pytest.mark.parametrize(("broken", "status"), [(PoisonRequest("it crashed"), 1), (None, 130)])
+def test_a_line_that_is_broken_off_is_ended_on_a_terminal(
+    broken: PoisonRequest | None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an error or by ^C; or the shell's prompt would stand in it."""
+    out, engine = Terminal(), PaperEngine("half a ", broken)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert run(["generate", "model", "hi"], engine) == status
     assert out.getvalue() == "half a \n"
+    assert engine.closed
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-async def test_a_reader_that_goes_away_ends_the_work(as_json: bool) -> None:
+@pytest.mark.parametrize(("words", "given"), [([], 1), (["--json"], 11)])
+def test_a_reader_that_goes_away_ends_the_work(words: list[str], given: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The request is withdrawn, the engine closes, the status is that of SIGPIPE."""
 
     class Pipe(io.StringIO):
-        def flush(self) -> None:
+        def write(self, text: str) -> int:
             raise BrokenPipeError
 
     engine = PaperEngine(*"many pieces")
-    job = Generation(prompt="hi", as_json=as_json)
-    assert await job.run(lambda: engine("model", EngineConfig()), Pipe()) == 141
+    monkeypatch.setattr(sys, "stdout", Pipe())
+    assert run(["generate", "model", "hi", *words], engine) == 141
     assert engine.closed
-    assert engine.given == (11 if as_json else 1)
+    assert engine.given == given
 
 
 # -- what is asked ---------------------------------------------------------------------------------------------------
@@ -212,117 +208,6 @@ def test_a_schema_becomes_a_structure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("generate m hi --temperature -1", "temperature=-1.0; allowed: a number, 0 or more"),
-        ("generate m hi --max-tokens 0", "--max-tokens=0; allowed: an integer, 1 to"),
-        ("generate m hi --top-p 2", "--top-p=2.0; allowed: a number, more than 0, up to 1"),
-        ("generate m hi --speculate -1", "Speculation.tokens=-1; allowed: an integer, 1 to 64"),
-        ("generate m hi --raw --system x", "--system with --raw; write it into the prompt"),
-        ("embed m hi --pooling sum", "'sum' is not one of 'mean', 'cls', 'last'"),
-    ],
-)
-def test_wrong_usage_has_status_2(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before any model is loaded."""
-    engine = PaperEngine()
-    assert run(words.split(), engine) == 2
-    assert told in capsys.readouterr().err
-    assert not engine.configs
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["hi", "--image", "absent.png"], "absent.png: no such file; check the spelling and the folder"),
-        (["hi", "--image", "."], ".: it is a folder; give the files in it"),
-        (["hi", "--image", __file__], "is not an image that can be read (no format that is known); allowed: PNG,"),
-        (["hi", "--json-schema", "absent.json"], "absent.json: no such file"),
-        (["hi", "--json-schema", __file__], "it is no JSON (Extra data"),
-        (["hi", "--json-schema", os.devnull], "it is no JSON (Expecting value"),
-    ],
-)
-def test_a_wrong_file_is_one_line_and_status_1(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As `transcribe` has it. Told before any model is loaded."""
-    assert_one_line_and_status(1, words, told, capsys)
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ([""], "the prompt is empty; write one, or give --image or --audio"),
-        (["\udcff"], "PROMPT is no UTF-8 text (character 0); convert it first"),
-        (["hi", "--system", "\udcff"], "--system is no UTF-8 text"),
-    ],
-)
-def test_a_wrong_input_is_one_line_and_status_2(
-    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Told before any model is loaded."""
-    assert_one_line_and_status(2, words, told, capsys)
-
-
-def assert_one_line_and_status(status: int, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    engine = PaperEngine()
-    assert run(["generate", "model", *words], engine) == status
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("triolet: ")
-    assert told in err
-    assert not engine.configs
-
-
-def test_a_schema_that_is_nested_too_deeply_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "schema.json"
-    path.write_text("[" * 100_000)
-    assert run(["generate", "model", "hi", "--json-schema", str(path)], PaperEngine()) == 1
-    assert capsys.readouterr().err.startswith(f"triolet: {path}: it is nested too deeply to be read; ")
-
-
-@pytest.mark.parametrize(
-    ("command", "data", "status", "told"),
-    [
-        ("generate", b"\n", 2, "the prompt is empty"),
-        (
-            "generate",
-            b"ab\xff",
-            1,
-            "standard input: byte 2 is no UTF-8 text; images and audio are given with --image and",
-        ),
-        ("embed", b"ab\xff", 1, "standard input: byte 2 is no UTF-8 text; embed reads texts alone\n"),
-        ("embed", b"\n \n", 2, "standard input has no text; one a line is wanted"),
-    ],
-)
-def test_standard_input_without_a_text_is_one_line(
-    command: str,
-    data: bytes,
-    status: int,
-    told: str,
-    typed: Callable[[bytes], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    typed(data)
-    engine = PaperEngine()
-    assert run([command, "model"], engine) == status
-    assert capsys.readouterr().err.startswith(f"triolet: {told}")
-    assert not engine.configs
-
-
-@pytest.mark.parametrize("command", ["generate", "embed"])
-def test_without_a_prompt_a_terminal_is_not_waited_for(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It would look like a model that takes long."""
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr(sys, "stdin", Terminal())
-    assert run([command, "model"], PaperEngine()) == 2
-    assert "give" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("engine", "told"),
     [
         (PaperEngine(opening=CheckpointError("no checkpoint there")), "no checkpoint there"),
@@ -388,40 +273,3 @@ def test_audio_may_come_from_standard_input(sound: Path, typed: Callable[[bytes]
     assert run(["generate", "model", "hi", "--audio", "-"], engine) == 0
     (user,) = engine.asked["messages"]
     assert user["content"][0] == {"type": "audio", "audio": sound.read_bytes()}
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--image -", "but the prompt (not given as an argument) and --image - would come from it"),
-        ("- --image -", "but the prompt and --image - would come from it"),
-        ("hi --image - --audio -", "but --image - and --audio - would come from it"),
-    ],
-)
-def test_standard_input_is_read_once(
-    words: str, told: str, typed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It would be the image for one and empty for the other."""
-    typed(b"something")
-    engine = PaperEngine()
-    assert run(["generate", "model", *words.split()], engine) == 2
-    assert told in " ".join(capsys.readouterr().err.split())
-    assert not engine.configs
-
-
-@pytest.mark.parametrize(
-    ("option", "data", "told"),
-    [
-        ("--image", b"no image", "8 bytes is not an image that can be read"),
-        ("--image", b"", "it is empty; pipe an image in"),
-        ("--audio", b"", "it is empty; pipe audio in"),
-    ],
-)
-def test_standard_input_that_is_no_image_or_audio_is_one_line(
-    option: str, data: bytes, told: str, typed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed(data)
-    engine = PaperEngine()
-    assert run(["generate", "model", "hi", option, "-"], engine) == 1
-    assert capsys.readouterr().err.startswith(f"triolet: standard input: {told}")
-    assert not engine.configs

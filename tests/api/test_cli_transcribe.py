@@ -104,42 +104,6 @@ def test_one_temperature_rises_and_several_are_taken(
     assert temperatures(given, increment) == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--beam-size 0", "--beam-size=0; allowed: an integer, 1 to 64"),
-        ("--temperature-increment-on-fallback 0", "--temperature-increment-on-fallback=0.0; allowed: a number of"),
-        ("--temperature x", "'x'; allowed: numbers separated by commas"),
-        ("--patience x", "'x'; allowed: one number, or None"),
-        ("--suppress-tokens=-1,5", "--suppress-tokens=(-1, 5); allowed: a list of token ids"),
-        ("--hallucination-silence-threshold 2", "allowed: --timestamps='word', whose times it needs"),
-        ("--timestamps none --word-timestamps", "--timestamps=none with --word-timestamps=True"),
-        ("--clip-timestamps 5,1", "--clip-timestamps='5,1'; allowed: seconds, rising"),
-        ("--max-line-width 20 --format srt", "--max-line-width needs words with their times; give --word-timestamps"),
-        ("--word-timestamps --max-line-width 0", "--max-line-width=0; allowed: an integer"),
-        ("--format all", "--format all writes several files; give their folder: --output-dir DIR"),
-        ("--format srt b.wav", "--format srt of 2 files cannot follow each other; give --output-dir DIR"),
-        ("--language klingon", "'klingon' is no language that Whisper knows"),
-        ("--language germna", "did you mean german"),
-        ("--hotwords Asa", "--hotwords Asa is not supported: write the words into --initial-prompt"),
-        (
-            "--compute_type int16",
-            "--compute-type int16 is not supported: weights are computed with as they are, or in int8",
-        ),
-        ("--word_timestamps=maybe", "--word-timestamps=maybe; allowed: --word-timestamps or --no-word-timestamps"),
-    ],
-)
-def test_what_is_wrong_in_the_arguments_is_told_before_a_model_is_loaded(
-    words: str, told: str, engine: PaperEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In one message, with status 2, in terms of flags."""
-    assert run(["transcribe", "a.wav", *words.split()], engine) == 2
-    err = " ".join(capsys.readouterr().err.split())
-    assert told in err
-    assert err.count("Error:") == 1
-    assert not engine.models
-
-
 def test_messages_speak_of_flags_and_leave_plain_words_alone() -> None:
     """A parameter whose name is a word is meant where a value follows."""
     message = "prefix with parallel=True; beam_size too; the language; xbeam_size; task='x'; engine.embed(...)"
@@ -250,23 +214,6 @@ def test_files_are_named_after_the_audio_and_standard_output_stays_empty(
     )
 
 
-@pytest.mark.parametrize("names", [("x/a.wav", "y/a.wav"), ("a.wav", "a.wav")])
-def test_two_files_never_write_to_the_same_file(
-    names: tuple[str, str], engine: PaperEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The second would silently overwrite the first."""
-    assert run(["transcribe", *names, "-o", "out", "-f", "srt"], engine) == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert f"{names[0]} and {names[1]} would both be written to out/a.srt; rename one" in told
-    assert not engine.models
-
-
-def test_an_input_is_never_overwritten(engine: PaperEngine, folder: Path) -> None:
-    (folder / "a.srt").write_text("audio, says its name or not")
-    assert run(["transcribe", "a.srt", "-o", ".", "-f", "srt"], engine) == 2
-    assert (folder / "a.srt").read_text() == "audio, says its name or not"
-
-
 def test_an_output_that_cannot_be_written_ends_the_work(
     engine: PaperEngine, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,25 +231,7 @@ def test_a_short_file_does_not_wait_for_a_long_one_before_it(engine: PaperEngine
     assert not (folder / "out/slow.txt").exists()
 
 
-@pytest.mark.parametrize("words", [[], ["-o", "out", "-f", "text"]])
-def test_every_file_has_its_turn(words: list[str], engine: PaperEngine) -> None:
-    """Also where one ends, and is reported, before the next is taken."""
-    names = [f"{number}.wav" for number in range(6)]
-    assert run(["transcribe", *names, "--at-once", "1", *words], engine) == 0
-    assert [audio for audio, _ in engine.asked] == names
-
-
 # -- stopped ---------------------------------------------------------------------------------------------------------
-
-
-def test_interrupted_it_writes_what_was_transcribed_and_says_what_is_missing(
-    engine: PaperEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["transcribe", "endless.wav"], engine) == 130
-    assert capsys.readouterr() == (
-        "said in endless.wav,\n",
-        "triolet: endless.wav: stopped before its end; what is said after 1.00 s is missing\n",
-    )
 
 
 def test_interrupted_json_says_it_too(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,25 +242,10 @@ def test_interrupted_json_says_it_too(engine: PaperEngine, capsys: pytest.Captur
     assert told["warnings"] == ["stopped before its end; what is said after 1.00 s is missing"]
 
 
-def test_a_file_that_breaks_in_the_middle_gives_what_came_before(
-    engine: PaperEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["transcribe", "breaks.wav", "b.wav"], engine) == 1
-    assert capsys.readouterr() == (
-        "breaks.wav: said in breaks.wav,\nb.wav: said in b.wav, möglichst.\n",
-        "triolet: breaks.wav: the device is gone; what is said after 1.00 s is missing\n",
-    )
-
-
 def test_a_file_that_fails_at_its_beginning_leaves_what_an_earlier_run_wrote(engine: PaperEngine, folder: Path) -> None:
     (folder / "bad.txt").write_text("before")
     assert run(["transcribe", "bad.wav", "-o", "."], engine) == 1
     assert (folder / "bad.txt").read_text() == "before"
-
-
-def test_warnings_of_a_transcript_name_its_file(engine: PaperEngine, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["transcribe", "warned.wav"], engine) == 0
-    assert capsys.readouterr().err == "triolet: warned.wav: warning: the end is missing\n"
 
 
 # -- terminals -------------------------------------------------------------------------------------------------------

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import pty
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +18,6 @@ from rich.console import Console
 import triolet.demo
 from triolet import Engine, EngineConfig, EngineStatistics
 from triolet.api.command_line import terminal
-from triolet.api.command_line.main import main
 from triolet.api.command_line.watch import MOST_LINES, View, picture
 from triolet.core import events as e
 from triolet.core.overview import FREEING, HELD, IDLE, Overview
@@ -31,6 +25,7 @@ from triolet.testing.sim import SimExecutor, sim_engine
 from triolet.testing.sim_model import SimModel
 
 from ..actors.shared import ask
+from .paper import Terminal, run
 from .threads import press_in_a_callback
 
 QUEUED = e.RequestQueued("r", time=1.0)
@@ -177,9 +172,7 @@ def test_four_hundred_requests_are_the_first_ones_and_how_many_more(statistics: 
     assert "400 waiting" in picture_
 
 
-async def test_the_picture_tells_pages_slots_cache_and_speed(
-    statistics: EngineStatistics, autojump_clock: Any
-) -> None:
+async def test_the_picture_tells_pages_slots_cache_and_speed(statistics: EngineStatistics, autojump_clock: Any) -> None:
     view, done = view_on(Screen()), statistics.requests
     for event in (e.EntryReserved("k", 3 * 2**20), QUEUED, STARTED):
         view.state(event)
@@ -207,13 +200,10 @@ def test_before_the_engine_is_open_it_says_so() -> None:
 # -- the view --------------------------------------------------------------------------------------------------------
 
 
-class Screen(io.StringIO):
-    """A terminal that takes everything down."""
+class Screen(Terminal):
+    """A terminal for `rich`."""
 
     encoding = "utf-8"
-
-    def isatty(self) -> bool:
-        return True
 
 
 def view_on(screen: Screen) -> View:
@@ -241,56 +231,40 @@ async def test_it_is_drawn_eight_times_a_second_and_taken_away_at_the_end(autoju
 # -- the commands ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def opened() -> Callable[..., Any]:
-    return lambda model, config: sim_engine(SimExecutor(SimModel()), config=config)
-
-
 @pytest.mark.parametrize(
     ("command", "refusal"),
     [
-        (["transcribe", "--model", "m", "x.wav"], "x.wav: no such file"),
+        (["transcribe", "--model", "m", "absent.wav"], "absent.wav: no such file"),
         (["generate", "m", "hi"], "reads audio; give --audio="),
         (["embed", "m", "hi"], "vectors come from embedding models"),
     ],
 )
 def test_without_a_terminal_there_is_nothing_to_watch_and_it_goes_on(
-    command: list[str], refusal: str, opened: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+    command: list[str], refusal: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As far as a device of paper goes: it has no file and reads nothing but audio, and the command says so."""
-    with pytest.raises(SystemExit) as left:
-        main([*command, "--watch"], opened)
+    assert run([*command, "--watch"], lambda _, config: sim_engine(SimExecutor(SimModel()), config=config)) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first == "triolet: --watch: standard error is no terminal, there is nothing to watch with; going on without"
     assert refusal in second
-    assert left.value.code == 1
 
 
 @pytest.mark.real_time
-def test_who_transcribes_at_a_terminal_sees_the_files_as_lines() -> None:
-    """The whole command, on real weights, with a terminal on standard error."""
-    samples = Path(triolet.demo.__file__).parent / "samples"
-    ours, theirs = pty.openpty()
-    words = ["transcribe", "--model", "demo", "--watch", str(samples / "en-many.flac"), str(samples / "de-many.flac")]
-    done = subprocess.Popen(
-        [sys.executable, "-m", "triolet", *words], stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, **_SCREEN}
-    )
-    os.close(theirs)
-    seen = "".join(_lines_of(ours))
-    assert done.communicate()[0].count(b"\n") == 2
-    assert done.returncode == 0
+def test_who_transcribes_at_a_terminal_sees_the_files_as_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole command, on real weights."""
+    screen, samples = Screen(), Path(triolet.demo.__file__).parent / "samples"
+    monkeypatch.setattr(sys, "stderr", screen)
+    for name, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}.items():
+        monkeypatch.setenv(name, value)
+    files = [str(samples / name) for name in ("en-many.flac", "de-many.flac")]
+    assert run(["transcribe", "--model", "demo", "--watch", *files]) == 0
+    assert capsys.readouterr().out.count("\n") == 2
+    seen = screen.getvalue()
     assert "cross slots" in seen
     assert "en-many.flac#" in seen
     assert seen.rindex("\x1b[?25h") > seen.rindex("\x1b[?25l")
-
-
-_SCREEN = {"TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
-
-
-def _lines_of(terminal: int) -> Iterator[str]:
-    """Yields all that is written to the other end of ``terminal``, until that is closed."""
-    with open(terminal, encoding="utf-8", errors="replace") as file, contextlib.suppress(OSError):
-        yield from file
 
 
 def test_an_interrupt_that_python_would_lose_is_heard_by_the_command() -> None:

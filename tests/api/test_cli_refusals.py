@@ -1,0 +1,170 @@
+"""What cannot work is refused by the commands before a model is loaded: the message and the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .paper import Terminal, refuse, run_as_it_is
+
+T, G, E = "transcribe a.wav --model m", "generate m hi", "embed m hi"
+
+
+@pytest.fixture(autouse=True)
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with files that the command lines name."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "ct2", "llama", "x", "y"):
+        Path(name).mkdir()
+    for name in ("a.wav", "b.wav", "x/a.wav", "y/a.wav"):
+        Path(name).write_bytes(b"RIFF")
+    Path("ct2/model.bin").touch()
+    Path("llama/config.json").write_text(json.dumps({"model_type": "llama"}))
+    texts = {
+        "a.gguf": "GGUF",
+        "a.srt": "1",
+        "no.json": "{} {}",
+        "deep.json": "[" * 100_000,
+        "none": "",
+        "lines": "\n \n",
+    }
+    texts |= {"some.json": '{"type": "object"}', "endless.json": '{"$ref": "#/absent"}'}
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    Path("latin").write_bytes(b"ab\xff")
+    return tmp_path
+
+
+def refusals() -> Iterator[tuple[str, int, str]]:
+    """A command line, its status, and its message. ``< FILE`` is its standard input, ``<&-`` closes that, ``< tty`` is
+    a terminal."""
+    # options and arguments that are wrong by themselves
+    for command in (T, G, E):
+        yield f"{command} --device gpu", 2, "--device='gpu'; allowed:"
+        yield f"{command} --threads -1", 2, "--threads=-1; allowed:"
+        yield f"{command} --nonsense", 2, "No such option"
+        yield f"{command} --dtype int4", 2, "'int4' is not one of"
+        yield f"{command} --trace -", 2, "--trace -, but standard output is for the results; give a file"
+        yield f"{command} --trace absent/t.json", 1, "absent/t.json: the trace cannot be written (No such file or dir"
+    yield f"{T} --trace b.wav", 1, "b.wav: this file is there, and is no trace; give the trace another name"
+    yield f"{T} --trace .", 1, ".: the trace cannot be written (Is a directory)"
+    yield "sing a.wav", 2, "No such command 'sing'"
+    yield "completion tcsh", 2, "'tcsh' is not one of 'bash', 'zsh', 'fish'"
+    yield "trace", 2, "Missing argument 'EVENTS'"
+    yield "trace absent.jsonl", 1, "absent.jsonl: no such file; check the spelling"
+    yield "trace none -o a.wav", 1, "a.wav: this file is there, and is no trace"
+
+    # models
+    for command in ("transcribe a.wav --model {}", "generate {} hi", "embed {} hi"):
+        told = "there is no folder ./absent; allowed: a checkpoint's folder or a hub id such as"
+        yield command.format("./absent"), 1, told.replace("./", "")
+    yield "generate /absent/folder/of/mine hi", 1, "there is no folder /absent/folder/of/mine; allowed"
+    yield "generate empty hi", 1, "empty has no config.json, so it is no checkpoint; give a folder as save_pretrained"
+    yield "embed a.gguf hi", 1, "a.gguf is a file in GGUF, the format of llama.cpp; allowed: checkpoints in transf"
+    yield "transcribe a.wav --model ct2", 1, "ct2 holds a model of CTranslate2, as faster-whisper has it; allowed:"
+    yield "transcribe a.wav --model llama", 1, "llama (llama) cannot transcribe; allowed: Whisper models."
+    yield "transcribe a.wav", 2, "no --model: give the folder or the hub id of a Whisper checkpoint"  # none by default
+
+    # transcribe
+    yield "transcribe", 2, "Missing argument 'FILES...'"
+    for words, told in {
+        "--task sing": "'sing' is not one of 'transcribe', 'translate'",
+        "--format xml": "'xml' is not one of",
+        "--at-once 0": "Invalid value for '--at-once'",
+        "--beam-size 0": "--beam-size=0; allowed: an integer, 1 to 64",
+        "--temperature-increment-on-fallback 0": "--temperature-increment-on-fallback=0.0; allowed: a number of",
+        "--temperature x": "'x'; allowed: numbers separated by commas",
+        "--patience x": "'x'; allowed: one number, or None",
+        "--suppress-tokens=-1,5": "--suppress-tokens=(-1, 5); allowed: a list of token ids",
+        "--hallucination-silence-threshold 2": "allowed: --timestamps='word', whose times it needs",
+        "--timestamps none --word-timestamps": "--timestamps=none with --word-timestamps=True",
+        "--clip-timestamps 5,1": "--clip-timestamps='5,1'; allowed: seconds, rising",
+        "--max-line-width 20 -f srt": "--max-line-width needs words with their times; give --word-timestamps",
+        "--word-timestamps --max-line-width 0": "--max-line-width=0; allowed: an integer",
+        "--format all": "--format all writes several files; give their folder: --output-dir DIR",
+        "--format srt b.wav": "--format srt of 2 files cannot follow each other; give --output-dir DIR",
+        "--language klingon": "'klingon' is no language that Whisper knows",
+        "--language germna": "did you mean german",
+        "--hotwords Asa": "--hotwords Asa is not supported: write the words into --initial-prompt",
+        "--compute_type int16": "--compute-type int16 is not supported: weights are computed with as they are",
+        "--word_timestamps=maybe": "--word-timestamps=maybe; allowed: --word-timestamps or --no-word-timestamps",
+        "- -": "- is given 2 times; standard input can be read once",
+        "y/a.wav -o out -f srt": "a.wav and y/a.wav would both be written to out/a.srt; rename one",
+        "a.wav -o out -f srt": "a.wav and a.wav would both be written to out/a.srt; rename one",
+        "a.srt -o . -f srt": "would both be written to",
+    }.items():
+        yield f"{T} {words}", 2, told
+    yield "transcribe a.srt --model m -o . -f srt", 2, "a.srt would be overwritten by its own transcript"
+    yield f"{T} -o a.gguf/out", 1, "a.gguf/out: this folder cannot be made (Not a directory)"
+    yield "transcribe absent.wav x --model m", 1, "absent.wav: no such file; check the spelling and the folder"
+    yield "transcribe absent.wav x --model m", 1, "triolet: x: it is a folder; give the files in it (x/*)"
+    yield "transcribe absent://a --model m", 1, "absent://a: no such file; addresses are not fetched: download it first"
+    yield "transcribe '' --model m", 1, "'': an empty file name; look at the quotes, and whether the variable"
+
+    # generate and embed
+    for words, told in {
+        "--temperature -1": "temperature=-1.0; allowed: a number, 0 or more",
+        "--max-tokens 0": "--max-tokens=0; allowed: an integer, 1 to",
+        "--top-p 2": "--top-p=2.0; allowed: a number, more than 0, up to 1",
+        "--speculate -1": "Speculation.tokens=-1; allowed: an integer, 1 to 64",
+        "--raw --system x": "--system with --raw; write it into the prompt",
+        "--system \udcff": "--system is no UTF-8 text",
+        "--image - --audio -": "but --image - and --audio - would come from it",
+    }.items():
+        yield f"{G} {words}", 2, told
+    yield "generate m ''", 2, "the prompt is empty; write one, or give --image or --audio"
+    yield "generate m \udcff", 2, "PROMPT is no UTF-8 text (character 0); convert it first"
+    yield "generate m --image -", 2, "but the prompt (not given as an argument) and --image - would come from it"
+    yield "generate m - --image -", 2, "but the prompt and --image - would come from it"
+    for words, told in {
+        "--image absent.png": "absent.png: no such file; check the spelling and the folder",
+        "--image .": ".: it is a folder; give the files in it",
+        "--image a.gguf": "is not an image that can be read (no format that is known); allowed: PNG,",
+        "--json-schema absent.json": "absent.json: no such file",
+        "--json-schema no.json": "no.json: it is no JSON (Extra data",
+        "--json-schema none": "none: it is no JSON (Expecting value",
+        "--json-schema deep.json": "deep.json: it is nested too deeply to be read; a JSON schema can refer to itself",
+        "--json-schema endless.json": "endless.json: the structure cannot be followed",
+        "--image - < latin": "standard input: the image file of 3 bytes is not an image that can be read",
+        "--image - < none": "standard input: it is empty; pipe an image in",
+        "--audio - < none": "standard input: it is empty; pipe audio in",
+        "--audio - <&-": "standard input: it is closed; pipe audio in, or redirect it from a file (< FILE)",
+    }.items():
+        yield f"{G} {words}", 1, told
+    yield "generate m < lines", 2, "the prompt is empty"
+    yield "generate m < latin", 1, "standard input: byte 2 is no UTF-8 text; images and audio are given with --image"
+    yield "generate m <&-", 1, "standard input: it is closed; pipe a prompt in, or redirect it from a file (< FILE)"
+    yield "generate m < tty", 2, "no PROMPT: give it as an argument"  # it would look like a model that takes long
+    yield f"{E} --pooling sum", 2, "'sum' is not one of 'mean', 'cls', 'last'"
+    yield "embed m < latin", 1, "standard input: byte 2 is no UTF-8 text; embed reads texts alone"
+    yield "embed m < lines", 2, "standard input has no text; one a line is wanted"
+    yield "embed m < tty", 2, "no TEXT: give texts as arguments"
+
+
+@pytest.mark.parametrize(("line", "status", "told"), list(refusals()))
+def test_what_cannot_work_is_refused_before_a_model_is_loaded(
+    line: str, status: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2: it is wrong by itself. 1: something that was named cannot be used, which is one line. In terms of flags."""
+    line, _, stdin = line.replace("<&-", "< closed").partition(" < ")
+    with ExitStack() as stack:
+        streams: dict[str, Any] = {"closed": None, "tty": Terminal()}
+        opened = streams[stdin] if stdin in streams else stack.enter_context(open(stdin or os.devnull))
+        monkeypatch.setattr(sys, "stdin", opened)
+        assert run_as_it_is(shlex.split(line), refuse) == status
+    out, err = capsys.readouterr()
+    assert told in " ".join(err.split())
+    assert status == 2 or all(line.startswith("triolet: ") for line in err.splitlines())
+    assert err.count("Error:") < 2
+    assert "Traceback" not in err
+    assert out == ""
+    assert Path("a.wav").read_bytes() == b"RIFF"
+    assert Path("a.srt").read_text() == "1"
