@@ -89,7 +89,7 @@ def _examine(open_engine: OpenEngine) -> Iterator[Finding]:
 def _packages() -> list[Finding]:
     from packaging.requirements import Requirement
 
-    requirements, installed = importlib.metadata.requires("triolet") or [], {}
+    requirements, installed = importlib.metadata.requires("triolet") or [], dict[str, str]()
     for name in {Requirement(requirement).name for requirement in requirements}:
         with suppress(importlib.metadata.PackageNotFoundError):
             installed[name] = importlib.metadata.version(name)

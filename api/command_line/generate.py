@@ -46,9 +46,7 @@ _EXAMPLES = (
 @click.option("--audio", "sounds", multiple=True, **FILE, help="To ask about; - is standard input. May be repeated.")
 @click.option("--system", metavar="TEXT", help="What the system says, before the prompt; needs a chat template.")
 @click.option("--chat/--raw", default=None, help="By the chat template, or as it is. Default: --chat, if there is one.")
-@click.option(
-    "--max-tokens", type=int, metavar="N", help="To write, at most. Default: up to the model's last position."
-)
+@click.option("--max-tokens", type=int, metavar="N", help="To write, at most. Default: to the model's last position.")
 @click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
 @click.option("--top-p", default=1.0, show_default=True, help="Smallest set of tokens with this probability.")
 @click.option("--top-k", default=0, show_default=True, help="Only the k likeliest tokens; 0 is off.")
@@ -122,12 +120,17 @@ def generate(
             ended = trio.current_time()
             if view is not None:
                 view.close()
+            text, usage, reason = "".join(part.text for part in parts), parts[-1].usage, parts[-1].finish_reason
+            assert usage is not None, "a request ended without its usage"
+            assert reason is not None, "a request ended without a reason"
             if as_json:
-                add(json.dumps(_as_object(parts), ensure_ascii=not is_utf8(out)))
+                tokens = [token for part in parts for token in part.token_ids]
+                told = {"text": text, "tokens": tokens, "finish_reason": reason.value, "usage": asdict(usage)}
+                add(json.dumps(told, ensure_ascii=not is_utf8(out)))
             elif comes_last:
-                add("".join(part.text for part in parts))
+                add(text)
         if verbose:
-            for line in _statistics_lines(engine, parts[-1].usage, opened - begin, first - opened, ended - first):
+            for line in _statistics_lines(engine, usage, opened - begin, first - opened, ended - first):
                 complain(line)
 
     return following.run(opening, write_text, verbose=verbose)
@@ -224,23 +227,8 @@ def _line(out: TextIO) -> Iterator[Callable[[str], None]]:
         write("", out)
 
 
-def _as_object(parts: Sequence[Delta]) -> dict[str, Any]:
-    last = parts[-1]
-    assert last.finish_reason is not None, "a request ended without a reason"
-    assert last.usage is not None, "a request ended without its usage"
-    return {
-        "text": "".join(part.text for part in parts),
-        "tokens": [token for part in parts for token in part.token_ids],
-        "finish_reason": last.finish_reason.value,
-        "usage": asdict(last.usage),
-    }
-
-
-def _statistics_lines(
-    engine: Any, usage: Usage | None, opening: float, waiting: float, writing: float
-) -> Iterator[str]:
+def _statistics_lines(engine: Any, usage: Usage, opening: float, waiting: float, writing: float) -> Iterator[str]:
     """Lines for people. The three times, in seconds: until the engine was open, until the first token, and after it."""
-    assert usage is not None, "a request ended without its usage"
     statistics, count = engine.statistics(), usage.completion_tokens
     speed = f", then {(count - 1) / writing:.1f} a second" if count > 1 else ""
     yield f"opened in {opening:.2f} s; {usage.prompt_tokens} tokens read, {count} written"

@@ -73,6 +73,8 @@ def structure_of(name: str) -> Structure:
     check_readable(name)
     try:
         structure = Structure.json_schema(json.dumps(json.loads(Path(name).read_bytes())))
+    except OSError as error:
+        raise WrongFile(f"{name}: it cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise WrongFile(f"{name}: it is no JSON ({error}); a JSON schema is wanted") from error
     except RecursionError as error:
@@ -144,7 +146,7 @@ def read_stdin(what: str) -> bytes:
     Raises:
         InvalidRequest: standard input is closed, or cannot be read.
     """
-    parts, descriptor = [], opened_stdin(what).fileno()
+    parts, descriptor = list[bytes](), opened_stdin(what).fileno()
     try:
         while part := os.read(descriptor, 1 << 16):
             parts.append(part)

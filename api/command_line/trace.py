@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TextIO
 
 import click
@@ -70,7 +70,8 @@ def _lines(name: str) -> Iterator[str]:
     """The lines of the log, without a last one that was cut off when its process died. An error of the system here is
     one of the events, not of the trace."""
     try:
-        with nullcontext(opened_stdin("events")) if name == STDIN else open(name, encoding="utf-8") as file:
+        with ExitStack() as stack:
+            file = opened_stdin("events") if name == STDIN else stack.enter_context(open(name, encoding="utf-8"))
             for line in file:
                 if not line.endswith("\n"):
                     try:

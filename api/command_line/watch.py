@@ -191,7 +191,7 @@ class View:
         most = max(1, min(MOST_LINES, self.console.size.height - 11))
         drawn = picture(self.state, statistics, now, title=self.title, most_lines=most, rates=rates)
         if self._live is None:
-            options = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
+            options: dict[str, Any] = {"auto_refresh": False, "redirect_stdout": False, "redirect_stderr": False}
             self._live = Live(console=self.console, transient=True, **options)
             self._live.start()
         self._live.update(drawn, refresh=True)

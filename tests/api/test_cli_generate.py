@@ -42,17 +42,15 @@ def typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[bytes], 
 # -- what is written -------------------------------------------------------------------------------------------------
 
 
-def test_the_text_is_written_alone_and_ends_its_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ready for a pipe: no progress, no statistics."""
-    engine = PaperEngine("Once", " upon", "", " a time")
+@pytest.mark.parametrize("pieces", [("Once", " upon", "", " a time"), ("two\n", "lines\n")])
+def test_the_text_is_written_alone_and_ends_its_line(
+    pieces: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ready for a pipe: no progress, no statistics, and no second end of a line."""
+    engine = PaperEngine(*pieces)
     assert run(["generate", "model", "hi"], engine) == 0
-    assert capsys.readouterr() == ("Once upon a time\n", "")
+    assert capsys.readouterr() == ("".join(pieces).removesuffix("\n") + "\n", "")
     assert engine.closed
-
-
-def test_a_text_that_ends_its_line_gets_no_second_end(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["generate", "model", "hi"], PaperEngine("two\n", "lines\n")) == 0
-    assert capsys.readouterr().out == "two\nlines\n"
 
 
 def test_each_piece_is_written_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,38 +236,32 @@ def test_each_text_becomes_a_line_with_its_embedding(capsys: pytest.CaptureFixtu
     assert engine.asked == {"pooling": "cls", "normalize": False}
 
 
-def test_lines_of_standard_input_are_texts(typed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("typed_in", "texts"),
+    [
+        (b"".join(b"line %d\n\n" % number for number in range(300)), [f"line {number}" for number in range(300)]),
+        (b"a cat\r\n\r\na dog\r\n", ["a cat", "a dog"]),  # as Windows ends lines
+    ],
+    ids=["many", "Windows"],
+)
+def test_lines_of_standard_input_are_texts(
+    typed_in: bytes, texts: list[str], typed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Empty ones are passed over; many go together, and their lines come before the rest is computed."""
-    typed(b"".join(b"line %d\n\n" % number for number in range(300)))
+    typed(typed_in)
     engine = PaperEngine()
     assert run(["embed", "model"], engine) == 0
-    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
-    assert texts == [f"line {number}" for number in range(300)]
-    assert [len(part) for part in engine.embedded] == [256, 44]
+    assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == texts
+    assert [len(part) for part in engine.embedded] == ([256, 44] if len(texts) == 300 else [2])
 
 
-def test_lines_may_end_as_they_do_elsewhere(typed: Callable[[bytes], None], capsys: pytest.CaptureFixture[str]) -> None:
-    """As Windows ends them; a line of its end alone is empty."""
-    typed(b"a cat\r\n\r\na dog\r\n")
-    assert run(["embed", "model"], PaperEngine()) == 0
-    texts = [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()]
-    assert texts == ["a cat", "a dog"]
-
-
-# -- images and audio from standard input ----------------------------------------------------------------------------
-
-
-def test_an_image_may_come_from_standard_input(picture: Path, typed: Callable[[bytes], None]) -> None:
-    typed(picture.read_bytes())
-    engine = PaperEngine("a", media=["image"])
-    assert run(["generate", "model", "hi", "--image", "-"], engine) == 0
-    (user,) = engine.asked["messages"]
-    assert user["content"][0]["image"].size == (40, 60)
-
-
-def test_audio_may_come_from_standard_input(sound: Path, typed: Callable[[bytes], None]) -> None:
-    typed(sound.read_bytes())
-    engine = PaperEngine("a", media=["audio"])
-    assert run(["generate", "model", "hi", "--audio", "-"], engine) == 0
-    (user,) = engine.asked["messages"]
-    assert user["content"][0] == {"type": "audio", "audio": sound.read_bytes()}
+def test_an_image_or_audio_may_come_from_standard_input(
+    picture: Path, sound: Path, typed: Callable[[bytes], None]
+) -> None:
+    for option, path in (("--image", picture), ("--audio", sound)):
+        typed(path.read_bytes())
+        engine = PaperEngine("a", media=["image", "audio"])
+        assert run(["generate", "model", "hi", option, "-"], engine) == 0
+        (user,) = engine.asked["messages"]
+        asked = user["content"][0]
+        assert asked.get("audio") == path.read_bytes() or asked["image"].size == (40, 60)
