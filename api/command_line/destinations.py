@@ -21,6 +21,48 @@ from ..outputs.results import Segment, Transcript
 from .given import STDIN
 from .terminal import OutputError, is_utf8, visible, write
 
+
+@define
+class _Output:
+    """The text of one file in one format. ``sink`` takes each text, and whether it is the first. It gets one only when
+    there is any, so that a file which fails at its beginning leaves what an earlier run wrote."""
+
+    writer: Writer
+    sink: Callable[[str, bool], None]
+    _begun: bool = field(default=False, init=False)
+
+    def put(self, text: str, *, last: bool = False) -> None:
+        """Appends ``text``."""
+        if text or last:
+            first, self._begun = not self._begun, True
+            self.sink((self.writer.begin() if first else "") + text, first)
+
+
+@define
+class Outputs:
+    """The outputs that ``outputs_of`` makes for each file, written as its segments become final."""
+
+    outputs_of: Callable[[str], list[_Output]]
+    in_order: bool
+    _open: dict[str, list[_Output]] = field(factory=dict, init=False)
+
+    def add(self, name: str, segment: Segment) -> None:
+        """Writes ``segment``, where the format can."""
+        for output in self._outputs(name):
+            output.put(output.writer.add(segment))
+
+    def finish(self, name: str, transcript: Transcript) -> None:
+        """Writes the rest."""
+        for output in self._outputs(name):
+            output.put(output.writer.end(transcript), last=True)
+        del self._open[name]
+
+    def _outputs(self, name: str) -> list[_Output]:
+        if name not in self._open:
+            self._open[name] = self.outputs_of(name)
+        return self._open[name]
+
+
 # ---- a folder --------------------------------------------------------------------------------------------------------
 
 
@@ -29,8 +71,9 @@ def output_name(name: str) -> str:
     return "stdin" if name == STDIN else Path(name).stem or name
 
 
-def prepare_folder(folder: str) -> None:
-    """Makes the folder, where it is missing.
+def to_folder(folder: str, formats: Sequence[Format], settings: SubtitleSettings) -> Outputs:
+    """Files named after the audio's: ``talk.mp3`` gives ``talk.srt``. Formats that can are written as segments come.
+    The folder is made, where it is missing.
 
     Raises:
         OutputError: it cannot be made, or nothing can be written there.
@@ -42,62 +85,23 @@ def prepare_folder(folder: str) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise OutputError(f"{folder}: nothing can be written to this folder; check its permissions (ls -ld)")
 
+    def outputs(name: str) -> list[_Output]:
+        known, stem = WriterSettings(subtitles=settings, file=name), output_name(name)
+        return [_Output(each.make(known), _into(Path(folder, f"{stem}.{each.extension}"))) for each in formats]
 
-@define
-class _OpenOutput:
-    """One output file. It is made with the first text that it gets, so that a file which fails at its beginning leaves
-    what an earlier run wrote."""
+    return Outputs(outputs, in_order=False)
 
-    path: Path
-    writer: Writer
-    _file: TextIO | None = field(default=None, init=False)
 
-    def put(self, text: str, *, last: bool = False) -> None:
-        """Appends ``text``, and with the ``last`` one closes the file."""
-        if not (text or last):
-            return
+def _into(path: Path) -> Callable[[str, bool], None]:
+    def put(text: str, first: bool) -> None:
         try:
-            if self._file is None:
-                # a name that is no text is written as JSON's own escapes
-                self._file = open(self.path, "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-                text = self.writer.begin() + text
-            self._file.write(text)
-            self._file.flush()
-            if last:
-                self._file.close()
+            # a name that is no text is written as JSON's own escapes
+            with open(path, "w" if first else "a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
         except OSError as error:
-            raise OutputError(f"{self.path}: it cannot be written ({error.strerror or error})") from error
+            raise OutputError(f"{path}: it cannot be written ({error.strerror or error})") from error
 
-
-@define
-class Folder:
-    """Files named after the audio's: ``talk.mp3`` gives ``talk.srt``. Formats that can are written as segments come."""
-
-    folder: Path
-    formats: Sequence[Format]
-    settings: SubtitleSettings
-    in_order: ClassVar[bool] = False
-    _open: dict[str, list[_OpenOutput]] = field(factory=dict, init=False)
-
-    def add(self, name: str, segment: Segment) -> None:
-        """Writes ``segment`` into the outputs of the file ``name``."""
-        for output in self._outputs(name):
-            output.put(output.writer.add(segment))
-
-    def finish(self, name: str, transcript: Transcript) -> None:
-        """Ends the outputs of the file ``name``."""
-        for output in self._outputs(name):
-            output.put(output.writer.end(transcript), last=True)
-        del self._open[name]
-
-    def _outputs(self, name: str) -> list[_OpenOutput]:
-        if name not in self._open:
-            settings = WriterSettings(subtitles=self.settings, file=name)
-            self._open[name] = [
-                _OpenOutput(self.folder / f"{output_name(name)}.{each.extension}", each.make(settings))
-                for each in self.formats
-            ]
-        return self._open[name]
+    return put
 
 
 # ---- standard output -------------------------------------------------------------------------------------------------
@@ -132,32 +136,6 @@ class TimedLines(Writer):
 
 
 @define
-class OneFile:
-    """One file's transcript to ``out``, as it becomes final. ``clear`` makes room on the terminal."""
-
-    out: TextIO
-    writer: Writer
-    clear: Callable[[], None]
-    in_order: ClassVar[bool] = True
-    _begun: bool = field(default=False, init=False)
-
-    def add(self, name: str, segment: Segment) -> None:  # noqa: ARG002
-        """Writes ``segment``, if its format can."""
-        self._put(self.writer.add(segment))
-
-    def finish(self, name: str, transcript: Transcript) -> None:  # noqa: ARG002
-        """Writes the rest."""
-        self._put(self.writer.end(transcript), last=True)
-
-    def _put(self, text: str, *, last: bool = False) -> None:
-        if not self._begun and (text or last):
-            self._begun, text = True, self.writer.begin() + text
-        if text:
-            self.clear()
-            write(text, self.out, end="")
-
-
-@define
 class Lines:
     """A line for each of several files to ``out``, in their order: ``NAME: text``, or one JSON object."""
 
@@ -182,19 +160,27 @@ class Lines:
         return self.format.make(evolve(self.settings, file=name)).end(transcript)
 
 
-Destination: TypeAlias = Folder | OneFile | Lines
+Destination: TypeAlias = Outputs | Lines
 
 
 def standard_output(
     out: TextIO, files: Sequence[str], format_: Format, settings: SubtitleSettings, clear: Callable[[], None]
 ) -> Destination:
-    """Standard output ``out`` for these files, which can follow each other there in this format."""
+    """Standard output ``out`` for these files, which can follow each other there in this format. ``clear`` makes room
+    on the terminal."""
     known = WriterSettings(subtitles=settings, ascii_only=not is_utf8(out))
     if len(files) > 1:
         return Lines(out, format_, known, clear)
+
+    def put(text: str, first: bool) -> None:  # noqa: ARG001
+        if text:
+            clear()
+            write(text, out, end="")
+
+    writer: Writer = format_.make(evolve(known, file=files[0]))
     if format_ is TEXT:
-        return OneFile(out, TimedLines() if out.isatty() else OneLine(), clear)
-    return OneFile(out, format_.make(evolve(known, file=files[0])), clear)
+        writer = TimedLines() if out.isatty() else OneLine()
+    return Outputs(lambda _: [_Output(writer, put)], in_order=True)
 
 
 def follow_each_other(format_: Format) -> bool:

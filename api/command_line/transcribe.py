@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -16,14 +15,7 @@ from ..formats.settings import SubtitleSettings
 from ..formats.writers import ALL, FORMATS, Format, formats_of
 from ..outputs.languages import language_code, unknown_language
 from ..speech.options import DECODING, OPTIONS
-from .destinations import (
-    Destination,
-    Folder,
-    follow_each_other,
-    output_name,
-    prepare_folder,
-    standard_output,
-)
+from .destinations import Destination, follow_each_other, output_name, standard_output, to_folder
 from .flags import Number, given_options, read_flags, speech_options
 from .following import Following, engine_options
 from .given import STDIN, check_model, file_fault, shown
@@ -138,7 +130,7 @@ def transcribe(
     view, open_engine = following.view, context.obj
     with Progress(view, shows_text=view is None and _shows_text(verbose, folder)) as progress:
         if folder is not None:
-            destination: Destination = Folder(Path(folder), formats, subtitles)
+            destination: Destination = to_folder(folder, formats, subtitles)
         else:  # for all files: with several, lines have names
             destination = standard_output(stdout(), files, formats[0], subtitles, progress.clear)
         job = Job(
@@ -203,7 +195,7 @@ def _check_output(
     *,
     has_words: bool,
 ) -> None:
-    """Refuses outputs that cannot be written, and makes the folder; ``None``: all goes to standard output."""
+    """Refuses outputs that cannot be written. Without a ``folder`` all goes to standard output."""
     if files.count(STDIN) > 1:
         raise click.UsageError(f"{STDIN} is given {files.count(STDIN)} times; standard input can be read once")
     if subtitles.needing_words is not None and not has_words:
@@ -214,7 +206,6 @@ def _check_output(
             complain(f"warning: {in_flags(sentence)}")
     if folder is not None:
         _check_outputs_of_folder(files, formats, folder)
-        prepare_folder(folder)
     elif len(formats) > 1:
         raise click.UsageError("--format all writes several files; give their folder: --output-dir DIR")
     elif len(files) > 1 and not follow_each_other(formats[0]):

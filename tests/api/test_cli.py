@@ -287,8 +287,15 @@ main(sys.argv[1:], PaperEngine())
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("words", [f"transcribe --model paper {__file__} {__file__}", "--help"])
-@pytest.mark.parametrize(("sink", "status"), [("pipe", 141), ("/dev/full", 1)])
+@pytest.mark.parametrize(
+    ("words", "sink", "status"),
+    [
+        (f"transcribe --model paper {__file__} {__file__}", "pipe", 141),
+        ("--help", "pipe", 141),
+        ("--help", "/dev/full", 1),
+    ],
+    ids=["transcribe", "help", "full"],
+)
 def test_a_gone_reader_and_a_full_disk_leave_no_traceback(words: str, sink: str, status: int) -> None:
     """In a real process, also at its exit, and where click itself writes: ``| head`` says nothing, a full disk is one
     line."""
