@@ -21,7 +21,6 @@ from .manners.keys import key_fault
 
 if TYPE_CHECKING:
     from ..api.engines import Engines
-    from .listening import Listener
     from .observers import Observers
     from .server import Server
 
@@ -204,19 +203,17 @@ def _run(server: Server, *, preload: bool) -> int:
     import trio
 
     from .listening import Listener
+    from .serving import until_told
+
+    async def main() -> int:
+        async with server.engines:
+            return await until_told(server, listener, preload=preload)
 
     try:
         with Listener(server.settings) as listener:
-            return trio.run(_serve, server, listener, preload)
+            return trio.run(main)
     except TrioletError as error:
         complain(" ".join(str(error).split()))  # a hub tells in many lines that it has no such model
     except KeyboardInterrupt:
         return INTERRUPTED
     return FAILED
-
-
-async def _serve(server: Server, listener: Listener, preload: bool) -> int:
-    from .serving import until_told
-
-    async with server.engines:
-        return await until_told(server, listener, preload=preload)

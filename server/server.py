@@ -15,7 +15,6 @@ from ..api.engine import Engine
 from ..api.engines import Engines
 from ..api.residents import RETRY_SECONDS
 from ..core.errors import EngineClosed, TrioletError, UnknownModel
-from ..core.power import Power
 from .exchange import Cut, Exchange
 from .heap import Leavings
 from .manners.limits import Flood, WrongKeys
@@ -130,11 +129,6 @@ class Server:
         finally:
             self.sockets.discard(cut_off)
             self._look()
-
-    def asleep(self) -> list[str]:
-        """Returns the models that sleep."""
-        told = self.engines.statistics().items()
-        return [name for name, one in told if one.engine is not None and one.engine.power is not Power.AWAKE]
 
     def stop(self) -> None:
         """Refuses new requests from now on."""

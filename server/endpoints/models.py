@@ -6,6 +6,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ...core.power import Power
 from ..schemas.models import Health, Model, ModelList
 from ..server import Server
 from .common import answered, server_of
@@ -40,8 +41,10 @@ async def health(request: Request) -> Response:
     stops = server.stopping
     told = Health(live=True, ready=not stops, draining=stops, running=len(server.counted))
     if request.scope["knows_key"]:
-        told.sleeping = server.asleep()
-        told.models = {name: one.state for name, one in server.engines.statistics().items()}
+        models = server.engines.statistics()
+        engines = {name: one.engine for name, one in models.items() if one.engine is not None}
+        told.sleeping = [name for name, engine in engines.items() if engine.power is not Power.AWAKE]
+        told.models = {name: one.state for name, one in models.items()}
     answer = answered(told)
     answer.status_code = 503 if stops else 200
     return answer

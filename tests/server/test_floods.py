@@ -39,7 +39,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 # -- counting --------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.floats(0, 100), max_size=200))
+@given(st.lists(st.floats(0, 100), max_size=50))
 def test_a_flood_is_told_once_in_a_while_and_nothing_is_lost(pauses: list[float]) -> None:
     flood, now, told = Flood(60.0), 0.0, []
     for pause in pauses:

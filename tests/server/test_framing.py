@@ -126,7 +126,7 @@ def requests_of_h11(data: bytes) -> list[tuple[bytes, bytes]] | str:
 # -- bytes -----------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.sampled_from(sorted(SOUND)), max_size=4), st.lists(st.integers(1, 9), max_size=80))
+@given(st.lists(st.sampled_from(sorted(SOUND)), max_size=4), st.lists(st.integers(1, 9), max_size=20))
 def test_what_is_sound_passes_as_it_came(names: list[str], sizes: list[int]) -> None:
     data = b"".join(SOUND[name] for name in names)
     framing = Framing()
@@ -138,7 +138,7 @@ def test_what_is_sound_passes_as_it_came(names: list[str], sizes: list[int]) -> 
 @given(
     st.lists(st.sampled_from(sorted(SOUND)), max_size=2),
     st.sampled_from(sorted(SMUGGLED)),
-    st.lists(st.integers(1, 40), max_size=80),
+    st.lists(st.integers(1, 40), max_size=20),
 )
 def test_behind_a_fault_nothing_passes(before: list[str], name: str, sizes: list[int]) -> None:
     """However the bytes come in pieces; and what passes h11 refuses where the fault is."""
@@ -152,7 +152,7 @@ def test_behind_a_fault_nothing_passes(before: list[str], name: str, sizes: list
     assert framing.passed(BEHIND) == b""
 
 
-@given(st.binary(max_size=60), st.lists(st.integers(1, 9), max_size=60))
+@given(st.binary(max_size=30), st.lists(st.integers(1, 9), max_size=30))
 def test_pieces_change_nothing(data: bytes, sizes: list[int]) -> None:
     whole, pieces = Framing(), Framing()
     assert whole.passed(data) == b"".join(map(pieces.passed, in_pieces(data, sizes)))

@@ -142,18 +142,11 @@ async def test_what_is_no_address_is_told_so(url: str) -> None:
 
 @pytest.mark.parametrize(
     "rest",
-    ["../picture", "a/%2e%2e/picture", "a/%252e%252e/x", "./picture", "\n/picture", "\u00fc", "a\\b", ":99999/"],
+    ["../x", "a/%2e%2e/x", "a/%252e%252e/x", "./x", "\n/x", "\u00fc", "a\\b", ":99999/", "away?http://["],
 )
 async def test_the_way_behind_a_prefix_leads_nowhere_else(files: str, rest: str) -> None:
     with pytest.raises(Refusal, match="may not be fetched"):
         await media(files).fetch(f"{files}/{rest}" if not rest.startswith(":") else f"{files}{rest}", "here", 1_000)
-
-
-async def test_an_address_that_is_none_is_refused(files: str) -> None:
-    with pytest.raises(Refusal, match="may not be fetched"):
-        await Media(ServerSettings()).fetch("https://[", "here", 1_000)
-    with pytest.raises(Refusal, match="may not be fetched"):
-        await media(files).fetch(f"{files}/away?http://[", "here", 1_000)
 
 
 @pytest.mark.parametrize("prefix", ["https://good.example", "good.example/", "ftp://good.example/", "https:///x", ""])
