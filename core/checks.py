@@ -84,6 +84,12 @@ def settle(values: AttrsInstance, *, named: str = "{}") -> None:
             object.__setattr__(values, one.name, check.of(named.format(one.name), getattr(values, one.name)))
 
 
+def demand(condition: bool, got: str, allowed: str) -> None:
+    """Raises `InvalidRequest` unless ``condition`` holds, for values that do not go together."""
+    if not condition:
+        raise InvalidRequest(f"{got}; allowed: {allowed}")
+
+
 def shown(value: object) -> str:
     """``value`` for a message. A caller's value may be huge, or have no repr at all."""
     try:

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from .checks import Check, Refused, checked, flag, function, integer, number, one_of, path, settle, shown
-from .errors import InvalidRequest
+from .checks import Check, Refused, checked, demand, flag, function, integer, number, one_of, path, settle, shown
 from .events import Event
 from .model import Kind
 
@@ -193,8 +192,21 @@ class EngineConfig:
 
     def __attrs_post_init__(self) -> None:
         settle(self)
-        self._check_devices()
-        self._check_quantization()
+        names = self.devices
+        several = isinstance(names, tuple) and len(names) != 1 and all(isinstance(name, str) for name in names)
+        demand(several, f"devices={shown(names)}", "a tuple of two or more devices, as ('cuda:0', 'cuda:1'); (): one")
+        if names:
+            beside = f"with devices={names!r}"
+            demand(self.device == "auto", f"device={self.device!r} {beside}", "one of the two")
+            demand(not self.compile, f"compile=True {beside}", "compile=False on several devices")
+            demand(self.graphs != "eager", f"graphs='eager' {beside}", "'auto' or 'off' on several devices")
+        if self.quantization is not None:
+            alone, quantized = (
+                "one of the two. Quantized models run on the CPU alone",
+                f"quantization={self.quantization!r}",
+            )
+            demand(not self.compile, f"{quantized} with compile=True", alone)
+            demand(not names, f"{quantized} with devices={names!r}", alone)
 
     @property
     def decodes(self) -> bool:
@@ -213,26 +225,3 @@ class EngineConfig:
             return self.speculation
         plain = not self.compile and self.graphs != "eager"  # which are made for one token of a sequence
         return _ALONE if kind is Kind.DECODER and device.startswith("cpu") and plain else None
-
-    def _check_quantization(self) -> None:
-        if self.quantization is None:
-            return
-        for name, value in (("compile", self.compile), ("devices", self.devices)):
-            if value:
-                raise InvalidRequest(
-                    f"quantization={self.quantization!r} with {name}={value!r}; allowed: one of the two. Quantized "
-                    "models run on the CPU alone"
-                )
-
-    def _check_devices(self) -> None:
-        names = self.devices
-        if not isinstance(names, tuple) or len(names) == 1 or not all(isinstance(name, str) for name in names):
-            raise InvalidRequest(
-                f"devices={shown(names)}; allowed: a tuple of two or more devices, as ('cuda:0', 'cuda:1'); (): one"
-            )
-        if names and self.device != "auto":
-            raise InvalidRequest(f"device={self.device!r} besides devices={names!r}; allowed: one of the two")
-        if names and self.compile:
-            raise InvalidRequest(f"compile=True with devices={names!r}; allowed: compile=False on several devices")
-        if names and self.graphs == "eager":
-            raise InvalidRequest(f"graphs='eager' with devices={names!r}; allowed: 'auto' or 'off' on several devices")

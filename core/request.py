@@ -20,6 +20,7 @@ from .checks import (
     by,
     check_characters,
     checked,
+    demand,
     flag,
     instance,
     integer,
@@ -50,11 +51,6 @@ _MOST_CHARACTERS = 1_024  # of a stop string
 _MOST_BIAS = 1_000_000.0  # a logit is a float32
 _MOST_GRAMMAR = 4_000_000  # characters
 _MOST_BIASES = 1_000_000  # tokens: more than any vocabulary has
-
-
-def _check(condition: bool, got: str, allowed: str) -> None:
-    if not condition:
-        raise InvalidRequest(f"{got}; allowed: {allowed}")
 
 
 def _stop_text(value: Any) -> str:
@@ -229,23 +225,23 @@ class SamplingParams:
     def __attrs_post_init__(self) -> None:
         settle(self)
         most = self.max_tokens
-        _check(most is None or self.min_tokens <= most, f"min_tokens={self.min_tokens}", f"up to max_tokens={most}")
+        demand(most is None or self.min_tokens <= most, f"min_tokens={self.min_tokens}", f"up to max_tokens={most}")
         tokens = [token for token, _ in self.logit_bias]
-        _check(len(set(tokens)) == len(tokens), f"logit_bias={shown(tokens)}, with a token twice", "each token once")
+        demand(len(set(tokens)) == len(tokens), f"logit_bias={shown(tokens)}, with a token twice", "each token once")
         if self.structure is not None:
-            _check(not self.ignore_eos, "ignore_eos with a structure", "ignore_eos=False: nothing may follow its end")
-            _check(self.min_tokens == 0, f"min_tokens={self.min_tokens} with a structure", "0: it ends where it ends")
+            demand(not self.ignore_eos, "ignore_eos with a structure", "ignore_eos=False: nothing may follow its end")
+            demand(self.min_tokens == 0, f"min_tokens={self.min_tokens} with a structure", "0: it ends where it ends")
         if self.beam_size > 1:
             self._check_beams()
 
     def _check_beams(self) -> None:
         beams = f"with beam_size={self.beam_size}"
-        _check(self.temperature == 0.0, f"temperature={self.temperature} {beams}", "0, or beam_size=1")
-        _check(self.structure is None, f"a structure {beams}", "structure=None, or beam_size=1")
-        _check(not self.stop, f"stop={shown(self.stop)} {beams}", "no stop strings, stop_token_ids, or beam_size=1")
-        _check(self.logprobs is None, f"logprobs={self.logprobs} {beams}", "None, or beam_size=1")
+        demand(self.temperature == 0.0, f"temperature={self.temperature} {beams}", "0, or beam_size=1")
+        demand(self.structure is None, f"a structure {beams}", "structure=None, or beam_size=1")
+        demand(not self.stop, f"stop={shown(self.stop)} {beams}", "no stop strings, stop_token_ids, or beam_size=1")
+        demand(self.logprobs is None, f"logprobs={self.logprobs} {beams}", "None, or beam_size=1")
         most = min(self.beam_size, self.most_hypotheses)
-        _check(self.n <= most, f"n={self.n} {beams} and patience={self.patience}", f"up to {most}, or more beams")
+        demand(self.n <= most, f"n={self.n} {beams} and patience={self.patience}", f"up to {most}, or more beams")
 
     @property
     def most_hypotheses(self) -> int:

@@ -15,24 +15,8 @@ from .test_docs import code_spans, definitions, is_path, read
 
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("core", "models", "actors", "api", "cluster", "server", "testing", "src")
-DOCUMENTS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "CHANGELOG.md", "docs/*.md")
-UNAMBIGUOUS = {
-    "blame",
-    "block_table",
-    "evidence",
-    "guess",
-    "guessed",
-    "guesser",
-    "guesses",
-    "pen",
-    "pens",
-    "placement",
-    "placements",
-}
-"""Words that have no other sense in this project, so that prose must not use them either."""
 FINE = {
     ("drawn", "api/command_line"),  # of a picture in the terminal
-    ("drawn", "CHANGELOG.md"),  # of scenarios, by chance
     ("asks", "testing/trio_tools/hooks.py"),  # of the system, by trio's I/O manager
     ("block_table", "testing/kit/transformers_scheduler.py"),  # its name in transformers
 }
@@ -98,18 +82,6 @@ def names() -> dict[str, tuple[str, ...]]:
     return {name: tuple(dict.fromkeys(places)) for name, places in found.items()}
 
 
-@cache
-def prose() -> tuple[tuple[str, str], ...]:
-    """Every line of the comments, docstrings and texts of the code, and where it stands."""
-    return tuple(
-        (f"{path}:{token.start[0] + index}", line.strip())
-        for path, tokens in sources()
-        for token in tokens
-        if token.type in (tokenize.COMMENT, tokenize.STRING)
-        for index, line in enumerate(token.string.splitlines())
-    )
-
-
 def is_fine(word: str, path: str) -> bool:
     return any(word == known and path.startswith(place) for known, place in FINE)
 
@@ -145,26 +117,6 @@ def test_a_word_that_the_glossary_rules_out_is_part_of_no_name(word):
     assert found == []
 
 
-@pytest.mark.parametrize("word", sorted(UNAMBIGUOUS))
-def test_a_word_without_another_sense_is_in_no_comment_docstring_or_text_of_the_code(word):
-    assert word in not_words()
-    assert [f"{place}: {line}" for place, line in prose() if re.search(_prose(word), line, re.IGNORECASE)] == []
-
-
-@pytest.mark.parametrize("word", sorted(UNAMBIGUOUS | {"drawn"}))
-def test_a_word_that_the_glossary_rules_out_is_in_no_document(word):
-    """But in the glossary's own column, and as it stands in what others print or write, in fenced blocks."""
-    found = [
-        f"{path.relative_to(ROOT)}: {line}"
-        for pattern in DOCUMENTS
-        for path in sorted(ROOT.glob(pattern))
-        if path.name != "glossary.md" and not is_fine(word, path.name)
-        for line in _without_fences(path.read_text(encoding="utf-8")).splitlines()
-        if re.search(_prose(word), line, re.IGNORECASE)
-    ]
-    assert found == []
-
-
 def test_the_search_finds_what_is_there():
     """The checks above would pass on an empty list."""
     assert occurs("guess", "_guess_one")
@@ -174,12 +126,3 @@ def test_the_search_finds_what_is_there():
     assert not occurs("pen", "open_pending")
     assert {"StepPlan", "page_table", "Sampler", "acquirer"} <= names().keys()
     assert len(sources()) > 100
-    assert len(prose()) > 1000
-
-
-def _prose(word: str) -> str:
-    return rf"\b{word.replace('_', '[ _]')}\b"
-
-
-def _without_fences(text: str) -> str:
-    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -78,35 +78,6 @@ async def test_too_few_pages_cost_preemptions_and_no_token(config, trace, autoju
         assert engine.statistics().requests.preemptions > 0
 
 
-@pytest.mark.parametrize("steps", range(0, 60, 3))
-async def test_a_request_cancelled_at_any_moment_gives_everything_back(steps, executor, config, trace, autojump_clock):
-    """Cancelled after so many checkpoints of its neighbours; the others get their tokens, nothing stays taken."""
-    async with all_returned(executor, trace), sim_engine(executor, config=config()) as engine:
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(ask, engine, 1, 30)
-                nursery.start_soon(ask, engine, 2, 30)
-                await trio.sleep(steps * 0.015)
-                scope.cancel()
-        await ask(engine, 2)
-        await trio.sleep(1)
-        statistics = engine.statistics()
-        assert statistics.requests.pages_free == statistics.requests.pages
-        assert statistics.requests.cross_slots_used == 0
-        assert statistics.encoder_cache.held == 0
-        assert statistics.encoder_cache.waiting == 0
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.5, 1.0, 1.05, 1.2, 1.31, 1.35, 1.4, 1.6, 2.0])
-async def test_an_outer_cancellation_at_any_moment_stops_in_order(delay, executor, config, trace, autojump_clock):
-    async with all_returned(executor, trace):
-        with trio.move_on_after(delay) as scope:
-            async with sim_engine(executor, config=config()) as engine, trio.open_nursery() as nursery:
-                for number in range(5):
-                    nursery.start_soon(ask, engine, number, 60)
-    assert scope.cancelled_caught
-
-
 async def test_an_exception_in_the_body_leaves_unchanged_and_everything_is_given_back(
     executor, config, trace, autojump_clock
 ):

@@ -186,22 +186,6 @@ def test_an_error_is_one_line_and_no_novel():
 
 
 @pytest.mark.parametrize(
-    "event",
-    [
-        events.StepEnded(0, ok=True),
-        events.StepEnded(0, ok=False, skipped=True),
-        events.RequestStarted("r"),
-        events.FirstToken("r"),
-        events.StepBegun(0, (), (), (), 0),
-        events.StageReached("accepting"),
-    ],
-    ids=repr,
-)
-def test_what_goes_well_has_no_line(event):
-    assert event.line() is None
-
-
-@pytest.mark.parametrize(
     ("event", "text"),
     [
         (events.StepShrunk(12), "12 tokens"),

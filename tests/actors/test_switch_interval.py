@@ -42,12 +42,11 @@ class Interpreter(SimInterpreter):
 
 
 class Held:
-    """An engine over a real worker, whose calls of ``job`` run until they are let go. It shares what ``other`` has."""
+    """An engine over a real worker, whose calls of ``job`` run until they are let go."""
 
-    def __init__(self, job: Job, *, other: Held | None = None, **config: object) -> None:
-        self.interpreter = other.interpreter if other else Interpreter()
-        own = SwitchInterval(self.interpreter.read, self.interpreter.write)
-        self.interval = other.interval if other else own
+    def __init__(self, job: Job, **config: object) -> None:
+        self.interpreter = Interpreter()
+        self.interval = SwitchInterval(self.interpreter.read, self.interpreter.write)
         self.seen: list[int] = []
         self.entered, self.let_go, self.closed = threading.Event(), threading.Event(), threading.Event()
 
@@ -172,23 +171,3 @@ def test_an_engine_whose_loop_stands_still_does_not_keep_it():
             assert held.interpreter.back.wait(LONG), "the call has ended"  # the loop waits here
 
     trio.run(main)
-
-
-def test_the_first_of_two_engines_to_end_leaves_it_short_for_the_other():
-    """Each in a thread of its own, with a loop of its own."""
-
-    async def main(held: Held) -> None:
-        async with held.engine:
-            await ask(held.engine, 1)
-
-    first = Held(Job.STEP)
-    second = Held(Job.STEP, other=first)
-    threads = [threading.Thread(target=trio.run, args=(main, held), daemon=True) for held in (first, second)]
-    for held, thread in zip((first, second), threads, strict=True):
-        thread.start()
-        assert held.entered.wait(LONG)
-    for held, thread, left in zip((first, second), threads, (OURS, 5000), strict=True):
-        held.let_go.set()
-        thread.join(LONG)
-        assert not thread.is_alive()
-        assert held.interpreter.microseconds == left

@@ -22,17 +22,13 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import HealthCheck, Phase, Verbosity, settings
 from hypothesis.internal.cache import LRUCache
 from hypothesis.internal.conjecture import providers
-from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from triolet import EngineConfig
-from triolet.testing.clients import SCENARIOS, Scenario
-from triolet.testing.faults import FaultKind
+from triolet.testing.clients import SCENARIOS
 from triolet.testing.sim import SimExecutor
 from triolet.testing.simulation import simulate
-from triolet.testing.sweep import sweep_scenario
 from triolet.testing.trio_tools.schedules import Batches, Schedule, run_scheduled
 
 from ..actors import shared
@@ -123,26 +119,6 @@ def without_constants() -> Iterator[None]:
         yield
 
 
-def machine(kind: type[RuleBasedStateMachine], *, examples: int = 100) -> Killer:
-    """A state machine's promises over a few examples, the same in every run, not shrunk."""
-    chosen = settings(
-        derandomize=True,
-        max_examples=examples,
-        stateful_step_count=40,
-        deadline=None,
-        database=None,
-        report_multiple_bugs=False,
-        phases=[Phase.generate],
-        verbosity=Verbosity.quiet,
-        suppress_health_check=list(HealthCheck),
-    )
-
-    def kill() -> None:
-        run_state_machine_as_test(kind, settings=chosen)
-
-    return kill
-
-
 def simulation(*names: str, **config: object) -> Killer:
     """Scenarios under a few schedules: those of ``names``, or all. ``config`` are changes of the engine's."""
 
@@ -151,17 +127,6 @@ def simulation(*names: str, **config: object) -> Killer:
             scenario = evolve(SCENARIOS[name], config={**SCENARIOS[name].config, **config})
             for schedule in SCHEDULES:
                 simulate(scenario, schedule)
-
-    return kill
-
-
-def swept(scenario: str | Scenario, *kinds: FaultKind, schedule: Schedule | None = None) -> Killer:
-    """A scenario with faults of ``kinds`` at every step of every task."""
-
-    def kill() -> None:
-        chosen = SCENARIOS[scenario] if isinstance(scenario, str) else scenario
-        report = sweep_scenario(chosen, schedule or Batches(), kinds=kinds, most_failures=1)
-        assert not report.failures, str(report.failures[0])
 
     return kill
 

@@ -251,49 +251,12 @@ def test_a_replica_whose_machine_is_known_to_be_gone_makes_no_suspects(times: in
         assert flight.place is Place.AMONG_OTHERS
 
 
-def test_what_a_lost_replica_says_while_the_next_attempt_waits_is_late() -> None:
-    flight = Flight(Request(id="r", prompt_token_ids=PROMPT, max_tokens=LENGTH))
-    number, _ = flight.send()
-    flight.lost(number, ConnectionError("gone"))
-    assert flight.took(number, (SampledToken(token_id=1),)) == ()
-    assert not flight.end(number)
-
-
 def test_who_is_cleared_is_no_suspect_of_the_next_loss() -> None:
     flight = Flight(Request(id="r", prompt_token_ids=PROMPT, max_tokens=LENGTH), place=Place.ALONE)
     number, _ = flight.send()
     flight.took(number, (SampledToken(token_id=1),) * CLEARED_AFTER)
     assert flight.lost(number, ConnectionError("gone"), alone=True) is None
     assert flight.place is Place.IN_QUARANTINE
-
-
-def test_suspects_that_come_later_wait_for_the_one_that_is_tried_alone() -> None:
-    trials = Trials()
-    trials.add("a", Place.ALONE)
-    trials.add("b", Place.ALONE)
-    assert trials.begin() == ("a",)
-    trials.add("c", Place.IN_QUARANTINE)
-    assert trials.begin() == (), "begun beside it"
-    trials.cleared("a")
-    assert trials.begin() == ("b",), "the next begins when it is cleared"
-    assert trials.begin() == (), "begun beside it"
-    assert not trials.gone("b"), "a runs there too"
-    assert trials.begin() == ("c",)
-    assert not trials.gone("a")
-    assert not trials.gone("c"), "a ran there too when it began"
-    trials.add("d", Place.IN_QUARANTINE)
-    assert trials.begin() == ("d",)
-    assert trials.gone("d"), "it was alone"
-
-
-def test_a_trial_alone_waits_for_those_that_run_together() -> None:
-    trials = Trials()
-    trials.add("a", Place.IN_QUARANTINE)
-    assert trials.begin() == ("a",)
-    trials.add("b", Place.ALONE)
-    assert trials.begin() == (), "begun beside it"
-    trials.cleared("a")
-    assert trials.begin() == ("b",)
 
 
 def test_a_suspect_that_runs_among_others_is_not_alone() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import initialize, invariant, rule
 
@@ -204,11 +203,3 @@ def test_the_least_recently_used_key_loses_its_place():
     slots.take("c")
     assert slots.resident("a")
     assert not slots.resident("b")
-
-
-def test_a_page_given_back_twice_is_our_bug_and_said_so():
-    pages = PageAllocator(2)
-    taken = pages.try_take(1)
-    pages.give_back(taken)
-    with pytest.raises(AssertionError, match="it is not taken"):
-        pages.give_back(taken)

@@ -354,8 +354,9 @@ class PlannerMachine(Machine):
         position = prompt + 1 if self.requests[name].sampling.beam_size > 1 else prompt // 2
         return name.startswith("poison") and part.start + part.length > position
 
-    @rule(broken=st.sampled_from((False, False, False, True)))
-    def device_steps(self, broken: bool) -> None:
+    @rule(broken=st.sampled_from((False, False, False, True)), full=st.sampled_from((False, False, False, True)))
+    def device_steps(self, broken: bool, full: bool = False) -> None:
+        """The oldest step ends; ``broken``: it fails by chance, or with ``full`` for want of memory."""
         if not self.flights:
             return
         plan = self.flights.popleft()
@@ -363,10 +364,10 @@ class PlannerMachine(Machine):
             self.planner.step_failed(plan.step_id, RuntimeError("skipped"), skipped=True)
         elif broken or plan.step_id in self.crashing:
             self.broken_epoch = plan.epoch
-            self.executor.fault = lambda *_: RuntimeError("boom")
+            self.executor.fault = lambda *_: MemoryError("full") if full and broken else RuntimeError("boom")
             try:
                 self.executor.step(plan)
-            except RuntimeError as error:
+            except (RuntimeError, MemoryError) as error:
                 self.planner.step_failed(plan.step_id, error)
             self.executor.fault = None
         else:

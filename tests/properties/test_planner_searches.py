@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from triolet.core.errors import PoisonRequest
 from triolet.core.planning.actions import Fail, Finish
 from triolet.core.planning.planner import Planner
 from triolet.core.request import SamplingParams
@@ -79,29 +78,6 @@ def test_a_search_whose_steps_fail_at_different_places_is_forgiven():
 
     executor.fault = fault
     assert isinstance(ends_of(planner, executor, 80)["search"], Finish)
-
-
-def test_a_search_too_large_for_the_memory_fails():
-    """Its beams cannot be divided: smaller steps do not help."""
-    planner, executor = opened()
-    planner.submit(search(prompt=2, max_tokens=6))
-    executor.fault = lambda _, plan: MemoryError("full") if plan.tokens > 2 else None
-    ends = ends_of(planner, executor, 200)
-    assert "search" in ends, "it is tried again for ever"
-    assert isinstance(ends["search"].error, PoisonRequest)
-
-
-def test_a_search_larger_than_a_smaller_step_runs_alone():
-    """Steps have shrunk below its rows, since those with others were too large."""
-    planner, executor = opened(budget=16)
-    for index in range(3):
-        planner.submit(request(f"other {index}", prompt=3, max_tokens=30))
-    planner.submit(search(prompt=3, max_tokens=6, beams=4))
-    executor.fault = lambda _, plan: MemoryError("full") if plan.tokens > 4 else None
-    ends = ends_of(planner, executor, 400)
-    assert "search" in ends, "the search waits for ever"
-    assert all(isinstance(end, Finish) for end in ends.values())
-    assert len(ends) == 4
 
 
 def test_a_search_that_fails_where_it_went_well_before_has_a_flaky_device_and_is_innocent():

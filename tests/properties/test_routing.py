@@ -7,7 +7,7 @@ from collections import Counter
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.errors import Overloaded
@@ -174,6 +174,7 @@ class RoutingMachine(Machine):
 
 
 TestRouting = RoutingMachine.TestCase
+TestRouting.settings = settings(max_examples=settings.default.max_examples // 4)
 
 
 def fleet(*replicas: str) -> Router:

@@ -36,7 +36,8 @@ class ScarceMachine(PlannerMachine):
         self.teardown()
 
     def text(self, dice: Random) -> None:
-        self.submit(dice.randint(1, 4), None, dice.randint(2, 6), dice.randint(0, 2), poison=False)
+        poison = dice.random() < 0.1
+        self.submit(dice.randint(1, 4), None, dice.randint(2, 6), dice.randint(0, 2), poison=poison)
 
     def image(self, dice: Random) -> None:
         self.submit_placed(dice.randint(0, 1), [dice.choice(sorted(PLACED))], dice.randint(1, 4), dice.randint(0, 1))
@@ -45,7 +46,7 @@ class ScarceMachine(PlannerMachine):
         self.plan()
 
     def step_ends(self, dice: Random) -> None:
-        self.device_steps(broken=dice.random() < 0.25)
+        self.device_steps(broken=dice.random() < 0.25, full=dice.random() < 0.2)
 
     def encoding_ends(self, dice: Random) -> None:
         self.device_encodes(broken=dice.random() < 0.1)

@@ -102,26 +102,6 @@ def test_an_engine_that_is_collected_in_the_middle_of_a_line_of_it_may_leave():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
-def test_a_forked_process_has_the_users_interval():
-    program = dedent("""
-        import os, sys
-        from triolet.actors.switch_interval import SWITCH_INTERVAL, outlive_forks
-        users = sys.getswitchinterval()
-        outlive_forks()
-        SWITCH_INTERVAL.begin("a")
-        assert sys.getswitchinterval() < users
-        child = os.fork()
-        if child == 0:
-            os._exit(int(sys.getswitchinterval() != users))
-        assert os.waitpid(child, 0)[1] == 0, "it is short in the child"
-        assert sys.getswitchinterval() < users
-        SWITCH_INTERVAL.end("a")
-        assert sys.getswitchinterval() == users
-    """)
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 def test_a_process_that_is_forked_while_the_interval_is_put_back_has_the_users():
     """The last call ends in another thread, which is about to write the user's interval when the main thread forks."""
     program = dedent("""
