@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from attrs import asdict, define, field
@@ -194,3 +195,9 @@ class Timeline:
         if self._told.get(name) != values:
             self._told[name] = values
             self._out.append({"ph": "C", "name": name, "pid": _ENGINE, "ts": self._ts, "args": values})
+
+
+def timeline_of(trace: Sequence[events.Event]) -> list[Record]:
+    """All records of ``trace``, in order."""
+    timeline = Timeline()
+    return [record for event in trace for record in timeline.take(event)] + timeline.end()

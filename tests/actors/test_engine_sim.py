@@ -61,14 +61,6 @@ async def test_the_same_audio_is_encoded_once_and_its_cross_kv_is_shared(executo
     assert statistics.requests.cross_shared == 2
 
 
-async def test_a_cache_for_one_output_serves_many_requests(executor, config, trace, autojump_clock):
-    settings = config(encoder_cache_bytes=SimModel().encoder_bytes)
-    async with all_returned(executor, trace), sim_engine(executor, config=settings) as engine:
-        async with trio.open_nursery() as nursery:
-            for number in range(10):
-                nursery.start_soon(ask, engine, number % 4)
-
-
 async def test_too_few_pages_cost_preemptions_and_no_token(config, trace, autojump_clock):
     executor = SimExecutor(SimModel(max_positions=56, pages=16, cross_slots=6))
     async with all_returned(executor, trace), sim_engine(executor, config=config()) as engine:

@@ -111,17 +111,6 @@ async def test_a_device_that_is_lost_is_not_started_anew(config, trace, autojump
     assert not executor.is_open
 
 
-async def test_a_failing_free_stops_the_engine_and_says_so(config, trace, autojump_clock):
-    """With no restarts allowed: going on would serve wrong tokens."""
-    executor = SimExecutor(fault=lambda job, _: RuntimeError("sticky") if job is Job.FREE else None)
-    with pytest.raises(RunnerCrashed, match="sticky"):
-        async with sim_engine(executor, config=config(encoder_idle_seconds=1.0, restarts=0)) as engine:
-            await ask(engine, 1)
-            await trio.sleep(10)
-    assert not executor.is_open
-    assert trace.stages()[-2:] == ["runner stopped", "channels closed"]
-
-
 async def test_requests_of_a_crashed_runner_hear_of_it(config, trace, autojump_clock):
     executor = SimExecutor(fault=lambda job, _: SystemExit("dead") if job is Job.STEP else None)
 
@@ -145,13 +134,6 @@ async def test_a_hung_step_does_not_block_the_way_out(config, trace, autojump_cl
             with trio.move_on_after(5):
                 await ask(engine, 1)
     assert trace.stages()[-1] == "channels closed"
-
-
-async def test_a_release_that_fails_is_told(config, trace, autojump_clock):
-    executor = SimExecutor(fault=lambda job, _: RuntimeError("stuck") if job is Job.CLOSE else None)
-    with pytest.raises(EngineTeardownError, match="stuck"):
-        async with sim_engine(executor, config=config()) as engine:
-            await ask(engine, 1)
 
 
 async def test_after_an_actors_crash_nobody_waits_for_the_drain(executor, config, trace, autojump_clock):

@@ -21,18 +21,14 @@ from types import FunctionType
 from typing import Any
 
 import pytest
-from attrs import evolve
 from hypothesis.internal.cache import LRUCache
 from hypothesis.internal.conjecture import providers
 
 from triolet import EngineConfig
-from triolet.testing.clients import SCENARIOS
 from triolet.testing.sim import SimExecutor
-from triolet.testing.simulation import simulate
 from triolet.testing.trio_tools.schedules import Batches, Schedule, run_scheduled
 
 from ..actors import shared
-from ..actors.test_promises import SCHEDULES
 
 Killer = Callable[[], object]
 
@@ -117,18 +113,6 @@ def without_constants() -> Iterator[None]:
         patch.setattr(providers, "_get_local_constants", providers.Constants)
         patch.setattr(providers, "CONSTANTS_CACHE", LRUCache(1024))
         yield
-
-
-def simulation(*names: str, **config: object) -> Killer:
-    """Scenarios under a few schedules: those of ``names``, or all. ``config`` are changes of the engine's."""
-
-    def kill() -> None:
-        for name in names or SCENARIOS:
-            scenario = evolve(SCENARIOS[name], config={**SCENARIOS[name].config, **config})
-            for schedule in SCHEDULES:
-                simulate(scenario, schedule)
-
-    return kill
 
 
 def engine_test(test: Callable[..., Any], *, seeds: int = 2, **parameters: object) -> Killer:

@@ -34,22 +34,8 @@ from .machines import item
 DEPTH = 12
 SHALLOW = 8
 EVENTS = (
-    "ask",
-    "release",
-    "hears",
-    "dispatch",
-    "encoded",
-    "encode failed",
-    "out of memory",
-    "freed",
-    "idle time",
-    "generation lost",
-    "close",
-    "loan ends",
-    "borrow",
-    "borrowed",
-    "borrow failed",
-    "lender refuses",
+    *("ask", "release", "hears", "dispatch", "encoded", "encode failed", "out of memory", "freed", "idle time"),
+    *("generation lost", "close", "loan ends", "borrow", "borrowed", "borrow failed", "lender refuses"),
 )
 Event = tuple[str, int]  # what happens, and to which request; how many embeddings are dispatched at most
 

@@ -24,7 +24,7 @@ from triolet.testing.simulation import simulate
 from ..actors import test_recovery as recovery_tests
 from ..api import test_memory as memory_tests
 from . import test_recovery
-from .planting import Killer, engine_test, planted, simulation, verdict
+from .planting import Killer, engine_test, planted, verdict
 from .test_ledger import LedgerMachine
 from .test_planner_machines import PlannerMachine
 
@@ -455,7 +455,7 @@ def test_s8_a_prompt_that_is_too_long_is_dropped_without_a_reply():
         "    self.planner.submit(request)\n",
         "    if len(request.prompt_token_ids) == 1:\n        self.planner.submit(request)\n",
     )
-    assert_caught(simulation("shared audio"), "wait for ever", dropped)
+    assert_caught(lambda: simulate(SCENARIOS["shared audio"]), "wait for ever", dropped)
 
 
 CHILDREN = """

@@ -22,19 +22,7 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
 from triolet.core.ledger_values import Decisions
 from triolet.core.plan import Chunk, Hypothesis, SampledToken, StepPlan
-from triolet.core.planning.actions import (
-    Abort,
-    Acquire,
-    Action,
-    Commit,
-    Fail,
-    Finish,
-    HoldsAll,
-    Preempt,
-    Release,
-    Start,
-    Suspect,
-)
+from triolet.core.planning import actions as a
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
 from triolet.core.planning.sequence import STAND_IN, Phase, Sequence
@@ -122,24 +110,24 @@ class PlannerMachine(Machine):
         while actions := self.planner.take_actions():  # a refusal makes new ones
             self.act(actions)
 
-    def act(self, actions: list[Action]) -> None:
+    def act(self, actions: list[a.Action]) -> None:
         for action in actions:
             match action:
-                case Acquire(holder, item):
+                case a.Acquire(holder, item):
                     assert holder.partition("/")[0] not in self.ends, "nothing is acquired after the end"
                     self.obey(self.ledger.acquire(holder, item))
-                case Release(holder, key):
+                case a.Release(holder, key):
                     if holder not in self.refused:  # else the refusal and this have crossed, and the actor lets it pass
                         self.obey(self.ledger.release(holder, key, now=0.0))
-                case Commit(request_id, sampled):
+                case a.Commit(request_id, sampled):
                     assert request_id not in self.ends, "terminal once: nothing is committed after the end"
                     self.found(request_id, [one for one in sampled if one.hypotheses])
                     self.vectors[request_id] += [one.vector for one in sampled if one.vector is not None]
                     self.probed[request_id] += [one.probe for one in sampled if one.probe is not None]
                     self.tokens[request_id] += [one.token_id for one in sampled if one.token_id is not None]
-                case HoldsAll(request_id) | Start(request_id) | Preempt(request_id) | Suspect(request_id):
+                case a.HoldsAll(request_id) | a.Start(request_id) | a.Preempt(request_id) | a.Suspect(request_id):
                     assert request_id not in self.ends, f"terminal once: {action} after the end"
-                case Finish(request_id, _) | Fail(request_id, _) | Abort(request_id):
+                case a.Finish(request_id, _) | a.Fail(request_id, _) | a.Abort(request_id):
                     assert request_id not in self.ends, f"terminal once: {request_id} ended twice"
                     self.ends[request_id] = action
 
@@ -527,9 +515,9 @@ class PlannerMachine(Machine):
             self.what_has_been_read_is_given_back()
         assert set(self.ends) == set(self.requests), "terminal once: a request was forgotten"
         for name, end in self.ends.items():
-            if isinstance(end, Finish):
+            if isinstance(end, a.Finish):
                 self.ended_well(name, self.requests[name], end)
-            if isinstance(end, Fail) and isinstance(end.error, RequestTooLarge):
+            if isinstance(end, a.Fail) and isinstance(end.error, RequestTooLarge):
                 self.was_too_large(self.requests[name])
         self.everything_is_given_back()
 
@@ -542,7 +530,7 @@ class PlannerMachine(Machine):
             most += (3 + crashes) * sequence.limit
         return min(most, 3000)
 
-    def ended_well(self, name: str, request: Request, end: Finish) -> None:
+    def ended_well(self, name: str, request: Request, end: a.Finish) -> None:
         short = request.sampling.beam_size > 1 and len(self.true_tokens(request)) <= 2  # over before the crash
         assert short or not name.startswith("poison"), "a crash counted as a success"
         if request.pooling is not None:

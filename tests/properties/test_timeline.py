@@ -19,7 +19,7 @@ from triolet import EngineConfig
 from triolet.core import events as e
 from triolet.core.errors import InvalidRequest
 from triolet.core.event_lines import event_of, line_of, read_events
-from triolet.core.timeline import Record, Timeline
+from triolet.core.timeline import Record, Timeline, timeline_of
 from triolet.testing import SCENARIOS, Fault, FaultKind, scenarios, schedules, simulate
 from triolet.testing.faults import ACTORS, OCCASIONS
 from triolet.testing.sim import sim_engine
@@ -37,11 +37,6 @@ PHASES: Mapping[str, set[str]] = {  # what the documented format asks of each ph
 }
 METADATA = {"process_name": "name", "thread_name": "name", "process_sort_index": "sort_index"}
 METADATA |= {"thread_sort_index": "sort_index"}
-
-
-def timeline_of(trace: Sequence[e.Event]) -> list[Record]:
-    timeline = Timeline()
-    return [record for event in trace for record in timeline.take(event)] + timeline.end()
 
 
 def check_format(records: Sequence[Record]) -> None:
