@@ -155,7 +155,7 @@ class Chaos:
         true = true_tokens(client, self._model)
         got: tuple[int, ...] = ()
         request = request_of(client, self._model, engine.inside._new_id(None))
-        async with engine.inside._deltas(request, trio.current_time(), wait=True, texts=None) as deltas:
+        async with engine.inside.follow(request, trio.current_time(), wait=True) as deltas:
             async for delta in deltas:
                 got += delta.token_ids
                 if got != true[: len(got)]:

@@ -207,7 +207,7 @@ class Run:
             await self._read(client)
 
     async def _read_together(self, client: Client) -> None:
-        answer = await self.engine.inside._run(self._request(client), priority=client.priority, wait=True)
+        answer = await self.engine.inside._run(self._request(client), lambda: None, priority=client.priority, wait=True)
         await self._stalls()
         true = true_tokens(client, self.scenario.model)
         assert answer.token_ids == true, f"{client} finished with the tokens {answer.token_ids}, not {true}"
@@ -230,7 +230,7 @@ class Run:
         assert 0 <= told.encoder_wait <= told.queued <= told.total, f"{client} took {told}"
 
     async def _read_answer(self, client: Client) -> None:
-        async with self.engine.inside._submitted(self._request(client), wait=True) as mailbox:
+        async with self.engine.inside._submitted(self._request(client), trio.current_time(), wait=True) as mailbox:
             await mailbox.wait_end()
             mailbox.take_end()
             if await self._stalls():
@@ -251,7 +251,7 @@ class Run:
     def _stream(self, client: Client) -> AbstractAsyncContextManager[Deltas | DeltaStream]:
         """Opens a stream. Images are prepared here: `Engine.stream` would use a thread, which no schedule controls."""
         if self.scenario.model.kind is not Kind.ENCODER_DECODER:
-            return self.engine.inside._deltas(self._request(client), wait=True, texts=None)
+            return self.engine.inside.follow(self._request(client), trio.current_time(), wait=True)
         return self.engine.stream(
             prompt_token_ids=client.prompt,
             audio=audio(client.audio),

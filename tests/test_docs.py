@@ -18,7 +18,7 @@ from triolet.core.ledger_table import transition_table
 from triolet.testing.sim import sim_engine
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ("core", "models", "actors", "api", "cluster", "server", "testing", "src/triolet", "tests")
+PACKAGE = ("core", "models", "actors", "api", "cluster", "server", "testing", "src/triolet", "benchmarks", "tests")
 DOCUMENTS = (
     "ARCHITECTURE.md",
     "CHANGELOG.md",

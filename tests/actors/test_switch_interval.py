@@ -117,7 +117,7 @@ def test_a_model_that_frees_the_lock_leaves_it_alone(monkeypatch):
     async def ask_for_more() -> None:
         async with asked.engine:
             request = request_of(Client(alignment=Alignment(start=1, frames=3)), SimModel(), "times")
-            async with asked.engine.inside._submitted(request, wait=True) as mailbox:
+            async with asked.engine.inside._submitted(request, trio.current_time(), wait=True) as mailbox:
                 await mailbox.wait_end()
             mailbox.take_end()
             before = len(asked.seen)

@@ -62,4 +62,4 @@ def wander(histories: int) -> None:
 
 
 def test_nobody_stands_still_where_room_is_scarce_and_steps_fail() -> None:
-    wander(2 * settings.default.max_examples)
+    wander(settings.default.max_examples)

@@ -151,7 +151,7 @@ def engine_on(requests: list[SimRequest], costs: Costs) -> tuple[int, float]:
             max_tokens=one.tokens,
             sampling=SamplingParams(max_tokens=one.tokens, ignore_eos=True),
         )
-        async with engine.inside._submitted(request, wait=True) as mailbox:
+        async with engine.inside._submitted(request, trio.current_time(), wait=True) as mailbox:
             await mailbox.wait_end()
         seconds.append(trio.current_time() - begun - one.arrived)
 
