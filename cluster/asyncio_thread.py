@@ -1,42 +1,32 @@
-"""An asyncio loop in a thread of its own: Ray's answers come on asyncio."""
+"""Named tasks on an asyncio loop, and such a loop in a thread of its own: Ray's answers come on asyncio."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Hashable
-from typing import Any, Self
+from typing import Any
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
-class AsyncioThread:
-    """An asyncio loop in a thread, for the block. Tasks that are left when it ends are cancelled and awaited."""
+class NamedTasks:
+    """Starts tasks in ``loop``, and cancels them, by name and from any thread."""
 
-    def __enter__(self) -> Self:
-        self._ready = threading.Event()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="triolet cluster")
-        self._thread.start()
-        self._ready.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._leave.set)
-        self._thread.join()
 
     def start(self, name: Hashable, work: Work) -> None:
-        """Starts ``work()`` as a task of a new ``name``. From any thread."""
+        """Starts ``work()`` as a task of a new ``name``."""
         self._loop.call_soon_threadsafe(self._start, name, work)
 
     def cancel(self, name: Hashable) -> None:
-        """Cancels the task of this name, if it runs. From any thread."""
+        """Cancels the task of this name, if it runs."""
         self._loop.call_soon_threadsafe(self._cancel, name)
 
-    async def _run(self) -> None:
-        self._loop, self._leave = asyncio.get_running_loop(), asyncio.Event()
-        self._ready.set()
-        await self._leave.wait()
+    async def end(self) -> None:
+        """Cancels all tasks, and waits for their end. Called in the loop."""
         left = list(self._tasks.values())
         for task in left:
             task.cancel()
@@ -50,3 +40,26 @@ class AsyncioThread:
         task = self._tasks.get(name)
         if task is not None:
             task.cancel()
+
+
+class AsyncioThread:
+    """An asyncio loop in a thread, for the block, whose value are its tasks. Those that are left when it ends are
+    cancelled and awaited."""
+
+    def __enter__(self) -> NamedTasks:
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="triolet cluster")
+        self._thread.start()
+        self._ready.wait()
+        return self._tasks
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._leave.set)
+        self._thread.join()
+
+    async def _run(self) -> None:
+        self._loop, self._leave = asyncio.get_running_loop(), asyncio.Event()
+        self._tasks = NamedTasks(self._loop)
+        self._ready.set()
+        await self._leave.wait()
+        await self._tasks.end()

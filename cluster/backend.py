@@ -47,7 +47,7 @@ from ..core.errors import (
 from ..core.flights import Flight, Place, Trials
 from ..core.model import ModelDescription
 from ..core.request import Request, Structure
-from .asyncio_thread import AsyncioThread
+from .asyncio_thread import AsyncioThread, NamedTasks
 from .deployment import Deployment, Running
 from .messages import News
 from .register import Departure
@@ -96,7 +96,7 @@ class RayBackend:
     _ingress: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other ingresses have the same request ids
     _statistics: EngineStatistics = field(init=False)  # the latest
     _running: Running = field(init=False)
-    _thread: AsyncioThread = field(init=False)
+    _tasks: NamedTasks = field(init=False)
     _token: trio.lowlevel.TrioToken = field(init=False)
 
     # -- its life ----------------------------------------------------------------------------------------------------
@@ -109,9 +109,9 @@ class RayBackend:
         self._running = await trio.to_thread.run_sync(self.deployment.begin)
         description, self._statistics = await self._ready()
         try:
-            with AsyncioThread() as self._thread:
+            with AsyncioThread() as self._tasks:
                 try:
-                    self._thread.start("statistics", self._look)
+                    self._tasks.start("statistics", self._look)
                     self._accepting = True
                     yield description
                     await self.stop(self.deployment.config.drain_seconds)
@@ -165,7 +165,7 @@ class RayBackend:
             with trio.move_on_after(drain_seconds):
                 await self._idle.wait()
         self._give_up()
-        self._thread.cancel("statistics")
+        self._tasks.cancel("statistics")
         await self._take_down()
 
     def _give_up(self) -> None:
@@ -189,7 +189,7 @@ class RayBackend:
             return
         attempt = client.flight.attempt
         client.flight.end(attempt)
-        self._thread.cancel(_Attempt(request_id, attempt))
+        self._tasks.cancel(_Attempt(request_id, attempt))
         self._end(request_id, Aborted())
 
     def _send(self, request_id: str, client: _Client) -> None:
@@ -199,7 +199,7 @@ class RayBackend:
         attempt = _Attempt(request_id, number)
         sent = evolve(request, id=f"{self._ingress}:{request_id}:{number}", sampling=_plain(request).sampling)
         fly = partial(self._fly, attempt, _keys(request), sent, quarantined=quarantined and not apart)
-        self._thread.start(attempt, fly)
+        self._tasks.start(attempt, fly)
 
     def _begin_trials(self) -> None:
         for request_id in self._trials.begin():
@@ -267,8 +267,11 @@ class RayBackend:
         except _GONE as error:
             self._hand(self._lost, attempt, error)
         except RayTaskError as error:
-            lost = isinstance(error.cause, _ENDED)
-            self._hand(self._lost if lost else self._broke, attempt, error.cause if lost else _failed_there(error))
+            cause = error.cause if isinstance(error.cause, Exception) else error
+            if isinstance(cause, _ENDED):
+                self._hand(self._lost, attempt, cause)
+            else:
+                self._hand(self._broke, attempt, _failed(cause))
         except asyncio.CancelledError:
             self._hand(self._broke, attempt, EngineClosed("the cluster ended before the request did"))
             raise
@@ -348,14 +351,12 @@ class RayBackend:
             await asyncio.sleep(_PAUSE_SECONDS)
             self._hand(call)
 
-        self._thread.start(object(), wait)
+        self._tasks.start(object(), wait)
 
     def _hand(self, call: Callable[..., object], *arguments: object) -> None:
         """Calls in the trio loop."""
-        try:
+        with suppress(trio.RunFinishedError):  # nobody is there to hear it
             self._token.run_sync_soon(call, *arguments)
-        except trio.RunFinishedError:  # nobody is there to hear it
-            return
 
     # -- the rest of a backend ---------------------------------------------------------------------------------------
 
@@ -399,10 +400,6 @@ def _keys(request: Request) -> tuple[str, ...]:
 def _is_blameless(cause: BaseException) -> bool:
     """True if no request ended the replica: it ended in order, or its machine was taken away."""
     return isinstance(cause, EngineClosed) or (isinstance(cause, RayActorError) and cause.preempted)
-
-
-def _failed_there(error: RayTaskError) -> EngineError:
-    return _failed(error.cause if isinstance(error.cause, Exception) else error)
 
 
 def _failed(cause: Exception) -> EngineError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from attrs import evolve, field, frozen
+from attrs import asdict, evolve, field, frozen
 
 from ..api.engine import Engine
 from ..api.hosts.backend import Backend
@@ -41,15 +41,11 @@ _COUNT = integer(1, _MOST)
 
 
 def _count(value: Any) -> int | tuple[int, int]:
-    if isinstance(value, tuple | list):
-        least, most = (as_integer(one) for one in value)
-        if not 1 <= least <= most <= _MOST:
-            raise Refused
-        return least, most
-    found = as_integer(value)
-    if not 1 <= found <= _MOST:
+    several = isinstance(value, tuple | list)
+    least, most = (as_integer(one) for one in (value if several else (value, value)))
+    if not 1 <= least <= most <= _MOST:
         raise Refused
-    return found
+    return (least, most) if several else least
 
 
 @frozen(kw_only=True)
@@ -175,18 +171,8 @@ def _backend(model: str, config: EngineConfig, settings: _Settings) -> Backend:
     from .backend import RayBackend
     from .deployment import Deployment
 
-    return RayBackend(
-        Deployment(
-            name=settings.name or _name_of(model),
-            model=model,
-            config=evolve(config, observer=None),
-            replicas=settings.replicas,
-            encoders=settings.encoders,
-            cpus=settings.cpus,
-            gpus=settings.gpus,
-            address=settings.address,
-        )
-    )
+    deployed = asdict(settings) | {"name": settings.name or _name_of(model)}
+    return RayBackend(Deployment(**deployed, model=model, config=evolve(config, observer=None)))
 
 
 def _name_of(model: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -19,6 +21,7 @@ from ..actors import messages as m
 from ..core.errors import BorrowFailed, DeviceLost, EncodeFailed, LenderLost, RunnerCrashed
 from ..core.plan import LentOutput
 from ..core.request import EncoderItem
+from .asyncio_thread import NamedTasks
 
 _RETURN_SECONDS = 0.1  # between two batches of loans that are given back
 _ASK_SECONDS = 60.0  # for one answer: no lender may be there, and none may come
@@ -33,25 +36,19 @@ class Loan:
 
     def put(self, output: LentOutput) -> None:
         """Hands over the output."""
-        self._hand(self._put, output)
+        self._hand(self.answer.set_result, output)
 
     def refuse(self, error: Exception) -> None:
         """Hands over the error."""
-        self._hand(self._refuse, error)
+        self._hand(self.answer.set_exception, error)
 
-    def _hand(self, call: Callable[..., None], value: object) -> None:
-        try:
-            self.loop.call_soon_threadsafe(call, value)
-        except RuntimeError:  # the loop has ended, and with it who waits
-            return
+    def _hand(self, answer: Callable[[Any], None], value: object) -> None:
+        def answer_once() -> None:
+            if not self.answer.done():
+                answer(value)
 
-    def _put(self, output: LentOutput) -> None:
-        if not self.answer.done():
-            self.answer.set_result(output)
-
-    def _refuse(self, error: Exception) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+        with suppress(RuntimeError):  # the loop has ended, and with it who waits
+            self.loop.call_soon_threadsafe(answer_once)
 
 
 @define(eq=False)
@@ -63,28 +60,23 @@ class RayLenders:
     loop: asyncio.AbstractEventLoop
     tell: Callable[[m.Arrived | m.BorrowBroken], None]
     _name: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other borrowers count from 1 too
-    _tasks: dict[int, asyncio.Task[None]] = field(factory=dict, init=False)
+    _tasks: NamedTasks = field(init=False)
     _back: list[tuple[str, str]] = field(factory=list, init=False)  # loans and keys, not told yet
     _telling: asyncio.Task[None] | None = field(default=None, init=False)
 
+    @_tasks.default
+    def _make_tasks(self) -> NamedTasks:
+        return NamedTasks(self.loop)
+
     def ask(self, number: int, item: EncoderItem) -> None:
         """Asks a lender for ``item``, as borrow ``number``."""
-        self.loop.call_soon_threadsafe(self._start, number, item)
+        self._tasks.start(number, partial(self._borrow, number, item))
 
     def withdraw(self, number: int) -> None:
         """Withdraws the borrow ``number``."""
-        self.loop.call_soon_threadsafe(self._cancel, number)
+        self._tasks.cancel(number)
 
     # -- in the asyncio loop -----------------------------------------------------------------------------------------
-
-    def _start(self, number: int, item: EncoderItem) -> None:
-        task = self._tasks[number] = self.loop.create_task(self._borrow(number, item))
-        task.add_done_callback(lambda _: self._tasks.pop(number, None))
-
-    def _cancel(self, number: int) -> None:
-        task = self._tasks.get(number)
-        if task is not None:
-            task.cancel()
 
     async def _borrow(self, number: int, item: EncoderItem) -> None:
         loan = f"{self._name}/{number}"
@@ -107,10 +99,8 @@ class RayLenders:
         while self._back:
             await asyncio.sleep(_RETURN_SECONDS)
             back, self._back = tuple(self._back), []
-            try:
+            with suppress(Exception):  # their terms end
                 await self.handle.broadcast("take_back", back).results_async(timeout_s=_ASK_SECONDS)
-            except Exception:  # noqa: BLE001  (their terms end)
-                continue
         self._telling = None
 
 

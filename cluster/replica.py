@@ -12,6 +12,7 @@ import logging
 import pickle
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,10 +62,8 @@ class _Stream:
         self._hand(News(end=end))
 
     def _hand(self, news: News) -> None:
-        try:
+        with suppress(RuntimeError):  # the loop has ended, and with it who reads
             self.loop.call_soon_threadsafe(self.queue.put_nowait, news)
-        except RuntimeError:  # the loop has ended, and with it who reads
-            return
 
 
 class Replica:
@@ -144,7 +143,9 @@ class Replica:
 
     async def describe(self) -> bytes:
         """Returns the model's description, pickled; structures are compiled here, not where requests are made."""
-        return pickle.dumps(evolve(self._described(), structures=None))
+        self._running()
+        assert self._description is not None, "an engine that has opened has a description"
+        return pickle.dumps(evolve(self._description, structures=None))
 
     async def run(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:
         """Runs a request. ``keys`` are its contents, for the router. A reader that goes away aborts the request."""
@@ -269,10 +270,8 @@ class Replica:
             outputs_held=left.encoder_cache.entries,
             error=None if error is None else error_text(error),
         )
-        try:
+        with suppress(RayActorError, ValueError):  # the deployment ends: there is nobody to be told
             await ray.get_actor(self._register, NAMESPACE).note.remote(departure)
-        except (RayActorError, ValueError):  # the deployment ends: there is nobody to be told
-            return
 
     # -- between the threads -----------------------------------------------------------------------------------------
 
@@ -295,20 +294,13 @@ class Replica:
         return answer.result().unwrap() if answer.done() else question()
 
     def _in_trio(self, call: Any) -> None:
-        try:
+        with suppress(trio.RunFinishedError):  # all is given back already
             self._token.run_sync_soon(call)
-        except trio.RunFinishedError:  # all is given back already
-            return
 
     def _running(self) -> Supervisor:
         if self._supervisor is None:
             raise EngineClosed("the engine of this replica never opened")
         return self._supervisor
-
-    def _described(self) -> ModelDescription:
-        if self._description is None:
-            raise EngineClosed("the engine of this replica never opened")
-        return self._description
 
 
 def _owned(request: Request) -> Request:

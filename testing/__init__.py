@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..core.config import Speculation
+    from ..core.errors import InvariantViolation
     from ..core.model import Kind
     from ..core.request import Alignment, Pooling
+    from ..core.trace import INVARIANTS, TraceChecker
     from .adapters import ADAPTER_INVARIANTS, check_model_adapter
     from .clients import SCENARIOS, Client, Scenario
     from .families import FAMILIES, make_checkpoint
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
     from .strategies import image_requests, requests, scenarios, schedules
     from .sweep import Failure, Report, sweep_all, sweep_scenario
     from .tensors import live_bytes
-    from .trace import INVARIANTS, InvariantViolation, TraceChecker
 
 _HOMES = {
     "..core.config": "Speculation",
+    "..core.errors": "InvariantViolation",
     "..core.model": "Kind",
     "..core.request": "Alignment Pooling",
+    "..core.trace": "INVARIANTS TraceChecker",
     ".adapters": "ADAPTER_INVARIANTS check_model_adapter",
     ".clients": "SCENARIOS Client Scenario",
     ".families": "FAMILIES make_checkpoint",
@@ -40,7 +43,6 @@ _HOMES = {
     ".strategies": "image_requests requests scenarios schedules",
     ".sweep": "Failure Report sweep_all sweep_scenario",
     ".tensors": "live_bytes",
-    ".trace": "INVARIANTS InvariantViolation TraceChecker",
 }
 """The module of each name: the first that is asked for imports it, so that a part is had without the others."""
 

@@ -40,6 +40,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from attrs import define, evolve, field
@@ -50,51 +51,8 @@ from ..core.plan import SampledToken
 from ..core.request import Probe
 from .adapter_player import Item, MakeAdapter, PlayedSequence, Player
 
-PAYLOADS_ARE_HEARD = "payloads are heard"
-BATCHED_AS_ALONE = "batched as alone"
-CHUNKED_AS_WHOLE = "chunked as whole"
-OUTPUTS_ARE_COPIES = "outputs are copies"
-SLOTS_ARE_SHARED = "slots are shared"
-REPLAYED_AS_WHOLE = "replayed as whole"
-PROBES_ARE_ANSWERED = "probes are answered"
-MEMORY_IS_TOLD = "memory is told"
-FREE_GIVES_BACK = "free gives back"
-INSTANCES_APART = "instances apart"
-CLOSED_IS_EMPTY = "closed is empty"
-ASLEEP_IS_EMPTY = "asleep is empty"
-WAKES_AS_OPENED = "wakes as opened"
-BYTES_ARE_TRUE = "bytes are true"
-
-ADAPTER_INVARIANTS = (
-    PAYLOADS_ARE_HEARD,
-    BATCHED_AS_ALONE,
-    CHUNKED_AS_WHOLE,
-    OUTPUTS_ARE_COPIES,
-    SLOTS_ARE_SHARED,
-    REPLAYED_AS_WHOLE,
-    PROBES_ARE_ANSWERED,
-    MEMORY_IS_TOLD,
-    FREE_GIVES_BACK,
-    INSTANCES_APART,
-    CLOSED_IS_EMPTY,
-    ASLEEP_IS_EMPTY,
-    WAKES_AS_OPENED,
-    BYTES_ARE_TRUE,
-)
-
 LEAST_PAYLOADS = 3
 """One to free, one to keep, and one to encode later."""
-
-
-@contextmanager
-def _promise(invariant: str) -> Iterator[None]:
-    """An error of the adapter within the block breaks ``invariant``."""
-    try:
-        yield
-    except InvariantViolation:
-        raise
-    except Exception as error:
-        raise InvariantViolation(invariant, f"the adapter raised {type(error).__name__}: {error}") from error
 
 
 @define(eq=False)
@@ -105,32 +63,22 @@ class _Check:
     tolerance: float
     live_bytes: Callable[[], int] | None
     truth: list[tuple[SampledToken, ...]] = field(factory=list)  # what each item samples alone in an adapter of its own
+    promise: str = ""  # the one that is checked now
 
     def run(self) -> None:
+        """Checks one promise after the other. An error of the adapter meanwhile breaks the promise."""
         self.truth = [self.alone(item) for item in self.items]
-        self.payloads_are_heard()
-        with _promise(BATCHED_AS_ALONE), self.open() as player:
-            player.encode(self.items)
-            self.compare(BATCHED_AS_ALONE, player.decode(self.items), "encoded and decoded in one batch")
-        with _promise(CHUNKED_AS_WHOLE), self.open() as player:
-            player.encode(self.items)
-            for chunk in (1, 2, 3):
-                sampled = player.decode(self.items, chunk=chunk)
-                self.compare(CHUNKED_AS_WHOLE, sampled, f"fed in pieces of {chunk}")
-        self.outputs_are_copies()
-        self.slots_are_shared()
-        self.replayed_as_whole()
-        self.probes_are_answered()
-        self.memory_is_told()
-        self.free_gives_back()
-        self.free_of_nothing()
-        self.instances_apart()
-        self.closed_is_empty()
-        for keep_weights in (True, False):
-            self.asleep_is_empty(keep_weights)
-            self.wakes_as_opened(keep_weights)
-        if self.live_bytes is not None:
-            self.bytes_are_true(self.live_bytes)
+        for self.promise, check in _CHECKS.items():
+            try:
+                check(self)
+            except InvariantViolation:
+                raise
+            except Exception as error:
+                told = f"the adapter raised {type(error).__name__}: {error}"
+                raise InvariantViolation(self.promise, told) from error
+
+    def fail(self, what: str) -> NoReturn:
+        raise InvariantViolation(self.promise, what)
 
     @contextmanager
     def open(self) -> Iterator[Player]:
@@ -148,43 +96,51 @@ class _Check:
 
     def payloads_are_heard(self) -> None:
         """Plays each payload with the first one's prompt. Log-probabilities tell apart payloads with equal tokens."""
-        with _promise(PAYLOADS_ARE_HEARD):
-            others = [self.alone(evolve(item, prompt=self.items[0].prompt)) for item in self.items[1:]]
+        others = [self.alone(evolve(item, prompt=self.items[0].prompt)) for item in self.items[1:]]
         if all(sampled == self.truth[0] for sampled in others):
-            raise InvariantViolation(
-                PAYLOADS_ARE_HEARD,
+            self.fail(
                 f"all {len(self.items)} payloads give the prompt {self.items[0].prompt} the same tokens with the same "
-                "log-probabilities; are the payloads different?",
+                "log-probabilities; are the payloads different?"
             )
 
-    def compare(self, invariant: str, sampled: list[tuple[SampledToken, ...]], how: str, *, first: int = 0) -> None:
+    def batched_as_alone(self) -> None:
+        with self.open() as player:
+            player.encode(self.items)
+            self.compare(player.decode(self.items), "encoded and decoded in one batch")
+
+    def chunked_as_whole(self) -> None:
+        with self.open() as player:
+            player.encode(self.items)
+            for chunk in (1, 2, 3):
+                self.compare(player.decode(self.items, chunk=chunk), f"fed in pieces of {chunk}")
+
+    def compare(self, sampled: list[tuple[SampledToken, ...]], how: str, *, first: int = 0) -> None:
         """Compares ``sampled``, of the items from ``first`` on, with the truth."""
         for item, true, got in zip(self.items[first:], self.truth[first:], sampled, strict=False):
             tokens, true_tokens = [one.token_id for one in got], [one.token_id for one in true]
             if tokens != true_tokens:
-                raise InvariantViolation(invariant, f"{item.key}, {how}, gets {tokens}; alone it gets {true_tokens}")
+                self.fail(f"{item.key}, {how}, gets {tokens}; alone it gets {true_tokens}")
             apart = max(abs(one.logprob - other.logprob) for one, other in zip(got, true, strict=True))
             if not apart <= self.tolerance:  # "not <=", so that NaN fails too
-                raise InvariantViolation(
-                    invariant,
+                self.fail(
                     f"{item.key}, {how}, gets log-probabilities that are {apart:g} from those it gets alone; allowed: "
-                    f"{self.tolerance:g}",
+                    f"{self.tolerance:g}"
                 )
 
     def outputs_are_copies(self) -> None:
         first, *kept, last = self.items
-        with _promise(OUTPUTS_ARE_COPIES), self.open() as player:
+        with self.open() as player:
             player.encode([first, *kept])
             player.free([first])
             player.encode([last])
             sampled = player.decode([*kept, last])
-            self.compare(OUTPUTS_ARE_COPIES, sampled, "after a sibling was freed and another encoded", first=1)
+            self.compare(sampled, "after a sibling was freed and another encoded", first=1)
             player.encode([first])
-            self.compare(OUTPUTS_ARE_COPIES, player.decode(self.items), "after an output was encoded anew")
+            self.compare(player.decode(self.items), "after an output was encoded anew")
 
     def slots_are_shared(self) -> None:
         """A second sequence joins the slots while their writers run, a third one when the outputs are gone."""
-        with _promise(SLOTS_ARE_SHARED), self.open() as player:
+        with self.open() as player:
             player.encode(self.items)
             for number, item in enumerate(self.items):
                 first, second = player.begin([item, item])
@@ -198,13 +154,13 @@ class _Check:
                 player.step([third], started=[third])
                 player.finish([third])
                 for joined, how in ((second, "another sequence wrote"), (third, "a sequence wrote that has ended")):
-                    self.compare(SLOTS_ARE_SHARED, [tuple(joined.sampled)], f"in a slot that {how}", first=number)
+                    self.compare([tuple(joined.sampled)], f"in a slot that {how}", first=number)
 
     def replayed_as_whole(self) -> None:
         """Samples half of the tokens, ends all sequences, and starts them again in other pages and slots."""
         if self.max_tokens == 1:
             return
-        with _promise(REPLAYED_AS_WHOLE), self.open() as player:
+        with self.open() as player:
             player.encode(self.items)
             running = player.begin(self.items)
             player.step(running, started=running, written=running)
@@ -217,57 +173,54 @@ class _Check:
             player.step(running, started=running, written=running)
             player.finish(running)
             sampled = [tuple(sequence.sampled) for sequence in running]
-            self.compare(REPLAYED_AS_WHOLE, sampled, "started again with what it had sampled")
+            self.compare(sampled, "started again with what it had sampled")
 
     def probes_are_answered(self) -> None:
         """Each sequence has a probe in the middle of its prompt."""
-        with _promise(PROBES_ARE_ANSWERED), self.open() as player:
+        with self.open() as player:
             ids = (0, player.description.vocabulary_size - 1)
             items = [evolve(item, probe=Probe(position=len(item.prompt) // 2, token_ids=ids)) for item in self.items]
             player.encode(items)
-            alone = [_answer(player.run([item])[0]) for item in items]
+            alone = [self.answer(player.run([item])[0]) for item in items]
             for chunk in (None, 1, 2):
                 for sequence, true in zip(player.run(items, chunk=chunk), alone, strict=True):
-                    got = _answer(sequence)
+                    got = self.answer(sequence)
                     if not all(abs(one - other) <= self.tolerance for one, other in zip(got, true, strict=True)):
-                        raise InvariantViolation(
-                            PROBES_ARE_ANSWERED,
+                        self.fail(
                             f"the probe of {sequence.item.key} gets {got} in a batch, fed in pieces of {chunk or 'any'}"
-                            f" length; alone it gets {true}",
+                            f" length; alone it gets {true}"
                         )
 
     def memory_is_told(self) -> None:
-        with _promise(MEMORY_IS_TOLD), self.open() as player:
+        with self.open() as player:
             before = player.held()
             if before <= 0:
-                raise InvariantViolation(MEMORY_IS_TOLD, f"an open adapter holds {before} bytes")
+                self.fail(f"an open adapter holds {before} bytes")
             for item in self.items:
                 player.encode([item])
                 after = player.held()
                 if after <= before:
-                    raise InvariantViolation(
-                        MEMORY_IS_TOLD, f"{before} bytes are held before {item.key} is encoded, {after} after it"
-                    )
+                    self.fail(f"{before} bytes are held before {item.key} is encoded, {after} after it")
                 before = after
 
     def free_gives_back(self) -> None:
-        with _promise(FREE_GIVES_BACK), self.open() as player:
+        with self.open() as player:
             self.round(player)  # memory that is taken once, at the first use, does not count
             before = player.owned()
             self.one_by_one(player)
             self.round(player)
             after = player.owned()
             if after != before:
-                raise InvariantViolation(FREE_GIVES_BACK, f"{before} bytes before a round of work, {after} after it")
+                self.fail(f"{before} bytes before a round of work, {after} after it")
+        if __debug__:
+            self.free_of_nothing()
 
     def round(self, player: Player) -> None:
         """Encodes all items in one batch, decodes them, and frees the outputs one by one."""
         player.encode(self.items)
-        self.compare(FREE_GIVES_BACK, player.decode(self.items), "encoded again after it was freed")
+        self.compare(player.decode(self.items), "encoded again after it was freed")
         for number in range(len(self.items)):
-            given = self.free_one(player, number)
-            if given <= 0:
-                self.fail_free(number, given, "more than 0, since they were encoded in one batch")
+            self.free_one(player, number, None)
 
     def one_by_one(self, player: Player) -> None:
         """Each output gives back what its encoding took."""
@@ -277,29 +230,23 @@ class _Check:
             player.encode([item])
             taken.append(player.held() - before)
         for number, share in enumerate(taken):
-            given = self.free_one(player, number)
-            if given != share:
-                self.fail_free(number, given, f"{share}, which its encoding took")
+            self.free_one(player, number, share)
 
-    def free_one(self, player: Player, number: int) -> int:
-        """Frees an output; returns its bytes."""
+    def free_one(self, player: Player, number: int, share: int | None) -> None:
+        """Frees an output, which is to give ``share`` bytes back; ``None``: some, since it was encoded in a batch."""
         before = player.held()
         player.free([self.items[number]])
-        return before - player.held()
-
-    def fail_free(self, number: int, given: int, allowed: str) -> NoReturn:
-        raise InvariantViolation(
-            FREE_GIVES_BACK,
-            f"when {number + 1} of {len(self.items)} outputs were freed, the last one gave {given} bytes back; "
-            f"allowed: {allowed}",
-        )
+        given = before - player.held()
+        if given <= 0 if share is None else given != share:
+            self.fail(
+                f"when {number + 1} of {len(self.items)} outputs were freed, the last one gave {given} bytes back; "
+                f"allowed: {'more than 0' if share is None else share}, which its encoding took"
+            )
 
     def free_of_nothing(self) -> None:
         """Frees a key that never was there, and one that was freed already."""
-        if not __debug__:
-            return
         never, once, *_ = self.items
-        with _promise(FREE_GIVES_BACK), self.open() as player:
+        with self.open() as player:
             player.encode([once])
             player.free([once])
             for item in (never, once):
@@ -307,34 +254,33 @@ class _Check:
                     player.free([item])
                 except AssertionError:
                     continue
-                raise InvariantViolation(FREE_GIVES_BACK, f"{item.key} is not there, and is freed without a word")
+                self.fail(f"{item.key} is not there, and is freed without a word")
 
     def instances_apart(self) -> None:
-        with _promise(INSTANCES_APART), self.open() as one:
+        with self.open() as one:
             one.encode(self.items)
             with self.open() as other:
                 other.encode(self.items[:1])
-                self.compare(INSTANCES_APART, one.decode(self.items), "while another adapter is open")
-                self.compare(INSTANCES_APART, other.decode(self.items[:1]), "in the second adapter")
-            self.compare(INSTANCES_APART, one.decode(self.items), "after another adapter was closed")
+                self.compare(one.decode(self.items), "while another adapter is open")
+                self.compare(other.decode(self.items[:1]), "in the second adapter")
+            self.compare(one.decode(self.items), "after another adapter was closed")
 
-    def asleep_is_empty(self, keep_weights: bool) -> None:
-        with _promise(ASLEEP_IS_EMPTY), self.open() as player:
-            allowed = player.held() if keep_weights else 0
-            self.leave_in_the_middle(player)
-            if __debug__:
+    def asleep_is_empty(self) -> None:
+        for keep_weights in (True, False):
+            with self.open() as player:
+                sleep = partial(player.adapter.sleep, keep_weights=keep_weights)
+                allowed = player.held() if keep_weights else 0
+                self.leave_in_the_middle(player)
                 self.refused(player, "wake of an adapter that is awake", player.adapter.wake)
-            player.adapter.sleep(keep_weights=keep_weights)
-            self.holds_at_most(player, allowed, "an adapter that sleeps")
-            player.adapter.reset()
-            self.holds_at_most(player, allowed, "an adapter that sleeps and was reset")
-            if __debug__:
-                self.refused(player, "a second sleep", lambda: player.adapter.sleep(keep_weights=keep_weights))
-                self.refused(player, "to encode asleep", lambda: player.encode(self.items))
-                self.refused(player, "to free asleep", lambda: player.free(self.items))
-                self.refused(player, "a step asleep", lambda: player.run(self.items))
-            player.adapter.close()
-            self.holds_at_most(player, 0, "an adapter that was closed while it slept")
+                sleep()
+                self.holds_at_most(player, allowed, "an adapter that sleeps")
+                player.adapter.reset()
+                self.holds_at_most(player, allowed, "an adapter that sleeps and was reset")
+                self.refused(player, "a second sleep", sleep)
+                for call, what in ((player.encode, "to encode"), (player.free, "to free"), (player.run, "a step")):
+                    self.refused(player, f"{what} asleep", partial(call, self.items))
+                player.adapter.close()
+                self.holds_at_most(player, 0, "an adapter that was closed while it slept")
 
     def leave_in_the_middle(self, player: Player) -> None:
         """Leaves outputs resident and sequences running."""
@@ -342,47 +288,51 @@ class _Check:
         running = player.begin(self.items)
         player.step(running, started=running, written=running)
 
-    @staticmethod
-    def refused(player: Player, what: str, call: Callable[[], object]) -> None:
-        before = player.owned()
+    def refused(self, player: Player, what: str, call: Callable[[], object]) -> None:
+        if not __debug__:
+            return
+        before, refused = player.owned(), False
         try:
             call()
         except AssertionError:
-            if player.owned() != before:
-                raise InvariantViolation(ASLEEP_IS_EMPTY, f"{what} is refused, and changes the bytes held") from None
-            return
-        raise InvariantViolation(ASLEEP_IS_EMPTY, f"{what} is done without a word")
+            refused = True
+        if not refused:
+            self.fail(f"{what} is done without a word")
+        if player.owned() != before:
+            self.fail(f"{what} is refused, and changes the bytes held")
 
-    @staticmethod
-    def holds_at_most(player: Player, allowed: int, who: str) -> None:
+    def holds_at_most(self, player: Player, allowed: int, who: str) -> None:
         if player.held() > allowed:
-            raise InvariantViolation(ASLEEP_IS_EMPTY, f"{who} holds {player.owned()} bytes; allowed: {allowed}")
+            self.fail(f"{who} holds {player.owned()} bytes; allowed: {allowed}")
 
-    def wakes_as_opened(self, keep_weights: bool) -> None:
+    def wakes_as_opened(self) -> None:
         """Sleeps and wakes twice: memory that is kept wrongly may show only when it is kept again."""
-        with _promise(WAKES_AS_OPENED), self.open() as player:
-            opened = player.owned()
-            for _ in range(2):
-                self.leave_in_the_middle(player)
-                player.adapter.sleep(keep_weights=keep_weights)
-                player.adapter.wake()
-                if player.owned() != opened:
-                    raise InvariantViolation(
-                        WAKES_AS_OPENED, f"{opened} bytes when it was opened, {player.owned()} when it woke"
-                    )
-                player.encode(self.items)
-                self.compare(WAKES_AS_OPENED, player.decode(self.items), "after its adapter slept and woke")
-                player.free(self.items)
+        for keep_weights in (True, False):
+            with self.open() as player:
+                opened = player.owned()
+                for _ in range(2):
+                    self.leave_in_the_middle(player)
+                    player.adapter.sleep(keep_weights=keep_weights)
+                    player.adapter.wake()
+                    if player.owned() != opened:
+                        self.fail(f"{opened} bytes when it was opened, {player.owned()} when it woke")
+                    player.encode(self.items)
+                    self.compare(player.decode(self.items), "after its adapter slept and woke")
+                    player.free(self.items)
 
-    def bytes_are_true(self, live_bytes: Callable[[], int]) -> None:
+    def bytes_are_true(self) -> None:
+        live_bytes = self.live_bytes
+        if live_bytes is None:
+            return
+
         def check(player: Player, how: str) -> None:
             told, live = player.held(), live_bytes() - before
             if told != live:
-                raise InvariantViolation(BYTES_ARE_TRUE, f"{how} it tells of {told} bytes, and {live} live")
+                self.fail(f"{how} it tells of {told} bytes, and {live} live")
 
         gc.collect()  # else objects that others left in cycles could die meanwhile
         before = live_bytes()
-        with _promise(BYTES_ARE_TRUE), self.open() as player:
+        with self.open() as player:
             check(player, "as opened")
             player.encode(self.items)
             player.decode(self.items)
@@ -395,35 +345,47 @@ class _Check:
             check(player, "closed")
 
     def closed_is_empty(self) -> None:
-        with _promise(CLOSED_IS_EMPTY):
-            with self.open() as player:
-                player.encode(self.items)
-                player.decode(self.items)
-            for _ in range(2):
-                left = player.owned()
-                if left:
-                    raise InvariantViolation(CLOSED_IS_EMPTY, f"a closed adapter holds {left} bytes")
-                player.adapter.close()
+        with self.open() as player:
+            player.encode(self.items)
+            player.decode(self.items)
+        for _ in range(2):
+            if left := player.owned():
+                self.fail(f"a closed adapter holds {left} bytes")
+            player.adapter.close()
+
+    def answer(self, sequence: PlayedSequence) -> tuple[float, ...]:
+        """The answer to the sequence's probe."""
+        key, probe = sequence.item.key, sequence.item.probe
+        assert probe is not None, "only a sequence with a probe is asked for its answer"
+        if len(sequence.probed) != 1:
+            self.fail(f"the probe of {key} is answered {len(sequence.probed)} times")
+        part, answer = sequence.probed[0]
+        if not part.start <= probe.position < part.start + part.length:
+            where = f"a chunk of {part.length} from {part.start}"
+            self.fail(f"the probe of {key} at position {probe.position} is answered by {where}")
+        if len(answer) != len(probe.token_ids):
+            self.fail(f"the probe of {key} is told {answer}; allowed: one for each of {probe.token_ids}")
+        return answer
 
 
-def _answer(sequence: PlayedSequence) -> tuple[float, ...]:
-    """The answer to the sequence's probe."""
-    key, probe = sequence.item.key, sequence.item.probe
-    assert probe is not None, "only a sequence with a probe is asked for its answer"
-    if len(sequence.probed) != 1:
-        raise InvariantViolation(PROBES_ARE_ANSWERED, f"the probe of {key} is answered {len(sequence.probed)} times")
-    part, answer = sequence.probed[0]
-    if not part.start <= probe.position < part.start + part.length:
-        raise InvariantViolation(
-            PROBES_ARE_ANSWERED,
-            f"the probe of {key} at position {probe.position} is answered by a chunk of {part.length} from "
-            f"{part.start}",
-        )
-    if len(answer) != len(probe.token_ids):
-        raise InvariantViolation(
-            PROBES_ARE_ANSWERED, f"the probe of {key} is told {answer}; allowed: one for each of {probe.token_ids}"
-        )
-    return answer
+_CHECKS: dict[str, Callable[[_Check], None]] = {
+    "payloads are heard": _Check.payloads_are_heard,
+    "batched as alone": _Check.batched_as_alone,
+    "chunked as whole": _Check.chunked_as_whole,
+    "outputs are copies": _Check.outputs_are_copies,
+    "slots are shared": _Check.slots_are_shared,
+    "replayed as whole": _Check.replayed_as_whole,
+    "probes are answered": _Check.probes_are_answered,
+    "memory is told": _Check.memory_is_told,
+    "free gives back": _Check.free_gives_back,
+    "instances apart": _Check.instances_apart,
+    "closed is empty": _Check.closed_is_empty,
+    "asleep is empty": _Check.asleep_is_empty,
+    "wakes as opened": _Check.wakes_as_opened,
+    "bytes are true": _Check.bytes_are_true,
+}
+
+ADAPTER_INVARIANTS = tuple(_CHECKS)
 
 
 def check_model_adapter(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from attrs import field, frozen
@@ -99,34 +99,22 @@ def audio(number: int) -> Samples:
     return np.full(1600, number / 100, np.float32)
 
 
-def prepared(client: Client, model: SimModel) -> Prepared:
-    """The prompt of a client that has no audio."""
-    return SimPreparer(model=model).prepare(client.prompt, images=client.images)
-
-
 def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
     """The tokens that a client must get, without end-of-text."""
-    if model.kind is Kind.ENCODER_DECODER:
-        tokens = _tokens(client, client.prompt, content_key(audio(client.audio), "sim"), model, ())
-    else:
-        prompt = prepared(client, model)
-        tokens = _tokens(client, prompt.token_ids, None, model, _placeholders(prompt))
-    return tokens[:-1] if tokens[-1] == EOS else tokens
-
-
-def _tokens(
-    client: Client, prompt: Sequence[int], key: str | None, model: SimModel, placeholders: Sequence[Placeholder]
-) -> tuple[int, ...]:
+    prompt = prompt_of(client, model)
+    key = prompt.items[0].key if model.kind is Kind.ENCODER_DECODER else None
+    asked = prompt.token_ids, key, client.max_tokens
     if client.beams == 1:
-        return expected_tokens(prompt, key, client.max_tokens, model, placeholders)
-    found = expected_hypotheses(prompt, key, client.max_tokens, client.sampling, model, placeholders)
-    return found[0].token_ids
+        tokens = expected_tokens(*asked, model, _placeholders(prompt))
+    else:
+        tokens = expected_hypotheses(*asked, client.sampling, model, _placeholders(prompt))[0].token_ids
+    return tokens[:-1] if tokens[-1] == EOS else tokens
 
 
 def prompt_of(client: Client, model: SimModel) -> Prepared:
     """The prompt of any client, with the items that it reads."""
     if model.kind is not Kind.ENCODER_DECODER:
-        return prepared(client, model)
+        return SimPreparer(model=model).prepare(client.prompt, images=client.images)
     samples = audio(client.audio)
     item = EncoderItem(
         key=content_key(samples, "sim"),

@@ -6,6 +6,7 @@ transformers' would mean little. Sizes and settings are the smallest that have e
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -79,46 +80,33 @@ def _text(family: str, folder: Path, seed: int) -> None:
     _save(folder, _random(getattr(transformers, model), config, seed), tokenizer)
 
 
-def _qwen2_5_vl(folder: Path, seed: int) -> None:
-    """Images of 16 pixels a side and more; one layer of the encoder sees windows, the other the whole image."""
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
-
-    vision = {"hidden_size": 32, "intermediate_size": 64, "window_size": 32, "fullatt_block_indexes": [1]}
-    vision["out_hidden_size"] = _HIDDEN
-    _save_qwen_vision(folder, seed, Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig, vision)
-
-
-def _qwen2_vl(folder: Path, seed: int) -> None:
-    """Makes the like of Qwen2.5-VL, with an older encoder: all its layers see the whole image."""
-    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
-
-    vision = {"embed_dim": 32, "hidden_size": _HIDDEN}
-    _save_qwen_vision(folder, seed, Qwen2VLForConditionalGeneration, Qwen2VLConfig, vision)
-
-
-def _save_qwen_vision(folder: Path, seed: int, model: Any, make_config: Any, vision: dict[str, Any]) -> None:
+def _qwen_vision(name: str, vision: Mapping[str, Any], folder: Path, seed: int) -> None:
+    """Images of 16 pixels a side and more. Layers of the encoder see the whole image, in Qwen2.5-VL the first one
+    windows of it."""
+    import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     tokenizer = QWEN_VISION.make()
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2]}
-    config = make_config(
+    written = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
+    ids = {f"{place}_token_id": tokenizer.convert_tokens_to_ids(f"<|{word}|>") for place, word in written.items()}
+    config = getattr(transformers, f"{name}Config")(
         text_config={**_text_settings(tokenizer), "rope_parameters": rope},
         vision_config={"depth": 2, "num_heads": 2, "patch_size": 8, **vision},
-        **{
-            f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{written}|>")
-            for name, written in (
-                ("image", "image_pad"),
-                ("video", "video_pad"),
-                ("vision_start", "vision_start"),
-                ("vision_end", "vision_end"),
-            )
-        },
+        **ids,
     )
-    _save(folder, _random(model, config, seed), tokenizer)
+    _save(folder, _random(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed), tokenizer)
     make: Any = Qwen2VLImageProcessorPil
     make(size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64}, patch_size=8).save_pretrained(folder)
 
 
+_WINDOWED = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "window_size": 32,
+    "fullatt_block_indexes": [1],
+    "out_hidden_size": _HIDDEN,
+}
 _TOWER = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -146,33 +134,23 @@ def _llava(folder: Path, seed: int) -> None:
     make(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(folder)
 
 
-def _idefics3(folder: Path, seed: int) -> None:
+def _tiled(name: str, folder: Path, seed: int) -> None:
     """Tiles of 32 pixels a side, up to 2 by 2 and the whole image; 4 embeddings each."""
-    from transformers import Idefics3Config, Idefics3ForConditionalGeneration
-    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    import transformers
 
-    _save_tiled(folder, seed, Idefics3ForConditionalGeneration, Idefics3Config, Idefics3ImageProcessorPil)
-
-
-def _smolvlm(folder: Path, seed: int) -> None:
-    """Makes the like of Idefics3."""
-    from transformers import SmolVLMConfig, SmolVLMForConditionalGeneration
-    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
-
-    _save_tiled(folder, seed, SmolVLMForConditionalGeneration, SmolVLMConfig, SmolVLMImageProcessorPil)
-
-
-def _save_tiled(folder: Path, seed: int, model: Any, make_config: Any, make_processor: Any) -> None:
+    family = name.lower()
+    processors = importlib.import_module(f"transformers.models.{family}.image_processing_pil_{family}")
     tokenizer = TILED.make()
-    config = make_config(
+    config = getattr(transformers, f"{name}Config")(
         text_config={"model_type": "llama", **_text_settings(tokenizer)},
         vision_config=_TOWER,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
         pad_token_id=tokenizer.pad_token_id,
     )
-    _save(folder, _random(model, config, seed), tokenizer)
-    make_processor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
+    _save(folder, _random(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed), tokenizer)
+    make = getattr(processors, f"{name}ImageProcessorPil")
+    make(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
 
 
 def _qwen2_audio(folder: Path, seed: int) -> None:
@@ -205,8 +183,10 @@ def _moonshine(folder: Path, seed: int) -> None:
     tokenizer = LLAMA.make()
     make_config: Any = MoonshineConfig  # typed more strictly than it is called
     config = make_config(
-        **_sizes("encoder_num_hidden_layers", "encoder_num_attention_heads"),
-        **_sizes("decoder_num_hidden_layers", "decoder_num_attention_heads"),
+        encoder_num_hidden_layers=_LAYERS,
+        encoder_num_attention_heads=4,
+        decoder_num_hidden_layers=_LAYERS,
+        decoder_num_attention_heads=4,
         hidden_size=_HIDDEN,
         intermediate_size=2 * _HIDDEN,
         pad_head_dim_to_multiple_of=8,
@@ -228,8 +208,10 @@ def _bart(folder: Path, seed: int) -> None:
     tokenizer = BART.make()
     make_config: Any = BartConfig  # typed more strictly than it is called
     config = make_config(
-        **_sizes("encoder_layers", "encoder_attention_heads", layers=_LAYERS + 1),
-        **_sizes("decoder_layers", "decoder_attention_heads"),
+        encoder_layers=_LAYERS + 1,
+        encoder_attention_heads=4,
+        decoder_layers=_LAYERS,
+        decoder_attention_heads=4,
         d_model=_HIDDEN,
         encoder_ffn_dim=2 * _HIDDEN,
         decoder_ffn_dim=2 * _HIDDEN,
@@ -279,10 +261,6 @@ def _t5(folder: Path, seed: int) -> None:
     _save(folder, model, tokenizer, decoder_start_token_id=tokenizer.pad_token_id)
 
 
-def _sizes(layer_name: str, head_name: str, *, layers: int = _LAYERS) -> dict[str, int]:
-    return {layer_name: layers, head_name: 4}
-
-
 def _special(tokenizer: Any) -> dict[str, int]:
     return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
@@ -297,9 +275,7 @@ def _text_settings(tokenizer: Any) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "max_position_embeddings": _POSITIONS,
         "vocab_size": len(tokenizer),
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
+        **_special(tokenizer),
         "tie_word_embeddings": False,
     }
 
@@ -336,8 +312,7 @@ def _save(folder: Path, model: Any, tokenizer: Any, **generation: Any) -> None:
     from transformers import GenerationConfig
 
     make: Any = GenerationConfig  # untyped there
-    names = ("bos_token_id", "eos_token_id", "pad_token_id")
-    ids = {name: getattr(tokenizer, name) for name in names if getattr(tokenizer, name) is not None}
+    ids = {name: token_id for name, token_id in _special(tokenizer).items() if token_id is not None}
     if model.can_generate():
         model.generation_config = make(**{**ids, **generation})
     model.save_pretrained(folder)
@@ -346,11 +321,11 @@ def _save(folder: Path, model: Any, tokenizer: Any, **generation: Any) -> None:
 
 _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     **{family: partial(_text, family) for family in _TEXT},
-    "qwen2_vl": _qwen2_vl,
-    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen2_vl": partial(_qwen_vision, "Qwen2VL", {"embed_dim": 32, "hidden_size": _HIDDEN}),
+    "qwen2_5_vl": partial(_qwen_vision, "Qwen2_5_VL", _WINDOWED),
     "llava": _llava,
-    "idefics3": _idefics3,
-    "smolvlm": _smolvlm,
+    "idefics3": partial(_tiled, "Idefics3"),
+    "smolvlm": partial(_tiled, "SmolVLM"),
     "qwen2_audio": _qwen2_audio,
     "moonshine": _moonshine,
     "bart": _bart,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -30,6 +31,13 @@ from .step_judge import JudgedWorker, StepJudge
 
 PATIENCE = 60.0
 """Virtual seconds after which a scenario's body leaves the block, even if clients still wait."""
+
+
+def books_of(engine: Engine, trace: Sequence[events.Event]) -> EngineStatistics | None:
+    """Returns the engine's statistics, if its block was ever entered."""
+    supervisor = engine.inside.backend
+    opened = events.StageReached("accepting") in trace
+    return supervisor.statistics() if opened and supervisor is not None else None
 
 
 @define(eq=False)
@@ -130,23 +138,18 @@ class Run:
                 self._start_clients(nursery)
                 if self.scenario.naps:
                     nursery.start_soon(self._operate, name="operator")
-        if scope.cancelled_caught and self.scenario.leaves > PATIENCE and not self._may_wait_for_ever():
+        if scope.cancelled_caught and self.scenario.leaves > PATIENCE and self._kind is not FaultKind.STEP_HANGS:
             unfinished = [number for number, end in enumerate(self.ends) if end in {"not started", "cancelled"}]
             raise InvariantViolation("terminal once", f"clients {unfinished} wait for ever", tuple(self.trace[-20:]))
 
     @property
     def books(self) -> EngineStatistics | None:
         """The engine's statistics, once its block was entered."""
-        supervisor = self.engine.inside.backend
-        opened = events.StageReached("accepting") in self.trace
-        return supervisor.statistics() if opened and supervisor is not None else None
+        return books_of(self.engine, self.trace)
 
     def _start_clients(self, nursery: trio.Nursery) -> None:
         for number, client in enumerate(self.scenario.clients):
             nursery.start_soon(self._client, number, client, name=f"client {number}")
-
-    def _may_wait_for_ever(self) -> bool:
-        return self._kind is FaultKind.STEP_HANGS
 
     async def _operate(self) -> None:
         asleep, begun = False, trio.current_time()
@@ -154,40 +157,30 @@ class Run:
             await trio.sleep_until(begun + after)
             asleep = not asleep
             try:
-                await (self._sleep() if asleep else self._wake())
+                await self._order(asleep)
             except EngineClosed:
                 return
             assert self.executor.is_asleep is asleep, f"{'sleep' if asleep else 'wake'}() returned, and it did not"
 
-    async def _sleep(self) -> None:
+    async def _order(self, asleep: bool) -> None:
+        """Puts the engine to sleep, or wakes it. A fault refuses that once; nothing else may."""
+        order, fault = self.engine.wake, FaultKind.WAKE_FAILS
+        refusal: type[EngineError] = EngineAsleep
+        if asleep:
+            order, fault, refusal = self.engine.sleep, FaultKind.SLEEP_FAILS, EngineError
         try:
-            await self.engine.sleep()
+            await order()
         except EngineClosed:
             raise
-        except EngineError:
-            assert self._kind is FaultKind.SLEEP_FAILS, "the device could not be given back, and nobody held it"
-            await self.engine.sleep()
-
-    async def _wake(self) -> None:
-        try:
-            await self.engine.wake()
-        except EngineAsleep:
-            assert self._kind is FaultKind.WAKE_FAILS, "the device could not be taken, and nobody had taken it"
-            await self.engine.wake()
+        except refusal:
+            assert self._kind is fault, f"{fault.value}, though nothing keeps it"
+            await order()
 
     @property
     def _kind(self) -> FaultKind | None:
         return None if self.injector.fault is None else self.injector.fault.kind
 
     async def _client(self, number: int, client: Client) -> None:
-        try:
-            await self._ask(number, client)
-        except Injected:
-            self.ends[number] = "crashed"
-            if not self.scenario.outside:
-                raise
-
-    async def _ask(self, number: int, client: Client) -> None:
         if client.arrives:
             await trio.sleep(client.arrives)
         self.ends[number] = "cancelled"
@@ -197,6 +190,10 @@ class Run:
             self.ends[number] = "left" if scope.cancelled_caught else "finished"
         except TrioletError as error:
             self.ends[number] = type(error).__name__
+        except Injected:
+            self.ends[number] = "crashed"
+            if not self.scenario.outside:
+                raise
 
     async def _reading(self, client: Client) -> None:
         if client.reads_only:

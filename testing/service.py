@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 import trio.testing
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from ..actors.statistics import EngineStatistics
 from ..actors.worker import Job
@@ -23,6 +23,7 @@ from ..core.config import EngineConfig
 from ..core.errors import InvariantViolation
 from .faults import DEVICE_FAULTS, FaultKind, Injector
 from .judge import judge_statistics
+from .run import books_of
 from .sim import SimExecutor, SimWorker, sim_engine
 from .sim_model import SimModel
 from .trio_tools.faults import Fault as AnyFault
@@ -62,31 +63,19 @@ _FOREIGN = ("triolet ", "sim worker")
 
 
 @define(eq=False)
-class _DeviceFault:
-    """The fault of one run, if it is one of the device."""
+class _DeviceInjector(Injector):
+    """Makes the fault of one run happen, if it is one of the device."""
 
-    fault: AnyFault[Any] | None
-    injector: Injector = field(init=False)
     _calls: int = 0
-    _lasts: bool = False
-
-    @injector.default
-    def _injector(self) -> Injector:
-        once = self.fault is not None and isinstance(self.fault.kind, FaultKind)
-        return Injector(self.fault if once else None)
-
-    @property
-    def met(self) -> bool:
-        """True if it has happened."""
-        return self._lasts or self.injector.met
 
     def on_device(self, job: Job, argument: Any) -> BaseException | None:
         """Implements `SimExecutor.fault`."""
-        if self.fault is not None and _LASTING.get(self.fault.kind) is job:
-            self._calls += 1
-            self._lasts = self._calls >= self.fault.step
-            return RuntimeError(f"injected into {job.value}") if self._lasts else None
-        return self.injector.on_device(job, argument)
+        fault: AnyFault[Any] | None = self.fault
+        if fault is None or _LASTING.get(fault.kind) is not job:
+            return super().on_device(job, argument)
+        self._calls += 1
+        self.met = self._calls >= fault.step
+        return RuntimeError(f"injected into {job.value}") if self.met else None
 
 
 @define(eq=False)
@@ -108,9 +97,7 @@ class _Simulated:
     def books(self) -> EngineStatistics | None:
         """The engine's statistics, if it was ever open and no actor of it has failed."""
         failed = any(isinstance(event, events.ActorFailed) for event in self.trace)
-        supervisor = self.engine.inside.backend
-        opened = events.StageReached("accepting") in self.trace
-        return supervisor.statistics() if opened and not failed and supervisor is not None else None
+        return None if failed else books_of(self.engine, self.trace)
 
 
 @define(eq=False)
@@ -120,7 +107,7 @@ class SimulatedService:
     trial: Trial
     model: SimModel
     config: EngineConfig
-    fault: _DeviceFault
+    injector: Injector
     engines: list[_Simulated] = field(factory=list)
     _clients: int = 0
     _left: bool = False  # a client has left since there were none
@@ -135,8 +122,8 @@ class SimulatedService:
             if config.observer is not None:
                 config.observer(event)
 
-        executor = SimExecutor(self.model, fault=self.fault.on_device)
-        worker = SimWorker(hangs=self.fault.injector.hangs)
+        executor = SimExecutor(self.model, fault=self.injector.on_device)
+        worker = SimWorker(hangs=self.injector.hangs)
         engine = sim_engine(executor, config=evolve(config, observer=observe), worker=worker)
         self.engines.append(_Simulated(executor, engine, trace))
         return engine
@@ -198,29 +185,6 @@ def _not_given_back(one: _Simulated) -> Iterator[str]:
         yield str(error)
 
 
-@frozen
-class _Around:
-    """Opens the engine of a run before the program, and looks at all engines of the run after it."""
-
-    model: SimModel
-    config: EngineConfig
-    opens: bool
-
-    @asynccontextmanager
-    async def __call__(self, trial: Trial) -> AsyncIterator[SimulatedService]:
-        service = SimulatedService(trial, self.model, self.config, _DeviceFault(trial.case.fault))
-        try:
-            if self.opens:
-                async with service.make_engine():
-                    yield service
-                    await service._look_for_orphans("the program has ended")
-            else:
-                yield service
-        finally:
-            trial.disturber.met = trial.disturber.met or service.fault.met
-            service.look_at_the_end()
-
-
 def service_subject(
     program: Callable[[SimulatedService], Awaitable[object]],
     *,
@@ -243,7 +207,21 @@ def service_subject(
         device: the kinds of fault of the device, each of which happens at every call that may meet it.
         passes: see `triolet.testing.trio_tools.Subject`.
     """
-    around = _Around(model or SimModel(), evolve(config or EngineConfig(), verify=True), opens)
+    settings = evolve(config or EngineConfig(), verify=True)
+
+    @asynccontextmanager
+    async def around(trial: Trial) -> AsyncIterator[SimulatedService]:
+        service = SimulatedService(trial, model or SimModel(), settings, _DeviceInjector(trial.case.fault))
+        try:
+            if opens:
+                async with service.make_engine():
+                    yield service
+                    await service._look_for_orphans("the program has ended")
+            else:
+                yield service
+        finally:
+            trial.disturber.met = trial.disturber.met or service.injector.met
+            service.look_at_the_end()
 
     def faults(first: Trial) -> Iterable[AnyFault[Any]]:
         calls = [job for one in first.given.engines for job in one.executor.calls]

@@ -67,6 +67,27 @@ RAISES_NOTHING = Promise(
     "An exception in the step loop ends the step, and in most engines every request that runs, or the process.",
 )
 """The promise of every protocol: the subject raises nothing at the calls that its protocol has."""
+NO_FREE_WHILE_HELD = Promise(
+    "no free while held",
+    Severity.CORRUPTS,
+    "A step reads an output that is gone: an error at best, another request's image or voice at worst.",
+)
+NO_PHANTOM = Promise(
+    "no phantom",
+    Severity.CORRUPTS,
+    "The runner finds nothing under the key and crashes, or reads what happens to lie there.",
+)
+ALWAYS_FREED = Promise(
+    "always freed eventually",
+    Severity.LEAKS,
+    "Memory that nobody gives back is lost until the process ends, and with it the next engine's start.",
+)
+ENCODE_ONCE = Promise(
+    "encode once",
+    Severity.WASTES,
+    "The encoder computes what is there already, and writes over an output that others may be reading.",
+)
+"""These four are of both protocols."""
 
 
 def tupled(values: Iterable[Any]) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from .findings import BrokenPromise, Promise, Severity
+from .findings import ENCODE_ONCE, NO_FREE_WHILE_HELD, NO_PHANTOM, BrokenPromise, Promise, Severity
 
 EOS = 0
 """The token that ends a request."""
@@ -36,25 +36,10 @@ BEFORE_READY = Promise(
     Severity.CORRUPTS,
     "The decoder reads an output that does not exist: garbage, or an illegal access that ends the process.",
 )
-FREE_HELD = Promise(
-    "no free while held",
-    Severity.CORRUPTS,
-    "A request that still needs the output finds nothing, or another image in its place.",
-)
-PHANTOM = Promise(
-    "no phantom",
-    Severity.CORRUPTS,
-    "The books list an output that is gone: everybody who finds it there reads garbage, until a restart.",
-)
 BALANCE = Promise(
     "books balance",
     Severity.CRASHES,
     "More is planned than there is: the step runs out of memory, or writes beyond its buffers.",
-)
-ENCODE_ONCE = Promise(
-    "encode once",
-    Severity.WASTES,
-    "The encoder computes what the device has already, and the copy that the books forget stays for ever.",
 )
 
 
@@ -164,8 +149,8 @@ class PagedDevice:
             if key not in self.freed:
                 self.fail(BEFORE_READY, f"{what}, and it was never encoded")
             if self.freed[key] >= record.began:
-                self.fail(FREE_HELD, f"{what}, and it was freed while {chunk.request} ran and had yet to read it")
-            self.fail(PHANTOM, f"{what}, and it was freed before {chunk.request} began, and not encoded since")
+                self.fail(NO_FREE_WHILE_HELD, f"{what}, and it was freed while its request ran and had yet to read it")
+            self.fail(NO_PHANTOM, f"{what}, and it was freed before {chunk.request} began, and not encoded since")
 
     # -- pages -------------------------------------------------------------------------------------------------------
 

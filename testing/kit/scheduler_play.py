@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from .findings import RAISES_NOTHING, Promise, Severity
+from .findings import (
+    ALWAYS_FREED,
+    ENCODE_ONCE,
+    NO_FREE_WHILE_HELD,
+    NO_PHANTOM,
+    RAISES_NOTHING,
+    Promise,
+    Severity,
+)
 from .paged_device import (
     BALANCE,
     BEFORE_READY,
-    ENCODE_ONCE,
     EOS,
-    FREE_HELD,
     GIVEN_AWAY,
-    PHANTOM,
     PREFIX_HITS,
     SHARED_WRITTEN,
     PagedDevice,
@@ -38,11 +43,6 @@ TERMINAL = Promise(
     "A request that ends twice, too early or never leaves its client with half an answer, or the device with work for "
     "nobody.",
 )
-ALWAYS_FREED = Promise(
-    "always freed eventually",
-    Severity.LEAKS,
-    "What does not come back is missing for ever: the engine serves fewer and fewer, and stops at last.",
-)
 FREE_FOLLOWS = Promise(
     "free follows completion",
     Severity.CORRUPTS,
@@ -55,8 +55,8 @@ PROMISES = (
     SHARED_WRITTEN,
     PREFIX_HITS,
     BEFORE_READY,
-    FREE_HELD,
-    PHANTOM,
+    NO_FREE_WHILE_HELD,
+    NO_PHANTOM,
     FREE_FOLLOWS,
     RAISES_NOTHING,
     BALANCE,

@@ -13,7 +13,17 @@ from typing import Any
 
 from attrs import field, frozen, validators
 
-from .findings import RAISES_NOTHING, BrokenPromise, Promise, Severity, Table
+from .findings import (
+    ALWAYS_FREED,
+    ENCODE_ONCE,
+    NO_FREE_WHILE_HELD,
+    NO_PHANTOM,
+    RAISES_NOTHING,
+    BrokenPromise,
+    Promise,
+    Severity,
+    Table,
+)
 from .wrong_adapter import WrongAdapter, as_texts, check_methods
 
 PATIENCE = 8  # empty-handed steps after which whoever still waits counts as waiting for ever
@@ -22,16 +32,6 @@ ANSWERS = {"hit", "encode", "later", "never"}
 LAST, LATE, EVERYTHING = "last", "late", "everything"
 COLUMNS = ("step", "what happens", "answer", "frees", "encodes", "then on the device")
 
-NO_FREE_WHILE_HELD = Promise(
-    "no free while held",
-    Severity.CORRUPTS,
-    "A step reads an output that is gone: an error at best, another request's image or voice at worst.",
-)
-NO_PHANTOM = Promise(
-    "no phantom",
-    Severity.CORRUPTS,
-    "The runner finds nothing under the key and crashes, or reads what happens to lie there.",
-)
 ROOM_IS_KEPT = Promise(
     "room is kept",
     Severity.CRASHES,
@@ -42,20 +42,10 @@ EVERY_ASK_ANSWERED = Promise(
     Severity.HANGS,
     "A request waits for ever, and its client with it; under load the whole queue waits with it.",
 )
-ALWAYS_FREED = Promise(
-    "always freed eventually",
-    Severity.LEAKS,
-    "Memory that nobody gives back is lost until the process ends, and with it the next engine's start.",
-)
 FREES_HIT = Promise(
     "frees hit",
     Severity.LEAKS,
     "The free came before the output: it misses, and the output that comes later is in no book any more.",
-)
-ENCODE_ONCE = Promise(
-    "encode once",
-    Severity.WASTES,
-    "The encoder computes what is there already, and writes over an output that others may be reading.",
 )
 BUDGET_IS_KEPT = Promise(
     "budget is kept",

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import define
-
 from .schedules import InTurn
 
 Pairs = tuple[tuple[int, int], ...]
 
 
-@define
-class _Search:
-    """Asks ``fails`` at most ``left`` times; unasked, a schedule does not fail."""
-
-    fails: Callable[[InTurn], bool]
-    left: int
-
-    def __call__(self, pairs: Pairs) -> bool:
-        self.left -= 1
-        return self.left >= 0 and self.fails(InTurn(pairs))
+Fails = Callable[[Pairs], bool]
 
 
 def shrink(schedule: InTurn, fails: Callable[[InTurn], bool], *, most_runs: int = 300) -> InTurn:
     """The shortest schedule found that ``fails``, as ``schedule`` does: first with fewer pairs, then with smaller
-    choices. At most ``most_runs`` schedules are tried."""
-    search = _Search(fails, most_runs)
-    if search(()):
+    choices. At most ``most_runs`` schedules are tried; one that is not tried does not fail."""
+    tries = iter(range(most_runs))
+
+    def found_to_fail(pairs: Pairs) -> bool:
+        return next(tries, None) is not None and fails(InTurn(pairs))
+
+    if found_to_fail(()):
         return InTurn()
-    return InTurn(_lowered(_fewer(schedule.but, search), search))
+    return InTurn(_lowered(_fewer(schedule.but, found_to_fail), found_to_fail))
 
 
-def _fewer(pairs: Pairs, fails: _Search) -> Pairs:
+def _fewer(pairs: Pairs, fails: Fails) -> Pairs:
     """Leaves out halves of what is left, then quarters, and so on (Zeller and Hildebrandt, "Simplifying and isolating
     failure-inducing input", IEEE TSE 2002)."""
     size = max(1, len(pairs) // 2)
@@ -50,7 +43,7 @@ def _fewer(pairs: Pairs, fails: _Search) -> Pairs:
     return pairs
 
 
-def _lowered(pairs: Pairs, fails: _Search) -> Pairs:
+def _lowered(pairs: Pairs, fails: Fails) -> Pairs:
     """Takes a task that has waited longer, where that fails too."""
     for index, (tick, choice) in enumerate(pairs):
         for smaller in range(1, choice):

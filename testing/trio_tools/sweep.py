@@ -21,7 +21,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 from attrs import define, field, frozen
@@ -102,18 +101,6 @@ class ProgramReport:
             raise ProgramBroken(f"{len(self.failures)} broken promises\n\n{self}")
 
 
-@contextmanager
-def _collector_near() -> Iterator[None]:
-    """Within the block the cycle collector does not look at what was there before: in a large process each run would
-    else wait a second for it. What somebody has frozen before is frozen no more after the block, which costs the
-    collector's time alone."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 @define(eq=False)
 class _Sweep:
     """One sweep under way."""
@@ -131,8 +118,14 @@ class _Sweep:
     _any_broken: bool = False  # a run, be it by a promise that is ignored
 
     def go(self) -> ProgramReport:
-        with _collector_near():
+        """Runs the cases. The cycle collector does not look at what was there before: in a large process each run would
+        else wait a second for it. What somebody has frozen before is frozen no more afterwards, which costs time alone.
+        """
+        gc.freeze()
+        try:
             self._go()
+        finally:
+            gc.unfreeze()
         if self._any_broken:  # what its runs have left may have hung on what was there before: its tasks end here
             collect()
         return self.report

@@ -22,7 +22,8 @@ from triolet import Engine, EngineConfig, SamplingParams
 from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import ModelDescription
-from triolet.testing.checkpoints import random_whisper
+
+from .random_whisper import random_whisper
 
 REQUESTS = 24
 SIZES = ("tiny", "base", "demo") if settings.get_current_profile_name() == "soak" else ("tiny", "demo")

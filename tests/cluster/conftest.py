@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,9 @@ import trio
 from triolet import EngineConfig
 from triolet.core.plan import StepPlan
 
-pytest.importorskip("ray", reason="needs Ray; pip install 'triolet[cluster]'")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Ray's own
+    pytest.importorskip("ray.serve", reason="needs Ray; pip install 'triolet[cluster]'")
 
 UNHURRIED = {"stage_seconds": 86_400.0, "drain_seconds": 86_400.0}
 """Nothing is cut off since the machine is slow."""

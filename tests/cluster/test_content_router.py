@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -10,12 +9,8 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    pytest.importorskip("ray.serve")
-
 from ray.serve.request_router import ReplicaID, RequestRouter
 
 from triolet.cluster.content_router import ContentRouter
@@ -97,51 +92,6 @@ def chosen(router: ContentRouter, *keys: str, of: str = "ab") -> list[list[str]]
     return [[one.replica_id.unique_id for one in rank] for rank in end.value.value]
 
 
-def test_a_request_that_has_ended_before_serve_says_where_it_went_leaves_nothing() -> None:
-    """Serve waits for a replica's acceptance; a short answer may end meanwhile."""
-    with made() as (router, loop):
-        router.update_replicas([running("a")])
-        result = Result()
-        result.end()
-        router.on_request_completed(identity("a"), "request 1")
-        router.on_request_routed(pending(1, "u"), identity("a"), result)
-        loop.turn()
-        assert router._router.load("a") == 0
-        assert not router._under_way
-
-
-def test_the_end_of_a_refused_attempt_is_not_that_of_the_next_one() -> None:
-    """Both have the same id; Serve tells the first one's end when its cancellation arrives."""
-    with made() as (router, loop):
-        router.update_replicas([running("a"), running("b")])
-        result = Result()
-        router.on_request_routed(pending(1, "u"), identity("b"), result)
-        router.on_request_completed(identity("a"), "request 1")
-        loop.turn()
-        assert router._router.load("b") == 1
-        result.end()
-        loop.turn()
-        assert router._router.load("b") == 0
-
-
-def test_a_replica_that_comes_again_has_the_requests_that_run_there() -> None:
-    """The controller may name a dead one once more; another may be out of sight for a moment."""
-    with made() as (router, loop):
-        router.update_replicas([running("a", word(7, 0, keys=["v"]))])
-        early, late = Result(), Result()
-        for number, result in enumerate((early, late)):
-            router.on_request_routed(pending(number, "u"), identity("a"), result)
-        router.on_replica_actor_died(identity("a"))
-        early.end()
-        loop.turn()
-        assert list(router._router.replicas) == []
-        router.update_replicas([running("a", word(7, 0, keys=["v"]))])
-        assert router._router.load("a") == 1
-        late.end()
-        loop.turn()
-        assert router._router.load("a") == 0
-
-
 def test_a_word_counts_once_however_often_serve_repeats_it() -> None:
     """Serve hands on all words whenever one has changed. An old one does not know what was sent since."""
     with made() as (router, loop):
@@ -218,12 +168,19 @@ class ContentRouterMachine(RuleBasedStateMachine):
         self.there.discard(name)
         self.router.on_replica_actor_died(identity(name))
 
-    @rule(name=st.sampled_from(NAMES), number=st.integers(0, 2), keys=st.lists(st.sampled_from(KEYS), unique=True))
-    def route(self, name: str, number: int, keys: list[str]) -> None:
-        """To one that has gone since, too."""
+    @rule(
+        name=st.sampled_from(NAMES),
+        number=st.integers(0, 2),
+        keys=st.lists(st.sampled_from(KEYS), unique=True),
+        ended=st.booleans(),
+    )
+    def route(self, name: str, number: int, keys: list[str], ended: bool = False) -> None:
+        """To one that has gone since, too; a short answer may have ``ended`` before Serve says where it went."""
         result = Result()
+        if ended:
+            result.end()
         self.router.on_request_routed(pending(number, *keys), identity(name), result)
-        self.flights.append((name, result))
+        (self.ending if ended else self.flights).append((name, result))
 
     @precondition(lambda self: self.there)
     @rule(number=st.integers(0, 2), keys=st.lists(st.sampled_from(KEYS), unique=True))
@@ -264,3 +221,4 @@ class ContentRouterMachine(RuleBasedStateMachine):
 
 
 TestContentRouter = ContentRouterMachine.TestCase
+TestContentRouter.settings = settings(stateful_step_count=25)

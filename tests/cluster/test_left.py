@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    pytest.importorskip("ray.serve")
-
 from ray.core.generated.gcs_pb2 import ActorTableData, WorkerTableData
 
 from triolet.cluster import processes

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    pytest.importorskip("ray.serve")
-
 from ray.exceptions import ActorDiedError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
@@ -165,22 +159,19 @@ async def test_a_request_goes_on_elsewhere_by_what_it_was_lost_to(
     assert reader.token_ids == list(range(told)), "no gap and no duplicate"
 
 
-async def test_what_ends_the_quarantine_too_alone_is_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    replicas = Replicas(DIES, DIES, DIES)
-    reader = await run(monkeypatch, replicas)
-    assert replicas.sent == [(MAIN, False), (QUARANTINE, False), (QUARANTINE, False)]
-    assert isinstance(reader.told, Failed)
-    assert isinstance(reader.told.error, PoisonRequest)
-    assert "alone on the last" in str(reader.told.error)
-
-
-async def test_what_ends_replicas_though_it_runs_apart_is_poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was never alone there: another one may have ended the first of them."""
-    replicas = Replicas(DIES, NO_ROOM, DIES, DIES)
+@pytest.mark.parametrize(
+    ("fates", "says"), [((DIES, DIES, DIES), "alone on the last"), ((DIES, NO_ROOM, DIES, DIES), "in steps of its own")]
+)
+async def test_what_ends_replicas_again_and_again_is_poison(
+    monkeypatch: pytest.MonkeyPatch, fates: tuple[str, ...], says: str
+) -> None:
+    """Alone in quarantine, or apart from others, where another one may have ended the first of them."""
+    replicas = Replicas(*fates)
     reader = await run(monkeypatch, replicas)
     assert replicas.fates == []
     assert isinstance(reader.told, Failed)
-    assert "in steps of its own" in str(reader.told.error)
+    assert isinstance(reader.told.error, PoisonRequest)
+    assert says in str(reader.told.error)
 
 
 async def test_what_quarantine_has_no_room_for_is_withdrawn_there(monkeypatch: pytest.MonkeyPatch) -> None:

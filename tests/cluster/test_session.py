@@ -126,12 +126,6 @@ def test_an_address_that_cannot_be_is_told_at_once(ray: Ray, address: str, told:
     assert ray.joined == []
 
 
-def test_the_error_of_ray_is_told_with_what_is_allowed(ray: Ray) -> None:
-    ray.fault = ConnectionError("none runs")
-    with pytest.raises(EngineError, match="Ray at auto cannot be reached: none runs; allowed: "):
-        RaySession().join("auto")
-
-
 def test_ray_is_started_and_ended_in_one_thread_that_lives_as_long(ray: Ray) -> None:
     """Linux ends what a thread has started, such as Ray's processes, with that thread."""
     ours = RaySession()
@@ -153,7 +147,7 @@ def test_ray_is_started_and_ended_in_one_thread_that_lives_as_long(ray: Ray) -> 
 def test_what_ray_has_started_before_it_failed_is_ended(ray: Ray) -> None:
     ray.fault = ConnectionError("half of it runs")
     ours = RaySession()
-    with pytest.raises(EngineError, match="half of it runs"):
+    with pytest.raises(EngineError, match="Ray on this machine cannot be reached: half of it runs; allowed: "):
         ours.join(None)
     assert ray.left == 1
     assert not any(thread.is_alive() for thread in ray.threads)

@@ -61,18 +61,14 @@ async def test_a_start_that_is_cancelled_is_given_up_after_it_said_what_it_waits
     assert caplog.messages == ["waiting for a: replicas that are ready: 0."], "once, while nothing changes"
 
 
-async def test_a_start_that_ray_gives_up_is_given_up() -> None:
-    def lacks() -> str:
-        raise EngineError("the replicas cannot be started: no room")
+@pytest.mark.parametrize("says", ["no room", "no description"])
+async def test_a_start_that_fails_is_given_up(says: str) -> None:
+    def lacks() -> str | None:
+        if says == "no room":
+            raise EngineError("the replicas cannot be started: no room")
+        return None
 
     deployed = Deployed(lacks)
-    with pytest.raises(EngineError, match="no room"):
-        await start(deployed)
-    assert deployed.given_up == 1
-
-
-async def test_replicas_that_do_not_describe_themselves_are_given_up() -> None:
-    deployed = Deployed(lambda: None)
-    with pytest.raises(EngineError, match="no description"):
+    with pytest.raises(EngineError, match=says):
         await start(deployed)
     assert deployed.given_up == 1

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Ray's own
-    pytest.importorskip("ray.serve")
-
-
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import ApplicationStatus
@@ -193,25 +186,18 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return one
 
 
+@pytest.mark.parametrize(
+    ("gone", "told"), [(35.0, []), (600.0, ["replicas of a that were not ready have not ended in 40 s"])]
+)
 def test_a_start_that_is_given_up_awaits_the_end_of_replicas_that_load(
-    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
+    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture, gone: float, told: list[str]
 ) -> None:
-    """Each of its stages has the time that the settings give."""
-    machine.gone = 35.0
+    """Each of its stages has the time that the settings give. What Ray finds no room for, Serve ends in ten minutes."""
+    machine.gone = gone
     machine.running.give_up()
-    assert 35.0 <= machine.now < 36.0
-    assert (machine.left, caplog.messages) == (1, [])
-
-
-def test_what_is_left_of_a_start_that_is_given_up_is_told(
-    machine: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As a replica that Ray finds no room for: Serve ends it after ten minutes."""
-    machine.gone = 600.0
-    machine.running.give_up()
-    assert 40.0 <= machine.now < 41.0
-    assert machine.left == 1
-    assert caplog.messages == ["replicas of a that were not ready have not ended in 40 s"]
+    end = min(gone, 40.0)
+    assert end <= machine.now < end + 1.0
+    assert (machine.left, caplog.messages) == (1, told)
 
 
 class Books:

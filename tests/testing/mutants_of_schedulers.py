@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from attrs import evolve
 
+from triolet.testing.kit import findings
 from triolet.testing.kit import paged_device as device
 from triolet.testing.kit import scheduler_play as play
 from triolet.testing.kit.schedulers import Chunk, Item, NewRequest, Step
@@ -86,54 +87,11 @@ class ServesTheLastFirst(SmallScheduler):
         return request.priority, -self.arrivals
 
 
-class PassesWhoLacksRoom(SmallScheduler):
-    """Whoever fits is admitted: a large request waits while small ones come."""
-
-    def admit(self) -> None:
-        waiting = sorted(self.waiting, key=self.order)
-        for sequence in waiting:
-            self.waiting = [sequence]
-            super().admit()
-            waiting = [other for other in waiting if other not in self.running]
-        self.waiting = waiting
-
-
-class UrgencyOfTheHour(SmallScheduler):
-    """A request of another priority than the first one's is never admitted."""
-
-    first: int | None = None
-
-    def admit(self) -> None:
-        self.first = self.waiting[0].request.priority if self.first is None and self.waiting else self.first
-        others = [sequence for sequence in self.waiting if sequence.request.priority != self.first]
-        self.waiting = [sequence for sequence in self.waiting if sequence not in others]
-        super().admit()
-        self.waiting += others
-
-
 class FreesWhatIsHalfRead(SmallScheduler):
     """An item counts as read with its first position."""
 
     def is_read(self, item: Item, position: int) -> bool:
         return item.start < position
-
-
-class EvictsWhatIsHeld(SmallScheduler):
-    """Under pressure the oldest output goes, held or not."""
-
-    def make_room(self, size: int) -> bool:
-        for key in list(self.holders):
-            if sum(self.sizes.values()) + size > self.limits.room and key not in self.encodes:
-                self.evict(key)
-        return super().make_room(size)
-
-    def release_read(self, sequence: Sequence) -> None:
-        sequence.reads = {n: key for n, key in sequence.reads.items() if key in self.holders}
-        super().release_read(sequence)
-
-    def release_all(self, sequence: Sequence) -> None:
-        sequence.reads = {n: key for n, key in sequence.reads.items() if key in self.holders}
-        super().release_all(sequence)
 
 
 class EvictsAndRemembers(SmallScheduler):
@@ -149,14 +107,6 @@ class EvictsAndRemembers(SmallScheduler):
         while sum(self.sizes.values()) + size > self.limits.room and idle:
             self.evict(idle.pop(0))
         return sum(self.sizes.values()) + size <= self.limits.room
-
-
-class CallsOffTheEncoding(SmallScheduler):
-    """Who is preempted in the step that reserved its item takes the encoding along, but not the entry."""
-
-    def preempt(self, victim: Sequence) -> None:
-        self.encodes = [key for key in self.encodes if key not in victim.reads.values()]
-        super().preempt(victim)
 
 
 class EncodesOneStepLate(SmallScheduler):
@@ -204,15 +154,6 @@ class RunsTheDead(SmallScheduler):
         sequence = self.sequences.get(request_id)
         if sequence is not None and not sequence.in_flight:
             super().finish(request_id)
-
-
-class EndsTwice(SmallScheduler):
-    """With two steps in flight the second one ends the request once more."""
-
-    def update(self, step: Step, tokens: dict[str, int]) -> list[str]:
-        ended = super().update(step, tokens)
-        late = [chunk.request for chunk in step.chunks if self.sequences[chunk.request].tokens[-1] == device.EOS]
-        return [*ended, *(name for name in late if name not in ended)]
 
 
 class GoesOnBehindTheEnd(SmallScheduler):
@@ -270,15 +211,6 @@ class FindsWhatIsOverwritten(SmallScheduler):
         self.unused[page] = None
 
 
-class JoinsWhatIsUnused(SmallScheduler):
-    """A cached page that is joined still counts as unused, and is taken for new content."""
-
-    def join(self, sequence: Sequence, pages: list[int]) -> None:
-        unused = dict(self.unused)
-        super().join(sequence, pages)
-        self.unused = unused
-
-
 class GoesOnBehindNothing(SmallScheduler):
     """Who was preempted goes on where it was, in new pages."""
 
@@ -313,15 +245,6 @@ class RefusesTheLargest(SmallScheduler):
         return super().fits(request) and -(-len(request.tokens) // self.limits.page_size) < self.limits.pages
 
 
-class LosesTheLastPage(SmallScheduler):
-    """The page that a sequence has begun last never comes back when it ends by its length."""
-
-    def end(self, sequence: Sequence) -> None:
-        if len(sequence.tokens) >= sequence.limit and sequence.pages:
-            sequence.pages = sequence.pages[:-1] or sequence.pages
-        super().end(sequence)
-
-
 class KeepsReading(SmallScheduler):
     """Who leaves keeps its items for ever."""
 
@@ -337,25 +260,18 @@ MUTANTS = {
     HashesWithoutItems: device.PREFIX_HITS,
     FindsWhatIsOverwritten: device.PREFIX_HITS,
     GoesOnBehindNothing: device.PREFIX_HITS,
-    JoinsWhatIsUnused: device.GIVEN_AWAY,
     FreesTwice: device.GIVEN_AWAY,
-    LeaksOnPreemption: play.ALWAYS_FREED,
-    LosesTheLastPage: play.ALWAYS_FREED,
-    KeepsReading: play.ALWAYS_FREED,
+    LeaksOnPreemption: findings.ALWAYS_FREED,
+    KeepsReading: findings.ALWAYS_FREED,
     ServesTheLastFirst: play.STARVES,
-    PassesWhoLacksRoom: play.STARVES,
-    UrgencyOfTheHour: play.STARVES,
     NeverRefuses: play.STARVES,
     RefusesTheLargest: play.REFUSED,
-    FreesWhatIsHalfRead: device.FREE_HELD,
-    EvictsWhatIsHeld: device.FREE_HELD,
-    EvictsAndRemembers: device.PHANTOM,
+    FreesWhatIsHalfRead: findings.NO_FREE_WHILE_HELD,
+    EvictsAndRemembers: findings.NO_PHANTOM,
     EncodesOneStepLate: device.BEFORE_READY,
-    CallsOffTheEncoding: device.BALANCE,
-    EncodesForEachReader: device.ENCODE_ONCE,
+    EncodesForEachReader: findings.ENCODE_ONCE,
     ForgetsTheBudget: device.BALANCE,
     RunsTheDead: play.TERMINAL,
-    EndsTwice: play.TERMINAL,
     GoesOnBehindTheEnd: play.TERMINAL,
     DeliversOneTooMany: play.TERMINAL,
     SamplesOneTooMany: play.TERMINAL,

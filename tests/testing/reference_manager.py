@@ -1,6 +1,6 @@
 """A cache manager in the shape that step engines with references counted by request have, written anew: room is counted
 in embeddings; an entry has a set of requests; one without any is freeable, in the order in which it became so; room
-that is free and room that is freeable are counted apart. And faults of that shape, one a class."""
+that is free and room that is freeable are counted apart. And a fault of that shape."""
 
 from __future__ import annotations
 
@@ -129,67 +129,6 @@ class OfferedInItsOwnStep(ReferenceManager):
     def take_back(self, identifier, size):
         self.freed.append(identifier)
         super().take_back(identifier, size)
-
-
-class ReuseTakesRoomTwice(ReferenceManager):
-    """E2: free and freeable drift apart."""
-
-    def taken_up(self, identifier, size):
-        super().taken_up(identifier, size)
-        self.num_free -= size
-
-
-class AbortFreesOneItem(ReferenceManager):
-    """E3: the items of an aborted request but the first stay referred to."""
-
-    def free(self, request):
-        self.free_encoder_input(request, 0)
-
-
-class FirstReaderFrees(ReferenceManager):
-    """E5: freeable as soon as one request has read it."""
-
-    def free_encoder_input(self, request, number):
-        identifier, _ = request.item(number)
-        if request.request_id in self.cached.get(identifier, ()):
-            self.cached[identifier] = {request.request_id}
-        super().free_encoder_input(request, number)
-
-
-class EachStepGivesRoomBack(ReferenceManager):
-    """E8: the room of an item is freeable once more with each step of a request that goes on."""
-
-    def free_encoder_input(self, request, number):
-        identifier, size = request.item(number)
-        if self.cached.get(identifier) == set():
-            self.num_freeable += size
-        super().free_encoder_input(request, number)
-
-
-class PhantomOfThePreempted(ReferenceManager):
-    """E9: preemption gives the budget back, and leaves the entry listed."""
-
-    def take_back(self, identifier, size):
-        pass
-
-
-class EvictedStaysListed(ReferenceManager):
-    """The eviction tells the runner, and forgets the list of what is cached."""
-
-    def evict(self, identifier, size):
-        self.freed.append(identifier)
-        self.num_free += size
-
-    def taken_up(self, identifier, size):
-        if self.freeable.pop(identifier, None):
-            self.num_freeable -= size
-
-
-class FreesAreNotTaken(ReferenceManager):
-    """The list of frees is handed out and never emptied."""
-
-    def get_freed(self):
-        return list(self.freed)
 
 
 def behind_the_adapter(manager):

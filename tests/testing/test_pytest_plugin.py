@@ -104,21 +104,6 @@ async def test_it(triolet_make_engine):
     await engine.__aexit__(None, None, None)
 """,
     ),
-    "a task that swallows the cancellation": (
-        "cancellation comes out",
-        """
-@pytest.mark.triolet_sweep
-async def test_it(triolet_engine):
-    async def handle():
-        try:
-            await triolet_engine.generate("abc", max_tokens=2)
-        except BaseException:
-            pass
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(handle)
-""",
-    ),
     "a stream in a generator that nobody closes": (
         "generators are closed",
         """
@@ -131,23 +116,6 @@ async def test_it(triolet_engine):
 
     async for _ in body():
         await trio.sleep(0.01)
-""",
-    ),
-    "a limit that is not given back": (
-        "it ends",
-        """
-@pytest.mark.triolet_sweep
-async def test_it(triolet_engine, triolet_client):
-    places = trio.Semaphore(1)
-
-    async def ask():
-        await places.acquire()
-        await triolet_engine.generate("abc", max_tokens=2)
-        places.release()
-
-    async with triolet_client():
-        await ask()
-    await ask()
 """,
     ),
     "a limit that is not given back when the device fails": (

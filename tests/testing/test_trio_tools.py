@@ -391,10 +391,6 @@ def test_a_finding_says_what_why_where_and_how_to_see_it_again():
         assert told in str(broken.value)
 
 
-def test_a_promise_that_need_not_hold_is_ignored():
-    check_program(leaks_a_generator, runs=RUNS, ignore=["generators are closed"])
-
-
 async def fails_when_overtaken_and_cancelled(trial: Trial) -> None:
     """And leaves a generator open in every run."""
     order: list[int] = []

@@ -1,13 +1,11 @@
-"""Random-weight Whisper checkpoints with the real layout and sizes, so that tests and benchmarks need no download."""
+"""Random-weight Whisper checkpoints with the real layout and sizes, so that tests need no download."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-
-from .words import byte_alphabet
+from triolet.testing.words import byte_alphabet
 
 if TYPE_CHECKING:
     from transformers import WhisperTokenizer
@@ -18,18 +16,7 @@ _LIVELINESS = 5.0  # with the usual small weights the decoder repeats its last t
 _TIMESTAMPS = 1501  # <|0.00|> to <|30.00|> in steps of 20 ms
 
 
-@frozen
-class _Size:
-    width: int
-    layers: int  # of the encoder and of the decoder
-    heads: int
-
-
-SIZES = {
-    "tiny": _Size(384, 4, 6),
-    "base": _Size(512, 6, 8),
-    "small": _Size(768, 12, 12),
-}  # Radford et al. 2022, table 1
+SIZES = {"tiny": (384, 4, 6), "base": (512, 6, 8)}  # width, layers, heads: Radford et al. 2022, table 1
 
 
 def random_whisper(folder: str | Path, size: str, *, seed: int = 0) -> Path:
@@ -40,7 +27,7 @@ def random_whisper(folder: str | Path, size: str, *, seed: int = 0) -> Path:
     import torch
     import transformers
 
-    shape = SIZES[size]
+    width, layers, heads = SIZES[size]
     tokenizer = _tokenizer()
     ids = tokenizer.convert_tokens_to_ids
     languages = _languages()
@@ -49,13 +36,13 @@ def random_whisper(folder: str | Path, size: str, *, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     model = transformers.WhisperForConditionalGeneration(
         transformers.WhisperConfig(
-            d_model=shape.width,
-            encoder_layers=shape.layers,
-            decoder_layers=shape.layers,
-            encoder_attention_heads=shape.heads,
-            decoder_attention_heads=shape.heads,
-            encoder_ffn_dim=4 * shape.width,
-            decoder_ffn_dim=4 * shape.width,
+            d_model=width,
+            encoder_layers=layers,
+            decoder_layers=layers,
+            encoder_attention_heads=heads,
+            decoder_attention_heads=heads,
+            encoder_ffn_dim=4 * width,
+            decoder_ffn_dim=4 * width,
             vocab_size=len(tokenizer),
             bos_token_id=end,
             eos_token_id=end,
