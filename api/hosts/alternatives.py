@@ -11,18 +11,15 @@ from attrs import define, field
 
 _AT_ONCE = 16  # begin in one turn of the event loop: an answer waits for several turns
 T = TypeVar("T")
-Begun = Callable[[], object]
-Run = Callable[[Begun], Awaitable[T]]  # calls its argument when the run has begun
+Run = Callable[[], Awaitable[T]]
 
 
 @define(eq=False)
 class _Together(Generic[T]):
-    """``runs[0]`` begins alone, so that the other runs find its prompt in the caches."""
-
     runs: Sequence[Run[T]]
+    begun: trio.Event | None
     results: dict[int, T] = field(factory=dict, init=False)
     error: Exception | None = field(default=None, init=False)
-    begun: trio.Event = field(factory=trio.Event, init=False)
 
     async def run(self) -> None:
         """Returns when all runs have ended, or one has failed and the others have been cancelled."""
@@ -34,26 +31,30 @@ class _Together(Generic[T]):
 
     async def _one(self, index: int, scope: trio.CancelScope) -> None:
         try:
-            if index > 0:
-                await self._wait()
-            self.results[index] = await self.runs[index](self.begun.set)
+            if index > 0 and self.begun is not None:
+                await self._wait(self.begun)
+            self.results[index] = await self.runs[index]()
         except Exception as error:  # noqa: BLE001  (raised by `run_together`, as it is)
             self.error = self.error or error
             scope.cancel()
 
-    async def _wait(self) -> None:
+    async def _wait(self, begun: trio.Event) -> None:
         try:
-            await self.begun.wait()
+            await begun.wait()
         except trio.Cancelled as cancelled:
             cancelled.__traceback__ = None  # see `Mailbox.wait`
             raise
 
 
 @trio.lowlevel.enable_ki_protection
-async def run_together(runs: Sequence[Run[T]]) -> list[T]:
+async def run_together(runs: Sequence[Run[T]], begun: trio.Event | None = None) -> list[T]:
     """The results of ``runs``, in their order. The first error of a run ends the other runs and is raised as it is, in
-    no group. So is a cancellation, which callers and the portal recognise by its class."""
-    together = _Together(runs)
+    no group. So is a cancellation, which callers and the portal recognise by its class.
+
+    Args:
+        begun: the first run sets it, and the others wait for it, so that they find its prompt in the caches.
+    """
+    together = _Together(runs, begun)
     error: BaseException | None = None
     try:
         try:

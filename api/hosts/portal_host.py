@@ -30,13 +30,15 @@ class PortalHost:
     """No block ends the engine, but `Engine.aclose`, which then leaves this host."""
 
     def __init__(self, engine: TrioEngine, make_portal: type[TrioThread]) -> None:
-        failed = weakref.WeakMethod(self._engine_failed)  # the running thread must not keep the host alive
-        self._portal = make_portal(
-            resource=engine,
-            refuse=engine.not_open,
-            failed=lambda: (method := failed()) and method(),
-            seconds=engine.config.stage_seconds,
-        )
+        reference = weakref.ref(self)  # the running thread must not keep the host alive
+
+        def failed() -> None:
+            host = reference()
+            if host is not None:
+                host._engine_failed()
+
+        seconds = engine.config.stage_seconds
+        self._portal = make_portal(resource=engine, refuse=engine.not_open, failed=failed, seconds=seconds)
         self._thrown_away = weakref.finalize(self, self._portal.forsake)  # no one is left to leave the block
         self._thrown_away.atexit = False  # at exit the portal itself waits
 

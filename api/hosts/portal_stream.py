@@ -160,18 +160,18 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
         """Sends ``answer`` and the items that are ready after it in one step, so that none overtakes another. True if
         there may be more."""
         batch: list[tuple[outcome.Outcome[T], Any]] = []
+        ready: outcome.Outcome[Any] | None = None
         more = False
         try:
             while answer is not None:
                 more = isinstance(answer, outcome.Value)
                 batch.append((answer, self._on_trio_look()))
-                answer = outcome.capture(self._on_trio_ready) if more else None
-                if answer == outcome.Value(None):
-                    answer = None
+                ready = outcome.capture(self._on_trio_ready) if more else None
+                answer = None if ready == outcome.Value(None) else ready
             self._portal.call_back(partial(self._kept.extend, batch))
             return more
         finally:
-            del answer, batch  # the frame of `_on_trio_ready`, in its error's traceback, refers to this one
+            del answer, batch, ready  # the frame of `_on_trio_ready`, in its error's traceback, refers to this one
 
 
 class PortalDeltas(PortalStream[DeltaStream, Delta, Timings | None]):

@@ -203,7 +203,9 @@ class TrioEngine:
         requests = await self.requests_of(query)
         if len(requests) == 1:
             return await self._complete(requests[0], asked, wait=query.wait)
-        first, *others = await run_together([partial(self._complete, one, asked, wait=query.wait) for one in requests])
+        begun = trio.Event()
+        runs = [partial(self._complete, one, asked, begun, wait=query.wait) for one in requests]
+        first, *others = await run_together(runs, begun)
         return evolve(first, alternatives=tuple(others))
 
     async def requests_of(self, query: Query) -> list[Request]:
@@ -289,10 +291,7 @@ class TrioEngine:
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 
     @trio.lowlevel.enable_ki_protection
-    async def _vector(
-        self, request: Request, asked: float, begun: Callable[[], object], *, wait: bool
-    ) -> tuple[float, ...]:
-        begun()  # at once: vectors share no prompt, so the others need not wait for the first
+    async def _vector(self, request: Request, asked: float, *, wait: bool) -> tuple[float, ...]:
         async with self._submitted(request, asked, wait=wait) as mailbox:
             await mailbox.wait_end()
         mailbox.take_end()
@@ -395,12 +394,11 @@ class TrioEngine:
     async def _run_together(self, requests: Sequence[Request], *, priority: int, wait: bool) -> list[Generated]:
         """Runs requests of a transcription to the end of all."""
         runs = [partial(self._run, one, priority=priority, wait=wait) for one in requests]
-        return [await runs[0](lambda: None)] if len(runs) == 1 else await run_together(runs)
+        return [await runs[0]()] if len(runs) == 1 else await run_together(runs)
 
     @trio.lowlevel.enable_ki_protection
-    async def _run(self, request: Request, begun: Callable[[], object], *, priority: int, wait: bool) -> Generated:
+    async def _run(self, request: Request, *, priority: int, wait: bool) -> Generated:
         """Runs ``request`` of a transcription to its end."""
-        begun()  # at once, as in `_vector`
         asked = trio.current_time()
         request = evolve(request, priority=priority)
         request = await with_page_keys(request, self.model, prefix_caching=self.config.prefix_caching)
@@ -429,14 +427,14 @@ class TrioEngine:
 
     @trio.lowlevel.enable_ki_protection
     async def _complete(
-        self, request: Request, asked: float, begun: Callable[[], object] | None = None, *, wait: bool
+        self, request: Request, asked: float, begun: trio.Event | None = None, *, wait: bool
     ) -> Completion:
         """Runs ``request`` to its end. Tokens wake no task, but with ``begun`` the first one does."""
         output = self._output(request, self._text_deltas(request) if request.sampling.stop else None)
         async with self._submitted(request, asked, output, wait=wait) as mailbox:
             if begun is not None:
                 await mailbox.wait()
-                begun()
+                begun.set()
             await mailbox.wait_end()
         return evolve(self._completion(request, mailbox, output), timings=mailbox.timings)
 

@@ -34,18 +34,16 @@ IN_THREAD: Pause = trio.from_thread.check_cancelled  # in a thread of `run_in_th
 NEVER: Pause = bool  # what is short is not given up in its middle
 
 
-async def read_texts(work: Callable[[Pause], T], *, short: bool, reading: trio.CapacityLimiter | None) -> T:
+async def read_texts(work: Callable[[Pause], T], *, short: bool, reading: trio.CapacityLimiter) -> T:
     """Runs ``work``, which tokenizes, when its turn has come. It is nobody else's turn meanwhile: tokenizers use all
     cores that they find, and a hundred short texts in one turn of the event loop take as long as a long one.
 
     Args:
         short: in the event loop; else in a thread, which `Pause` stops when the caller is cancelled.
-        reading: the turns; ``None``: there are none.
+        reading: the turns.
     """
     if not short:
         return await run_in_thread(partial(work, IN_THREAD), limiter=reading)
-    if reading is None:
-        return work(NEVER)
     try:
         await reading.acquire()
     except trio.Cancelled as cancelled:

@@ -73,8 +73,8 @@ async def build_request(
     query: Query,
     request_id: str,
     *,
-    reading: trio.CapacityLimiter | None = None,
-    compiling: trio.CapacityLimiter | None = None,
+    reading: trio.CapacityLimiter,
+    compiling: trio.CapacityLimiter,
 ) -> Request:
     """The request of ``query``. Texts are tokenized by as many callers at a time as ``reading`` allows, and structures
     compiled by as many threads as ``compiling`` does.
@@ -146,7 +146,7 @@ def _embeddings_of(description: ModelDescription, samples: int) -> int:
     return min(wanted, description.encoder_embeddings)
 
 
-async def _prepare(description: ModelDescription, query: Query, reading: trio.CapacityLimiter | None) -> Prepared:
+async def _prepare(description: ModelDescription, query: Query, reading: trio.CapacityLimiter) -> Prepared:
     conversation = _checked(description, query)
     if description.preparer is not None:
         prepared = await _prepare_placed(description, description.preparer, query, conversation, reading)
@@ -178,9 +178,7 @@ def _checked(description: ModelDescription, query: Query) -> Conversation:
 # -- encoder-decoder models ------------------------------------------------------------------------------------------
 
 
-async def _prepare_crossed(
-    description: ModelDescription, query: Query, reading: trio.CapacityLimiter | None
-) -> Prepared:
+async def _prepare_crossed(description: ModelDescription, query: Query, reading: trio.CapacityLimiter) -> Prepared:
     if query.messages is not None or query.images:
         raise InvalidRequest(f"{description.architecture} reads audio and a prompt; messages and images are not for it")
     if query.prompt is not None:
@@ -198,17 +196,12 @@ def _encoded(description: ModelDescription, prompt: str, pause: Pause) -> tuple[
     return tuple(description.tokenizer.encode(prompt, add_special_tokens=False))
 
 
-async def load(audio: AudioSource, sampling_rate: int) -> Samples:
-    """`load_audio` in a worker thread, since it reads files and decodes. A short array is checked here."""
-    if isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES:
-        return load_audio(audio, sampling_rate=sampling_rate)
-    return await run_in_thread(partial(load_audio, audio, sampling_rate=sampling_rate))
-
-
 async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
     if audio is None:
         raise InvalidRequest(f"{description.architecture} reads audio; give audio=...")
-    samples = await load(audio, description.sampling_rate)
+    load = partial(load_audio, audio, sampling_rate=description.sampling_rate)
+    is_short = isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES
+    samples = load() if is_short else await run_in_thread(load)
     if len(samples) > description.window_samples:
         raise RequestTooLarge(
             f"audio of {len(samples) / description.sampling_rate:.2f} s; allowed: one window of the model, "
@@ -225,7 +218,7 @@ async def _prepare_placed(
     preparer: Preparer,
     query: Query,
     conversation: Conversation,
-    reading: trio.CapacityLimiter | None,
+    reading: trio.CapacityLimiter,
 ) -> Prepared:
     images = (*query.images, *(item for kind, item in conversation.media if kind == "image"))
     audio = (*_several(query.audio), *(item for kind, item in conversation.media if kind == "audio"))
@@ -310,7 +303,7 @@ def _several(audio: Any) -> tuple[Any, ...]:
 
 
 async def _compiled(
-    description: ModelDescription, sampling: SamplingParams, limiter: trio.CapacityLimiter | None
+    description: ModelDescription, sampling: SamplingParams, limiter: trio.CapacityLimiter
 ) -> SamplingParams:
     """``sampling`` with its structure compiled, so that no step compiles it. A model's first structure takes a second
     or more. A caller that is cancelled meanwhile does not wait for the thread; the next caller gets the result."""

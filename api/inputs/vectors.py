@@ -89,7 +89,7 @@ async def build_requests(
     config: EngineConfig,
     *,
     new_id: Callable[[], str],
-    reading: trio.CapacityLimiter | None = None,
+    reading: trio.CapacityLimiter,
 ) -> list[Request]:
     """One request for each text; one that cannot be divided must fit a step. Others have their turn of ``reading``
     after some of many texts."""

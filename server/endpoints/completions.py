@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...api.engine import Engine
+from ...api.hosts.alternatives import run_together
 from ...api.inputs.prompts import Query
 from ...api.inputs.threads import run_in_thread
 from ...api.outputs.results import Completion, Delta
@@ -18,7 +19,7 @@ from ..event_stream import DONE, Events, EventStream
 from ..schemas.completions import CompletionAnswer, CompletionChoice, CompletionRequest
 from .common import answered, engine_of, exchange_of, new_id, now
 from .sampling import completion_logprobs, sampling_of, usage_of
-from .together import run_all, streams_together
+from .together import streams_together
 
 _DEFAULT_TOKENS = 16  # OpenAI's
 
@@ -30,7 +31,7 @@ async def complete(request: Request) -> Response:
         return EventStream(partial(_streamed, request, body))
     n = body.n or 1
     async with engine_of(request, body.model) as engine:
-        found = await run_all([partial(engine.generate, **query) for query in _queries(request, body)])
+        found = await run_together([partial(engine.generate, **query) for query in _queries(request, body)])
         echoes = await _echoes(engine, body)
         answers = [answer for first in found for answer in (first, *first.alternatives)]
         choices = [_choice(engine, body, index, one, echoes[index // n], 0) for index, one in enumerate(answers)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
 
 import trio
 
@@ -14,21 +13,6 @@ from ...api.inputs.prompts import Query
 from ...api.outputs.results import Delta, Usage
 from ...core.request import Request
 from ...core.timings import Timings
-
-T = TypeVar("T")
-
-
-async def run_all(calls: list[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Returns the result of each call. One that fails ends the others, and its error is raised as it is."""
-
-    def run_of(call: Callable[[], Awaitable[T]]) -> Callable[[Callable[[], object]], Awaitable[T]]:
-        async def run(begun: Callable[[], object]) -> T:
-            begun()
-            return await call()
-
-        return run
-
-    return await run_together([run_of(call) for call in calls])
 
 
 async def streams_together(
@@ -51,11 +35,11 @@ async def streams_together(
     async def answer(place: int) -> list[tuple[Usage | None, Timings | None]]:
         requests = await engine.inside.requests_of(queries[place])
         first = place * len(requests)
-        return await run_all([partial(follow, one, first + number) for number, one in enumerate(requests)])
+        return await run_together([partial(follow, one, first + number) for number, one in enumerate(requests)])
 
     async def answer_all() -> list[list[tuple[Usage | None, Timings | None]]]:
         async with send:
-            return await run_all([partial(answer, place) for place in range(len(queries))])
+            return await run_together([partial(answer, place) for place in range(len(queries))])
 
     async def relay() -> list[list[tuple[Usage | None, Timings | None]]]:
         async with receive:
@@ -63,6 +47,6 @@ async def streams_together(
                 await tell(index, delta)
         return []
 
-    _, answers = await run_all([relay, answer_all])
+    _, answers = await run_together([relay, answer_all])
     ends = [end for several in answers for end in several]
     return [usage for usage, _ in ends if usage is not None], ends[0][1]

@@ -8,10 +8,11 @@ device, waits until it is held, and lets it go.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import anyio
@@ -282,6 +283,18 @@ class SyncEngineInThreads:
 
 Host = TrioHost
 HOSTS: tuple[Host, ...] = (TrioHost(), AsyncioHost(), AnyioOnAsyncioHost())
+
+
+def on_bench(test: Callable[..., Any]) -> Callable[..., None]:
+    """The bench, a test's first argument, runs its body, and then checks that everything came back."""
+    first = next(iter(inspect.signature(test).parameters))
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        fixtures[first].run(partial(test, **fixtures))
+
+    return run
+
 
 on_threads_too = pytest.mark.parametrize("bench", [*HOSTS, ThreadsHost()], indirect=True, ids=lambda host: host.name)
 """Marks tests that cancel nothing: threads cannot be cancelled."""

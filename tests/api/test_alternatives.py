@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
 
 import pytest
 import trio
@@ -67,19 +66,14 @@ async def test_runs_that_fail_while_their_caller_is_cancelled_leave_nothing() ->
     held: list[weakref.ref[Held]] = []
     scope = trio.CancelScope()
 
-    async def fail(begun: Callable[[], object]) -> None:
-        begun()
+    async def fail() -> None:
         mine = Held()
         held.append(weakref.ref(mine))
         scope.cancel()
         raise ValueError("a run's own")
 
-    async def wait(begun: Callable[[], object]) -> None:
-        begun()
-        await trio.sleep_forever()
-
     with scope:
-        await run_together([fail, wait])
+        await run_together([fail, trio.sleep_forever])
     assert scope.cancelled_caught
     await trio.lowlevel.checkpoint()
     assert [one() for one in held] == [None], "a run's frame lives on"

@@ -9,20 +9,31 @@ import asyncio
 import contextlib
 import gc
 import signal
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
 import trio
 
-from triolet import Engine, EngineClosed, EngineStateError, EngineTeardownError, RunnerCrashed
+from triolet import Engine, EngineClosed, EngineStateError, RunnerCrashed
 from triolet.actors.worker import Job
 from triolet.api.hosts.asyncio_host import TaskPortal
 from triolet.api.hosts.portal_stream import PortalLive
 
-from .hosts import HOSTS, PATIENCE, AsyncioHost, Bench, Host, audio, crash, expected, query, release_is_stuck
+from .hosts import (
+    HOSTS,
+    PATIENCE,
+    AsyncioHost,
+    Bench,
+    Host,
+    audio,
+    crash,
+    expected,
+    on_bench,
+    query,
+)
 from .threads import END, loops, run_program
 
 pytestmark = pytest.mark.real_time
@@ -92,47 +103,21 @@ def test_a_loop_that_is_closed_under_the_engine_takes_it_along(bench: Bench, bus
     gc.collect()
 
 
-def enter_and_forget(bench: Bench) -> None:
-    """Entered by hand, and neither left nor kept."""
-
-    async def main() -> None:
-        await bench.engine().__aenter__()
-
-    asyncio.run(main())
-    (thread,) = loops()
-    bench.made = None
-    gc.collect()
-    thread.join(PATIENCE)
-    assert not thread.is_alive()
-
-
-@pytest.mark.parametrize("stuck", [False, True])
-def test_an_engine_whose_program_forgets_it_is_stopped_and_the_hook_of_threads_hears_its_errors(
-    bench: Bench, stuck: bool, monkeypatch: pytest.MonkeyPatch
+@on_bench
+async def test_a_trio_loop_that_does_not_start_raises_its_own_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[type[BaseException]] = []
-    monkeypatch.setattr(threading, "excepthook", lambda told: heard.append(told.exc_type))
-    if stuck:
-        release_is_stuck(bench)
-    enter_and_forget(bench)
-    bench.check()
-    assert heard == [EngineTeardownError] * stuck
-
-
-def test_a_trio_loop_that_does_not_start_raises_its_own_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     error = OSError("no more descriptors")
 
     def run(*_: object) -> None:
         raise error
 
-    async def main() -> None:
-        with pytest.raises(OSError) as caught:
-            async with bench.engine():
-                raise AssertionError("entered")
-        assert caught.value is error
-
     monkeypatch.setattr(trio, "run", run)
-    bench.run(main)
+
+    with pytest.raises(OSError) as caught:
+        async with bench.engine():
+            raise AssertionError("entered")
+    assert caught.value is error
 
 
 # -- programs of their own -------------------------------------------------------------------------------------------
@@ -276,135 +261,109 @@ def test_a_crash_does_not_hide_the_cancellation_of_others(bench: Bench) -> None:
     bench.run(main)
 
 
-def test_a_crash_in_a_cancelled_scope_of_anyio_is_a_cancellation_for_anyio(bench: Bench) -> None:
+@on_bench
+async def test_a_crash_in_a_cancelled_scope_of_anyio_is_a_cancellation_for_anyio(bench: Bench) -> None:
     """anyio knows its own cancellations; ours, left to it, would end the task."""
     bench.executor.fault = crash
 
-    async def main() -> None:
-        notes: list[str] = []
-        with anyio.CancelScope() as scope:
-            try:
-                async with bench.engine() as engine:
-                    try:
-                        await engine.generate(**query(1))
-                    finally:
-                        scope.cancel()
-            except asyncio.CancelledError as error:
-                notes += error.__notes__
-                raise
-        assert scope.cancelled_caught
-        assert "RunnerCrashed" in notes[0]
-        await asyncio.sleep(0)
-
-    bench.run(main)
+    notes: list[str] = []
+    with anyio.CancelScope() as scope:
+        try:
+            async with bench.engine() as engine:
+                try:
+                    await engine.generate(**query(1))
+                finally:
+                    scope.cancel()
+        except asyncio.CancelledError as error:
+            notes += error.__notes__
+            raise
+    assert scope.cancelled_caught
+    assert "RunnerCrashed" in notes[0]
+    await asyncio.sleep(0)
 
 
-def test_a_crash_is_told_where_the_body_swallows_its_cancellation(bench: Bench) -> None:
+@on_bench
+async def test_a_crash_is_told_where_the_body_swallows_its_cancellation(bench: Bench) -> None:
     bench.executor.fault = crash
 
-    async def main() -> None:
-        with pytest.raises(RunnerCrashed, match="dead"):
-            async with bench.engine() as engine:
-                with contextlib.suppress(asyncio.CancelledError):
-                    await engine.generate(**query(1))
-
-    bench.run(main)
+    with pytest.raises(RunnerCrashed, match="dead"):
+        async with bench.engine() as engine:
+            with contextlib.suppress(asyncio.CancelledError):
+                await engine.generate(**query(1))
 
 
-def test_a_cancelled_call_has_ended_when_the_cancellation_is_raised(
+@on_bench
+async def test_a_cancelled_call_has_ended_when_the_cancellation_is_raised(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call may be cancelled more than once: nothing of it goes on, and every cancellation is counted."""
+    held = bench.hold()
+    ended = False
+    async with bench.engine() as engine:
+        generate = engine.inside.generate
 
-    async def main() -> None:
-        held = bench.hold()
-        ended = False
-        async with bench.engine() as engine:
-            generate = engine.inside.generate
+        async def watched(*arguments: Any, **more: Any) -> Any:
+            nonlocal ended
+            try:
+                return await generate(*arguments, **more)
+            finally:
+                ended = True
 
-            async def watched(*arguments: Any, **more: Any) -> Any:
-                nonlocal ended
-                try:
-                    return await generate(*arguments, **more)
-                finally:
-                    ended = True
-
-            monkeypatch.setattr(engine.inside, "generate", watched)
-            task = asyncio.create_task(engine.generate(**query(1)))
-            await held.reached.wait()
-            for _ in range(3):
-                task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert task.cancelling() == 3
-            assert ended
-            bench.worker.end_hold(held)
-
-    bench.run(main)
-
-
-def test_an_item_that_was_taken_when_its_reader_was_cancelled_is_kept(bench: Bench) -> None:
-    """The item is on its way when the task is cancelled, in the same turn of the loop."""
-
-    async def main() -> None:
-        held = bench.hold(after=1)
-        found: list[int] = []
-        async with bench.engine() as engine, engine.stream(**query(1)) as deltas:
-
-            async def turn() -> None:
-                found.extend((await anext(deltas)).token_ids)
-
-            await turn()
-            task = asyncio.create_task(turn())
-            await asyncio.sleep(0)  # it waits for its turn
-            await held.reached.wait()
-            bench.worker.end_hold(held)
-            while engine.statistics().requests.tokens_committed < 5:  # this loop stands still meanwhile
-                pass
+        monkeypatch.setattr(engine.inside, "generate", watched)
+        task = asyncio.create_task(engine.generate(**query(1)))
+        await held.reached.wait()
+        for _ in range(3):
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert len(found) == 1
-            async for delta in deltas:
-                found += delta.token_ids
-        assert tuple(found) == expected(1)
-
-    bench.run(main)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelling() == 3
+        assert ended
+        bench.worker.end_hold(held)
 
 
-def test_a_wait_in_a_cancelled_scope_of_anyio_does_not_spin() -> None:
+@on_bench
+async def test_an_item_that_was_taken_when_its_reader_was_cancelled_is_kept(bench: Bench) -> None:
+    """The item is on its way when the task is cancelled, in the same turn of the loop."""
+    held = bench.hold(after=1)
+    found: list[int] = []
+    async with bench.engine() as engine, engine.stream(**query(1)) as deltas:
+
+        async def turn() -> None:
+            found.extend((await anext(deltas)).token_ids)
+
+        await turn()
+        task = asyncio.create_task(turn())
+        await asyncio.sleep(0)  # it waits for its turn
+        await held.reached.wait()
+        bench.worker.end_hold(held)
+        while engine.statistics().requests.tokens_committed < 5:  # this loop stands still meanwhile
+            pass
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(found) == 1
+        async for delta in deltas:
+            found += delta.token_ids
+    assert tuple(found) == expected(1)
+
+
+def test_a_wait_in_a_cancelled_scope_of_anyio_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     """anyio cancels a task of a cancelled scope again in every turn of the loop, unless it is shielded."""
+    counted = AsyncMock(wraps=asyncio.wait)
+    monkeypatch.setattr(asyncio, "wait", counted)
 
-    async def main() -> int:
-        future = asyncio.get_running_loop().create_future()
-        turns = 0
-
-        def turn() -> None:
-            nonlocal turns
-            turns += 1
-            if turns < 100:
-                asyncio.get_running_loop().call_soon(turn)
-            else:
-                future.set_result(None)
-
-        waits = 0
-        wait = asyncio.wait
-
-        async def counted(*arguments: Any, **more: Any) -> Any:
-            nonlocal waits
-            waits += 1
-            return await wait(*arguments, **more)
-
-        with pytest.MonkeyPatch.context() as patch, anyio.CancelScope() as scope:
-            patch.setattr(asyncio, "wait", counted)
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        with anyio.CancelScope() as scope:
             scope.cancel()
-            cancelled = await TaskPortal.outlast(turn, future)
+            cancelled = await TaskPortal.outlast(lambda: loop.call_later(0.01, future.set_result, None), future)
             assert cancelled is not None
             raise cancelled
         assert scope.cancelled_caught
-        return waits
 
-    assert anyio.run(main, backend="asyncio") == 2
+    anyio.run(main, backend="asyncio")
+    assert counted.await_count == 2
 
 
 def bare_portal(failed: Callable[[], object], seconds: float = 0.0) -> TaskPortal:
@@ -545,64 +504,56 @@ def test_only_a_generator_that_somebody_closes_may_wait() -> None:
     assert not TaskPortal.may_wait(GeneratorExit()), "no task runs here"
 
 
-def test_a_cancellation_is_not_lost_in_a_generator_that_is_closed(bench: Bench) -> None:
+@on_bench
+async def test_a_cancellation_is_not_lost_in_a_generator_that_is_closed(bench: Bench) -> None:
     """``aclose()`` swallows its own `GeneratorExit`, and must not swallow more."""
 
     async def session() -> AsyncIterator[Engine]:
         async with bench.engine() as engine:
             yield engine
 
-    async def main() -> None:
-        held = bench.hold(Job.CLOSE, until_teardown=False)
-        generator: Any = session()
-        await anext(generator)
-        task = asyncio.create_task(generator.aclose())
-        await held.reached.wait()
-        task.cancel()
-        await asyncio.sleep(0)
-        bench.worker.end_hold(held)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not bench.executor.is_open
-
-    bench.run(main)
+    held = bench.hold(Job.CLOSE, until_teardown=False)
+    generator: Any = session()
+    await anext(generator)
+    task = asyncio.create_task(generator.aclose())
+    await held.reached.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    bench.worker.end_hold(held)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not bench.executor.is_open
 
 
 @pytest.mark.parametrize("host", HOSTS[:2], ids=lambda host: host.name)
-def test_a_stream_belongs_to_the_loop_of_its_engine(bench: Bench, host: Host) -> None:
+@on_bench
+async def test_a_stream_belongs_to_the_loop_of_its_engine(bench: Bench, host: Host) -> None:
     """A use in another loop is refused: a future of this loop would never wake a task of that one."""
+    async with bench.engine() as engine:
+        entered, left = engine.stream(**query(1)), engine.stream(**query(2))
+        await left.__aenter__()
+        async with engine.stream(**query(3)) as deltas:
 
-    async def main() -> None:
-        async with bench.engine() as engine:
-            entered, left = engine.stream(**query(1)), engine.stream(**query(2))
-            await left.__aenter__()
-            async with engine.stream(**query(3)) as deltas:
+            async def elsewhere() -> None:
+                with pytest.raises(EngineStateError, match="open an engine of its own"):
+                    await entered.__aenter__()
+                with pytest.raises(EngineStateError, match="open an engine of its own"):
+                    await anext(deltas)
+                with pytest.raises(EngineStateError, match="open an engine of its own"):
+                    await left.__aexit__(None, None, None)
 
-                async def elsewhere() -> None:
-                    with pytest.raises(EngineStateError, match="open an engine of its own"):
-                        await entered.__aenter__()
-                    with pytest.raises(EngineStateError, match="open an engine of its own"):
-                        await anext(deltas)
-                    with pytest.raises(EngineStateError, match="open an engine of its own"):
-                        await left.__aexit__(None, None, None)
-
-                await asyncio.to_thread(host.run, elsewhere)
-                assert tuple([token async for delta in deltas for token in delta.token_ids]) == expected(3)
-            await left.__aexit__(None, None, None)
-
-    bench.run(main)
+            await asyncio.to_thread(host.run, elsewhere)
+            assert tuple([token async for delta in deltas for token in delta.token_ids]) == expected(3)
+        await left.__aexit__(None, None, None)
 
 
-def test_a_block_may_be_left_by_another_task(bench: Bench) -> None:
+@on_bench
+async def test_a_block_may_be_left_by_another_task(bench: Bench) -> None:
     """Fixtures of test frameworks do so."""
-
-    async def main() -> None:
-        engine = bench.engine()
-        await asyncio.create_task(engine.__aenter__())
-        assert (await engine.generate(**query(1))).token_ids == expected(1)
-        await asyncio.create_task(engine.__aexit__(None, None, None))
-
-    bench.run(main)
+    engine = bench.engine()
+    await asyncio.create_task(engine.__aenter__())
+    assert (await engine.generate(**query(1))).token_ids == expected(1)
+    await asyncio.create_task(engine.__aexit__(None, None, None))
 
 
 def test_a_closed_engine_of_another_loop_says_that_it_is_closed(bench: Bench) -> None:

@@ -120,15 +120,10 @@ async def test_translation_gives_english(engine: Engine) -> None:
 async def test_a_long_recording_streams_its_segments_as_they_are_ready(engine: Engine) -> None:
     sample = max(triolet.demo.samples(), key=lambda sample: sample.duration)
     assert 30 < sample.duration <= 90, "two windows or more"
-    segments = []
     async with engine.stream_transcription(sample.path) as stream:
         assert stream.language == sample.language
-        async for segment in stream:
-            segments.append(segment)
-            if len(segments) == 1:
-                assert stream.position < stream.duration, "the first segments come before the end"
-    whole = await engine.transcribe(sample.path)
-    assert whole.segments == tuple(segments)
+        await anext(stream)
+        assert stream.position < stream.duration, "the first segments come before the end"
 
 
 async def test_paths_bytes_files_and_arrays_give_the_same(engine: Engine, sample: triolet.demo.Sample) -> None:

@@ -31,7 +31,17 @@ from triolet.api.residents import Resident
 from triolet.core import events
 from triolet.testing.sim import WEIGHTS, DeviceFault, SimExecutor
 
-from .hosts import HOSTS, UNHURRIED, GatedWorker, Handle, Hold, Host, _threads, ask
+from .hosts import (
+    HOSTS,
+    UNHURRIED,
+    GatedWorker,
+    Handle,
+    Hold,
+    Host,
+    _threads,
+    ask,
+    on_bench,
+)
 
 pytestmark = pytest.mark.real_time
 
@@ -108,21 +118,20 @@ def state(engines: Engines, name: str) -> str:
 # -- loading ---------------------------------------------------------------------------------------------------------
 
 
-def test_models_take_turns_under_a_budget_that_holds_one(gates: Gates) -> None:
-    async def main() -> None:
-        async with gates.engines("a", "b", memory_budget=ONE) as engines:
-            for name in "abab":
-                await use(engines, name)
-            assert state(engines, "a") == "absent"
-            assert engines.statistics()["b"].bytes == SIZE
-            await engines.unload("b")
-            assert state(engines, "b") == "absent"
-
-    gates.run(main)
+@on_bench
+async def test_models_take_turns_under_a_budget_that_holds_one(gates: Gates) -> None:
+    async with gates.engines("a", "b", memory_budget=ONE) as engines:
+        for name in "abab":
+            await use(engines, name)
+        assert state(engines, "a") == "absent"
+        assert engines.statistics()["b"].bytes == SIZE
+        await engines.unload("b")
+        assert state(engines, "b") == "absent"
     assert gates.loads == "abab"
 
 
-def test_a_use_keeps_its_task_apart_from_later_ones_and_does_not_outlast_it(gates: Gates) -> None:
+@on_bench
+async def test_a_use_keeps_its_task_apart_from_later_ones_and_does_not_outlast_it(gates: Gates) -> None:
     """The task has ended before its use: a task that is kept shares its id with no other one."""
     tasks: list[weakref.ref[Any]] = []
 
@@ -134,36 +143,31 @@ def test_a_use_keeps_its_task_apart_from_later_ones_and_does_not_outlast_it(gate
         async with gates.host.group() as group:
             group.start(opens, engines, stack)
 
-    async def main() -> None:
-        async with gates.engines("a") as engines:
-            async with AsyncExitStack() as stack:
-                await ended(engines, stack)
-                gc.collect()
-                assert tasks[0]() is not None
+    async with gates.engines("a") as engines:
+        async with AsyncExitStack() as stack:
+            await ended(engines, stack)
             gc.collect()
-            assert tasks[0]() is None
-
-    gates.run(main)
+            assert tasks[0]() is not None
+        gc.collect()
+        assert tasks[0]() is None
 
 
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_others(gates: Gates) -> None:
+@on_bench
+async def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_others(gates: Gates) -> None:
     """The engine cancels, on asyncio, the task that entered it, which is its keeper."""
     crashes = [SystemExit("dead")]
     gates.faults["a"] = lambda job, _: crashes.pop() if job is Job.STEP and crashes else None
 
-    async def main() -> None:
-        async with gates.engines("a", "b", settings={"verify": False}) as engines:
-            await engines.load("b")
-            with pytest.raises(EngineError):
-                await use(engines, "a")
-            await use(engines, "b")
+    async with gates.engines("a", "b", settings={"verify": False}) as engines:
+        await engines.load("b")
+        with pytest.raises(EngineError):
             await use(engines, "a")
-            assert "RunnerCrashed" in str(engines.statistics()["a"].last_error)
-
-    gates.run(main)
+        await use(engines, "b")
+        await use(engines, "a")
+        assert "RunnerCrashed" in str(engines.statistics()["a"].last_error)
     assert gates.loads == "baa"
 
 
@@ -171,83 +175,75 @@ def test_an_engine_that_fails_fails_its_users_and_neither_the_body_nor_the_other
 
 
 @pytest.mark.parametrize("loading", [False, True], ids=["in a use", "while it waits for a load"])
-def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, loading: bool) -> None:
-    async def main() -> None:
-        held = gates.hold("b", Job.OPEN)
-        handles: list[Handle] = []
-        ready = gates.host.signal()
+@on_bench
+async def test_a_body_that_is_cancelled_ends_all_engines(gates: Gates, loading: bool) -> None:
+    held = gates.hold("b", Job.OPEN)
+    handles: list[Handle] = []
+    ready = gates.host.signal()
 
-        async def body() -> None:
-            async with gates.engines("a", "b") as engines:
-                await engines.load("a")
-                if loading:
-                    await use(engines, "b")
-                async with engines.use("a"):
-                    ready.set()
-                    await gates.host.signal().wait()
-
-        async with gates.host.group() as group:
-            handles.append(group.start(body))
-            await (held.reached if loading else ready).wait()
-            handles[0].cancel()
+    async def body() -> None:
+        async with gates.engines("a", "b") as engines:
+            await engines.load("a")
             if loading:
-                gates.end_hold("b", held)
-        assert handles[0].cancelled
+                await use(engines, "b")
+            async with engines.use("a"):
+                ready.set()
+                await gates.host.signal().wait()
 
-    gates.run(main)
+    async with gates.host.group() as group:
+        handles.append(group.start(body))
+        await (held.reached if loading else ready).wait()
+        handles[0].cancel()
+        if loading:
+            gates.end_hold("b", held)
+    assert handles[0].cancelled
 
 
-def test_a_use_that_is_cancelled_while_its_model_loads_gives_the_load_up(gates: Gates) -> None:
-    async def main() -> None:
-        held = gates.hold("a", Job.OPEN)
-        async with gates.engines("a", "b", memory_budget=ONE) as engines:
-            async with gates.host.group() as group:
-                handle = group.start(use, engines, "a")
-                await held.reached.wait()
-                handle.cancel()
-                await handle.ended()
-                assert handle.cancelled
-            gates.end_hold("a", held)
-            await use(engines, "b")
-            assert state(engines, "a") == "absent"
-
-    gates.run(main)
+@on_bench
+async def test_a_use_that_is_cancelled_while_its_model_loads_gives_the_load_up(gates: Gates) -> None:
+    held = gates.hold("a", Job.OPEN)
+    async with gates.engines("a", "b", memory_budget=ONE) as engines:
+        async with gates.host.group() as group:
+            handle = group.start(use, engines, "a")
+            await held.reached.wait()
+            handle.cancel()
+            await handle.ended()
+            assert handle.cancelled
+        gates.end_hold("a", held)
+        await use(engines, "b")
+        assert state(engines, "a") == "absent"
     assert gates.loads == "ab"
 
 
-def test_aclose_without_a_drain_begins_none(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_bench
+async def test_aclose_without_a_drain_begins_none(gates: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine of asyncio has a thread of its own, which its keeper's cancellation may reach late, or here never."""
     monkeypatch.setattr(Resident, "hurry", lambda _: None)
 
-    async def main() -> None:
-        held = gates.hold("a", Job.STEP)
+    held = gates.hold("a", Job.STEP)
 
-        async def client(engines: Engines) -> None:
-            with pytest.raises(EngineClosed):
-                await use(engines, "a")
+    async def client(engines: Engines) -> None:
+        with pytest.raises(EngineClosed):
+            await use(engines, "a")
 
-        async with gates.host.group() as group:
-            async with gates.engines("a", settings={"drain_seconds": math.inf}) as engines:
-                group.start(client, engines)
-                await held.reached.wait()
-                await engines.aclose(drain=0)
-
-    gates.run(main)
+    async with gates.host.group() as group:
+        async with gates.engines("a", settings={"drain_seconds": math.inf}) as engines:
+            group.start(client, engines)
+            await held.reached.wait()
+            await engines.aclose(drain=0)
 
 
-def test_a_loop_of_another_thread_is_told_where_engines_belong(gates: Gates) -> None:
-    async def main() -> None:
-        async with gates.engines("a") as engines:
+@on_bench
+async def test_a_loop_of_another_thread_is_told_where_engines_belong(gates: Gates) -> None:
+    async with gates.engines("a") as engines:
 
-            async def elsewhere() -> None:
-                with pytest.raises(EngineStateError, match="outside of the event loop"):
-                    engines.statistics()
+        async def elsewhere() -> None:
+            with pytest.raises(EngineStateError, match="outside of the event loop"):
+                engines.statistics()
 
-            thread = threading.Thread(target=gates.host.run, args=(elsewhere,))
-            thread.start()
-            thread.join()
-
-    gates.run(main)
+        thread = threading.Thread(target=gates.host.run, args=(elsewhere,))
+        thread.start()
+        thread.join()
 
 
 # -- only on asyncio -------------------------------------------------------------------------------------------------

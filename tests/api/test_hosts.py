@@ -51,6 +51,7 @@ from .hosts import (
     ask,
     audio,
     expected,
+    on_bench,
     on_threads_too,
     query,
     read,
@@ -62,13 +63,11 @@ pytestmark = pytest.mark.real_time
 
 
 @on_threads_too
-def test_many_tasks_at_once_each_get_their_own_tokens(bench: Bench) -> None:
-    async def main() -> None:
-        async with bench.engine() as engine, bench.host.group() as group:
-            for number in range(24):
-                group.start(ask, engine, number, 1 + number % 17)
-
-    bench.run(main)
+@on_bench
+async def test_many_tasks_at_once_each_get_their_own_tokens(bench: Bench) -> None:
+    async with bench.engine() as engine, bench.host.group() as group:
+        for number in range(24):
+            group.start(ask, engine, number, 1 + number % 17)
     assert bench.outcomes() == ["finished"] * 24
 
 
@@ -125,22 +124,20 @@ def test_the_demo_checkpoint_says_the_same_on_all_hosts() -> None:
 
 
 @on_threads_too
-def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: Bench) -> None:
-    async def main() -> None:
-        async with bench.engine() as engine:
-            with pytest.raises(InvalidRequest, match="no tokens"):
-                await engine.generate(prompt_token_ids=[], audio=audio(1))
-            with pytest.raises(InvalidRequest, match="exactly one"):
-                async with engine.stream("a", prompt_token_ids=[1], audio=audio(1)):
-                    raise AssertionError("entered")
-            with pytest.raises(InvalidRequest, match="klingon"):
-                await engine.transcribe(audio(1), language="klingon")
-            with pytest.raises(InvalidRequest, match="klingon"):
-                async with engine.stream_transcription(audio(1), language="klingon"):
-                    raise AssertionError("entered")
-            await ask(engine, 2)
-
-    bench.run(main)
+@on_bench
+async def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench: Bench) -> None:
+    async with bench.engine() as engine:
+        with pytest.raises(InvalidRequest, match="no tokens"):
+            await engine.generate(prompt_token_ids=[], audio=audio(1))
+        with pytest.raises(InvalidRequest, match="exactly one"):
+            async with engine.stream("a", prompt_token_ids=[1], audio=audio(1)):
+                raise AssertionError("entered")
+        with pytest.raises(InvalidRequest, match="klingon"):
+            await engine.transcribe(audio(1), language="klingon")
+        with pytest.raises(InvalidRequest, match="klingon"):
+            async with engine.stream_transcription(audio(1), language="klingon"):
+                raise AssertionError("entered")
+        await ask(engine, 2)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -159,32 +156,28 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_an_argument_of_another_kind_is_refused_with_what_is_allowed(bench: Bench) -> None:
-    async def main() -> None:
-        async with bench.engine() as engine:
-            for wrong, told in WRONG:
-                with pytest.raises(InvalidRequest, match=told):
-                    await engine.generate(**{**query(1), **wrong})
-                with pytest.raises(InvalidRequest, match=told):
-                    async with engine.stream(**{**query(1), **wrong}):
-                        raise AssertionError("entered")
-            await ask(engine, 2)
-
-    bench.run(main)
+@on_bench
+async def test_an_argument_of_another_kind_is_refused_with_what_is_allowed(bench: Bench) -> None:
+    async with bench.engine() as engine:
+        for wrong, told in WRONG:
+            with pytest.raises(InvalidRequest, match=told):
+                await engine.generate(**{**query(1), **wrong})
+            with pytest.raises(InvalidRequest, match=told):
+                async with engine.stream(**{**query(1), **wrong}):
+                    raise AssertionError("entered")
+        await ask(engine, 2)
 
 
-def test_sampling_is_given_whole_or_by_name(bench: Bench) -> None:
-    async def main() -> None:
-        asked = {**query(1), "sampling": None}
-        async with bench.engine() as engine:
-            whole = await engine.generate(**{**asked, "sampling": SamplingParams(max_tokens=2)})
-            named = await engine.generate(**asked, max_tokens=2)
-            async with engine.stream(**asked, max_tokens=2) as deltas:
-                streamed = [token async for delta in deltas for token in delta.token_ids]
-        assert whole.token_ids == named.token_ids == tuple(streamed)
-        assert len(streamed) == 2
-
-    bench.run(main)
+@on_bench
+async def test_sampling_is_given_whole_or_by_name(bench: Bench) -> None:
+    asked = {**query(1), "sampling": None}
+    async with bench.engine() as engine:
+        whole = await engine.generate(**{**asked, "sampling": SamplingParams(max_tokens=2)})
+        named = await engine.generate(**asked, max_tokens=2)
+        async with engine.stream(**asked, max_tokens=2) as deltas:
+            streamed = [token async for delta in deltas for token in delta.token_ids]
+    assert whole.token_ids == named.token_ids == tuple(streamed)
+    assert len(streamed) == 2
 
 
 @pytest.mark.parametrize("config", [{"max_running": 4}, {}, "cpu"])
@@ -196,22 +189,21 @@ def test_settings_that_are_none_are_refused_with_what_is_allowed(config: Any) ->
 
 
 @on_threads_too
-def test_a_full_queue_refuses_who_does_not_want_to_wait(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold()
-        async with bench.engine(max_pending=1) as engine, bench.host.group() as group:
-            group.start(ask, engine, 1)
-            await held.reached.wait()
-            with pytest.raises(Overloaded, match="1 requests"):
-                await ask(engine, 2, wait=False)
-            assert engine.statistics().requests.running == 1
-            assert engine.model.name == "sim"
-            bench.worker.end_hold(held)
-
-    bench.run(main)
+@on_bench
+async def test_a_full_queue_refuses_who_does_not_want_to_wait(bench: Bench) -> None:
+    held = bench.hold()
+    async with bench.engine(max_pending=1) as engine, bench.host.group() as group:
+        group.start(ask, engine, 1)
+        await held.reached.wait()
+        with pytest.raises(Overloaded, match="1 requests"):
+            await ask(engine, 2, wait=False)
+        assert engine.statistics().requests.running == 1
+        assert engine.model.name == "sim"
+        bench.worker.end_hold(held)
 
 
-def test_an_observer_may_ask_for_statistics(bench: Bench) -> None:
+@on_bench
+async def test_an_observer_may_ask_for_statistics(bench: Bench) -> None:
     """It is called in the engine's own loop, which on asyncio is in another thread than the one that entered."""
     running: list[int] = []
 
@@ -221,52 +213,46 @@ def test_an_observer_may_ask_for_statistics(bench: Bench) -> None:
             assert bench.made is not None
             running.append(bench.made.statistics().requests.running)
 
-    async def main() -> None:
-        async with bench.engine(observer=observe) as engine:
-            await ask(engine, 1)
-
-    bench.run(main)
+    async with bench.engine(observer=observe) as engine:
+        await ask(engine, 1)
     assert len(running) == 1
 
 
 # -- cancellation of requests ----------------------------------------------------------------------------------------
 
 
-def test_a_request_that_is_cancelled_leaves_the_others_alone(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold(after=2)
-        async with bench.engine() as engine, bench.host.group() as group:
-            victim = group.start(ask, engine, 1)
-            await held.reached.wait()
-            group.start(ask, engine, 2)
-            group.start(ask, engine, 3)
-            victim.cancel()
-            await victim.ended()
-            assert victim.cancelled
-            bench.worker.end_hold(held)
-
-    bench.run(main)
+@on_bench
+async def test_a_request_that_is_cancelled_leaves_the_others_alone(bench: Bench) -> None:
+    held = bench.hold(after=2)
+    async with bench.engine() as engine, bench.host.group() as group:
+        victim = group.start(ask, engine, 1)
+        await held.reached.wait()
+        group.start(ask, engine, 2)
+        group.start(ask, engine, 3)
+        victim.cancel()
+        await victim.ended()
+        assert victim.cancelled
+        bench.worker.end_hold(held)
     assert sorted(bench.outcomes()) == ["aborted", "finished", "finished"]
 
 
 @on_threads_too
-def test_a_stream_that_is_left_early_withdraws_its_request(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold(after=3)
-        async with bench.engine() as engine:
-            async with engine.stream(**query(1)) as deltas:
-                async for _ in deltas:
-                    break
-            bench.worker.end_hold(held)
-            await ask(engine, 2)
-            assert engine.inside.pending == 0, "the permits are back when the requests have ended"
-
-    bench.run(main)
+@on_bench
+async def test_a_stream_that_is_left_early_withdraws_its_request(bench: Bench) -> None:
+    held = bench.hold(after=3)
+    async with bench.engine() as engine:
+        async with engine.stream(**query(1)) as deltas:
+            async for _ in deltas:
+                break
+        bench.worker.end_hold(held)
+        await ask(engine, 2)
+        assert engine.inside.pending == 0, "the permits are back when the requests have ended"
     assert bench.outcomes() == ["aborted", "finished"]
 
 
 @on_threads_too
-def test_a_generator_around_a_stream_has_withdrawn_its_request_when_it_is_closed(
+@on_bench
+async def test_a_generator_around_a_stream_has_withdrawn_its_request_when_it_is_closed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     withdrawn: list[str] = []
@@ -281,186 +267,167 @@ def test_a_generator_around_a_stream_has_withdrawn_its_request_when_it_is_closed
             async for delta in deltas:
                 yield delta
 
-    async def main() -> None:
-        held = bench.hold(after=3)
-        async with bench.engine() as engine:
-            generator: Any = tokens(engine)
-            await anext(generator)
-            await generator.aclose()
-            assert withdrawn == ["mine#0"]
-            bench.worker.end_hold(held)
-            await ask(engine, 2)
-
     monkeypatch.setattr(Supervisor, "abort", watched)
-    bench.run(main)
+
+    held = bench.hold(after=3)
+    async with bench.engine() as engine:
+        generator: Any = tokens(engine)
+        await anext(generator)
+        await generator.aclose()
+        assert withdrawn == ["mine#0"]
+        bench.worker.end_hold(held)
+        await ask(engine, 2)
     assert bench.outcomes() == ["aborted", "finished"]
 
 
 @on_threads_too
-def test_an_error_in_a_streams_block_leaves_unchanged(bench: Bench) -> None:
-    async def main() -> None:
-        error = KeyError("mine")
-        bench.hold(after=1)
-        async with bench.engine() as engine:
-            with pytest.raises(KeyError) as caught:
-                async with engine.stream(**query(1)) as deltas:
-                    await anext(deltas)
-                    raise error
-            assert caught.value is error
-
-    bench.run(main)
+@on_bench
+async def test_an_error_in_a_streams_block_leaves_unchanged(bench: Bench) -> None:
+    error = KeyError("mine")
+    bench.hold(after=1)
+    async with bench.engine() as engine:
+        with pytest.raises(KeyError) as caught:
+            async with engine.stream(**query(1)) as deltas:
+                await anext(deltas)
+                raise error
+        assert caught.value is error
     assert bench.outcomes() == ["aborted"]
 
 
-def test_a_stream_that_is_cancelled_while_it_opens_takes_nothing_with_it(bench: Bench) -> None:
+@on_bench
+async def test_a_stream_that_is_cancelled_while_it_opens_takes_nothing_with_it(bench: Bench) -> None:
     """It waits for a permit."""
-
-    async def main() -> None:
-        held = bench.hold()
-        async with bench.engine(max_pending=1) as engine, bench.host.group() as group:
-            group.start(ask, engine, 1)
-            await held.reached.wait()
-            waiting = group.start(read, engine, 2, [])
-            assert not await bench.host.within(0.02, lambda: read(engine, 3, []))
-            waiting.cancel()
-            await waiting.ended()
-            bench.worker.end_hold(held)
-
-    bench.run(main)
+    held = bench.hold()
+    async with bench.engine(max_pending=1) as engine, bench.host.group() as group:
+        group.start(ask, engine, 1)
+        await held.reached.wait()
+        waiting = group.start(read, engine, 2, [])
+        assert not await bench.host.within(0.02, lambda: read(engine, 3, []))
+        waiting.cancel()
+        await waiting.ended()
+        bench.worker.end_hold(held)
     assert bench.outcomes() == ["finished"]
 
 
-def test_a_turn_that_is_cancelled_loses_nothing_of_the_stream(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold(after=3)
-        found: list[int] = []
+@on_bench
+async def test_a_turn_that_is_cancelled_loses_nothing_of_the_stream(bench: Bench) -> None:
+    held = bench.hold(after=3)
+    found: list[int] = []
 
-        async def turn() -> None:
-            found.extend((await anext(deltas)).token_ids)
+    async def turn() -> None:
+        found.extend((await anext(deltas)).token_ids)
 
-        async with bench.engine() as engine, bench.host.group() as group:
-            async with engine.stream(**query(1)) as deltas:
-                handles: list[Handle] = []
-                while not handles or not handles[-1].cancelled:
-                    handles.append(group.start(turn))
-                    if len(found) == 3:  # this turn waits for a step that is held
-                        await held.reached.wait()
-                        handles[-1].cancel()
-                    await handles[-1].ended()
-                bench.worker.end_hold(held)
-                async for delta in deltas:
-                    found += delta.token_ids
-        assert tuple(found) == expected(1)
-
-    bench.run(main)
+    async with bench.engine() as engine, bench.host.group() as group:
+        async with engine.stream(**query(1)) as deltas:
+            handles: list[Handle] = []
+            while not handles or not handles[-1].cancelled:
+                handles.append(group.start(turn))
+                if len(found) == 3:  # this turn waits for a step that is held
+                    await held.reached.wait()
+                    handles[-1].cancel()
+                await handles[-1].ended()
+            bench.worker.end_hold(held)
+            async for delta in deltas:
+                found += delta.token_ids
+    assert tuple(found) == expected(1)
 
 
-def test_windows_of_a_transcription_can_be_asked_again_after_a_cancellation(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold(after=1)
-        bench.executor = SimExecutor(SpeakingModel())
-        options = ALL_OF_IT
-        async with bench.engine() as engine:
-            async with engine.stream_transcription(speech(), **options) as stream:
+@on_bench
+async def test_windows_of_a_transcription_can_be_asked_again_after_a_cancellation(bench: Bench) -> None:
+    held = bench.hold(after=1)
+    bench.executor = SimExecutor(SpeakingModel())
+    options = ALL_OF_IT
+    async with bench.engine() as engine:
+        async with engine.stream_transcription(speech(), **options) as stream:
 
-                async def turn() -> None:
-                    await anext(stream)
+            async def turn() -> None:
+                await anext(stream)
 
-                assert not await bench.host.within(0.02, turn)
-                assert stream.position == 0.0
-                bench.worker.end_hold(held)
-                segments = [segment async for segment in stream]
-            assert len(segments) == 3
-            assert tuple(segments) == (await engine.transcribe(speech(), **options)).segments
-
-    bench.run(main)
+            assert not await bench.host.within(0.02, turn)
+            assert stream.position == 0.0
+            bench.worker.end_hold(held)
+            segments = [segment async for segment in stream]
+        assert len(segments) == 3
+        assert tuple(segments) == (await engine.transcribe(speech(), **options)).segments
 
 
 # -- states ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_is_used_inside_its_block_and_entered_once(bench: Bench) -> None:
-    async def main() -> None:
-        engine = bench.engine()
-        with pytest.raises(EngineStateError, match="not entered yet"):
-            await ask(engine, 1)
-        async with engine:
-            with pytest.raises(EngineStateError, match="open; an engine is entered once"):
-                await engine.__aenter__()
-        for use in (ask(engine, 1), read(engine, 1, []), engine.transcribe(audio(1))):
-            with pytest.raises(EngineStateError, match=r"closed: its block has ended.* open a new one"):
-                await use
-        with pytest.raises(EngineStateError, match="closed; an engine is entered once"):
+@on_bench
+async def test_an_engine_is_used_inside_its_block_and_entered_once(bench: Bench) -> None:
+    engine = bench.engine()
+    with pytest.raises(EngineStateError, match="not entered yet"):
+        await ask(engine, 1)
+    async with engine:
+        with pytest.raises(EngineStateError, match="open; an engine is entered once"):
             await engine.__aenter__()
-        with pytest.raises(EngineStateError, match="closed"):
-            engine.statistics()
-        with pytest.raises(EngineStateError, match="closed"):
-            _ = engine.model
-        await engine.aclose()
+    for use in (ask(engine, 1), read(engine, 1, []), engine.transcribe(audio(1))):
+        with pytest.raises(EngineStateError, match=r"closed: its block has ended.* open a new one"):
+            await use
+    with pytest.raises(EngineStateError, match="closed; an engine is entered once"):
+        await engine.__aenter__()
+    with pytest.raises(EngineStateError, match="closed"):
+        engine.statistics()
+    with pytest.raises(EngineStateError, match="closed"):
+        _ = engine.model
+    await engine.aclose()
 
-    bench.run(main)
 
+@on_bench
+async def test_aclose_releases_the_device_before_the_block_ends(bench: Bench) -> None:
+    held = bench.hold()
 
-def test_aclose_releases_the_device_before_the_block_ends(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold()
+    async def client(engine: Engine) -> None:
+        with pytest.raises(EngineClosed):
+            await ask(engine, 1)
 
-        async def client(engine: Engine) -> None:
-            with pytest.raises(EngineClosed):
-                await ask(engine, 1)
-
-        async with bench.engine() as engine, bench.host.group() as group:
-            task = group.start(client, engine)
-            await held.reached.wait()
-            with pytest.raises(InvalidRequest, match="drain=-1"):
-                await engine.aclose(drain=-1)
-            with pytest.raises(InvalidRequest, match="drain='now'; allowed: a number"):
-                await engine.aclose(drain="now")  # type: ignore[arg-type]
-            await engine.aclose(drain=0)
-            assert not bench.executor.is_open
-            await task.ended()
-            with pytest.raises(EngineStateError, match=r"closed: .*aclose\(\) was called.* open a new one"):
-                await ask(engine, 2)
-
-    bench.run(main)
+    async with bench.engine() as engine, bench.host.group() as group:
+        task = group.start(client, engine)
+        await held.reached.wait()
+        with pytest.raises(InvalidRequest, match="drain=-1"):
+            await engine.aclose(drain=-1)
+        with pytest.raises(InvalidRequest, match="drain='now'; allowed: a number"):
+            await engine.aclose(drain="now")  # type: ignore[arg-type]
+        await engine.aclose(drain=0)
+        assert not bench.executor.is_open
+        await task.ended()
+        with pytest.raises(EngineStateError, match=r"closed: .*aclose\(\) was called.* open a new one"):
+            await ask(engine, 2)
 
 
 @on_threads_too
-def test_a_generator_around_the_engine_has_released_the_device_when_it_is_closed(bench: Bench) -> None:
+@on_bench
+async def test_a_generator_around_the_engine_has_released_the_device_when_it_is_closed(bench: Bench) -> None:
     async def session() -> AsyncIterator[Engine]:
         async with bench.engine() as engine:
             yield engine
 
-    async def main() -> None:
-        generator: Any = session()
-        await ask(await anext(generator), 1)
-        await generator.aclose()
-        bench.check()
-
-    bench.run(main)
+    generator: Any = session()
+    await ask(await anext(generator), 1)
+    await generator.aclose()
+    bench.check()
 
 
 @on_threads_too
-def test_a_stream_sleeps_with_the_engine_and_goes_on_when_it_wakes(bench: Bench) -> None:
-    async def main() -> None:
-        found: list[int] = []
-        held = bench.hold(Job.STEP, after=3)
-        async with bench.engine() as engine, bench.host.group() as group:
-            reader = group.start(read, engine, 1, found)
-            await held.reached.wait()
-            sleeper = group.start(engine.sleep)
-            while engine.statistics().power is Power.AWAKE:  # the order is on its way
-                await anyio.lowlevel.checkpoint()
-            bench.worker.end_hold(held)
-            await sleeper.ended()
-            assert bench.executor.is_asleep
-            assert engine.statistics().device.by_owner.keys() <= {"parked_weights"}
-            assert len(found) < len(expected(1))
-            await engine.wake()
-            await reader.ended()
-        assert tuple(found) == expected(1)
-
-    bench.run(main)
+@on_bench
+async def test_a_stream_sleeps_with_the_engine_and_goes_on_when_it_wakes(bench: Bench) -> None:
+    found: list[int] = []
+    held = bench.hold(Job.STEP, after=3)
+    async with bench.engine() as engine, bench.host.group() as group:
+        reader = group.start(read, engine, 1, found)
+        await held.reached.wait()
+        sleeper = group.start(engine.sleep)
+        while engine.statistics().power is Power.AWAKE:  # the order is on its way
+            await anyio.lowlevel.checkpoint()
+        bench.worker.end_hold(held)
+        await sleeper.ended()
+        assert bench.executor.is_asleep
+        assert engine.statistics().device.by_owner.keys() <= {"parked_weights"}
+        assert len(found) < len(expected(1))
+        await engine.wake()
+        await reader.ended()
+    assert tuple(found) == expected(1)
 
 
 def test_under_no_event_loop_the_error_says_what_is_allowed() -> None:
@@ -469,7 +436,8 @@ def test_under_no_event_loop_the_error_says_what_is_allowed() -> None:
         enter.send(None)
 
 
-def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> None:
+@on_bench
+async def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> None:
     """A use in another thread, with no loop or with one, is refused, and the error says what is allowed."""
 
     def without_a_loop(engine: Engine) -> None:
@@ -485,35 +453,31 @@ def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> None:
 
         Bench(bench.host).host.run(use)
 
-    async def main() -> None:
-        async with bench.engine() as engine:
-            with concurrent.futures.ThreadPoolExecutor(1) as pool:
-                pool.submit(without_a_loop, engine).result()
-                pool.submit(with_another_loop, engine).result()
-            await ask(engine, 1)
-
-    bench.run(main)
+    async with bench.engine() as engine:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(without_a_loop, engine).result()
+            pool.submit(with_another_loop, engine).result()
+        await ask(engine, 1)
 
 
 @pytest.mark.parametrize("elsewhere", HOSTS[:2], ids=lambda host: f"left in {host.name}")
-def test_an_engine_that_is_left_in_another_loop_says_so_and_releases_the_device(bench: Bench, elsewhere: Host) -> None:
+@on_bench
+async def test_an_engine_that_is_left_in_another_loop_says_so_and_releases_the_device(
+    bench: Bench, elsewhere: Host
+) -> None:
     """A test framework may give every fixture and every test a loop of its own."""
+    engine = bench.engine()
+    released = bench.stage("device released")
+    await engine.__aenter__()
 
-    async def main() -> None:
-        engine = bench.engine()
-        released = bench.stage("device released")
-        await engine.__aenter__()
+    async def leave() -> None:
+        with pytest.raises(EngineStateError, match="open an engine of its own"):
+            await engine.__aexit__(None, None, None)
 
-        async def leave() -> None:
-            with pytest.raises(EngineStateError, match="open an engine of its own"):
-                await engine.__aexit__(None, None, None)
-
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            pool.submit(elsewhere.run, leave).result()
-        await released.wait()
-        await engine.__aexit__(None, None, None)
-
-    bench.run(main)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        pool.submit(elsewhere.run, leave).result()
+    await released.wait()
+    await engine.__aexit__(None, None, None)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,17 @@ from triolet import (
 from triolet.actors.worker import Job
 from triolet.core import events
 
-from .hosts import Bench, Handle, ask, crash, expected, on_threads_too, query, release_is_stuck
+from .hosts import (
+    Bench,
+    Handle,
+    ask,
+    crash,
+    expected,
+    on_bench,
+    on_threads_too,
+    query,
+    release_is_stuck,
+)
 
 pytestmark = pytest.mark.real_time
 
@@ -35,198 +45,181 @@ async def refused(engine: Engine) -> None:
 
 
 @on_threads_too
-def test_an_exception_in_the_body_leaves_unchanged_and_waits_for_no_drain(bench: Bench) -> None:
-    async def main() -> None:
-        error = KeyError("mine")
-        held = bench.hold()
-        async with bench.host.group() as group:
-            with pytest.raises(KeyError) as caught:
-                async with bench.engine(drain_seconds=1e6) as engine:
-                    group.start(refused, engine)
-                    await held.reached.wait()
-                    raise error
-        assert caught.value is error
-        assert not hasattr(error, "__notes__")
-        assert error.__cause__ is None
-
-    bench.run(main)
+@on_bench
+async def test_an_exception_in_the_body_leaves_unchanged_and_waits_for_no_drain(bench: Bench) -> None:
+    error = KeyError("mine")
+    held = bench.hold()
+    async with bench.host.group() as group:
+        with pytest.raises(KeyError) as caught:
+            async with bench.engine(drain_seconds=1e6) as engine:
+                group.start(refused, engine)
+                await held.reached.wait()
+                raise error
+    assert caught.value is error
+    assert not hasattr(error, "__notes__")
+    assert error.__cause__ is None
     assert bench.outcomes() == ["aborted"]
 
 
 @on_threads_too
 @pytest.mark.parametrize("error", [None, KeyError("mine")])
-def test_an_error_of_the_release_leaves_the_block_or_is_in_the_notes_of_the_bodys_own(
+@on_bench
+async def test_an_error_of_the_release_leaves_the_block_or_is_in_the_notes_of_the_bodys_own(
     bench: Bench, error: Exception | None
 ) -> None:
-    async def main() -> None:
-        with pytest.raises(type(error) if error else EngineTeardownError) as caught:
-            async with bench.engine():
-                if error:
-                    raise error
-        assert "stuck" in (caught.value.__notes__[0] if error else str(caught.value))
-
     release_is_stuck(bench)
-    bench.run(main)
+    with pytest.raises(type(error) if error else EngineTeardownError) as caught:
+        async with bench.engine():
+            if error:
+                raise error
+    assert "stuck" in (caught.value.__notes__[0] if error else str(caught.value))
 
 
-def test_an_error_of_the_release_leaves_a_body_that_is_cancelled(bench: Bench) -> None:
-    async def main() -> None:
-        async def body() -> None:
-            with pytest.raises(EngineTeardownError, match="stuck"):
-                async with bench.engine() as engine:
-                    await ask(engine, 1)
-            ends.append("stuck")
-
-        ends: list[str] = []
-        held = bench.hold()
-        async with bench.host.group() as group:
-            handle = group.start(body)
-            await held.reached.wait()
-            handle.cancel()
-            await handle.ended()
-        assert ends == ["stuck"]
-
+@on_bench
+async def test_an_error_of_the_release_leaves_a_body_that_is_cancelled(bench: Bench) -> None:
     release_is_stuck(bench)
-    bench.run(main)
 
-
-def test_the_block_in_a_timeout_ends_in_order(bench: Bench) -> None:
-    async def main() -> None:
-        async def body() -> None:
+    async def body() -> None:
+        with pytest.raises(EngineTeardownError, match="stuck"):
             async with bench.engine() as engine:
                 await ask(engine, 1)
+        ends.append("stuck")
 
-        bench.hold()
-        assert not await bench.host.within(0.05, body)
+    ends: list[str] = []
+    held = bench.hold()
+    async with bench.host.group() as group:
+        handle = group.start(body)
+        await held.reached.wait()
+        handle.cancel()
+        await handle.ended()
+    assert ends == ["stuck"]
 
-    bench.run(main)
+
+@on_bench
+async def test_the_block_in_a_timeout_ends_in_order(bench: Bench) -> None:
+    async def body() -> None:
+        async with bench.engine() as engine:
+            await ask(engine, 1)
+
+    bench.hold()
+    assert not await bench.host.within(0.05, body)
 
 
-def test_cancelling_again_and_again_does_not_leave_before_the_device_is_released(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold()
-        closing = bench.hold(Job.CLOSE, until_teardown=False)
-
-        async def body() -> None:
-            async with bench.engine() as engine:
-                await ask(engine, 1)
-
-        async with bench.host.group() as group:
-            handle = group.start(body)
-            await held.reached.wait()
-            handle.cancel()
-            await closing.reached.wait()
-            for _ in range(5):
-                handle.cancel()
-                await bench.host.within(0.001, never)
-            assert bench.executor.is_open
-            bench.worker.end_hold(closing)
-            await handle.ended()
-            assert not bench.executor.is_open
-            assert handle.cancelled
-
+@on_bench
+async def test_cancelling_again_and_again_does_not_leave_before_the_device_is_released(bench: Bench) -> None:
     async def never() -> None:
         await bench.host.signal().wait()
 
-    bench.run(main)
+    held = bench.hold()
+    closing = bench.hold(Job.CLOSE, until_teardown=False)
 
+    async def body() -> None:
+        async with bench.engine() as engine:
+            await ask(engine, 1)
 
-def test_cancelling_while_it_drains_ends_the_drain_and_not_the_order(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold(until_teardown=False)
-        entered, leave = bench.host.signal(), bench.host.signal()
-        closing, hurried = bench.stage("intake closed"), bench.stage("drain deadline")
-        engines: list[Engine] = []
-
-        async def body() -> None:
-            async with bench.engine(drain_seconds=1e6) as engine:
-                engines.append(engine)
-                entered.set()
-                await leave.wait()
-
-        async def outsider() -> None:
-            with pytest.raises(EngineClosed):
-                await ask(engines[0], 1)
-
-        async with bench.host.group() as group:
-            handle = group.start(body)
-            await entered.wait()
-            client = group.start(outsider)
-            await held.reached.wait()
-            leave.set()
-            await closing.wait()
+    async with bench.host.group() as group:
+        handle = group.start(body)
+        await held.reached.wait()
+        handle.cancel()
+        await closing.reached.wait()
+        for _ in range(5):
             handle.cancel()
-            await hurried.wait()
-            bench.worker.end_hold(held)
-            await handle.ended()
-            assert handle.cancelled
-            await client.ended()
+            await bench.host.within(0.001, never)
+        assert bench.executor.is_open
+        bench.worker.end_hold(closing)
+        await handle.ended()
+        assert not bench.executor.is_open
+        assert handle.cancelled
 
-    bench.run(main)
+
+@on_bench
+async def test_cancelling_while_it_drains_ends_the_drain_and_not_the_order(bench: Bench) -> None:
+    held = bench.hold(until_teardown=False)
+    entered, leave = bench.host.signal(), bench.host.signal()
+    closing, hurried = bench.stage("intake closed"), bench.stage("drain deadline")
+    engines: list[Engine] = []
+
+    async def body() -> None:
+        async with bench.engine(drain_seconds=1e6) as engine:
+            engines.append(engine)
+            entered.set()
+            await leave.wait()
+
+    async def outsider() -> None:
+        with pytest.raises(EngineClosed):
+            await ask(engines[0], 1)
+
+    async with bench.host.group() as group:
+        handle = group.start(body)
+        await entered.wait()
+        client = group.start(outsider)
+        await held.reached.wait()
+        leave.set()
+        await closing.wait()
+        handle.cancel()
+        await hurried.wait()
+        bench.worker.end_hold(held)
+        await handle.ended()
+        assert handle.cancelled
+        await client.ended()
     assert bench.outcomes() == ["aborted"]
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_start_that_is_cancelled_closes_what_was_opened_or_leaves_a_load_that_hangs(
+@on_bench
+async def test_a_start_that_is_cancelled_closes_what_was_opened_or_leaves_a_load_that_hangs(
     bench: Bench, hangs: bool
 ) -> None:
     """A thread cannot be stopped."""
     settings = {"stage_seconds": 0.01} if hangs else {}
 
-    async def main() -> None:
-        loading = bench.hold(Job.OPEN, until_teardown=False)
+    loading = bench.hold(Job.OPEN, until_teardown=False)
 
-        async def body() -> None:
-            async with bench.engine(**settings):
-                raise AssertionError("entered")
+    async def body() -> None:
+        async with bench.engine(**settings):
+            raise AssertionError("entered")
 
-        async with bench.host.group() as group:
-            handle = group.start(body)
-            await loading.reached.wait()
-            handle.cancel()
-            if not hangs:
-                bench.worker.end_hold(loading)
-            await handle.ended()
-            assert handle.cancelled
-
-    bench.run(main)
+    async with bench.host.group() as group:
+        handle = group.start(body)
+        await loading.reached.wait()
+        handle.cancel()
+        if not hangs:
+            bench.worker.end_hold(loading)
+        await handle.ended()
+        assert handle.cancelled
     if hangs:
         assert events.StageReached("device call abandoned") in bench.trace
     else:
         assert bench.executor.calls == [Job.OPEN, Job.CLOSE]
 
 
-def test_entering_while_cancelled_loads_nothing(bench: Bench) -> None:
-    async def main() -> None:
-        async def body() -> None:
-            handles[0].cancel()
-            async with bench.engine():
-                raise AssertionError("entered")
+@on_bench
+async def test_entering_while_cancelled_loads_nothing(bench: Bench) -> None:
+    async def body() -> None:
+        handles[0].cancel()
+        async with bench.engine():
+            raise AssertionError("entered")
 
-        handles: list[Handle] = []
-        async with bench.host.group() as group:
-            handles.append(group.start(body))
-        assert handles[0].cancelled
-
-    bench.run(main)
+    handles: list[Handle] = []
+    async with bench.host.group() as group:
+        handles.append(group.start(body))
+    assert handles[0].cancelled
     assert not bench.executor.calls
 
 
 @on_threads_too
-def test_a_model_that_does_not_load_raises_its_own_error(bench: Bench) -> None:
+@on_bench
+async def test_a_model_that_does_not_load_raises_its_own_error(bench: Bench) -> None:
     error = CheckpointError("no weights")
     bench.executor.fault = lambda job, _: error if job is Job.OPEN else None
 
-    async def main() -> None:
-        engine = bench.engine()
-        with pytest.raises(CheckpointError) as caught:
-            async with engine:
-                raise AssertionError("entered")
-        assert caught.value is error
-        with pytest.raises(EngineStateError, match=r"closed: it failed \(CheckpointError: no weights\)"):
-            await ask(engine, 1)
-
-    bench.run(main)
+    engine = bench.engine()
+    with pytest.raises(CheckpointError) as caught:
+        async with engine:
+            raise AssertionError("entered")
+    assert caught.value is error
+    with pytest.raises(EngineStateError, match=r"closed: it failed \(CheckpointError: no weights\)"):
+        await ask(engine, 1)
 
 
 # -- a crash of the engine -------------------------------------------------------------------------------------------
@@ -238,39 +231,35 @@ async def outsider(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("asking", [False, True])
-def test_a_crash_cancels_the_body_and_leaves_the_block(bench: Bench, asking: bool) -> None:
+@on_bench
+async def test_a_crash_cancels_the_body_and_leaves_the_block(bench: Bench, asking: bool) -> None:
     """The task that was cancelled goes on afterwards: the cancellation is taken back."""
     bench.executor.fault = crash
 
-    async def main() -> None:
-        async with bench.host.group() as group:
-            with pytest.raises(RunnerCrashed, match="dead"):
-                async with bench.engine() as engine:
-                    client = group.start(outsider, engine)
-                    await (ask(engine, 2) if asking else bench.host.signal().wait())
-                    raise AssertionError("the body goes on")
-            await client.ended()
-        assert not await bench.host.within(0.001, bench.host.signal().wait)
-
-    bench.run(main)
+    async with bench.host.group() as group:
+        with pytest.raises(RunnerCrashed, match="dead"):
+            async with bench.engine() as engine:
+                client = group.start(outsider, engine)
+                await (ask(engine, 2) if asking else bench.host.signal().wait())
+                raise AssertionError("the body goes on")
+        await client.ended()
+    assert not await bench.host.within(0.001, bench.host.signal().wait)
 
 
-def test_a_crash_is_in_the_notes_of_what_the_body_makes_of_it(bench: Bench) -> None:
+@on_bench
+async def test_a_crash_is_in_the_notes_of_what_the_body_makes_of_it(bench: Bench) -> None:
     bench.executor.fault = crash
 
-    async def main() -> None:
-        async with bench.host.group() as group:
-            with pytest.raises(KeyError) as caught:
-                async with bench.engine() as engine:
-                    group.start(outsider, engine)
-                    try:
-                        await bench.host.signal().wait()
-                    finally:
-                        raise KeyError("mine")
-        assert ["RunnerCrashed" in note and "dead" in note for note in caught.value.__notes__] == [True]
-        assert not await bench.host.within(0.001, bench.host.signal().wait)
-
-    bench.run(main)
+    async with bench.host.group() as group:
+        with pytest.raises(KeyError) as caught:
+            async with bench.engine() as engine:
+                group.start(outsider, engine)
+                try:
+                    await bench.host.signal().wait()
+                finally:
+                    raise KeyError("mine")
+    assert ["RunnerCrashed" in note and "dead" in note for note in caught.value.__notes__] == [True]
+    assert not await bench.host.within(0.001, bench.host.signal().wait)
 
 
 # -- tasks outside of the block --------------------------------------------------------------------------------------
@@ -302,42 +291,40 @@ def test_what_is_not_drained_in_time_is_aborted_and_told_so(bench: Bench) -> Non
     assert bench.outcomes() == ["aborted"]
 
 
-def test_who_waits_for_a_permit_when_the_block_ends_is_told_so(bench: Bench) -> None:
-    async def main() -> None:
-        held = bench.hold()
+@on_bench
+async def test_who_waits_for_a_permit_when_the_block_ends_is_told_so(bench: Bench) -> None:
+    held = bench.hold()
 
-        async with bench.host.group() as group:
-            async with bench.engine(max_pending=1) as engine:
-                group.start(ask, engine, 1)
-                await held.reached.wait()
-                group.start(refused, engine)
-                while not engine.inside.waiting:
-                    await bench.host.within(0.001, bench.host.signal().wait)
-
-    bench.run(main)
+    async with bench.host.group() as group:
+        async with bench.engine(max_pending=1) as engine:
+            group.start(ask, engine, 1)
+            await held.reached.wait()
+            group.start(refused, engine)
+            while not engine.inside.waiting:
+                await bench.host.within(0.001, bench.host.signal().wait)
     assert bench.outcomes() == ["finished"]
 
 
 @on_threads_too
 @pytest.mark.parametrize("drain", [1e6, 0])
-def test_a_stream_can_be_read_after_the_block_to_its_end_or_to_where_it_was_cut_off(bench: Bench, drain: float) -> None:
-    async def main() -> None:
-        held = bench.hold(after=2)
-        go_on, found = bench.host.signal(), list[int]()
+@on_bench
+async def test_a_stream_can_be_read_after_the_block_to_its_end_or_to_where_it_was_cut_off(
+    bench: Bench, drain: float
+) -> None:
+    held = bench.hold(after=2)
+    go_on, found = bench.host.signal(), list[int]()
 
-        async def client(engine: Engine) -> None:
-            with nullcontext() if drain else pytest.raises(EngineClosed):
-                async with engine.stream(**query(1)) as deltas:
-                    await go_on.wait()
-                    async for delta in deltas:
-                        found.extend(delta.token_ids)
+    async def client(engine: Engine) -> None:
+        with nullcontext() if drain else pytest.raises(EngineClosed):
+            async with engine.stream(**query(1)) as deltas:
+                await go_on.wait()
+                async for delta in deltas:
+                    found.extend(delta.token_ids)
 
-        async with bench.host.group() as group:
-            async with bench.engine(drain_seconds=drain) as engine:
-                group.start(client, engine)
-                await held.reached.wait()
-            go_on.set()
-        assert tuple(found) == expected(1)[: None if drain else len(found)]
-        assert len(found) >= 2
-
-    bench.run(main)
+    async with bench.host.group() as group:
+        async with bench.engine(drain_seconds=drain) as engine:
+            group.start(client, engine)
+            await held.reached.wait()
+        go_on.set()
+    assert tuple(found) == expected(1)[: None if drain else len(found)]
+    assert len(found) >= 2

@@ -16,7 +16,15 @@ from triolet import EngineClosed, EngineStateError, RunnerCrashed, SyncEngine
 from triolet.actors.worker import Job
 from triolet.testing.sim import SimExecutor, SimWorker
 
-from .hosts import AsyncioHost, Bench, ask, crash, expected, query
+from .hosts import (
+    AsyncioHost,
+    Bench,
+    ask,
+    crash,
+    expected,
+    on_bench,
+    query,
+)
 from .threads import PATIENCE, SyncBench, loops
 
 pytestmark = pytest.mark.real_time
@@ -48,28 +56,24 @@ async def cell(shell: InteractiveShell, code: str) -> Any:
 # -- in IPython ------------------------------------------------------------------------------------------------------
 
 
-def test_an_engine_of_one_cell_is_used_in_others_and_closed_in_the_last(
+@on_bench
+async def test_an_engine_of_one_cell_is_used_in_others_and_closed_in_the_last(
     asyncio_bench: Bench, shell: InteractiveShell
 ) -> None:
-    async def main() -> None:
-        shell.user_ns |= {"engine": asyncio_bench.engine(), "query": query}
-        await cell(shell, "await engine.open()")
-        await cell(shell, "whole = await engine.generate(**query(1))")
-        await cell(
-            shell, "async with engine.stream(**query(2)) as deltas:\n    parts = [delta async for delta in deltas]"
-        )
-        shown = await cell(shell, "engine.statistics()")
-        assert "<th" in shown["text/html"]
-        assert "EngineStatistics(" in shown["text/plain"]
-        shown = await cell(shell, "engine")
-        assert "&lt;Engine of parts of its maker&#x27;s on sim: open&gt;" in shown["text/html"]
-        await cell(shell, "await engine.aclose()")
-        shown = await cell(shell, "engine")
-        assert shown == {"text/plain": "<Engine of parts of its maker's on sim: closed>"}
-        assert shell.user_ns["whole"].token_ids == expected(1)
-        assert tuple(token for part in shell.user_ns["parts"] for token in part.token_ids) == expected(2)
-
-    asyncio_bench.run(main)
+    shell.user_ns |= {"engine": asyncio_bench.engine(), "query": query}
+    await cell(shell, "await engine.open()")
+    await cell(shell, "whole = await engine.generate(**query(1))")
+    await cell(shell, "async with engine.stream(**query(2)) as deltas:\n    parts = [delta async for delta in deltas]")
+    shown = await cell(shell, "engine.statistics()")
+    assert "<th" in shown["text/html"]
+    assert "EngineStatistics(" in shown["text/plain"]
+    shown = await cell(shell, "engine")
+    assert "&lt;Engine of parts of its maker&#x27;s on sim: open&gt;" in shown["text/html"]
+    await cell(shell, "await engine.aclose()")
+    shown = await cell(shell, "engine")
+    assert shown == {"text/plain": "<Engine of parts of its maker's on sim: closed>"}
+    assert shell.user_ns["whole"].token_ids == expected(1)
+    assert tuple(token for part in shell.user_ns["parts"] for token in part.token_ids) == expected(2)
 
 
 def test_an_engine_of_threads_needs_no_await(shell: InteractiveShell) -> None:
@@ -131,49 +135,45 @@ def test_without_a_block_it_lives_on_asyncio_and_is_refused_on_trio(bench: Bench
     bench.run(main)
 
 
-def test_a_cancelled_aclose_ends_the_drain_and_not_the_order(asyncio_bench: Bench) -> None:
-    async def main() -> None:
-        held = asyncio_bench.hold(until_teardown=False)
-        closing, hurried = asyncio_bench.stage("intake closed"), asyncio_bench.stage("drain deadline")
-        engine = asyncio_bench.engine(drain_seconds=1e6)
+@on_bench
+async def test_a_cancelled_aclose_ends_the_drain_and_not_the_order(asyncio_bench: Bench) -> None:
+    held = asyncio_bench.hold(until_teardown=False)
+    closing, hurried = asyncio_bench.stage("intake closed"), asyncio_bench.stage("drain deadline")
+    engine = asyncio_bench.engine(drain_seconds=1e6)
 
-        async def refused() -> None:
-            with pytest.raises(EngineClosed):
-                await ask(engine, 1)
+    async def refused() -> None:
+        with pytest.raises(EngineClosed):
+            await ask(engine, 1)
 
-        await engine.open()
-        call = asyncio.create_task(refused())
-        await held.reached.wait()
-        ending = asyncio.create_task(engine.aclose())
-        await closing.wait()
-        ending.cancel()
-        await hurried.wait()
-        asyncio_bench.worker.end_hold(held)
-        await asyncio.wait([ending, call])
-        assert ending.cancelled()
-        assert not loops()
-
-    asyncio_bench.run(main)
+    await engine.open()
+    call = asyncio.create_task(refused())
+    await held.reached.wait()
+    ending = asyncio.create_task(engine.aclose())
+    await closing.wait()
+    ending.cancel()
+    await hurried.wait()
+    asyncio_bench.worker.end_hold(held)
+    await asyncio.wait([ending, call])
+    assert ending.cancelled()
+    assert not loops()
     assert asyncio_bench.outcomes() == ["aborted"]
 
 
-def test_a_crash_cancels_nobody(asyncio_bench: Bench) -> None:
+@on_bench
+async def test_a_crash_cancels_nobody(asyncio_bench: Bench) -> None:
     """Not even the task that opened the engine, though it still runs."""
     asyncio_bench.executor.fault = crash
 
-    async def main() -> None:
-        closed = asyncio_bench.stage("channels closed")
-        engine = asyncio_bench.engine()
-        await engine.open()
-        with pytest.raises(RunnerCrashed):
-            await ask(engine, 1)
-        await closed.wait()
-        for thread in loops():
-            thread.join(PATIENCE)
-        with pytest.raises(EngineStateError, match=r"closed: it failed \(RunnerCrashed: .*dead"):
-            await ask(engine, 1)
-        with pytest.raises(RunnerCrashed, match="dead"):
-            await engine.aclose()
+    closed = asyncio_bench.stage("channels closed")
+    engine = asyncio_bench.engine()
+    await engine.open()
+    with pytest.raises(RunnerCrashed):
+        await ask(engine, 1)
+    await closed.wait()
+    for thread in loops():
+        thread.join(PATIENCE)
+    with pytest.raises(EngineStateError, match=r"closed: it failed \(RunnerCrashed: .*dead"):
+        await ask(engine, 1)
+    with pytest.raises(RunnerCrashed, match="dead"):
         await engine.aclose()
-
-    asyncio_bench.run(main)
+    await engine.aclose()

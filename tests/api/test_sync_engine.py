@@ -39,7 +39,15 @@ from triolet.testing import make_checkpoint
 from triolet.testing.sim import SimExecutor
 
 from ..heap import assert_none, garbage
-from .hosts import AsyncioHost, SpeakingModel, audio, crash, query, release_is_stuck
+from .hosts import (
+    AsyncioHost,
+    SpeakingModel,
+    audio,
+    crash,
+    on_bench,
+    query,
+    release_is_stuck,
+)
 from .threads import PATIENCE, SyncBench, ask, loops, ours, read, until
 
 pytestmark = pytest.mark.real_time
@@ -66,6 +74,7 @@ def test_it_has_the_names_and_arguments_of_the_engine() -> None:
         assert "async " not in plain.__doc__
 
 
+@on_bench
 def test_a_live_session_is_fed_by_one_thread_and_read_by_another(bench: SyncBench) -> None:
     samples = load_audio(next(sample for sample in demo.samples() if sample.path.stem == "en-many").path)[:128_000]
 
@@ -74,17 +83,15 @@ def test_a_live_session_is_fed_by_one_thread_and_read_by_another(bench: SyncBenc
             session.feed(samples[start : start + 8_000])
         session.finish()
 
-    def main() -> None:
-        with bench.engine() as engine, ThreadPoolExecutor(1) as pool:
-            with engine.live(no_speech_threshold=None) as session:
-                fed = pool.submit(feed, session)
-                updates = list(session)
-                fed.result()
-            assert any(update.stable for update in updates)
-            assert updates[-1].ends_utterance
-
     bench.executor = SimExecutor(SpeakingModel())
-    bench.run(main)
+
+    with bench.engine() as engine, ThreadPoolExecutor(1) as pool:
+        with engine.live(no_speech_threshold=None) as session:
+            fed = pool.submit(feed, session)
+            updates = list(session)
+            fed.result()
+        assert any(update.stable for update in updates)
+        assert updates[-1].ends_utterance
 
 
 def test_vectors_come_as_they_are(tmp_path: Path) -> None:
@@ -100,65 +107,58 @@ def test_vectors_come_as_they_are(tmp_path: Path) -> None:
         np.testing.assert_allclose(engine.embed(asked), AsyncioHost().run(on_asyncio), rtol=1e-4)
 
 
+@on_bench
 def test_a_stream_that_is_read_without_its_block_says_how(bench: SyncBench) -> None:
-    def main() -> None:
-        with bench.engine() as engine:
-            for make in (lambda: engine.stream(**query(1)), engine.live, lambda: engine.stream_transcription(audio(1))):
-                with pytest.raises(EngineStateError, match=r"allowed: with engine\.\w+\(\.\.\.\) as parts: for part"):
-                    list(make())
-                with pytest.raises(EngineStateError, match="read before it was opened"):
-                    next(make())
-
-    bench.run(main)
+    with bench.engine() as engine:
+        for make in (lambda: engine.stream(**query(1)), engine.live, lambda: engine.stream_transcription(audio(1))):
+            with pytest.raises(EngineStateError, match=r"allowed: with engine\.\w+\(\.\.\.\) as parts: for part"):
+                list(make())
+            with pytest.raises(EngineStateError, match="read before it was opened"):
+                next(make())
 
 
 # -- open and close --------------------------------------------------------------------------------------------------
 
 
+@on_bench
 def test_it_is_opened_once_used_while_it_is_open_and_closed_again_and_again(bench: SyncBench) -> None:
-    def main() -> None:
-        engine = bench.engine()
-        assert repr(engine) == "<SyncEngine of parts of its maker's on auto: not entered yet>"
-        for use in (lambda: ask(engine, 1), engine.close, engine.statistics):
-            with pytest.raises(EngineStateError, match=r"not entered yet.*: with SyncEngine\(\.\.\.\) as engine"):
-                use()
+    engine = bench.engine()
+    assert repr(engine) == "<SyncEngine of parts of its maker's on auto: not entered yet>"
+    for use in (lambda: ask(engine, 1), engine.close, engine.statistics):
+        with pytest.raises(EngineStateError, match=r"not entered yet.*: with SyncEngine\(\.\.\.\) as engine"):
+            use()
+    engine.open()
+    with pytest.raises(EngineStateError, match="open; an engine is entered once"):
         engine.open()
-        with pytest.raises(EngineStateError, match="open; an engine is entered once"):
-            engine.open()
-        with pytest.raises(EngineStateError, match="open; an engine is entered once"), engine:
-            raise AssertionError("entered")
-        ask(engine, 1)
-        engine.close()
-        engine.close()
-        assert "closed" in repr(engine)
-        for use in (lambda: ask(engine, 1), lambda: read(engine, 1), engine.statistics, lambda: engine.model):
-            with pytest.raises(
-                EngineStateError, match=r"closed: its block has ended or close\(\) was called; open a new"
-            ):
-                use()
-
-    bench.run(main)
+    with pytest.raises(EngineStateError, match="open; an engine is entered once"), engine:
+        raise AssertionError("entered")
+    ask(engine, 1)
+    engine.close()
+    engine.close()
+    assert "closed" in repr(engine)
+    for use in (lambda: ask(engine, 1), lambda: read(engine, 1), engine.statistics, lambda: engine.model):
+        with pytest.raises(EngineStateError, match=r"closed: its block has ended or close\(\) was called; open a new"):
+            use()
 
 
+@on_bench
 def test_any_thread_may_close_it_and_those_that_wait_are_told(bench: SyncBench) -> None:
-    def main() -> None:
-        held = bench.hold()
-        with bench.engine() as engine, ThreadPoolExecutor(3) as pool:
+    held = bench.hold()
+    with bench.engine() as engine, ThreadPoolExecutor(3) as pool:
 
-            def close() -> None:
-                held.reached.wait()
-                engine.close(drain=0)
+        def close() -> None:
+            held.reached.wait()
+            engine.close(drain=0)
 
-            closing = [pool.submit(close) for _ in range(3)]
-            with pytest.raises(EngineClosed):
-                ask(engine, 1)
-            for one in closing:
-                one.result()
-            assert not loops()
-
-    bench.run(main)
+        closing = [pool.submit(close) for _ in range(3)]
+        with pytest.raises(EngineClosed):
+            ask(engine, 1)
+        for one in closing:
+            one.result()
+        assert not loops()
 
 
+@on_bench
 def test_it_may_be_closed_by_another_thread_the_moment_it_is_open(
     bench: SyncBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,16 +171,15 @@ def test_it_may_be_closed_by_another_thread_the_moment_it_is_open(
             pool.submit(engine.close).result()
         return False, None
 
-    def main() -> None:
-        monkeypatch.setattr(TrioThread, "open", slowly)
-        with engine, pytest.raises(EngineStateError, match="closed"):
-            ask(engine, 1)
-
     engine = bench.engine()
-    bench.run(main)
+
+    monkeypatch.setattr(TrioThread, "open", slowly)
+    with engine, pytest.raises(EngineStateError, match="closed"):
+        ask(engine, 1)
 
 
 @pytest.mark.parametrize("stuck", [False, True])
+@on_bench
 def test_an_engine_that_is_thrown_away_ends_and_the_hook_of_threads_hears_its_errors(
     bench: SyncBench, stuck: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,56 +188,49 @@ def test_an_engine_that_is_thrown_away_ends_and_the_hook_of_threads_hears_its_er
     if stuck:
         release_is_stuck(bench)
 
-    def main() -> None:
-        engine = bench.engine()
-        engine.open()
-        ask(engine, 1)
-        (thread,) = loops()
-        del engine
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-
-    bench.run(main)
+    engine = bench.engine()
+    engine.open()
+    ask(engine, 1)
+    (thread,) = loops()
+    del engine
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
     assert heard == [EngineTeardownError] * stuck
 
 
 # -- the engine fails ------------------------------------------------------------------------------------------------
 
 
+@on_bench
 def test_a_crash_ends_every_call_that_waits_and_leaves_the_block(bench: SyncBench) -> None:
     """The body goes on all the same: a thread cannot be cancelled."""
     bench.executor.fault = crash
 
-    def main() -> None:
-        def refused(number: int) -> None:
-            with pytest.raises(EngineError, match="dead"):
-                ask(engine, number)
+    def refused(number: int) -> None:
+        with pytest.raises(EngineError, match="dead"):
+            ask(engine, number)
 
-        with pytest.raises(RunnerCrashed, match="dead"), ThreadPoolExecutor(8) as pool:
-            held = bench.hold()
-            with bench.engine() as engine:
-                calls = [pool.submit(refused, number) for number in range(8)]
-                held.reached.wait()
-                until(lambda: engine.inside.pending == 8)
-                bench.worker.end_hold(held)
-                for call in calls:
-                    call.result()
-                until(lambda: not loops())
-                with pytest.raises(EngineStateError, match=r"closed: it failed \(RunnerCrashed: .*dead"):
-                    ask(engine, 1)
-
-    bench.run(main)
+    with pytest.raises(RunnerCrashed, match="dead"), ThreadPoolExecutor(8) as pool:
+        held = bench.hold()
+        with bench.engine() as engine:
+            calls = [pool.submit(refused, number) for number in range(8)]
+            held.reached.wait()
+            until(lambda: engine.inside.pending == 8)
+            bench.worker.end_hold(held)
+            for call in calls:
+                call.result()
+            until(lambda: not loops())
+            with pytest.raises(EngineStateError, match=r"closed: it failed \(RunnerCrashed: .*dead"):
+                ask(engine, 1)
 
 
+@on_bench
 def test_the_error_of_a_call_that_a_crash_ends_is_the_bodys_own(bench: SyncBench) -> None:
     bench.executor.fault = crash
 
-    def main() -> None:
-        with pytest.raises(RunnerCrashed, match="cannot go on") as caught, bench.engine() as engine:
-            ask(engine, 1)
-        assert "the engine's end failed too: RunnerCrashed" in caught.value.__notes__[0]
-
-    bench.run(main)
+    with pytest.raises(RunnerCrashed, match="cannot go on") as caught, bench.engine() as engine:
+        ask(engine, 1)
+    assert "the engine's end failed too: RunnerCrashed" in caught.value.__notes__[0]
 
 
 def test_whatever_part_fails_the_calls_that_wait_are_told_which(
@@ -256,23 +248,6 @@ def test_whatever_part_fails_the_calls_that_wait_are_told_which(
     with pytest.raises(RunnerCrashed, match="a bug"):
         engine.close()
     engine.close()
-
-
-def test_a_trio_loop_that_crashes_is_told_to_the_block_and_to_every_caller(bench: SyncBench) -> None:
-    """It would be a bug of ours or of trio's, and nobody could give the device back. Nobody must hang either."""
-
-    def refused(engine: SyncEngine) -> None:
-        with pytest.raises(EngineClosed):
-            ask(engine, 1)
-
-    held = bench.hold()
-    with pytest.raises(BaseException, match="internal error in Trio"), ThreadPoolExecutor(1) as pool:
-        with bench.engine() as engine:
-            call = pool.submit(refused, engine)
-            held.reached.wait()
-            bench.worker.crash_loop()
-            call.result()
-    assert not loops()
 
 
 # -- where nobody can wait -------------------------------------------------------------------------------------------
@@ -299,6 +274,7 @@ def test_an_observer_may_ask_for_statistics_and_for_nothing_that_waits(bench: Sy
     assert len(told) == 1
 
 
+@on_bench
 def test_blocks_that_the_collector_leaves_in_the_engines_own_thread_do_not_wait(bench: SyncBench) -> None:
     """It runs in any thread: generators that nobody closed end there."""
     opened: list[Any] = []
@@ -313,20 +289,19 @@ def test_blocks_that_the_collector_leaves_in_the_engines_own_thread_do_not_wait(
             opened.pop().close()
             bench.worker.end_hold(held)
 
-    def main() -> None:
-        with bench.engine(observer=observe) as engine:
-            generator = tokens(engine)
-            next(generator)
-            opened.append(generator)
-            del generator
-            ask(engine, 2)
-            assert not opened
-
     held = bench.hold(after=3)
-    bench.run(main)
+
+    with bench.engine(observer=observe) as engine:
+        generator = tokens(engine)
+        next(generator)
+        opened.append(generator)
+        del generator
+        ask(engine, 2)
+        assert not opened
     assert sorted(bench.outcomes()) == ["aborted", "finished"]
 
 
+@on_bench
 def test_an_engine_that_the_collector_ends_in_its_own_thread_ends(bench: SyncBench) -> None:
     opened: list[Any] = []
 
@@ -339,33 +314,27 @@ def test_an_engine_that_the_collector_ends_in_its_own_thread_ends(bench: SyncBen
         while opened and isinstance(event, events.RequestQueued):
             opened.pop().close()
 
-    def main() -> None:
-        generator = session()
-        engine = next(generator)
-        opened.append(generator)
-        (thread,) = loops()
-        with pytest.raises(EngineError):
-            ask(engine, 1)
-        del generator, engine
-        thread.join(PATIENCE)
-        assert not thread.is_alive()
-
-    bench.run(main)
+    generator = session()
+    engine = next(generator)
+    opened.append(generator)
+    (thread,) = loops()
+    with pytest.raises(EngineError):
+        ask(engine, 1)
+    del generator, engine
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
 
 
+@on_bench
 def test_in_a_fork_it_says_so(bench: SyncBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call would wait there for a thread that the fork does not have."""
-
-    def main() -> None:
-        with bench.engine() as engine:
-            with monkeypatch.context() as forked:
-                forked.setattr(os, "getpid", lambda: -1)
-                for use in (lambda: ask(engine, 1), lambda: read(engine, 1), engine.statistics):
-                    with pytest.raises(EngineStateError, match="in a fork of the process"):
-                        use()
-            ask(engine, 1)
-
-    bench.run(main)
+    with bench.engine() as engine:
+        with monkeypatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            for use in (lambda: ask(engine, 1), lambda: read(engine, 1), engine.statistics):
+                with pytest.raises(EngineStateError, match="in a fork of the process"):
+                    use()
+        ask(engine, 1)
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,10 @@ from triolet.api.hosts.thread_host import Interrupts, Wait
 
 from ..heap import assert_none, expected, garbage
 from . import hosts
-from .hosts import query
+from .hosts import (
+    on_bench,
+    query,
+)
 from .threads import END, PATIENCE, SyncBench, ask, loops, ours, press_after, press_in_a_callback, run_program, until
 
 pytestmark = pytest.mark.real_time
@@ -48,92 +51,84 @@ def waits() -> bool:
     return isinstance(signal.getsignal(signal.SIGINT), Interrupts)
 
 
+@on_bench
 def test_a_call_is_withdrawn_and_has_ended_when_the_interrupt_is_raised(
     bench: SyncBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine goes on."""
     ended: list[bool] = []
 
-    def main() -> None:
-        held = bench.hold()
-        with bench.engine() as engine:
-            generate = engine.inside.generate
+    held = bench.hold()
+    with bench.engine() as engine:
+        generate = engine.inside.generate
 
-            async def watched(*arguments: Any, **more: Any) -> Any:
-                try:
-                    return await generate(*arguments, **more)
-                finally:
-                    ended.append(True)
+        async def watched(*arguments: Any, **more: Any) -> Any:
+            try:
+                return await generate(*arguments, **more)
+            finally:
+                ended.append(True)
 
-            with monkeypatch.context() as patch:
-                patch.setattr(engine.inside, "generate", watched)
-                press_after(held.reached.wait)
-                with pytest.raises(KeyboardInterrupt):
-                    ask(engine, 1)
-                assert ended
-            bench.worker.end_hold(held)
-            ask(engine, 2)
-
-    bench.run(main)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.inside, "generate", watched)
+            press_after(held.reached.wait)
+            with pytest.raises(KeyboardInterrupt):
+                ask(engine, 1)
+            assert ended
+        bench.worker.end_hold(held)
+        ask(engine, 2)
     assert bench.outcomes() == ["aborted", "finished"]
 
 
+@on_bench
 def test_interrupts_while_it_closes_end_the_drain_and_not_the_order(bench: SyncBench) -> None:
-    def main() -> None:
-        held = bench.hold(until_teardown=False)
-        closing, hurried = bench.stage("intake closed"), bench.stage("drain deadline")
+    held = bench.hold(until_teardown=False)
+    closing, hurried = bench.stage("intake closed"), bench.stage("drain deadline")
 
-        def again() -> None:
-            for _ in range(3):
-                press_after(hurried.wait).join()
-            bench.worker.end_hold(held)
+    def again() -> None:
+        for _ in range(3):
+            press_after(hurried.wait).join()
+        bench.worker.end_hold(held)
 
-        def refused() -> None:
-            with pytest.raises(EngineClosed):
-                ask(engine, 1)
+    def refused() -> None:
+        with pytest.raises(EngineClosed):
+            ask(engine, 1)
 
-        with ThreadPoolExecutor(1) as pool:
-            with pytest.raises(KeyboardInterrupt), bench.engine(drain_seconds=1e6) as engine:
-                call = pool.submit(refused)
-                held.reached.wait()
-                pressing = press_after(closing.wait, again)
-            call.result()
-            pressing.join()
-        assert not bench.executor.is_open
-
-    bench.run(main)
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(KeyboardInterrupt), bench.engine(drain_seconds=1e6) as engine:
+            call = pool.submit(refused)
+            held.reached.wait()
+            pressing = press_after(closing.wait, again)
+        call.result()
+        pressing.join()
+    assert not bench.executor.is_open
     assert bench.outcomes() == ["aborted"]
 
 
+@on_bench
 def test_an_interrupt_while_it_loads_closes_what_was_opened(bench: SyncBench) -> None:
-    def main() -> None:
-        loading = bench.hold(Job.OPEN, until_teardown=False)
-        press_after(loading.reached.wait, lambda: bench.worker.end_hold(loading))
-        with pytest.raises(KeyboardInterrupt), bench.engine():
-            raise AssertionError("entered")
-
-    bench.run(main)
+    loading = bench.hold(Job.OPEN, until_teardown=False)
+    press_after(loading.reached.wait, lambda: bench.worker.end_hold(loading))
+    with pytest.raises(KeyboardInterrupt), bench.engine():
+        raise AssertionError("entered")
     assert bench.executor.calls == [Job.OPEN, Job.CLOSE]
 
 
+@on_bench
 def test_an_interrupt_in_a_stream_loses_none_of_it(bench: SyncBench) -> None:
-    def main() -> None:
-        held = bench.hold(after=3)
-        found: list[int] = []
+    held = bench.hold(after=3)
+    found: list[int] = []
 
-        def read_on() -> None:
-            for delta in deltas:
-                found.extend(delta.token_ids)
+    def read_on() -> None:
+        for delta in deltas:
+            found.extend(delta.token_ids)
 
-        with bench.engine() as engine, engine.stream(**query(1)) as deltas:
-            press_after(lambda: until(lambda: len(found) == 3 and waits()))
-            with pytest.raises(KeyboardInterrupt):
-                read_on()
-            bench.worker.end_hold(held)
+    with bench.engine() as engine, engine.stream(**query(1)) as deltas:
+        press_after(lambda: until(lambda: len(found) == 3 and waits()))
+        with pytest.raises(KeyboardInterrupt):
             read_on()
-        assert tuple(found) == hosts.expected(1)
-
-    bench.run(main)
+        bench.worker.end_hold(held)
+        read_on()
+    assert tuple(found) == hosts.expected(1)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["pool inside", "pool outside"])
@@ -185,6 +180,7 @@ def test_an_interrupt_of_a_thousand_requests_gives_everything_back(bench: SyncBe
     assert inside == (set(outcomes) == {"answered"})
 
 
+@on_bench
 def test_another_handler_that_raises_is_treated_alike(bench: SyncBench) -> None:
     """The handler may be one for an alarm, or that of another library's loop."""
 
@@ -206,23 +202,21 @@ def test_another_handler_that_raises_is_treated_alike(bench: SyncBench) -> None:
             if heard.get():
                 return
 
-    def main() -> None:
-        signal.signal(signal.SIGINT, alarm)
-        with ThreadPoolExecutor(1) as pool:
-            pressing = pool.submit(press_until_it_sleeps)
-            with pytest.raises(Alarm), bench.engine(drain_seconds=1e6) as engine:
-                ask(engine, 1)
-            pressing.result()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
     held = bench.hold()
     heard: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
-    bench.run(main)
+    signal.signal(signal.SIGINT, alarm)
+    with ThreadPoolExecutor(1) as pool:
+        pressing = pool.submit(press_until_it_sleeps)
+        with pytest.raises(Alarm), bench.engine(drain_seconds=1e6) as engine:
+            ask(engine, 1)
+        pressing.result()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     assert bench.outcomes() == ["aborted"]
 
 
 @pytest.mark.parametrize("closing", [False, True])
+@on_bench
 def test_what_another_handler_raises_between_two_waits_withdraws_the_call_or_ends_the_engine(
     bench: SyncBench, monkeypatch: pytest.MonkeyPatch, closing: bool
 ) -> None:
@@ -232,22 +226,19 @@ def test_what_another_handler_raises_between_two_waits_withdraws_the_call_or_end
         monkeypatch.undo()
         raise KeyError("mine")
 
-    def main() -> None:
-        bench.hold()
-        engine = bench.engine()
-        engine.open()
-        monkeypatch.setattr(Interrupts, "wait", interrupted)
-        with pytest.raises(KeyError, match="mine"):
-            if closing:
-                engine.close()
-            else:
-                ask(engine, 1)
-        if not closing:
-            until(lambda: engine.inside.pending == 0)
+    bench.hold()
+    engine = bench.engine()
+    engine.open()
+    monkeypatch.setattr(Interrupts, "wait", interrupted)
+    with pytest.raises(KeyError, match="mine"):
+        if closing:
             engine.close()
-        until(lambda: not loops())
-
-    bench.run(main)
+        else:
+            ask(engine, 1)
+    if not closing:
+        until(lambda: engine.inside.pending == 0)
+        engine.close()
+    until(lambda: not loops())
     assert set(bench.outcomes()) <= {"aborted"}
 
 
@@ -261,6 +252,7 @@ def test_an_interrupt_that_nothing_waits_for_is_raised_at_the_end() -> None:
     assert isinstance(caught.value.__context__, KeyError)
 
 
+@on_bench
 def test_an_interrupt_that_python_would_lose_is_heard_in_a_call(
     bench: SyncBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,13 +265,11 @@ def test_an_interrupt_that_python_would_lose_is_heard_in_a_call(
         press_in_a_callback()
         sleep(self, bell, wait)
 
-    def main() -> None:
-        with pytest.raises(KeyboardInterrupt), bench.engine() as engine:
-            monkeypatch.setattr(Interrupts, "_sleep", pressed)
-            ask(engine, 1)
-
     held = bench.hold()
-    bench.run(main)
+
+    with pytest.raises(KeyboardInterrupt), bench.engine() as engine:
+        monkeypatch.setattr(Interrupts, "_sleep", pressed)
+        ask(engine, 1)
     assert bench.outcomes() == ["aborted"]
 
 
