@@ -12,7 +12,6 @@ from attrs import define, field
 from ...core.errors import InvalidRequest, UnsupportedAudio
 from .decoding import Part, open_decoder
 from .sources import (
-    ArraySource,
     AudioSource,
     Samples,
     array_source,
@@ -91,7 +90,8 @@ def open_blocks(source: AudioSource, sampling_rate: int) -> Blocks:
     if array is not None:
         check_all(array.samples, "the array")
         rate = array.rate or sampling_rate
-        mono = _mono(_array_parts(array, rate), "the array", sampling_rate)
+        parts = ((rate, array.part(start, start + rate)[:, None]) for start in range(0, len(array.samples), rate))
+        mono = _mono(parts, "the array", sampling_rate)
         return Blocks(mono, ExitStack(), sampling_rate, "the array", len(array.samples) / rate)
     with ExitStack() as stack:
         file, name = stack.enter_context(opened(source))
@@ -106,11 +106,6 @@ def open_blocks(source: AudioSource, sampling_rate: int) -> Blocks:
 def unreadable(name: str, error: OSError) -> InvalidRequest:
     """The error of a file whose device fails."""
     return InvalidRequest(f"{name} cannot be read ({error}); allowed: a readable audio file")
-
-
-def _array_parts(array: ArraySource, rate: int) -> Iterator[Part]:
-    for start in range(0, len(array.samples), rate):
-        yield rate, array.part(start, start + rate)[:, None]
 
 
 def _mono(parts: Iterator[Part], name: str, sampling_rate: int) -> Generator[Samples, None, None]:

@@ -141,8 +141,10 @@ class BytesFile(io.BytesIO):
 def opened(source: Any) -> Iterator[tuple[IO[bytes], str]]:
     """A seekable binary file with the whole source, and its name for messages."""
     if isinstance(source, str | os.PathLike):
-        with _open_path(source) as (file, name):
-            yield file, name
+        name = source.name if isinstance(source, NamedPath) else repr(os.fspath(source))
+        with _open_path(source, name) as file:
+            is_seekable = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            yield file if is_seekable else BytesFile(_read_all(file)), name
     elif isinstance(source, bytes | bytearray | memoryview):
         yield BytesFile(source), "the audio given as bytes"
     elif hasattr(source, "read"):
@@ -151,21 +153,14 @@ def opened(source: Any) -> Iterator[tuple[IO[bytes], str]]:
         raise InvalidRequest(f"audio given as {type_name(source)}; allowed: {_ALLOWED}")
 
 
-@contextlib.contextmanager
-def _open_path(source: str | os.PathLike[str]) -> Iterator[tuple[IO[bytes], str]]:
-    name = source.name if isinstance(source, NamedPath) else repr(os.fspath(source))
+def _open_path(source: str | os.PathLike[str], name: str) -> IO[bytes]:
     try:
-        file = open(source, "rb", buffering=0)  # noqa: SIM115  (libsndfile reads from the descriptor: nothing may read ahead)
+        return open(source, "rb", buffering=0)  # libsndfile reads from the descriptor: nothing may read ahead
     except FileNotFoundError as error:
         hint = " (URLs are not fetched: download it first)" if "://" in name else ""
         raise InvalidRequest(f"the path {name} does not exist{hint}; allowed: {_ALLOWED}") from error
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"the path {name} cannot be opened ({error}); allowed: a readable audio file") from error
-    with file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            yield file, name
-        else:
-            yield BytesFile(_read_all(file)), name
 
 
 def _read_all(file: Any) -> bytes:

@@ -28,7 +28,13 @@ def read_chunk(chunk: Any, rate: int) -> ArraySource:
             infinite or beyond full scale.
     """
     if isinstance(chunk, bytes | bytearray | memoryview):
-        return ArraySource(_int16(chunk), rate)
+        count = memoryview(chunk).nbytes
+        if count % 2:
+            raise InvalidRequest(
+                f"a chunk of {count} bytes; allowed: an even number, int16 samples of 2 bytes each. Keep an odd last "
+                "byte for the next chunk"
+            )
+        return ArraySource(np.frombuffer(chunk, "<i2"), rate)
     found = array_source(chunk, "a chunk", int16=True)
     if found is None:
         raise InvalidRequest(f"a chunk given as {type_name(chunk)}; allowed: {_ALLOWED}")
@@ -40,16 +46,6 @@ def read_chunk(chunk: Any, rate: int) -> ArraySource:
     if found.samples.dtype.kind == "f":
         check_values(found.samples, "a chunk", InvalidRequest, most=MAX_PEAK)
     return found
-
-
-def _int16(data: bytes | bytearray | memoryview) -> Any:
-    count = memoryview(data).nbytes
-    if count % 2:
-        raise InvalidRequest(
-            f"a chunk of {count} bytes; allowed: an even number, int16 samples of 2 bytes each. Keep an odd last byte "
-            "for the next chunk"
-        )
-    return np.frombuffer(data, "<i2")
 
 
 @define(eq=False)

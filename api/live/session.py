@@ -281,26 +281,22 @@ class LiveTranscription:
         words, provisional = heard.words, self._reader.provisional
         is_news = words or provisional != (self._shown or "")
         if is_news or (ends and self._shown is not None):
-            self._put(
-                LiveText(
-                    utterance=self._utterance,
-                    stable="".join(word.text for word in words),
-                    provisional=provisional,
-                    words=words,
-                    start=words[0].start if words else None,
-                    end=words[-1].end if words else None,
-                    position=self._position,
-                    language=self._reader.language,
-                    ends_utterance=ends,
-                )
+            update = LiveText(
+                utterance=self._utterance,
+                stable="".join(word.text for word in words),
+                provisional=provisional,
+                words=words,
+                start=words[0].start if words else None,
+                end=words[-1].end if words else None,
+                position=self._position,
+                language=self._reader.language,
+                ends_utterance=ends,
             )
+            if self._updates and self._updates[-1].utterance == update.utterance:
+                update = self._updates.pop().followed_by(update)
+            self._updates.append(update)
             self._shown = provisional
+            self._bell.ring()
         if ends and self._shown is not None:
             self._utterance += 1
             self._shown = None
-
-    def _put(self, update: LiveText) -> None:
-        if self._updates and self._updates[-1].utterance == update.utterance:
-            update = self._updates.pop().followed_by(update)
-        self._updates.append(update)
-        self._bell.ring()

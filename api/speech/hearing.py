@@ -25,6 +25,7 @@ class Hearing:
 
     Attributes:
         ended: the recording is heard to its end.
+        heard: the samples before this one were heard.
 
     Args:
         recording: an open one.
@@ -46,7 +47,7 @@ class Hearing:
         self._listener: Listener | None = None
         self._decides = SpeechSpans(rules, detector.sampling_rate, detector.frame_samples)
         self._final: list[SpeechSpan] = []
-        self._heard = 0  # samples
+        self.heard = 0
         self._hearing = trio.Lock()
 
     @property
@@ -56,37 +57,32 @@ class Hearing:
         return self._final if last is None else [*self._final, last]
 
     @property
-    def heard(self) -> int:
-        """The samples before this one were heard."""
-        return self._heard
-
-    @property
     def settled(self) -> int:
         """The spans before this sample are known, and will not change."""
-        return self._heard if self.ended else self._decides.settled
+        return self.heard if self.ended else self._decides.settled
 
     def skip(self, before: int) -> None:
         """Nobody needs the samples before ``before``: the recording forgets them."""
-        self._recording.forget(min(before, self._heard))
+        self._recording.forget(min(before, self.heard))
 
     async def hear(self, until: int) -> None:
         """Hears the recording up to sample ``until`` or to its end."""
-        while self._heard < until and not self.ended:
+        while self.heard < until and not self.ended:
             await self._hear_on()
 
     @trio.lowlevel.enable_ki_protection  # between the listener's answer and what is made of it nothing may be lost
     async def _hear_on(self) -> None:
         """Hears the next seconds, or that there are none."""
-        known = self._heard
+        known = self.heard
         async with self._hearing:
-            if self._heard != known or self.ended:
+            if self.heard != known or self.ended:
                 return  # another task has heard them
-            samples = await self._recording.window(self._heard, _SECONDS_AT_ONCE * self._detector.sampling_rate)
+            samples = await self._recording.window(self.heard, _SECONDS_AT_ONCE * self._detector.sampling_rate)
             probabilities = await run_in_thread(partial(self._ask, samples))
-            self._heard += len(samples)
+            self.heard += len(samples)
             found = self._decides.hear(probabilities.tolist())
             if not len(samples):
-                found += self._decides.end(self._heard)
+                found += self._decides.end(self.heard)
                 self.ended = True
             self._final += found
 
@@ -95,9 +91,9 @@ class Hearing:
             self._listener = self._detector.listen()
         answer = np.asarray(self._listener.hear(samples) if len(samples) else self._listener.end())
         frame = self._detector.frame_samples
-        due = (self._heard + len(samples)) // frame - self._decides.frames
+        due = (self.heard + len(samples)) // frame - self._decides.frames
         if not len(samples):
-            due = -(-self._heard // frame) - self._decides.frames
+            due = -(-self.heard // frame) - self._decides.frames
         if answer.shape != (due,) or answer.dtype.kind != "f" or not ((answer >= 0) & (answer <= 1)).all():
             raise InvalidRequest(
                 f"voice activity answered with {answer.dtype} of shape {answer.shape}; allowed: {due} probabilities "

@@ -60,12 +60,6 @@ class Silero:
                 self._weights = _Weights.read(_find())
             return SileroListener(self._weights, self.within)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the weights in memory; 0 before anybody has listened and after `release`."""
-        weights = self._weights
-        return 0 if weights is None else weights.nbytes
-
     def release(self) -> None:
         """Drops the weights; who listens still keeps them to its end."""
         self._weights = None
@@ -131,11 +125,6 @@ class _Weights:
             output=tensors["final_conv.weight"][0, :, 0].copy(),
             output_bias=float(tensors["final_conv.bias"][0]),
         )
-
-    @property
-    def nbytes(self) -> int:
-        arrays = [self.cosine, self.sine, self.input, self.recurrent, self.bias, self.output]
-        return sum(array.nbytes for array in (*arrays, *(one for pair in self.convolutions for one in pair)))
 
 
 def _taps(weight: Array) -> Array:

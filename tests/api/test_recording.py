@@ -471,7 +471,7 @@ async def test_a_recording_leaves_no_garbage(no_collector: None) -> None:
 def left_over() -> list[str]:
     """What decodes, or tells that it could not, and is still alive."""
     kinds = (Recording, Blocks, Decoding, UnsupportedAudio, InvalidRequest, soundfile.LibsndfileError)
-    named = {"_mono", "_soundfile_parts", "_gathered", "_ffmpeg_parts", "_array_parts"}
+    named = {"_mono", "_soundfile_parts", "_gathered", "_ffmpeg_parts"}
     return [
         repr(one)
         for one in gc.get_objects()
