@@ -3,7 +3,7 @@ each beam. No network knows of beams."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from attrs import evolve
 
@@ -30,14 +30,8 @@ def check_chunk(part: Chunk, record: Record, parts: Parts) -> None:
         _check_pages(parts.paged, part, record.search)
     slots = 0 if parts.cross is None else parts.cross.slots
     assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
-    assert not part.samples or end == known or is_over(record), (
-        f"sequence {part.sequence_id}: samples at {end} of {known} tokens"
-    )
-
-
-def is_over(record: Record) -> bool:
-    """True if the sequence is a search that is done: steps planned before that was known feed nothing of it."""
-    return record.search is not None and record.search.state.done
+    over = record.search is not None and record.search.state.done  # steps planned before that was known feed nothing
+    assert not part.samples or end == known or over, f"sequence {part.sequence_id}: samples at {end} of {known} tokens"
 
 
 def _known(record: Record) -> int:
@@ -60,36 +54,24 @@ def _check_pages(paged: PagedKV | StagedKV, part: Chunk, search: Search | None) 
     assert known, f"sequence {part.sequence_id}: pages of {paged.pages} are unknown"
 
 
-def spread(feed: Feed) -> tuple[list[Feed], tuple[Copy, ...]]:
-    """The feeds of one chunk, one for each beam of a search; and the pages to copy before they are fed."""
-    part, search = feed.part, feed.record.search
-    if search is None:
-        return [feed], ()
-    if part.start < search.prompt_length:
-        read = evolve(part, page_table=prompt_pages(part.page_table, search.pages.shared))
-        return [Feed(part=read, record=feed.record)], ()
-    if search.state.done:
-        return [], ()
-    copies = search.pages.enter(part.start, part.page_table)
-    return list(_beams(feed, search)), copies
-
-
-def _beams(feed: Feed, search: Search) -> Iterator[Feed]:
-    part, record = feed.part, feed.record
-    for index, beam in enumerate(search.state.beams):
-        own = evolve(part, page_table=search.pages.table(index, part.page_table), beams=1)
-        tokens = [*record.tokens, *beam.token_ids]
-        yield Feed(part=own, record=Record(record.start, tokens, notes=record.notes, search=search))
-
-
 def spread_all(feeds: Sequence[Feed]) -> tuple[list[Feed], list[range], list[Copy]]:
-    """Does `spread` for the chunks of a step: all feeds, which of them are each chunk's, and the pages to copy."""
+    """The feeds of a step's chunks, one for each beam of a search; which of them are each chunk's; and the pages that
+    are copied before."""
     every: list[Feed] = []
     owned: list[range] = []
     copies: list[Copy] = []
     for feed in feeds:
-        own, needed = spread(feed)
-        owned.append(range(len(every), len(every) + len(own)))
-        every += own
-        copies += needed
+        part, record, search, first = feed.part, feed.record, feed.record.search, len(every)
+        if search is None:
+            every.append(feed)
+        elif part.start < search.prompt_length:
+            read = evolve(part, page_table=prompt_pages(part.page_table, search.pages.shared))
+            every.append(Feed(part=read, record=record))
+        elif not search.state.done:
+            copies += search.pages.enter(part.start, part.page_table)
+            for index, beam in enumerate(search.state.beams):
+                own = evolve(part, page_table=search.pages.table(index, part.page_table), beams=1)
+                tokens = [*record.tokens, *beam.token_ids]
+                every.append(Feed(part=own, record=Record(record.start, tokens, notes=record.notes, search=search)))
+        owned.append(range(first, len(every)))
     return every, owned, copies

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
@@ -27,23 +28,21 @@ from ..core.frames import clear_frames
 from ..core.model import ModelDescription
 from ..core.plan import Chunk, DeviceMemory, LentOutput, SampledToken, StepPlan, StepResult
 from ..core.request import EncoderItem
-from .blueprints.blueprint import AnyModel, Blueprint, Own, Parts
+from .blueprints.blueprint import AnyModel, Blueprint, Parts
 from .blueprints.read import Blueprints
 from .checkpoints.whisper_tokenizer import whole_tokenizer
 from .chunks import check_chunk, spread_all
 from .device_calls import device_call, device_errors
-from .launch.pipeline import StagedKV
 from .machine.host import choose_threads
 from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs, check_lent, from_host, to_host
-from .memory.kv import PagedKV
-from .memory.resources import AnyHolder, ReleaseReport, ResourceStack
+from .memory.resources import ReleaseReport, ResourceStack
 from .networks.network import Feed, Network, Record
 from .sampler import Sampler
 from .sampling.beams import Search
 from .sampling.logits import RuleMasks
 from .sampling.structure import Grammars
-from .speculation import DraftModelProposer, LookupProposer, Proposer
+from .speculation import DraftModelProposer, LookupProposer
 
 _HOST = torch.device("cpu")
 
@@ -74,7 +73,7 @@ class _Open:
     masks: RuleMasks
     grammars: Grammars
     sampler: Sampler
-    proposer: Proposer | None
+    proposer: LookupProposer | DraftModelProposer | None
 
     @property
     def all_parts(self) -> tuple[Parts, ...]:
@@ -184,7 +183,10 @@ class TorchExecutor:
         self._stack.callback("grammars", grammars.release)
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
-        own_drafts = partial(_own_as_draft, own)
+
+        def own_drafts(owner: str, holder: Any) -> Any:
+            return own(f"draft_{owner}", holder)
+
         model = own("weights", loads[0]())
         draft_model = own_drafts("weights", loads[1]()) if blueprints.draft is not None else None
         trim()  # of what loading left, before what is free is asked
@@ -222,7 +224,7 @@ class TorchExecutor:
 
     def _proposer(
         self, blueprints: Blueprints, sampler: Sampler, draft: Parts | None, outputs: EncoderOutputs
-    ) -> Proposer | None:
+    ) -> LookupProposer | DraftModelProposer | None:
         speculation = self.config.speculation_for(blueprints.kind, self._device)
         if speculation is None:
             return None
@@ -371,7 +373,7 @@ class TorchExecutor:
             guide = now.grammars.guide(start.sampling.structure, start.token_ids[start.prompt_length :])
             record = self._records[start.sequence_id] = Record(start, list(start.token_ids), guide)
             if start.sampling.beam_size > 1 and not start.reads_only:
-                record.search = Search.of(start, _paged(now.main).page_size)
+                record.search = Search.of(start, self.config.page_size)
             now.main.network.start(record)
             if now.proposer is not None and not start.reads_only:
                 now.proposer.start(record)
@@ -476,24 +478,9 @@ class TorchExecutor:
         return self._open
 
 
-def _own_as_draft(own: Own, owner: str, holder: AnyHolder) -> AnyHolder:
-    """Takes over ``holder`` in the name of the draft model."""
-    return own(f"draft_{owner}", holder)
-
-
 def _encode(network: Network, jobs: tuple[EncoderItem, ...]) -> Sequence[Tensor]:
     encoded = network.encode(jobs)
-    finite = map(_is_finite, encoded)
-    broken = [job.key for job, good in zip(jobs, finite, strict=True) if not good]
+    broken = [job.key for job, output in zip(jobs, encoded, strict=True) if not output.isfinite().all()]
     if broken:
         raise EncodeFailed(f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity")
     return encoded
-
-
-def _is_finite(output: Tensor) -> bool:
-    return bool(output.isfinite().all())
-
-
-def _paged(parts: Parts) -> PagedKV | StagedKV:
-    assert parts.paged is not None, "a model without pages generates nothing"
-    return parts.paged

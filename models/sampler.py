@@ -18,8 +18,9 @@ from ..core.beam_pages import Copy
 from ..core.errors import EngineError
 from ..core.plan import SampledToken
 from .launch.pipeline import StagedKV
+from .memory.encoder_outputs import EncoderOutputs
 from .memory.kv import PagedKV
-from .networks.network import Feed, Network, Outputs, Record
+from .networks.network import Feed, Network
 from .sampling.answers import Answers, Asked, answer, answers_of, draws_of
 from .sampling.beams import Search
 from .sampling.logits import RuleMasks, SamplerInput
@@ -43,7 +44,7 @@ class Sampler:
 
     network: Network
     paged: PagedKV | StagedKV | None  # its pages
-    outputs: Outputs
+    outputs: EncoderOutputs
     masks: RuleMasks
     eos_token_ids: tuple[int, ...]
 
@@ -78,7 +79,11 @@ class Sampler:
             ],
             beams=[self._of(feed, 0) for feed in beams],
             searches=owners,
-            probes=[(row, _asked_tokens(feeds[index].record)) for index, row in wanted.probes.items()],
+            probes=[
+                (row, probe.token_ids)
+                for index, row in wanted.probes.items()
+                if (probe := feeds[index].record.start.probe)
+            ],
         )
         answers = self._answer(feeds, wanted.rows, asked, copies)
         sampled = {
@@ -156,8 +161,3 @@ def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
         if not shared:
             wanted.rows.append(place)
     return wanted
-
-
-def _asked_tokens(record: Record) -> tuple[int, ...]:
-    assert record.start.probe is not None, "only a sequence with a probe is probed"
-    return record.start.probe.token_ids

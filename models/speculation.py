@@ -2,29 +2,21 @@
 
 A proposer sees every chunk of every step, also those that sample nothing, so that a draft model's KV is always as long
 as the model's own. The draft model's KV lies in pages of the same numbers, in a pool of its own: what the planner knows
-of a page, its content included, is true of both pools."""
+of a page, its content included, is true of both pools.
+
+Both have ``start``, which takes a sequence before its first chunk, and ``propose``, which returns for each chunk of a
+step up to ``draft_tokens`` tokens that may follow it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from attrs import evolve, frozen
 
 from ..core.plan import Chunk
-from .networks.network import Feed, Network, Record
+from .networks.network import Feed, Record
 from .sampler import Sampler, is_token
 from .sampling.lookup import Lookup
-
-
-class Proposer(Protocol):
-    """Proposes draft tokens."""
-
-    def start(self, record: Record) -> None:
-        """Takes a sequence before its first chunk."""
-
-    def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
-        """Returns for each chunk of a step up to ``draft_tokens`` tokens that may follow it."""
 
 
 @frozen(kw_only=True)
@@ -48,14 +40,11 @@ class LookupProposer:
         for feed in feeds:
             if feed.record.lookup is not None:
                 feed.record.lookup.learn(feed.record.tokens, share)
-        return [self._one(feed) for feed in feeds]
-
-    @staticmethod
-    def _one(feed: Feed) -> tuple[int, ...]:
-        lookup = feed.record.lookup
-        if not feed.part.draft_tokens or lookup is None:
-            return ()
-        return clipped(feed.record, lookup.propose(feed.record.tokens, feed.part.draft_tokens))
+        proposed = list[tuple[int, ...]]()
+        for feed in feeds:
+            count, lookup, tokens = feed.part.draft_tokens, feed.record.lookup, feed.record.tokens
+            proposed.append(clipped(feed.record, lookup.propose(tokens, count)) if count and lookup is not None else ())
+        return proposed
 
 
 @frozen(kw_only=True, eq=False)
@@ -65,19 +54,18 @@ class DraftModelProposer:
 
     sampler: Sampler
 
-    @property
-    def network(self) -> Network:
-        """The smaller model."""
-        return self.sampler.network
-
     def start(self, record: Record) -> None:
         start = evolve(record.start, placeholders=(), probe=None)  # it reads text, or the audio of its own encoder
         record.twin = Record(start, record.tokens, record.guide)
-        self.network.start(record.twin)
+        self.sampler.network.start(record.twin)
 
     def propose(self, feeds: Sequence[Feed]) -> list[tuple[int, ...]]:
         proposed: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(feeds)), ())
-        now = {index: _twin(feed) for index, feed in enumerate(feeds) if self._can_read(feed)}
+        now = {}
+        for index, feed in enumerate(feeds):
+            part, twin = feed.part, feed.record.twin
+            if twin is not None and part.start + part.length + part.draft_tokens <= self.sampler.network.positions:
+                now[index] = Feed(part=evolve(part, samples=part.draft_tokens > 0), record=twin)
         while now:
             sampled = self.sampler.try_sample(list(now.values()))
             for index, one in zip(now, sampled, strict=True):
@@ -87,20 +75,10 @@ class DraftModelProposer:
             now = {index: _next(feeds[index], proposed[index]) for index in unread}
         return list(proposed.values())
 
-    def _can_read(self, feed: Feed) -> bool:
-        part = feed.part
-        return feed.record.twin is not None and part.start + part.length + part.draft_tokens <= self.network.positions
-
 
 def _read(feed: Feed, last: Feed) -> int:
     """The number of draft tokens that the smaller model has read after ``last``. It reads all, the last one too."""
     return last.part.start + last.part.length - feed.part.start - feed.part.length
-
-
-def _twin(feed: Feed) -> Feed:
-    """The chunk for the smaller model, which samples if draft tokens are wanted."""
-    assert feed.record.twin is not None, "a sequence that has been started has a twin"
-    return Feed(part=evolve(feed.part, samples=feed.part.draft_tokens > 0), record=feed.record.twin)
 
 
 def _next(feed: Feed, proposed: tuple[int, ...]) -> Feed:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from torch import Tensor, nn
 
 from ...core.errors import CheckpointError, InvalidRequest
-from ..checkpoints.loading import apart, load_part, place_of, processor_template
+from ..checkpoints.loading import apart, load_part, place_of
 from .family import Family
-from .prompts import MediaPreparer, Read
+from .prompts import Read
 
 
 @frozen
@@ -22,6 +22,7 @@ class QwenAudio(Family):
     """Qwen2-Audio: a window of up to 30 seconds becomes one embedding for each 40 ms."""
 
     architecture: str = "Qwen2AudioForConditionalGeneration"
+    medium: str = "audio"
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """One batch of whole windows; what follows the end of each is hidden from it and cut off."""
@@ -47,9 +48,7 @@ class QwenAudio(Family):
         )
         return mask
 
-    def preparer(
-        self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
-    ) -> MediaPreparer:
+    def processor(self, folder: Path, config: Any) -> Any:
         extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
         wanted = 2 * config.audio_config.max_source_positions
         if extractor.nb_max_frames != wanted:
@@ -57,50 +56,33 @@ class QwenAudio(Family):
                 f"the feature extractor of {folder} makes {extractor.nb_max_frames} frames; "
                 f"config.json asks for {wanted}"
             )
-        reader = _AudioReader(
-            extractor=extractor,
-            sampling_rate=extractor.sampling_rate,
-            token=tokenizer.convert_ids_to_tokens(config.audio_token_id),
-        )
-        return MediaPreparer.reading(
-            tokenizer,
-            reader,
-            placeholder_id=config.audio_token_id,
-            identity=(identity, config.model_type, str(dtype), extractor.to_json_string()),
-            embedding_bytes=hidden * dtype.itemsize,
-            chat_template=processor_template(folder) or self._template(extractor, tokenizer),
-            around=_around(tokenizer),
-        )
+        return extractor
 
-    def _template(self, extractor: Any, tokenizer: Any) -> str | None:
+    def template(self, processor: Any, tokenizer: Any) -> str | None:
         """The template that transformers' processor has for checkpoints without one."""
         from transformers import Qwen2AudioProcessor
 
         if tokenizer.chat_template:
             return None
         make: Any = Qwen2AudioProcessor  # untyped there
-        template: str = make(extractor, tokenizer).chat_template
+        template: str = make(processor, tokenizer).chat_template
         return template
 
+    def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
+        """The tokens that its processor knows by these names alone."""
+        known = tokenizer.get_vocab()
+        begin, end = (text if text in known else "" for text in ("<|audio_bos|>", "<|audio_eos|>"))
+        return begin, end
 
-def _around(tokenizer: Any) -> tuple[str, str]:
-    """The tokens that its processor knows by these names alone."""
-    known = tokenizer.get_vocab()
-    begin, end = (text if text in known else "" for text in ("<|audio_bos|>", "<|audio_eos|>"))
-    return begin, end
-
-
-@frozen(kw_only=True)
-class _AudioReader:
-    extractor: Any = field(repr=False)  # transformers' feature extractor
-    token: str
-    sampling_rate: int
-    medium: str = "audio"
-
-    def read(self, item: Any) -> Read:
-        outputs = self.extractor(
-            [self._checked(item)],
-            sampling_rate=self.sampling_rate,
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+        if not 1 <= len(item) <= processor.n_samples:
+            raise InvalidRequest(
+                f"{len(item)} samples; allowed: float32 samples at {processor.sampling_rate} Hz, 1 to "
+                f"{processor.n_samples} of them. Cut it into windows, one placeholder each"
+            )
+        outputs = processor(
+            [item],
+            sampling_rate=processor.sampling_rate,
             padding="max_length",
             return_attention_mask=True,
             return_tensors="pt",
@@ -111,12 +93,6 @@ class _AudioReader:
             raise InvalidRequest(f"{len(item)} samples, too few for one embedding; allowed: 40 ms or more")
         return Read(
             payload={"input_features": outputs["input_features"][0], "frames": frames},
-            text=self.token * embeddings,
+            text=token * embeddings,
             embeddings=embeddings,
         )
-
-    def _checked(self, item: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        allowed = f"float32 samples at {self.sampling_rate} Hz, 1 to {self.extractor.n_samples} of them"
-        if not 1 <= len(item) <= self.extractor.n_samples:
-            raise InvalidRequest(f"{len(item)} samples; allowed: {allowed}. Cut it into windows, one placeholder each")
-        return item

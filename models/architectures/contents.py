@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from ...core.errors import InvalidRequest
-from ...core.tools import Tool
 from .conversations import Rendered, render
 
 Message = Mapping[str, Any]
@@ -20,46 +19,17 @@ _Write = Callable[[Sequence[Message]], Rendered]
 """Gives messages to the template."""
 
 
-def render_texts(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    *,
-    tools: Sequence[Tool] = (),
-    options: Mapping[str, Any] | None = None,
-) -> Rendered:
+def render_texts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> Rendered:
     """Renders ``messages`` that hold texts alone by the tokenizer's chat template. Parts of text are joined by
-    line ends, since templates of text models want texts; the few that refuse texts get parts. See `render`.
-
-    Raises:
-        InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
-    """
-    write = partial(render, tokenizer, tools=tools, options=options)
-    try:
-        return write(_joined(messages))
-    except InvalidRequest as error:
-        try:
-            return write(_parted(messages))
-        except InvalidRequest:
-            raise error from error.__cause__
+    line ends, since templates of text models want texts; the few that refuse texts get parts. ``options`` and errors
+    are those of `render`."""
+    return _fullest(partial(render, tokenizer, **options), messages, [_joined(messages), _parted(messages)])
 
 
-def render_parts(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    *,
-    template: str | None,
-    tools: Sequence[Tool] = (),
-    options: Mapping[str, Any] | None = None,
-) -> Rendered:
-    """Renders ``messages`` by ``template``, or else by the tokenizer's own chat template; they may hold images or
-    audio. Texts become lists with one part, or lists of texts one text, where some text would be missing otherwise.
-    See `render`.
-
-    Raises:
-        InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
-    """
-    write = partial(render, tokenizer, template=template, tools=tools, options=options)
-    return _fullest(write, messages, [messages, _parted(messages), _joined(messages)])
+def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> Rendered:
+    """Renders ``messages`` that may hold images or audio. Texts become lists with one part, or lists of texts one text,
+    where some text would be missing otherwise. ``options`` and errors are those of `render`."""
+    return _fullest(partial(render, tokenizer, **options), messages, [messages, _parted(messages), _joined(messages)])
 
 
 def _fullest(write: _Write, messages: Sequence[Message], forms: Sequence[Sequence[Message]]) -> Rendered:

@@ -13,11 +13,11 @@ from attrs import field, frozen
 from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import GenerationRules
 from ..checkpoints.files import file_stamps, find_weights, read_config
-from ..checkpoints.loading import load_part
+from ..checkpoints.loading import load_part, read_tokenizer
 from ..checkpoints.modules import ModuleCheckpoint
 from ..checkpoints.settings import Settings
 from .crossed import CrossedFamily, find_crossed_family
-from .text import read_tokenizer, read_transformers_config
+from .text import read_transformers_config
 
 _REFUSED: dict[
     str, tuple[object, ...]

@@ -116,14 +116,11 @@ class AudioItems(TextPreparer):
                 f"{self.most_samples / self.sampling_rate:g} s, which the model reads at once"
             )
         if self._count(len(samples)) < 1:
+            least = next(samples for samples in range(self.most_samples) if self._count(samples) >= 1)
             raise InvalidRequest(
-                f"audio of {len(samples)} samples, too few for one embedding; allowed: {self._least} or more"
+                f"audio of {len(samples)} samples, too few for one embedding; allowed: {least} or more"
             )
         return samples
-
-    @property
-    def _least(self) -> int:
-        return next(samples for samples in range(self.most_samples) if self._count(samples) >= 1)
 
     @property
     def tool_template(self) -> str:

@@ -5,8 +5,8 @@ image or audio becomes as many tokens as the item has embeddings.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from attrs import field, frozen
 from torch import Tensor
@@ -100,21 +100,6 @@ class Read:
     grid: tuple[int, ...] = ()  # see `Placeholder`
 
 
-class Reader(Protocol):
-    """Turns one image or audio into what the encoder takes. Called in threads: it changes nothing of itself."""
-
-    @property
-    def medium(self) -> str:
-        """``"image"`` or ``"audio"``."""
-
-    @property
-    def sampling_rate(self) -> int:
-        """The rate of audio in Hz; 0 for images."""
-
-    def read(self, item: Any) -> Read:
-        """Raises `InvalidRequest`, without saying which item it is, where ``item`` cannot be read."""
-
-
 @frozen(kw_only=True)
 class MediaPreparer(TextPreparer):
     """Prompts with images, or with audio, placed among the tokens."""
@@ -126,14 +111,17 @@ class MediaPreparer(TextPreparer):
     identity: str  # of all that an encoding depends on beside the item itself
     embedding_bytes: int
     unread: tuple[tuple[str, int], ...]  # tokens that stand for what is not read, such as videos, and their ids
-    _reader: Reader
+    medium: str  # "image" or "audio"
+    _read: Callable[[Any], Read]  # see `Family.read`
 
     @classmethod
     def reading(
         cls,
         tokenizer: Any,
-        reader: Reader,
+        read: Callable[[Any], Read],
         *,
+        medium: str,
+        sampling_rate: int,
         placeholder_id: int,
         identity: Sequence[str],
         embedding_bytes: int,
@@ -144,6 +132,7 @@ class MediaPreparer(TextPreparer):
         """The preparer of a transformers tokenizer.
 
         Args:
+            sampling_rate: of audio, in Hz; 0 for images.
             identity: names the weights, their dtype and the processor's settings.
             embedding_bytes: of one embedding.
             chat_template: goes before the tokenizer's own.
@@ -161,9 +150,10 @@ class MediaPreparer(TextPreparer):
             )
         return cls(
             tokenizer=settled(tokenizer),
-            reader=reader,
-            media=frozenset({reader.medium}),
-            sampling_rate=reader.sampling_rate,
+            read=read,
+            medium=medium,
+            media=frozenset({medium}),
+            sampling_rate=sampling_rate,
             placeholder=placeholder,
             placeholder_id=placeholder_id,
             written=around[0] + placeholder + around[1],
@@ -185,16 +175,18 @@ class MediaPreparer(TextPreparer):
         Raises:
             InvalidRequest: placeholders and items do not match, or an item cannot be read.
         """
-        medium = self._reader.medium
-        given, other = (images, ("audio", audio)) if medium == "image" else (audio, ("images", images))
-        _refuse(*other, f"reads text and {medium}")
+        given, other = (images, ("audio", audio)) if self.medium == "image" else (audio, ("images", images))
+        _refuse(*other, f"reads text and {self.medium}")
         if not isinstance(prompt, str):
             return self._prepare_tokens(tuple(prompt), given)
         self._check_unread([text for text, _ in self.unread if text in prompt])
         self._check_count(prompt.count(self.placeholder), len(given))
         read = self.read_media(given)
-        text = "".join(_interleave(prompt.split(self.placeholder), [item.text for item in read]))
-        return self._place(tokenize(self.tokenizer, text, special=self._adds_special(prompt)), read)
+        between = [*(item.text for item in read), ""]
+        text = "".join(map("".join, zip(prompt.split(self.placeholder), between, strict=True)))
+        begin = self.tokenizer.bos_token  # which a processor adds to a rendered conversation too, if that lacks it
+        special = not (isinstance(prompt, Rendered) and begin is not None and prompt.startswith(begin))
+        return self._place(tokenize(self.tokenizer, text, special=special), read)
 
     def render(
         self,
@@ -224,22 +216,17 @@ class MediaPreparer(TextPreparer):
             return (self.placeholder_id,) * item.embeddings
         return tokenize(self.tokenizer, item.text, special=False)
 
-    def _adds_special(self, prompt: str) -> bool:
-        """A processor adds special tokens to a rendered conversation too, if it does not begin with one."""
-        begin = self.tokenizer.bos_token
-        return not (isinstance(prompt, Rendered) and begin is not None and prompt.startswith(begin))
-
     def _check_unread(self, found: list[str]) -> None:
         if found:
-            raise InvalidRequest(
-                f"the prompt has {', '.join(found)}, but only {self._reader.medium} is read; leave it out"
-            )
+            raise InvalidRequest(f"the prompt has {', '.join(found)}, but only {self.medium} is read; leave it out")
 
     def _check_count(self, placeholders: int, items: int) -> None:
         if placeholders != items:
+            kind = "of audio" if self.medium == "audio" else "image" if items == 1 else "images"
+            counted = f"{items} {kind} {'was' if items == 1 else 'were'}"
             raise InvalidRequest(
                 f"the prompt has {placeholders} of {self.placeholder!r} (token {self.placeholder_id}), but "
-                f"{_counted(items, self._reader.medium)} given; write it once for each, where it belongs"
+                f"{counted} given; write it once for each, where it belongs"
             )
 
     def read_media(self, given: Sequence[Any]) -> list[Read]:
@@ -251,9 +238,9 @@ class MediaPreparer(TextPreparer):
         read = []
         for number, item in enumerate(given, 1):
             try:
-                read.append(item if isinstance(item, Read) else self._reader.read(item))
+                read.append(item if isinstance(item, Read) else self._read(item))
             except InvalidRequest as error:
-                raise InvalidRequest(f"{self._reader.medium} {number} of {len(given)}: {error}") from error
+                raise InvalidRequest(f"{self.medium} {number} of {len(given)}: {error}") from error
         return read
 
     def _place(self, token_ids: tuple[int, ...], read: list[Read]) -> Prepared:
@@ -306,17 +293,6 @@ def payload_key(identity: str, payload: Mapping[str, Tensor]) -> str:
 def _refuse(name: str, given: Sequence[Any], reads: str) -> None:
     if given:
         raise InvalidRequest(f"{len(given)} {name} given, but the model {reads}; leave them out")
-
-
-def _counted(items: int, medium: str) -> str:
-    """ "1 image was", "2 images were"; audio is not counted."""
-    if medium == "audio":
-        return f"{items} of audio {'was' if items == 1 else 'were'}"
-    return f"{items} {medium} was" if items == 1 else f"{items} {medium}s were"
-
-
-def _interleave(texts: list[str], between: list[str]) -> list[str]:
-    return [part for pair in zip(texts, [*between, ""], strict=True) for part in pair]
 
 
 def _spans(places: list[int]) -> tuple[tuple[int, int], ...]:

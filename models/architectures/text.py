@@ -19,6 +19,7 @@ from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import Kind
 from ...core.request import Pooling
 from ..checkpoints.files import file_stamps, find_weights
+from ..checkpoints.loading import read_tokenizer
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint, whole
 from ..checkpoints.settings import Settings, read_json
 from .crossed import crossed_model_types
@@ -77,7 +78,11 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
     config = read_transformers_config(folder, plain)
     architecture = _architecture(plain, config)
     text = config.get_text_config()
-    _refuse(folder, plain, config, text)
+    if reason := _reason(config, text):
+        raise UnsupportedModel(
+            f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders with one kind of causal attention, full "
+            "or within a sliding window, in every layer, and encoders of texts"
+        )
     family = find_family(config)
     find_weights(folder)
     generation = Settings.read_if_there(folder / "generation_config.json")
@@ -86,6 +91,7 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
     sentence = _sentence_pooling(folder)
     classifies = architecture.endswith("ForSequenceClassification")
     causal = _is_causal(text)
+    default = Pooling(kind="classify") if classifies else sentence or Pooling(kind="last" if causal else "mean")
     pools = classifies or sentence is not None or not causal or not architecture.endswith(_GENERATE)
     return TextCheckpoint(
         folder=folder,
@@ -100,8 +106,8 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
         eos_token_ids=_eos(generation, plain, text, tokenizer, shape.vocabulary),
         suppress_token_ids=_listed(generation, "suppress_tokens", shape.vocabulary),
         begin_suppress_token_ids=_listed(generation, "begin_suppress_tokens", shape.vocabulary),
-        default_pooling=_default_pooling(sentence, classifies=classifies, causal=causal) if pools else None,
-        labels=_labels(config) if classifies else (),
+        default_pooling=default if pools else None,
+        labels=tuple(str(config.id2label[index]) for index in range(len(config.id2label))) if classifies else (),
         stamps=stamps,
     )
 
@@ -156,17 +162,8 @@ def _architecture(plain: Settings, config: Any) -> str:
     return str(found[0])
 
 
-def _refuse(folder: Path, plain: Settings, config: Any, text: Any) -> None:
-    """Raises `UnsupportedModel` for what the configuration asks and the engine does not compute."""
-    reason = _reason(config, text)
-    if reason:
-        raise UnsupportedModel(
-            f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders with one kind of causal attention, full "
-            "or within a sliding window, in every layer, and encoders of texts"
-        )
-
-
 def _reason(config: Any, text: Any) -> str | None:
+    """The reason why the engine does not compute what the configuration asks; ``None``: it does."""
     layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
@@ -248,29 +245,6 @@ def _windows(folder: Path, text: Any, layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def read_tokenizer(folder: Path) -> Any:
-    """transformers' tokenizer of the checkpoint in ``folder``.
-
-    Raises:
-        CheckpointError: it is missing or damaged.
-        UnsupportedModel: it is code of its own.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many kinds: wrapped, not hidden
-        if "custom code" in str(error):  # a ValueError like others
-            raise UnsupportedModel(
-                f"the tokenizer of {folder} is code of its own, which is never run; allowed: tokenizers that "
-                "transformers has. Save it as one, as a PreTrainedTokenizerFast"
-            ) from error
-        raise CheckpointError(
-            f"the tokenizer of {folder} cannot be used: {type(error).__name__}: {error}; download it again, or save it "
-            "beside the model"
-        ) from error
-
-
 def _eos(generation: Settings | None, plain: Settings, text: Any, tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
     """The tokens that end a text: of generation_config.json, else of config.json, else of the tokenizer."""
     for settings in (generation, plain):
@@ -348,14 +322,3 @@ def _pooling_kind(settings: Settings) -> str:
             f"{settings.path} asks for the poolings {', '.join(asked) or 'none'}; allowed: one of cls, mean, lasttoken"
         )
     return asked[0]
-
-
-def _default_pooling(sentence: Pooling | None, *, classifies: bool, causal: bool) -> Pooling:
-    if classifies:
-        return Pooling(kind="classify")
-    return sentence or Pooling(kind="last" if causal else "mean")
-
-
-def _labels(config: Any) -> tuple[str, ...]:
-    names: Mapping[int, str] = config.id2label
-    return tuple(str(names[index]) for index in range(len(names)))

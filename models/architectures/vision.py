@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import field, frozen
+from attrs import frozen
 from PIL import Image
 from torch import Tensor, nn
 
 from ...core.errors import InvalidRequest, UnsupportedModel
 from ...core.request import Placeholder
-from ..checkpoints.loading import apart, load_part, place_of, processor_template
+from ..checkpoints.loading import apart, place_of
 from .family import Family
-from .prompts import MediaPreparer, Read
+from .prompts import Read
 
 _CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # of the encoders that LLaVA may have
 
@@ -57,16 +57,25 @@ class QwenVision(Family):
         parts.append(_straight(position, len(token_ids) - index))
         return torch.cat(parts, dim=1), position - index
 
-    def preparer(
-        self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
-    ) -> MediaPreparer:
-        processor = _image_processor(folder)
-        token = tokenizer.convert_ids_to_tokens(config.image_token_id)
-        reader = _PatchReader(processor=processor, token=token)
-        unread = (config.video_token_id,)
-        ends = (config.vision_start_token_id, config.vision_end_token_id)
-        around = (tokenizer.convert_ids_to_tokens(ends[0]) or "", tokenizer.convert_ids_to_tokens(ends[1]) or "")
-        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, unread, around)
+    def unread(self, config: Any) -> tuple[int, ...]:
+        return (config.video_token_id,)
+
+    def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:
+        ends = map(tokenizer.convert_ids_to_tokens, (config.vision_start_token_id, config.vision_end_token_id))
+        begin, end = (text or "" for text in ends)
+        return begin, end
+
+    def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:  # noqa: ARG002
+        """Reads as many patches as the image needs, each ``merge_size`` squared of them one embedding."""
+        outputs = _process(processor, item)
+        grid = outputs["image_grid_thw"][0]
+        embeddings = int(grid.prod()) // processor.merge_size**2
+        return Read(
+            payload={"pixel_values": outputs["pixel_values"], "image_grid_thw": grid},
+            text=token * embeddings,
+            embeddings=embeddings,
+            grid=tuple(grid.tolist()),
+        )
 
 
 @frozen
@@ -84,19 +93,22 @@ class Llava(Family):
             output = model.get_image_features(pixels.to(device, dtype), return_dict=True)
         return apart(output.pooler_output)
 
-    def preparer(
-        self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
-    ) -> MediaPreparer:
-        processor = _image_processor(folder)
-        extra = _class_tokens(config) - (config.vision_feature_select_strategy == "default")
-        reader = _SquareReader(
-            processor=processor,
-            token=tokenizer.convert_ids_to_tokens(config.image_token_id),
-            patch=config.vision_config.patch_size,
-            extra=extra,
-        )
-        around = ("", "\n")
-        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype, around=around)
+    def processor(self, folder: Path, config: Any) -> Any:
+        kind = config.vision_config.model_type
+        if kind not in _CLASS_TOKENS:
+            raise UnsupportedModel(f"a LLaVA checkpoint with a {kind} encoder; allowed: {', '.join(_CLASS_TOKENS)}")
+        return super().processor(folder, config)
+
+    def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
+        return "", "\n"
+
+    def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:
+        """Reads one square of patches; the encoder may put embeddings of its own before them."""
+        pixels, vision = _process(processor, item)["pixel_values"][0], config.vision_config
+        extra = _CLASS_TOKENS[vision.model_type] - (config.vision_feature_select_strategy == "default")
+        height, width = pixels.shape[-2:]
+        embeddings = (height // vision.patch_size) * (width // vision.patch_size) + extra
+        return Read(payload={"pixel_values": pixels}, text=token * embeddings, embeddings=embeddings)
 
 
 @frozen
@@ -121,146 +133,51 @@ class Tiled(Family):
         embeddings = _cells_of(pixels, config)
         return apart(torch.split(rows, [len(payload["pixel_values"]) * embeddings for payload in payloads]))
 
-    def preparer(
-        self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
-    ) -> MediaPreparer:
-        processor = _image_processor(folder)
-        reader = _TileReader(
-            processor=processor,
-            token=tokenizer.convert_ids_to_tokens(config.image_token_id),
-            config=config,
-        )
-        return _preparer(folder, tokenizer, config, reader, processor, identity, hidden, dtype)
-
-
-@frozen(kw_only=True)
-class _ImageReader:
-    """The common part of the readers of images."""
-
-    processor: Any = field(repr=False)  # transformers' image processor
-    token: str
-    medium: str = "image"
-    sampling_rate: int = 0
-
-    def _process(self, item: Any, **options: Any) -> Mapping[str, Any]:
-        image = self._rgb(item)
-        try:
-            outputs: Mapping[str, Any] = self.processor([image], return_tensors="pt", **options)
-        except Exception as error:  # of sizes that it refuses, each in a way of its own
-            raise InvalidRequest(
-                f"an image of {image.width} by {image.height} pixels, which the checkpoint's processor refuses: "
-                f"{error}; resize or crop it"
-            ) from error
-        return outputs
-
-    def _rgb(self, item: Image.Image) -> Image.Image:
-        """The image, which `load_image` has read, in RGB, transparency on white, as transformers converts it."""
-        from transformers.image_transforms import convert_to_rgb
-
-        if 0 in item.size:
-            raise InvalidRequest(f"an image of {item.width} by {item.height} pixels; allowed: 1 or more each way")
-        try:
-            pixels: Any = convert_to_rgb(item, return_numpy=True)
-            return Image.fromarray(pixels)
-        except Exception as error:  # damaged files raise many kinds: wrapped, not hidden
-            raise InvalidRequest(
-                f"it cannot be decoded: {type(error).__name__}: {error}; mend or leave it out"
-            ) from error
-
-
-@frozen(kw_only=True)
-class _PatchReader(_ImageReader):
-    """Qwen: as many patches as the image needs, each ``merge_size`` squared of them one embedding."""
-
-    def read(self, item: Any) -> Read:
-        outputs = self._process(item)
-        grid = outputs["image_grid_thw"][0]
-        embeddings = int(grid.prod()) // self.processor.merge_size**2
-        return Read(
-            payload={"pixel_values": outputs["pixel_values"], "image_grid_thw": grid},
-            text=self.token * embeddings,
-            embeddings=embeddings,
-            grid=tuple(grid.tolist()),
-        )
-
-
-@frozen(kw_only=True)
-class _SquareReader(_ImageReader):
-    """LLaVA: one square of patches."""
-
-    patch: int  # pixels of a side
-    extra: int  # embeddings beside the patches'
-
-    def read(self, item: Any) -> Read:
-        pixels = self._process(item)["pixel_values"][0]
-        height, width = pixels.shape[-2:]
-        embeddings = (height // self.patch) * (width // self.patch) + self.extra
-        return Read(payload={"pixel_values": pixels}, text=self.token * embeddings, embeddings=embeddings)
-
-
-@frozen(kw_only=True)
-class _TileReader(_ImageReader):
-    """Idefics3: rows and columns of tiles, then the whole image; the text says which is which."""
-
-    config: Any = field(repr=False)
-
-    def read(self, item: Any) -> Read:
-        outputs = self._process(item, return_row_col_info=True)
+    def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:
+        """Reads rows and columns of tiles, then the whole image; the text says which is which."""
+        outputs = _process(processor, item, return_row_col_info=True)
         pixels = outputs["pixel_values"][0]
-        tiles, embeddings = len(pixels), _cells_of(pixels, self.config)
+        tiles, embeddings = len(pixels), _cells_of(pixels, config)
         mask = outputs.get("pixel_attention_mask")
         shown = torch.ones_like(pixels[:, 0], dtype=torch.bool) if mask is None else mask[0].bool()
         rows, columns = outputs["rows"][0][0], outputs["cols"][0][0]
         return Read(
             payload={"pixel_values": pixels, "pixel_attention_mask": shown},
-            text=self._text(rows, columns, self.token * embeddings),
+            text=_text_of_tiles(rows, columns, token * embeddings),
             embeddings=tiles * embeddings,
         )
 
-    def _text(self, rows: int, columns: int, tile: str) -> str:
-        around, whole = "<fake_token_around_image>", "<global-img>"
-        lines = [
-            "".join(f"{around}<row_{row}_col_{column}>{tile}" for column in range(1, columns + 1)) + "\n"
-            for row in range(1, rows + 1)
-        ]
-        gap = "\n" if lines else ""
-        return f"{''.join(lines)}{gap}{around}{whole}{tile}{around}"
+
+def _process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, Any]:
+    """The outputs of ``processor`` for an image, which `load_image` has read: in RGB, transparency on white, as
+    transformers converts it."""
+    from transformers.image_transforms import convert_to_rgb
+
+    if 0 in item.size:
+        raise InvalidRequest(f"an image of {item.width} by {item.height} pixels; allowed: 1 or more each way")
+    try:
+        pixels: Any = convert_to_rgb(item, return_numpy=True)
+        image = Image.fromarray(pixels)
+    except Exception as error:  # damaged files raise many kinds: wrapped, not hidden
+        raise InvalidRequest(f"it cannot be decoded: {type(error).__name__}: {error}; mend or leave it out") from error
+    try:
+        outputs: Mapping[str, Any] = processor([image], return_tensors="pt", **options)
+    except Exception as error:  # of sizes that it refuses, each in a way of its own
+        raise InvalidRequest(
+            f"an image of {image.width} by {image.height} pixels, which the checkpoint's processor refuses: "
+            f"{error}; resize or crop it"
+        ) from error
+    return outputs
 
 
-def _preparer(
-    folder: Path,
-    tokenizer: Any,
-    config: Any,
-    reader: Any,
-    processor: Any,
-    identity: str,
-    hidden: int,
-    dtype: torch.dtype,
-    unread: tuple[int, ...] = (),
-    around: tuple[str, str] = ("", ""),
-) -> MediaPreparer:
-    return MediaPreparer.reading(
-        tokenizer,
-        reader,
-        placeholder_id=config.image_token_id,
-        identity=(identity, config.model_type, str(dtype), processor.to_json_string()),
-        embedding_bytes=hidden * dtype.itemsize,
-        chat_template=processor_template(folder),
-        unread_ids=unread,
-        around=around,
-    )
-
-
-def _image_processor(folder: Path) -> Any:
-    return load_part("AutoImageProcessor", folder, backend="pil", trust_remote_code=False)
-
-
-def _class_tokens(config: Any) -> int:
-    """The number of embeddings that LLaVA's encoder puts before the patches'."""
-    kind = config.vision_config.model_type
-    if kind not in _CLASS_TOKENS:
-        raise UnsupportedModel(f"a LLaVA checkpoint with a {kind} encoder; allowed: {', '.join(_CLASS_TOKENS)}")
-    return _CLASS_TOKENS[kind]
+def _text_of_tiles(rows: int, columns: int, tile: str) -> str:
+    around, whole = "<fake_token_around_image>", "<global-img>"
+    lines = [
+        "".join(f"{around}<row_{row}_col_{column}>{tile}" for column in range(1, columns + 1)) + "\n"
+        for row in range(1, rows + 1)
+    ]
+    gap = "\n" if lines else ""
+    return f"{''.join(lines)}{gap}{around}{whole}{tile}{around}"
 
 
 def _cells_of(pixels: Tensor, config: Any) -> int:

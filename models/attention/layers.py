@@ -7,7 +7,7 @@ layer asks for and we do not know must not be left out silently: it is refused, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import define, frozen
 from torch import Tensor, nn
@@ -71,20 +71,12 @@ Witness = Callable[[LayerRequest], None]
 """Hears what the layers ask for, before they are answered, and may raise `UnsupportedModel`; see `comparison.py`."""
 
 
-class AnyStep(Protocol):
-    """A step's attention: `paged.PagedStep`, or what stands in for it."""
-
-    @property
-    def attend(self) -> Callable[..., Tensor]:
-        """Attends as `paged.PagedStep.attend` does."""
-
-
 @define(kw_only=True, eq=False)
 class PagedCall:
     """The argument that the model's forward hands to every layer. Clear ``step`` when the forward has ended:
     compiled code keeps the call that it was made with."""
 
-    step: AnyStep | None
+    step: Any  # `paged.PagedStep`, or what attends as it does
     witness: Witness | None = None
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import evolve, frozen
@@ -22,7 +23,6 @@ from ..machine.devices import find_kv_dtype
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel
-from ..memory.resources import AnyHolder
 from ..memory.slots import CrossKV
 from ..native.crossed import CrossedDecoder
 from ..native.decoders import Decoder
@@ -44,11 +44,8 @@ NATIVE_ROWS = 256
 AnyModel = WhisperModel | TransformerModel
 
 
-class Own(Protocol):
-    """`ResourceStack.own`."""
-
-    def __call__(self, owner: str, holder: AnyHolder, /) -> AnyHolder:
-        """Takes over ``holder``, and returns it."""
+Own = Callable[[str, Any], Any]
+"""`ResourceStack.own`."""
 
 
 @frozen(kw_only=True, eq=False)

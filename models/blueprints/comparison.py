@@ -22,6 +22,7 @@ from ..architectures.crossed_checkpoint import CrossedCheckpoint
 from ..architectures.text import TextCheckpoint
 from ..attention.layers import LayerRequest
 from ..linear.modules import exactly
+from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.kv import PagedKV
 from ..native.runner import Runner
 from ..networks.causal import CausalNetwork
@@ -38,13 +39,6 @@ _TOLERANCE_OF_INT8 = 0.1  # where inputs are quantized, one between two values m
 
 Checkpoint = TextCheckpoint | CrossedCheckpoint
 Decoder = CausalNetwork | EncoderDecoderNetwork
-
-
-class Nothing:
-    """No encoder outputs."""
-
-    def get(self, key: str) -> Tensor:
-        raise AssertionError(f"{key!r} is read in a comparison")
 
 
 def compare_decoder(
@@ -86,7 +80,9 @@ def compare_decoder(
         over = own if stored == dtype else _over(network, stored)
         with _opened(open_native, over) as native, refused(partial(_refusal, checkpoint)):
             found, int8 = _read(evolve(over, native=native), prompts, outputs), native.in_int8
-        _compare(expected, found, checkpoint, stored, _by_library(stored, dtype), int8=int8)
+        held = "" if stored == dtype else f" with keys and values in {str(stored).removeprefix('torch.')}"
+        how = f"by the native library{held} than by transformers"
+        _compare(expected, found, checkpoint, stored, how, int8=int8)
     if isinstance(own, CausalNetwork) and compiled is not None:
         found = _compile(evolve(own, compiled=compiled), prompts)
         _compare(expected, found, checkpoint, dtype, "with compiled layers than with its own")
@@ -103,7 +99,7 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
     with refused(partial(_refusal, checkpoint)), exactly(network.model.module):
         expected = [_mean(network, prompt) for prompt in prompts]
         records = [_record(number, prompt, Pooling(kind="mean")) for number, prompt in enumerate(prompts)]
-        found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], Nothing())
+        found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], EncoderOutputs())
     _compare(
         expected, list(map(torch.tensor, found)), checkpoint, dtype, "for a prompt that is read beside a longer one"
     )
@@ -125,11 +121,6 @@ def _opened(open_native: Callable[[Any], Runner], network: Decoder) -> Iterator[
         yield runner
     finally:
         runner.release()
-
-
-def _by_library(stored: torch.dtype, dtype: torch.dtype) -> str:
-    held = "" if stored == dtype else f" with keys and values in {str(stored).removeprefix('torch.')}"
-    return f"by the native library{held} than by transformers"
 
 
 def _compile(network: CausalNetwork, prompts: list[list[int]]) -> list[Tensor]:
@@ -233,7 +224,7 @@ def _last(network: Decoder, feeds: list[Feed]) -> list[Tensor]:
     """The last row of each chunk."""
     wanted = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
     rows = network.rows if isinstance(network, CausalNetwork) else network.logits
-    return list(rows(feeds, wanted, Nothing()))
+    return list(rows(feeds, wanted, EncoderOutputs()))
 
 
 def _record(number: int, prompt: list[int], pooling: Pooling | None = None) -> Record:

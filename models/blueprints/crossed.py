@@ -31,7 +31,16 @@ class CrossedBlueprint(ModuleBlueprint):
     def read(self) -> nn.Module:
         loader, folder = self.checkpoint.family.loader, self.checkpoint.folder
         if not self.config.decodes:
-            return load_module(loader, folder, self.dtype, without=_decoder_of)
+            return load_module(  # the encoder has token embeddings of its own where it reads any
+                loader,
+                folder,
+                self.dtype,
+                without=lambda made: [
+                    made.get_decoder(),
+                    made.get_output_embeddings(),
+                    made.get_input_embeddings(),
+                ],
+            )
         module = load_module(loader, folder, self.dtype)
         _set_apart(module)
         return module
@@ -94,11 +103,6 @@ class CrossedBlueprint(ModuleBlueprint):
             preparer=preparer,
             generation=checkpoint.rules,
         )
-
-
-def _decoder_of(module: Any) -> list[nn.Module]:
-    """The parts beside the encoder, which has token embeddings of its own where it reads any."""
-    return [module.get_decoder(), module.get_output_embeddings(), module.get_input_embeddings()]
 
 
 def _set_apart(module: Any) -> None:

@@ -22,10 +22,8 @@ from ..checkpoints.whisper import WhisperShape
 from ..memory.budget import Available, Budget
 from ..native.crossed import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
-from ..native.library import Library
 from ..native.panels import BATCH, GROUP, PANEL
 from .blueprint import NATIVE_ROWS
-from .crossed import CrossedBlueprint
 from .read import AnyBlueprint, Blueprints
 from .text import TextBlueprint
 from .whisper import WhisperBlueprint
@@ -145,21 +143,13 @@ def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
 
 def may_be_native(blueprint: AnyBlueprint) -> bool:
     """True if the native library computes the model, as far as it is known before the weights are read."""
-    return (
-        blueprint.device.type == "cpu"
-        and blueprint.dtype == torch.float32
-        and Library.load() is not None
-        and (isinstance(blueprint, WhisperBlueprint) or _is_known(blueprint))
-    )
-
-
-def _is_known(blueprint: TextBlueprint | CrossedBlueprint) -> bool:
-    config: Any = blueprint.checkpoint.config
-    if not blueprint.config.decodes:
-        return False
+    config: Any = getattr(blueprint.checkpoint, "config", None)
     if isinstance(blueprint, TextBlueprint):
-        return config.get_text_config().model_type in MODEL_TYPES
-    return config.model_type in CROSSED_TYPES
+        known = config.get_text_config().model_type in MODEL_TYPES
+    else:
+        known = isinstance(blueprint, WhisperBlueprint) or config.model_type in CROSSED_TYPES
+    kept = blueprint.config.decodes or isinstance(blueprint, WhisperBlueprint)
+    return known and kept and blueprint.not_native() is None
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:

@@ -52,7 +52,7 @@ def comparison_key(
         sources.update(f"{path.relative_to(models)}".encode() + path.read_bytes())
     depends = {
         "checkpoint": (dict(stamps), fingerprint),
-        "devices": [(str(device), _device_name(device)) for device in devices],
+        "devices": [(str(one), torch.cuda.get_device_name(one) if one.type == "cuda" else "") for one in devices],
         "computed": (str(dtype), *map(str, computed)),
         "machine": machine_name(),
         "code": (transformers.__version__, sources.hexdigest()),
@@ -65,7 +65,3 @@ def machine_name() -> str:
     hide instructions."""
     able = " ".join(sorted(cpu_flags(read_file) & INSTRUCTIONS))
     return f"{cpu_name(read_file)} ({able}), torch {torch.__version__}, {torch.get_num_threads()} threads"
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""

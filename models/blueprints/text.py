@@ -57,7 +57,7 @@ class TextBlueprint(ModuleBlueprint):
     def read(self) -> nn.Module:
         checkpoint, folder = self.checkpoint, self.checkpoint.folder
         if checkpoint.family is not None:
-            without = None if self.config.decodes else self._decoder_of
+            without = None if self.config.decodes else lambda made: [self._language(made), made.get_output_embeddings()]
             return checkpoint.family.load(folder, self.dtype, without=without)
         quantized = checkpoint.quantized
         module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", quantized=quantized)
@@ -87,9 +87,6 @@ class TextBlueprint(ModuleBlueprint):
 
     def find_decoder(self, module: nn.Module) -> Decoder:
         return Decoder(module, self._language(module), self.checkpoint.shape.windows)
-
-    def _decoder_of(self, module: Any) -> list[nn.Module]:
-        return [self._language(module), module.get_output_embeddings()]
 
     def _language(self, module: nn.Module) -> nn.Module:
         """The part of a module that is a decoder of text; the others of it, which encode, are small."""

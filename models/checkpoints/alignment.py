@@ -69,11 +69,7 @@ def _fault(written: Any, layers: int, heads: int) -> str | None:
         if (
             not isinstance(pair, list)
             or len(pair) != 2
-            or not all(_is_index(*one) for one in zip(pair, (layers, heads), strict=True))
+            or not all(type(one) is int and 0 <= one < most for one, most in zip(pair, (layers, heads), strict=True))
         ):
             return f"{pair!r:.50} is not one of them; {allowed}"
     return None
-
-
-def _is_index(value: Any, count: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < count

@@ -130,6 +130,29 @@ def load_part(loader: str, folder: Path, *, without: Find | None = None, **optio
         ) from error
 
 
+def read_tokenizer(folder: Path) -> Any:
+    """transformers' tokenizer of the checkpoint in ``folder``.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+        UnsupportedModel: it is code of its own.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers raises many kinds: wrapped, not hidden
+        if "custom code" in str(error):  # a ValueError like others
+            raise UnsupportedModel(
+                f"the tokenizer of {folder} is code of its own, which is never run; allowed: tokenizers that "
+                "transformers has. Save it as one, as a PreTrainedTokenizerFast"
+            ) from error
+        raise CheckpointError(
+            f"the tokenizer of {folder} cannot be used: {type(error).__name__}: {error}; download it again, or save it "
+            "beside the model"
+        ) from error
+
+
 def processor_template(folder: Path) -> str | None:
     """The chat template of an older checkpoint's processor, in a file of its own; ``None``: it is the tokenizer's."""
     if (folder / "chat_template.jinja").exists():  # which the tokenizer has read

@@ -33,23 +33,29 @@ class DecoderShape:
 
 
 @frozen(kw_only=True)
-class ModuleCheckpoint:
-    """The facts in a checkpoint's files, apart from the weights."""
+class AnyCheckpoint:
+    """The facts in a checkpoint's files that all kinds have, apart from the weights."""
 
     folder: Path
     architecture: str
-    config: Any = field(repr=False, eq=False)
-    shape: DecoderShape
     tokenizer: Any = field(repr=False, eq=False)
     eos_token_ids: tuple[int, ...]
     suppress_token_ids: tuple[int, ...]
     begin_suppress_token_ids: tuple[int, ...]
-    stamps: Mapping[str, str] = field(repr=False)
-    allowed: str = field(repr=False)  # models that the engine computes, for a refusal
+    stamps: Mapping[str, str] = field(repr=False)  # a hash of each file that all this was read from
 
     def changed_files(self) -> tuple[str, ...]:
         """The files beside the weights that are not what they were when this was read."""
         return changed_files(self.folder, self.stamps)
+
+
+@frozen(kw_only=True)
+class ModuleCheckpoint(AnyCheckpoint):
+    """The facts in a checkpoint of transformers' modules."""
+
+    config: Any = field(repr=False, eq=False)
+    shape: DecoderShape
+    allowed: str = field(repr=False)  # models that the engine computes, for a refusal
 
     def identity(self, fingerprint: str, dtype: str) -> str:
         """A hash of all that KV and encoder outputs depend on beside tokens, pixels and samples."""

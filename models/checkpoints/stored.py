@@ -12,7 +12,6 @@ import json
 import zipfile
 from collections.abc import Generator
 from contextlib import closing
-from io import BufferedReader
 from math import prod
 from mmap import mmap
 from pathlib import Path
@@ -83,15 +82,13 @@ class StoredTensor:
                 file.seek(self.begin)
                 while left:
                     piece = values[:left]
-                    self._read(file, room[: piece.nbytes])
+                    if file.readinto(room[: piece.nbytes]) != piece.nbytes:
+                        told = f"weight {self.name!r} of {self.path} cannot be read: the file ends within it"
+                        raise CheckpointError(told)
                     yield piece
                     left -= len(piece)
         except OSError as error:
             raise CheckpointError(f"weight {self.name!r} of {self.path} cannot be read: {error}") from error
-
-    def _read(self, file: BufferedReader, room: memoryview) -> None:
-        if file.readinto(room) != len(room):
-            raise CheckpointError(f"weight {self.name!r} of {self.path} cannot be read: the file ends within it")
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
         """Reads it, into memory as torch aligns it."""

@@ -51,8 +51,8 @@ class SpecialTokens:
             timestamp_begin_id=begin,
             previous_id=self.optional("prev_sot_token_id", "<|startofprev|>"),
             no_speech_id=self._by_text("<|nospeech|>", "<|nocaptions|>"),
-            language_ids=self._languages(),
-            task_ids=self._tasks(),
+            language_ids={text.strip("<|>"): token for text, token in self._table("lang_to_id", LANGUAGES).items()},
+            task_ids=self._table("task_to_id", ("transcribe", "translate")),
             max_initial_timestamp=self._max_initial_timestamp(),
         )
 
@@ -132,13 +132,6 @@ class SpecialTokens:
             return known
         listed = self.generation is not None and "lang_to_id" in self.generation
         return listed or self.vocabulary != _ENGLISH_ONLY_VOCABULARY
-
-    def _languages(self) -> dict[str, int]:
-        found = self._table("lang_to_id", LANGUAGES)
-        return {text.removeprefix("<|").removesuffix("|>"): token for text, token in found.items()}
-
-    def _tasks(self) -> dict[str, int]:
-        return self._table("task_to_id", ("transcribe", "translate"))
 
     def _table(self, name: str, texts: Iterable[str]) -> dict[str, int]:
         """Tokens by name, as the setting has them, or else those of ``texts`` that the tokenizer knows; none where the

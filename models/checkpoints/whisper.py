@@ -20,8 +20,8 @@ from attrs import asdict, field, frozen, mutable
 from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import WhisperTokens
 from .alignment import AlignmentSettings
-from .files import changed_files, file_stamps, find_weights, read_config
-from .modules import DecoderShape
+from .files import file_stamps, find_weights, read_config
+from .modules import AnyCheckpoint, DecoderShape
 from .settings import Settings
 from .tokens import SpecialTokens
 from .whisper_tokenizer import WhisperTokenizer
@@ -230,10 +230,9 @@ class WeightFiles:
 
 
 @frozen(kw_only=True)
-class Checkpoint:
-    """The facts in a checkpoint's files, apart from the weights."""
+class Checkpoint(AnyCheckpoint):
+    """The facts in a checkpoint of Whisper."""
 
-    folder: Path
     shape: WhisperShape
     encoder_inner: int
     decoder_inner: int
@@ -241,17 +240,7 @@ class Checkpoint:
     tied: bool  # the head is the token embedding where the weights have none of its own
     features: FeatureSettings
     tokens: WhisperTokens
-    eos_token_ids: tuple[int, ...]
-    suppress_token_ids: tuple[int, ...]
-    begin_suppress_token_ids: tuple[int, ...]
     alignment: AlignmentSettings
-    architecture: str
-    tokenizer: Any = field(repr=False, eq=False)
-    stamps: Mapping[str, str] = field(repr=False)  # a hash of each file that all this was read from
-
-    def changed_files(self) -> tuple[str, ...]:
-        """The files beside the weights that are not what they were when this was read."""
-        return changed_files(self.folder, self.stamps)
 
     def identity(self, fingerprint: str, dtype: str) -> str:
         """A hash of all that an encoder output depends on beside the samples."""
@@ -303,18 +292,14 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _read_tokenizer(folder: Path) -> Any:
-    """transformers' tokenizer in ``folder``."""
-    import transformers
+    """transformers' tokenizer in ``folder`` without the two lists that it was made of, 20 MB of strings. They are kept
+    for `save_vocabulary` alone, which writes vocab.json; `save_pretrained` writes tokenizer.json and does without."""
+    from .loading import read_tokenizer
 
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:  # transformers raises many kinds: wrapped, not hidden
-        raise CheckpointError(
-            f"{folder / 'tokenizer.json'} or a file beside it cannot be used: {type(error).__name__}: {error}"
-        ) from error
-    return _lighter(tokenizer)
+    tokenizer = read_tokenizer(folder)
+    for name in ("_vocab", "_merges"):
+        vars(tokenizer).pop(name, None)
+    return tokenizer
 
 
 def _check_tokenizer(folder: Path, tokenizer: Any, vocabulary: int) -> None:
@@ -326,14 +311,6 @@ def _check_tokenizer(folder: Path, tokenizer: Any, vocabulary: int) -> None:
             f"the tokenizer of {folder} spells {known} of the {vocabulary} tokens that the model writes; put the "
             "checkpoint's own tokenizer.json (or vocab.json and merges.txt) beside its config.json"
         )
-
-
-def _lighter(tokenizer: Any) -> Any:
-    """``tokenizer`` without the two lists that transformers' Whisper made it of, 20 MB of strings. They are kept for
-    `save_vocabulary` alone, which writes vocab.json; `save_pretrained` writes tokenizer.json and does without."""
-    for name in ("_vocab", "_merges"):
-        vars(tokenizer).pop(name, None)
-    return tokenizer
 
 
 def _shape(config: Settings) -> WhisperShape:

@@ -123,7 +123,8 @@ def _is_plain(backend: Tokenizer) -> bool:
 
 def _agrees(backend: Tokenizer, folder: Path) -> bool:
     """True if the files beside tokenizer.json add nothing to it and change nothing."""
-    config, named, added = (_read(folder / f"{name}.json") for name in _BESIDE)
+    paths = [folder / f"{name}.json" for name in _BESIDE]
+    config, named, added = (read_json(path) if path.is_file() else {} for path in paths)
     if config.get("tokenizer_class") not in _CLASSES or config.get("add_prefix_space") or "auto_map" in config:
         return False
     known = {(token.content, id_, token.special) for id_, token in backend.get_added_tokens_decoder().items()}
@@ -144,7 +145,3 @@ def _named(settings: Mapping[str, Any]) -> Iterator[str]:
         for token in tokens:
             if isinstance(token, str | dict):  # a flag of this name says what is put around a text
                 yield token["content"] if isinstance(token, dict) else token
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}

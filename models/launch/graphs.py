@@ -6,7 +6,7 @@ their numbers are written to static buffers before each replay.
 
 `torch.cuda.make_graphed_callables` records one shape, and does not give its memory back in order.
 
-A `Recorder` records: `CudaRecorder` captures graphs, `EagerRecorder` runs the function each time, with the same
+`CudaRecorder` captures graphs, `EagerRecorder` runs the function each time, with the same
 buffers, shapes and spare rows, on any device.
 """
 
@@ -53,29 +53,16 @@ class CannotCaptureError(Exception):
     """The function does what no graph can, or there is no memory for one; the device is in order."""
 
 
-class Recorder(Protocol):
-    """Makes steps replayable."""
-
-    def capture(self, function: Decode, inputs: FixedInputs) -> Recorded:
-        """Records ``function(inputs)``.
-
-        Raises:
-            CannotCaptureError: it cannot be recorded.
-        """
-
-    def release(self) -> None:
-        """Forgets what the recorded steps share, when all of them are released."""
-
-
 @frozen
 class EagerRecorder:
     """Records nothing: the function runs each time."""
 
     def capture(self, function: Decode, inputs: FixedInputs) -> Recorded:
+        """Makes ``function(inputs)`` replayable. Raises `CannotCaptureError` where it cannot be."""
         return partial(function, inputs), self.release
 
     def release(self) -> None:
-        """Does nothing."""
+        """Forgets what the recorded steps share, when all of them are released."""
 
 
 @define(eq=False)
@@ -137,14 +124,7 @@ def _workspaces_apart() -> Iterator[None]:
             clear()
 
 
-@frozen(kw_only=True)
-class GraphStatistics:
-    """The counts of the steps."""
-
-    recorded: int  # shapes, those included that were recorded again
-    replayed: int  # steps
-    kept: int  # shapes that are there now
-    refused: str  # why nothing is recorded any more; empty: it is
+Recorder = EagerRecorder | CudaRecorder
 
 
 @define(eq=False, kw_only=True)
@@ -152,7 +132,7 @@ class GraphManager:
     """Records and replays steps. Made, used and released on one thread; the executor's stack owns it, and releases it
     before the weights and pages, whose addresses are in the graphs.
 
-    Where a function turns out not to be recordable, the manager says why (a warning, and `statistics`), gives its
+    Where a function turns out not to be recordable, the manager says why (a warning, and `refused`), gives its
     graphs back and takes no further step: it makes steps faster, and none possible that would not be without it.
     """
 
@@ -163,10 +143,10 @@ class GraphManager:
     capacity: int = CAPACITY
     _numbers: Tensor = field(repr=False)
     _logits: Tensor = field(repr=False)
+    captures: int = field(init=False, default=0)  # shapes, those included that were recorded again
+    replays: int = field(init=False, default=0)  # steps
+    refused: str = field(init=False, default="")  # why nothing is recorded any more; empty: it is
     _recorded: dict[Bucket, tuple[FixedInputs, Recorded]] = field(init=False, factory=dict, repr=False)
-    _captures: int = field(init=False, default=0)
-    _replays: int = field(init=False, default=0)
-    _refused: str = field(init=False, default="")
 
     @classmethod
     def allocate(
@@ -194,13 +174,6 @@ class GraphManager:
             logits=torch.zeros(max_running, vocabulary, dtype=paged.dtype, device=device),
         )
 
-    @property
-    def statistics(self) -> GraphStatistics:
-        """Counts since it was made."""
-        return GraphStatistics(
-            recorded=self._captures, replayed=self._replays, kept=len(self._recorded), refused=self._refused
-        )
-
     def run(self, rows: Rows, token_ids: Sequence[int], positions: Sequence[int]) -> Tensor | None:
         """Feeds one token of each of some sequences, whose pages are entered (`PagedKV.enter`).
 
@@ -212,7 +185,7 @@ class GraphManager:
             the step is too large or steps cannot be recorded.
         """
         bucket = self.buckets.fit(rows, self.paged.page_size)
-        if bucket is None or self._refused:
+        if bucket is None or self.refused:
             return None
         inputs = FixedInputs.of(bucket, self._numbers, self._logits)
         numbers = describe(bucket, rows, token_ids, positions, self.paged.page_size, self.paged.pages)
@@ -220,9 +193,13 @@ class GraphManager:
         try:
             self._find(bucket, inputs)()
         except CannotCaptureError as error:
-            self._refuse(str(error))
+            self.refused = str(error)
+            self._forget()
+            logging.getLogger(__name__).warning(
+                "steps are computed without graphs from now on, since one cannot be captured: %s", error
+            )
             return None
-        self._replays += 1
+        self.replays += 1
         return inputs.logits[: len(token_ids)]
 
     def prove(self) -> None:
@@ -234,30 +211,18 @@ class GraphManager:
         of memory would go with the last."""
         found = self._recorded.pop(bucket, None)
         if found is None:
-            self._rehearse(inputs)
+            if not self.captures:  # a first capture that is broken off may leave torch's allocator in it
+                try:
+                    self.decode.rehearse(inputs)
+                except RuntimeError as error:
+                    raise CannotCaptureError(f"{type(error).__name__}: {error}") from error
             found = inputs, self.recorder.capture(self.decode, inputs)
-            self._captures += 1
+            self.captures += 1
         self._recorded[bucket] = found
         while len(self._recorded) > self.capacity:
             oldest = next(iter(self._recorded))
             self._recorded.pop(oldest)[1][1]()
         return found[1][0]
-
-    def _rehearse(self, inputs: FixedInputs) -> None:
-        """Rehearses before the first capture: one that is broken off may leave torch's allocator in it."""
-        if self._captures:
-            return
-        try:
-            self.decode.rehearse(inputs)
-        except RuntimeError as error:
-            raise CannotCaptureError(f"{type(error).__name__}: {error}") from error
-
-    def _refuse(self, reason: str) -> None:
-        self._refused = reason
-        self._forget()
-        logging.getLogger(__name__).warning(
-            "steps are computed without graphs from now on, since one cannot be captured: %s", reason
-        )
 
     def _forget(self) -> None:
         while self._recorded:

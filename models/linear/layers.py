@@ -84,33 +84,17 @@ def multiplies_int8() -> bool:
     return torch.cpu._is_vnni_supported() and bool((torch._int_mm(largest, largest.T) == 127 * 127 * 64).all())
 
 
-@frozen(eq=False)
-class PanelLinear:
-    """The same, of weights in the native library's order, which is what computes it where it can: the network's steps.
-    Here the weights are unpacked, float32, and the inputs are never quantized."""
-
-    panels: Panels
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Maps [..., inputs] to [..., outputs], both float32."""
-        outputs, bias = self.panels.outputs, self.panels.bias
-        return functional.linear(inputs, self.panels.part(0, outputs), None if bias is None else bias[:outputs])
-
-    def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the weight, float32."""
-        return self.panels.rows(indices)
-
-
 Plain = FloatLinear | Int8Linear
 """Layers with weights in the order of a checkpoint."""
 
-Linear = Plain | PanelLinear
+Linear = Plain | Panels
+"""The same, or in the native library's order."""
 
 
 def memory_of(linear: Linear) -> list[Tensor]:
     """Lists the tensors that a layer holds."""
-    if isinstance(linear, PanelLinear):
-        held: list[Tensor | None] = [linear.panels.packed, linear.panels.bias]
+    if isinstance(linear, Panels):
+        held: list[Tensor | None] = [linear.packed, linear.bias]
     elif isinstance(linear, Int8Linear):
         held = [linear.weight, linear.scales, linear.bias]
     else:

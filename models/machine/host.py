@@ -121,7 +121,8 @@ def _quota(read: Read, folder: str) -> float | None:
 def available_memory(read: Read) -> int | None:
     """Bytes that can be taken without swapping, of the machine and of the cgroups that the process is in; ``None``:
     the system does not say."""
-    found = [_machine_memory(read), *(_cgroup_memory(read, folder) for folder in _folders(read, "memory"))]
+    machine = _fields(read("/proc/meminfo")).get("MemAvailable:")
+    found = [machine, *(_cgroup_memory(read, folder) for folder in _folders(read, "memory"))]
     return min((count for count in found if count is not None), default=None)
 
 
@@ -130,10 +131,6 @@ def memory_limit(read: Read) -> int | None:
     files = ("memory.max", "memory.limit_in_bytes")
     found = [_whole(read(f"{folder}/{name}")) for folder in _folders(read, "memory") for name in files]
     return min((count for count in found if count is not None and count < _UNLIMITED), default=None)
-
-
-def _machine_memory(read: Read) -> int | None:
-    return _fields(read("/proc/meminfo")).get("MemAvailable:")
 
 
 def _cgroup_memory(read: Read, folder: str) -> int | None:

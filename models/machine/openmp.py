@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Container, Mapping, MutableMapping
+from collections.abc import Container, MutableMapping
 
 from attrs import frozen
 
@@ -34,25 +34,15 @@ def prepare_openmp(
     Args:
         environment: `os.environ`; processes that are started later inherit what is set there.
     """
-    found = wait_policy(environment, modules)
-    if found.setting is not None:
-        return found
-    if "torch" in modules:
-        logging.getLogger("triolet").info("OpenMP's threads spin while they wait: %s", found.reason)
-        return found
-    environment[_POLICY[0]] = _POLICY[1]
-    return WaitPolicy(setting="=".join(_POLICY), reason="set before torch was loaded")
-
-
-def wait_policy(environment: Mapping[str, str] = os.environ, modules: Container[str] = sys.modules) -> WaitPolicy:
-    """Returns the policy that is in effect now, and changes nothing."""
     for name in _SETTINGS:
         if name in environment:
             return WaitPolicy(setting=f"{name}={environment[name]}", reason="from the environment")
     if "torch" in modules:
-        return WaitPolicy(
-            setting=None,
-            reason="torch was imported before the engine was opened, and reads OMP_WAIT_POLICY only once; set "
-            "OMP_WAIT_POLICY=PASSIVE in the environment of the process, or threads=1, where other processes are busy",
+        reason = (
+            "torch was imported before the engine was opened, and reads OMP_WAIT_POLICY only once; set "
+            "OMP_WAIT_POLICY=PASSIVE in the environment of the process, or threads=1, where other processes are busy"
         )
-    return WaitPolicy(setting=None, reason="nothing is set, and torch is not loaded yet")
+        logging.getLogger("triolet").info("OpenMP's threads spin while they wait: %s", reason)
+        return WaitPolicy(setting=None, reason=reason)
+    environment[_POLICY[0]] = _POLICY[1]
+    return WaitPolicy(setting="=".join(_POLICY), reason="set before torch was loaded")

@@ -200,7 +200,10 @@ class CrossedDecoder:
             distances: what is added to scores by distance, [distances, heads]; the last row is that of all farther.
         """
         program, base, layers = Program(), self.base, list(map(_Layer.of, self.layers))
-        turned, added = self._turn(program, positions), None if distances is None else plain(distances.T)
+        turned, added = 0, None if distances is None else plain(distances.T)
+        if hasattr(base, "rotary_emb"):
+            program.turns.append(turns_of(base.rotary_emb, positions))
+            turned = 2 * program.turns[0][0].shape[1]  # dimensions of a head
         inputs, _, queries, _, _, narrow = layers[0].panels()
         hidden, split = program.buffer(base.config.hidden_size), program.buffer(inputs.outputs)
         asked, attended = program.buffer(queries.outputs), program.buffer(queries.outputs)
@@ -244,14 +247,6 @@ class CrossedDecoder:
         norm = getattr(base, "layernorm_embedding", None)
         if norm is not None:
             program.norm(hidden, hidden, norm_of(norm))
-
-    def _turn(self, program: Program, positions: int) -> int:
-        """Gives the program the turns of positions; how many dimensions of a head are turned. 0: none."""
-        rotary = getattr(self.base, "rotary_emb", None)
-        if rotary is None:
-            return 0
-        program.turns.append(turns_of(rotary, positions))
-        return 2 * program.turns[0][0].shape[1]
 
     def _last_norm(self, layer: _Layer) -> Normed:
         """The norm of the last hidden states, with what they are multiplied with before the head."""

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from attrs import define, field, frozen
-from torch import nn
 
 from .library import ACTIVATIONS, Ending
-from .modules import PackedLinear
 from .panels import PANEL, Panels
 from .parts import epsilon_of, gain_of, is_known, norm_of, pack_linears, pack_words, scale_of, turns_of, unknown_turns
 from .program import MULTIPLE, Attention, Program
@@ -60,7 +58,8 @@ class Decoder:
     def linears(self) -> list[Any]:
         """The linear layers of one layer after the other, and the head."""
         head = self.head
-        return [each for each in self.base.layers.modules() if _is_linear(each)] + ([] if head is None else [head])
+        own = [each for each in self.base.layers.modules() if type(each).__name__.endswith("Linear")]
+        return own + ([] if head is None else [head])
 
     def unknown(self) -> str | None:
         """The reason why it is no program; ``None``: it is one."""
@@ -75,7 +74,7 @@ class Decoder:
             return others
         if not all(map(is_known, self.linears)):
             return "its linear layers are not torch's"
-        if any(len(set(map(_in_int8, group))) > 1 for layer in own for group in _neighbours(layer)):
+        if any(len({hasattr(one, "scales") for one in group}) > 1 for layer in own for group in _neighbours(layer)):
             return "its linear layers are in int8 in part"
         if scale_of(self.module.get_input_embeddings()) is None:
             return f"its embedding is a {type(self.module.get_input_embeddings()).__name__}; known: torch's"
@@ -122,7 +121,11 @@ class _Writer:
 
     def write(self) -> Program:
         base, config, program = self.decoder.base, self.decoder.config, self.program
-        heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, _size(base)
+        heads, kv_heads, size = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            int(base.layers[0].self_attn.head_dim),
+        )
         hidden, split = program.buffer(config.hidden_size), program.buffer((heads + 2 * kv_heads) * size)
         attended, inner = program.buffer(heads * size), program.buffer(config.intermediate_size)
         summand = program.buffer(config.hidden_size)
@@ -131,12 +134,14 @@ class _Writer:
         for index, layer in enumerate(base.layers):
             attention, feed = layer.self_attn, layer.mlp
             normed = type(layer).__name__ in _NORMED
+            inputs = _first_of(attention, _read_by(attention))
             before = layer.pre_feedforward_layernorm if normed else layer.post_attention_layernorm
-            program.linear(hidden, split, _inputs_of(attention), Ending.STORE, norm=norm_of(layer.input_layernorm))
+            program.linear(hidden, split, inputs, Ending.STORE, norm=norm_of(layer.input_layernorm))
             program.attend(split, attended, self._attention(index, attention, heads, kv_heads, size))
             self._add(attended, hidden, summand, attention.o_proj, layer.post_attention_layernorm if normed else None)
             activation = ACTIVATIONS[_activation(base)]
-            program.linear(hidden, inner, _gated_of(feed), Ending.GATED, norm=norm_of(before), activation=activation)
+            gates = _first_of(feed, _gates_of(feed))
+            program.linear(hidden, inner, gates, Ending.GATED, norm=norm_of(before), activation=activation)
             self._add(inner, hidden, summand, feed.down_proj, layer.post_feedforward_layernorm if normed else None)
         last, head = program.buffer(config.hidden_size), self.decoder.head
         program.norm(hidden, last, norm_of(base.norm), wanted=True)
@@ -158,7 +163,7 @@ class _Writer:
 
     def _attention(self, index: int, attention: Any, heads: int, kv_heads: int, size: int) -> Attention:
         query_norm, key_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-        turns = bool(getattr(attention, "use_rope", True))
+        turns, caps = bool(getattr(attention, "use_rope", True)), type(attention).__name__ == "Gemma2Attention"
         table, turned = self._table(getattr(self.decoder.config, "layer_types", None), index) if turns else (0, 0)
         return Attention(
             layer=index,
@@ -169,7 +174,7 @@ class _Writer:
             turned=turned,
             table=table,
             window=self.decoder.windows[index] or 0,
-            soft_cap=float(attention.attn_logit_softcapping or 0.0) if _caps_scores(attention) else 0.0,
+            soft_cap=float(attention.attn_logit_softcapping or 0.0) if caps else 0.0,
             epsilon=0.0 if query_norm is None else epsilon_of(query_norm),
             query_gain=None if query_norm is None else gain_of(query_norm),
             key_gain=None if key_norm is None else gain_of(key_norm),
@@ -187,10 +192,6 @@ class _Writer:
         return self.tables[kind]
 
 
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | PackedLinear) or type(module).__name__.endswith("Linear")
-
-
 def _read_by(attention: Any) -> tuple[str, ...]:
     return ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
 
@@ -205,30 +206,12 @@ def _neighbours(layer: Any) -> tuple[list[Any], list[Any]]:
     return [getattr(attention, name) for name in _read_by(attention)], [getattr(feed, name) for name in _gates_of(feed)]
 
 
-def _in_int8(linear: Any) -> bool:
-    return hasattr(linear, "scales")
-
-
 def _activation(base: Any) -> str:
     config = base.config
     return str(config.hidden_activation if type(base.layers[0]).__name__ in _NORMED else config.hidden_act)
 
 
-def _size(base: Any) -> int:
-    return int(base.layers[0].self_attn.head_dim)
-
-
-def _caps_scores(attention: Any) -> bool:
-    return type(attention).__name__ == "Gemma2Attention"
-
-
-def _inputs_of(attention: Any) -> Panels:
-    """Queries, keys and values as one matrix."""
-    panels: Panels = (attention.qkv_proj if hasattr(attention, "qkv_proj") else attention.q_proj).panels()
-    return panels
-
-
-def _gated_of(feed: Any) -> Panels:
-    """Gates, and what they are multiplied with, as one matrix."""
-    panels: Panels = (feed.gate_up_proj if hasattr(feed, "gate_up_proj") else feed.gate_proj).panels()
+def _first_of(parent: Any, names: Sequence[str]) -> Panels:
+    """The one matrix of linear layers that are neighbours."""
+    panels: Panels = getattr(parent, names[0]).panels()
     return panels

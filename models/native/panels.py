@@ -102,6 +102,11 @@ class Panels:
         int8 tells them."""
         return self.rows(torch.arange(start, stop))
 
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """The linear layer by torch, [..., inputs] to [..., outputs], both float32; inputs are not quantized."""
+        bias = None if self.bias is None else self.bias[: self.outputs]
+        return functional.linear(inputs, self.part(0, self.outputs), bias)
+
     def data(self) -> Any:
         """A pointer for the library, good as long as the tensors are."""
         bias = None if self.bias is None else self.bias.data_ptr()
@@ -140,10 +145,6 @@ def narrowest(weight: Tensor) -> torch.dtype:
     if weight.dtype in {torch.float16, torch.bfloat16}:
         return weight.dtype
     for dtype in (torch.bfloat16, torch.float16):
-        if all(map(_holds, torch.split(weight, _PART), [dtype] * -(-len(weight) // _PART))):
+        if all(bool((part.to(dtype) == part).all()) for part in torch.split(weight, _PART)):
             return dtype
     return torch.float32
-
-
-def _holds(part: Tensor, dtype: torch.dtype) -> bool:
-    return bool((part.to(dtype) == part).all())

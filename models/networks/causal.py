@@ -18,17 +18,18 @@ from torch import Tensor
 from ...core.request import EncoderItem
 from ..architectures.family import Family
 from ..attention.fixed import FixedInputs, FixedStep
-from ..attention.layers import PAGED, PAGED_APART, AnyStep, PagedCall, Witness, register
+from ..attention.layers import PAGED, PAGED_APART, PagedCall, Witness, register
 from ..attention.paged import PagedStep
 from ..launch.compiled import CompiledLayers
 from ..launch.graphs import GraphManager
 from ..launch.pipeline import Pipeline, StagedKV
+from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
 from ..memory.rows import Rows
 from ..native.runner import Runner
-from .network import Feed, Network, Outputs, Record
-from .pooling import PooledHead, Sums, check_pooling
+from .network import Feed, Network, Record
+from .pooling import Sums, check_pooling, pooled
 
 
 @define(eq=False)
@@ -95,7 +96,7 @@ class CausalNetwork(Network):
         if placed is not None:
             notes.positions, notes.delta = placed[0].numpy().copy(), placed[1]
 
-    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         assert self.generates, "a model without a head for tokens is asked for some"
         fixed = None if self.graphs is None else _fixed(feeds)
         if self.graphs is not None and fixed is not None:
@@ -106,7 +107,7 @@ class CausalNetwork(Network):
                 return logits.index_select(0, torch.tensor(rows.wanted, dtype=torch.long, device=self.device)).float()
         return self.rows(feeds, wanted, outputs)
 
-    def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+    def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         """Returns `logits`, or of a model that does not generate the last hidden states [wanted, hidden]."""
         rows = self._lay_out(feeds, wanted)
         if self.native is not None:
@@ -129,7 +130,7 @@ class CausalNetwork(Network):
         self.paged.enter([feed.part for feed in feeds])
 
     def fed(
-        self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs
+        self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs
     ) -> tuple[Tensor | Sequence[int], Rows]:
         """The step for the library, which looks tokens up itself where no items are among them."""
         rows = self._lay_out(feeds, wanted)
@@ -137,7 +138,7 @@ class CausalNetwork(Network):
             return self._embed(feeds, rows.starts, outputs), rows
         return [token for feed in feeds for token in feed.tokens], rows
 
-    def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
+    def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
         every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
         rows = self._lay_out(feeds, every)
         if self.native is None:
@@ -146,14 +147,16 @@ class CausalNetwork(Network):
             hidden = self.native.step(self._embed(feeds, rows.starts, outputs), rows, hidden=True)
         return list(map(self._pool, feeds, torch.split(hidden, [feed.part.length for feed in feeds])))
 
-    def _hidden(self, feeds: Sequence[Feed], rows: Rows, outputs: Outputs) -> Tensor:
+    def _hidden(self, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs) -> Tensor:
         """The last hidden states [rows, hidden], by torch."""
         hidden: Tensor = self._run(self.model.module.base_model, feeds, rows, outputs).last_hidden_state[0]
         return hidden
 
-    def _run(self, module: Any, feeds: Sequence[Feed], rows: Rows, outputs: Outputs, **options: Any) -> Any:
+    def _run(self, module: Any, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs, **options: Any) -> Any:
         self._enter(feeds)
-        call = PagedCall(step=self._step(rows), witness=self.witness)
+        paged: Any = self.paged  # of a pipeline in stages, as it takes them
+        step = PagedStep(paged, rows) if self.pipeline is None else self.pipeline.step(paged, rows)
+        call = PagedCall(step=step, witness=self.witness)
         try:
             with self.crossing():
                 return module(
@@ -172,12 +175,6 @@ class CausalNetwork(Network):
             return self.pipeline.crossing()
         return nullcontext() if self.compiled is None else self.compiled.crossing()
 
-    def _step(self, rows: Rows) -> AnyStep:
-        if isinstance(self.paged, PagedKV):
-            return PagedStep(self.paged, rows)
-        assert self.pipeline is not None, "pages in stages are of a pipeline"
-        return self.pipeline.step(self.paged, rows)
-
     def _pool(self, feed: Feed, hidden: Tensor) -> tuple[float, ...] | None:
         pooling, notes = feed.record.start.pooling, feed.record.notes
         assert pooling is not None, "only a sequence with a pooling is pooled"
@@ -187,9 +184,9 @@ class CausalNetwork(Network):
                 f"sequence {feed.record.start.sequence_id}: {pooling.kind} needs all positions, so no shared prefix"
             )
         notes.sums.add(hidden, pooling)
-        return PooledHead(self.model).answer(notes.sums, pooling) if feed.part.samples else None
+        return pooled(self.model, notes.sums, pooling) if feed.part.samples else None
 
-    def _embed(self, feeds: Sequence[Feed], starts: Sequence[int], outputs: Outputs) -> Tensor:
+    def _embed(self, feeds: Sequence[Feed], starts: Sequence[int], outputs: EncoderOutputs) -> Tensor:
         """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them.
 
         Args:
@@ -278,7 +275,7 @@ def _holds_items(feed: Feed) -> bool:
     return any(one.touches(start, stop) for one in feed.record.start.placeholders)
 
 
-def _place(embeddings: Tensor, row: int, feed: Feed, outputs: Outputs) -> None:
+def _place(embeddings: Tensor, row: int, feed: Feed, outputs: EncoderOutputs) -> None:
     """Puts what the chunk holds of each item in place of the embeddings of its placeholders. The chunk's rows begin at
     ``row``; an item's rows fill its spans in order, and chunks may cut them anywhere."""
     start, stop = feed.part.start, feed.part.start + feed.part.length

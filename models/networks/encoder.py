@@ -13,8 +13,9 @@ from attrs import frozen
 from torch import Tensor
 
 from ...core.request import Pooling
+from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.module import TransformerModel
-from .network import Feed, Network, Outputs, Record
+from .network import Feed, Network, Record
 from .pooling import Sums, check_pooling, finish
 
 _FILLED = 0.25  # of a batch's rows, at most, are there to fill it up
@@ -36,7 +37,7 @@ class EncoderNetwork(Network):
         )
         check_pooling(record.start, classifies=self.classifies)
 
-    def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:  # noqa: ARG002
+    def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:  # noqa: ARG002
         answers: list[tuple[float, ...] | None] = [None] * len(feeds)
         for classify in (False, True):
             chosen = [index for index, feed in enumerate(feeds) if (_pooling(feed).kind == "classify") is classify]
@@ -50,8 +51,10 @@ class EncoderNetwork(Network):
         filled = [[*feed.tokens, *[self.pad] * (longest - feed.part.length)] for feed in feeds]
         lengths = torch.tensor([feed.part.length for feed in feeds])
         module = self.model.module if classify else self.model.module.base_model
-        pairs = any(_second(feed) is not None for feed in feeds)
-        types = {"token_type_ids": self._types(feeds, longest)} if pairs else {}
+        types = {}
+        if any(_pooling(feed).second is not None for feed in feeds):  # pairs: the tokens of the second text have type 1
+            seconds = [longest if (second := _pooling(feed).second) is None else second for feed in feeds]
+            types["token_type_ids"] = (torch.arange(longest) >= torch.tensor(seconds)[:, None]).long().to(self.device)
         output = module(
             input_ids=torch.tensor(filled, device=self.device),
             attention_mask=(torch.arange(longest) < lengths[:, None]).long().to(self.device),
@@ -59,15 +62,6 @@ class EncoderNetwork(Network):
         )
         rows = output.logits[:, None] if classify else output.last_hidden_state
         return [_answer(row, feed, classify) for row, feed in zip(rows, feeds, strict=True)]
-
-    def _types(self, feeds: list[Feed], longest: int) -> Tensor:
-        """The number of the text, 0 or 1, that each token belongs to, [prompts, longest]."""
-        seconds = [longest if _second(feed) is None else _second(feed) for feed in feeds]
-        return (torch.arange(longest) >= torch.tensor(seconds)[:, None]).long().to(self.device)
-
-
-def _second(feed: Feed) -> int | None:
-    return _pooling(feed).second
 
 
 def _answer(rows: Tensor, feed: Feed, classify: bool) -> tuple[float, ...]:

@@ -21,10 +21,11 @@ from ..architectures.crossed import CrossedFamily, Forward, told
 from ..attention.crossed import CROSSED, CrossCall, WriteCall, register_crossed
 from ..attention.layers import PagedCall, Witness
 from ..attention.paged import PagedStep
+from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.module import TransformerModel, forwards
 from ..memory.slots import CrossStep
 from ..native.crossed import CrossedDecoder
-from .network import CrossedNetwork, Feed, Outputs
+from .network import CrossedNetwork, Feed
 
 
 @frozen(kw_only=True, eq=False)
@@ -86,7 +87,7 @@ class EncoderDecoderNetwork(CrossedNetwork):
         for module in self._crossing:
             module(hidden_states=row, key_value_states=output[None], triolet=call)
 
-    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         if self.native is not None:
             return self.native.step(*self.fed(feeds, wanted, outputs))
         self.paged.enter([feed.part for feed in feeds])
@@ -99,8 +100,10 @@ class EncoderDecoderNetwork(CrossedNetwork):
         cross_call = CrossCall(step=CrossStep.of(self.cross, rows), witness=self.cross_witness)
         try:
             with forwards(self._instead(positions, distances, chosen, call, cross_call)):
+                # for the cross-attention modules to project; some cannot do with none
+                row = torch.zeros(1, 1, self.hidden, dtype=self.paged.dtype, device=self.device)
                 answer = self.model.module(
-                    encoder_outputs=self._nothing(), decoder_input_ids=tokens[None], use_cache=False
+                    encoder_outputs=self.encoder_output(row), decoder_input_ids=tokens[None], use_cache=False
                 )
         finally:
             call.step = cross_call.step = None
@@ -118,10 +121,6 @@ class EncoderDecoderNetwork(CrossedNetwork):
         given.update((module, partial(told, module.forward, {"triolet": cross_call})) for module in self._crossing)
         return list(given.items())
 
-    def _nothing(self) -> Any:
-        """One row for the cross-attention modules to project; some cannot do with none."""
-        return self.encoder_output(torch.zeros(1, 1, self.hidden, dtype=self.paged.dtype, device=self.device))
-
     def encoder_output(self, hidden: Tensor) -> Any:
         """``hidden`` [1, embeddings, hidden] as the module takes it."""
         from transformers.modeling_outputs import BaseModelOutput
@@ -137,7 +136,8 @@ def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[
     outputs: dict[str, Tensor] = {}
     by_shape: dict[object, list[EncoderItem]] = {}
     for job in jobs:
-        by_shape.setdefault(_shapes(job), []).append(job)
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(job.payload.items()))
+        by_shape.setdefault(shapes, []).append(job)
     for alike in by_shape.values():
         found = family.encode(model.module, [job.payload for job in alike])
         outputs.update(zip([job.key for job in alike], found, strict=True))
@@ -145,10 +145,6 @@ def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[
         length = len(outputs[job.key])
         assert length == job.embeddings, f"item {job.key!r} has {length} embeddings, not {job.embeddings}"
     return [outputs[job.key] for job in jobs]
-
-
-def _shapes(job: EncoderItem) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    return tuple((name, tuple(tensor.shape)) for name, tensor in sorted(job.payload.items()))
 
 
 def _keep(forward: Callable[..., Any], rows: Tensor, call: PagedCall, *args: Any, **kwargs: Any) -> Any:

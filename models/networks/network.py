@@ -6,7 +6,7 @@ A network owns no tensor. It refers to what the executor's resource stack owns: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import define, evolve, field, frozen
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...core.plan import Chunk, SequenceStart
 from ...core.request import EncoderItem
+from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.kv import PagedKV
 from ..memory.rows import Rows
 from ..memory.slots import CrossKV
@@ -73,13 +74,6 @@ class Feed:
         return Feed(part=longer, record=self.record, proposed=proposed)
 
 
-class Outputs(Protocol):
-    """The store that encoder outputs are read from."""
-
-    def get(self, key: str) -> Tensor:
-        """The output of ``key``, [embeddings, width], which must be resident."""
-
-
 class Network:
     """A model at work. Every method is for `torch.inference_mode`; chunks have been checked against pages and slots.
 
@@ -113,12 +107,12 @@ class Network:
         raise AssertionError(f"{type(self).__name__} starts no sequence, but is given {record.start.sequence_id}")
 
     def fed(
-        self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs
+        self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs
     ) -> tuple[Tensor | Sequence[int], Rows]:
         """Embeddings [rows, hidden] or tokens [rows] of a step, and its rows, for a `Runner`."""
         raise AssertionError(f"{type(self).__name__} feeds nothing of {len(feeds)} chunks, {wanted} and {outputs}")
 
-    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         """Feeds at least one chunk.
 
         Args:
@@ -130,7 +124,7 @@ class Network:
         """
         raise AssertionError(f"{type(self).__name__} has no logits {wanted} of {len(feeds)} chunks and {outputs}")
 
-    def vectors(self, feeds: Sequence[Feed], outputs: Outputs) -> list[tuple[float, ...] | None]:
+    def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
         """Feeds chunks of sequences with a `Pooling`; the vector of each whose chunk ends its prompt."""
         raise AssertionError(f"{type(self).__name__} pools nothing of {len(feeds)} chunks and {outputs}")
 
@@ -154,7 +148,7 @@ class CrossedNetwork(Network):
         self,
         feeds: Sequence[Feed],
         wanted: Sequence[tuple[int, int]],
-        outputs: Outputs | None = None,  # noqa: ARG002
+        outputs: EncoderOutputs | None = None,  # noqa: ARG002
     ) -> tuple[Sequence[int], Rows]:
         rows = Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size, self.cross.length)
         return [token for index in rows.order for token in feeds[index].tokens], rows

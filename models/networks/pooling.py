@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import define, frozen
+from attrs import define
 from torch import Tensor
 
 from ...core.plan import SequenceStart
@@ -45,18 +45,13 @@ def _host(tensor: Tensor) -> Any:
     return tensor.float().cpu().numpy().copy()
 
 
-@frozen(eq=False)
-class PooledHead:
-    """The part after pooling: a classification head, or a division by the length."""
-
-    model: TransformerModel
-
-    def answer(self, sums: Sums, pooling: Pooling) -> tuple[float, ...]:
-        vector = sums.vector(pooling)
-        if pooling.kind == "classify":
-            score = self.model.module.score
-            vector = _host(score(torch.from_numpy(vector).to(getattr(score, "scales", score.weight))))
-        return finish(vector, pooling)
+def pooled(model: TransformerModel, sums: Sums, pooling: Pooling) -> tuple[float, ...]:
+    """The answer of a decoder whose prompt is read: by its classification head, where classes are asked for."""
+    vector = sums.vector(pooling)
+    if pooling.kind == "classify":
+        score = model.module.score
+        vector = _host(score(torch.from_numpy(vector).to(getattr(score, "scales", score.weight))))
+    return finish(vector, pooling)
 
 
 def check_pooling(start: SequenceStart, *, classifies: bool) -> None:

@@ -76,7 +76,7 @@ class _EncoderLayer:
         return cls(
             heads=heads,
             norm=_norm(loader, f"{name}.self_attn_layer_norm", width),
-            qkv=loader.fused(f"{name}.self_attn", "qkv", width, heads),
+            qkv=loader.fused(f"{name}.self_attn", width, heads),
             out=loader.linear(f"{name}.self_attn.out_proj", width, width),
             feed_forward=_FeedForward.load(loader, name, width, inner, activation),
         )
@@ -186,10 +186,10 @@ class _DecoderLayer:
             index=index,
             heads=heads,
             norm=_norm(loader, f"{name}.self_attn_layer_norm", width),
-            qkv=loader.fused(f"{name}.self_attn", "qkv", width, heads),
+            qkv=loader.fused(f"{name}.self_attn", width, heads),
             out=loader.linear(f"{name}.self_attn.out_proj", width, width),
             cross_norm=_norm(loader, f"{name}.encoder_attn_layer_norm", width),
-            cross_query=loader.fused(f"{name}.encoder_attn", "q", width, heads),
+            cross_query=loader.stacked([(f"{name}.encoder_attn", "q")], width, heads),
             cross_out=loader.linear(f"{name}.encoder_attn.out_proj", width, width),
             feed_forward=_FeedForward.load(loader, name, width, inner, activation),
         )
@@ -293,6 +293,12 @@ class WhisperModel:
         decoder = _Decoder.load(loader, checkpoint) if decodes else None
         return cls(shape=checkpoint.shape, encoder=encoder, decoder=decoder, tensors=loader.taken)
 
+    @property
+    def decoder(self) -> _Decoder:
+        """The parts of the decoder."""
+        assert self._decoder is not None, "the model is released, or has no decoder"
+        return self._decoder
+
     def encode(self, log_mel: Tensor, runner: Runner | None = None) -> Tensor:
         """Encoder outputs [n, frames / 2, width] of features [n, mels, frames] of any float dtype, of whole windows or
         of their beginnings.
@@ -310,8 +316,7 @@ class WhisperModel:
     def cross_keys_values(self, encoder_output: Tensor) -> Tensor:
         """Cross-attention keys and values of all layers, [embeddings, layers * 2 * width], as `CrossKV.write_all` takes
         them, of one encoder output [embeddings, width]."""
-        assert self._decoder is not None, "the model is released, or has no decoder"
-        return self._decoder.cross_keys_values(encoder_output)
+        return self.decoder.cross_keys_values(encoder_output)
 
     def decode(
         self,
@@ -323,34 +328,27 @@ class WhisperModel:
     ) -> Tensor:
         """Feeds ``token_ids`` [rows]; the last hidden states [rows, width], before the final norm. Puts the scaled
         queries [rows, width] of each layer's cross-attention into ``kept``, by layer."""
-        decoder = self._decoder
-        assert decoder is not None, "the model is released, or has no decoder"
-        hidden = self.embed(token_ids, positions)
+        decoder = self.decoder
+        hidden = decoder.tokens.rows(token_ids) + decoder.positions[positions]
         for layer in decoder.layers:
             layer.change(hidden, step, crossing, kept)
         return hidden
-
-    def embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """The decoder's inputs [rows, width] of tokens at positions [rows]."""
-        assert self._decoder is not None, "the model is released, or has no decoder"
-        return self._decoder.tokens.rows(token_ids) + self._decoder.positions[positions]
 
     def encoder_program(self) -> Program:
         """The encoder's program for the native library, with the cross-attention's keys and values for its head where
         there is a decoder; the model was loaded for that."""
         assert self._encoder is not None, "the model is released"
-        cross: Any = None if self._decoder is None else self._decoder.cross_keys_values
-        return write_encoder(self._encoder, self.shape, None if cross is None else cross.panels)
+        cross = None if self._decoder is None else self._decoder.cross_keys_values
+        assert not isinstance(cross, Plain), "the model is not in the library's order"
+        return write_encoder(self._encoder, self.shape, cross)
 
     def decoder_program(self) -> WhisperProgram:
         """The decoder's, likewise."""
-        assert self._decoder is not None, "the model is released, or has no decoder"
-        return write_program(self._decoder, self.shape)
+        return write_program(self.decoder, self.shape)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocabulary], float32, of hidden states [rows, width]."""
-        assert self._decoder is not None, "the model is released, or has no decoder"
-        return self._decoder.head(self._decoder.norm(hidden)).float()
+        return self.decoder.head(self.decoder.norm(hidden)).float()
 
     def to(self, device: torch.device) -> WhisperModel:
         """The same model with its tensors on ``device``; those that are there already are shared, not copied."""

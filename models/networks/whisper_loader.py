@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..checkpoints.whisper import WeightFiles
-from ..linear.layers import FloatLinear, Int8Linear, Linear, PanelLinear, Plain, memory_of
+from ..linear.layers import FloatLinear, Int8Linear, Linear, Plain, memory_of
 from ..native.panels import Panels
 
 
@@ -45,9 +45,9 @@ class Loader:
         self.fill(linear, slice(None), name)
         return linear
 
-    def fused(self, name: str, parts: str, width: int, heads: int) -> Linear:
-        """The projections ``parts`` (of "qkv") of one attention, one below the other."""
-        return self.stacked([(name, part) for part in parts], width, heads)
+    def fused(self, name: str, width: int, heads: int) -> Linear:
+        """Queries, keys and values of one attention."""
+        return self.stacked([(name, "q"), (name, "k"), (name, "v")], width, heads)
 
     def stacked(self, projections: Sequence[tuple[str, str]], width: int, heads: int) -> Linear:
         """Projections one below the other, each named by its attention and "q", "k" or "v". Each is written where it
@@ -77,7 +77,7 @@ class Loader:
         """A layer whose weights are there, as the model holds it."""
         held: Linear = linear
         if self.native:
-            held = PanelLinear(Panels.of(linear.weight, linear.bias, dtype=torch.int8 if self.int8 else None))
+            held = Panels.of(linear.weight, linear.bias, dtype=torch.int8 if self.int8 else None)
         self.taken.extend(memory_of(held))
         return held
 

@@ -11,10 +11,11 @@ from torch import Tensor
 from ...core.errors import InvalidRequest
 from ...core.request import EncoderItem
 from ..attention.paged import PagedStep
+from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.slots import CrossStep
 from ..native.runner import Runner
 from .features import LogMel
-from .network import CrossedNetwork, Feed, Outputs
+from .network import CrossedNetwork, Feed
 from .whisper import WhisperModel
 
 
@@ -47,7 +48,7 @@ class WhisperNetwork(CrossedNetwork):
         found = self.model.cross_keys_values(output) if self.encoder is None else self.encoder.head(output)
         self.cross.write_all(slot, found)
 
-    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: Outputs) -> Tensor:
+    def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         if self.native is not None:
             return self.native.step(*self.fed(feeds, wanted, outputs))
         reading = self.read(feeds, ())

@@ -35,13 +35,13 @@ def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels | None) -> Pr
     """The program of an encoder after its convolutions: it ends with the encoder output. ``cross``, the keys
     and values of all layers' cross-attention, is its head."""
     program, width, heads = Program(), shape.width, shape.encoder_heads
-    inner = encoder.layers[0].feed_forward.widen.panels.outputs
+    inner = encoder.layers[0].feed_forward.widen.outputs
     hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
     widened = program.buffer(inner)
     for layer in encoder.layers:
-        program.linear(hidden, split, layer.qkv.panels, Ending.STORE, norm=_norm(layer.norm))
+        program.linear(hidden, split, layer.qkv, Ending.STORE, norm=_norm(layer.norm))
         program.attend_all(split, attended, heads=heads, size=width // heads)
-        program.linear(attended, hidden, layer.out.panels, Ending.ADD)
+        program.linear(attended, hidden, layer.out, Ending.ADD)
         _feed_forward(program, hidden, widened, layer.feed_forward)
     last = program.buffer(width)
     program.norm(hidden, last, _norm(encoder.norm), wanted=True)
@@ -54,32 +54,32 @@ def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels | None) -> Pr
 def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
     """The program of a decoder whose matrices are in panels. Query scales are in the weights."""
     program, width, heads = Program(), shape.width, shape.decoder_heads
-    inner = decoder.layers[0].feed_forward.widen.panels.outputs
+    inner = decoder.layers[0].feed_forward.widen.outputs
     hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
     queries = tuple(map(program.buffer, [width] * len(decoder.layers)))  # no closure, see `core.frames`
     widened = program.buffer(inner)
-    program.look_up(hidden, decoder.tokens.panels, 1.0, decoder.positions.clone())
+    program.look_up(hidden, decoder.tokens, 1.0, decoder.positions.clone())
     for layer, query in zip(decoder.layers, queries, strict=True):
         size = width // heads
         attention = Attention(layer=layer.index, heads=heads, kv_heads=heads, size=size, scale=1.0, turned=0)
-        program.linear(hidden, split, layer.qkv.panels, Ending.STORE, norm=_norm(layer.norm))
+        program.linear(hidden, split, layer.qkv, Ending.STORE, norm=_norm(layer.norm))
         program.attend(split, attended, attention)
-        program.linear(attended, hidden, layer.out.panels, Ending.ADD)
-        program.linear(hidden, query, layer.cross_query.panels, Ending.STORE, norm=_norm(layer.cross_norm))
+        program.linear(attended, hidden, layer.out, Ending.ADD)
+        program.linear(hidden, query, layer.cross_query, Ending.STORE, norm=_norm(layer.cross_norm))
         program.cross(query, attended, attention)
-        program.linear(attended, hidden, layer.cross_out.panels, Ending.ADD)
+        program.linear(attended, hidden, layer.cross_out, Ending.ADD)
         _feed_forward(program, hidden, widened, layer.feed_forward)
     last = program.buffer(width)
     program.norm(hidden, last, _norm(decoder.norm), wanted=True)
-    program.linear(last, program.buffer(shape.vocabulary), decoder.head.panels, Ending.STORE, wanted=True)
+    program.linear(last, program.buffer(shape.vocabulary), decoder.head, Ending.STORE, wanted=True)
     program.has_head = program.chooses = True
     return WhisperProgram(program, queries)
 
 
 def _feed_forward(program: Program, hidden: int, widened: int, feed: Any) -> None:
     norm, gelu = _norm(feed.norm), ACTIVATIONS["gelu"]
-    program.linear(hidden, widened, feed.widen.panels, Ending.ACTIVATED, norm=norm, activation=gelu)
-    program.linear(widened, hidden, feed.narrow.panels, Ending.ADD)
+    program.linear(hidden, widened, feed.widen, Ending.ACTIVATED, norm=norm, activation=gelu)
+    program.linear(widened, hidden, feed.narrow, Ending.ADD)
 
 
 def _norm(norm: Any) -> Normed:

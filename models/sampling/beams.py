@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Self
 
 from attrs import define
@@ -58,8 +59,4 @@ def merge(found: Sequence[Sequence[tuple[int, float, float]]], most: int) -> lis
     ]
     if any(math.isnan(one.total) for one in every):
         return []
-    return sorted(every, key=_total, reverse=True)[:most]
-
-
-def _total(candidate: Candidate) -> float:
-    return candidate.total
+    return sorted(every, key=attrgetter("total"), reverse=True)[:most]

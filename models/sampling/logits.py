@@ -12,7 +12,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -43,56 +43,35 @@ class SamplerInput:
 
 
 @define(eq=False)
-class Latest(Generic[_T]):
-    """The things made for `LogitRules`' constant part (``suppress``, ``allowed``), kept for the latest ``capacity``
-    rules."""
-
-    capacity: int
-    _kept: dict[tuple[object, object], _T] = field(init=False, factory=dict, repr=False)
-
-    def find(self, rules: LogitRules, make: Callable[[LogitRules], _T]) -> _T:
-        """Returns what ``make`` gives, or gave before."""
-        key = (rules.suppress, rules.allowed)
-        found = self._kept.pop(key) if key in self._kept else make(rules)
-        self._kept[key] = found  # the last used is the last to go
-        if len(self._kept) > self.capacity:
-            del self._kept[next(iter(self._kept))]
-        return found
-
-    def all(self) -> tuple[_T, ...]:
-        """Returns all that is kept."""
-        return tuple(self._kept.values())
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self._kept.clear()
-
-
-@define(eq=False)
 class RuleMasks:
-    """The tokens that the constant part of `LogitRules` never allows."""
+    """The tokens that the constant part of `LogitRules` (``suppress``, ``allowed``) never allows, kept for the latest
+    ``capacity`` rules."""
 
     vocabulary: int
     device: torch.device
     capacity: int = 16
-    _masks: Latest[Tensor] = field(init=False, repr=False)
-    _bans: Latest[array[int]] = field(init=False, repr=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._masks, self._bans = Latest(self.capacity), Latest(self.capacity)
+    _masks: dict[tuple[object, object], Tensor] = field(init=False, factory=dict, repr=False)
+    _bans: dict[tuple[object, object], array[int]] = field(init=False, factory=dict, repr=False)
 
     def mask(self, rules: LogitRules) -> Tensor | None:
         """The banned tokens as a mask, bool [vocabulary], or, where they are few, their ids, int64 [banned]; ``None``
         where all are allowed."""
         if not rules.suppress and rules.allowed is None:
             return None
-        return self._masks.find(rules, self._build)
+        return self._latest(self._masks, rules, self._build)
 
     def bans(self, rules: LogitRules) -> Sequence[int]:
         """The banned tokens as ranges: the first token and the one after the last, one pair after the other."""
         if not rules.suppress and rules.allowed is None:
             return ()
-        return self._bans.find(rules, self._find_ranges)
+        return self._latest(self._bans, rules, self._find_ranges)
+
+    def _latest(self, kept: dict[tuple[object, object], _T], rules: LogitRules, make: Callable[[LogitRules], _T]) -> _T:
+        key = (rules.suppress, rules.allowed)
+        kept[key] = found = kept.pop(key) if key in kept else make(rules)  # the last used is the last to go
+        if len(kept) > self.capacity:
+            del kept[next(iter(kept))]
+        return found
 
     def _build(self, rules: LogitRules) -> Tensor:
         mask = torch.zeros(self.vocabulary, dtype=torch.bool)
@@ -112,7 +91,7 @@ class RuleMasks:
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The masks kept."""
-        return self._masks.all()
+        return tuple(self._masks.values())
 
     def release(self) -> None:
         """Forgets them."""
@@ -325,19 +304,13 @@ def choose(logits: Tensor, inputs: Sequence[SamplerInput]) -> tuple[list[int], l
     Returns:
         The tokens and their log-probabilities. The latter are NaN where nothing could be sampled.
     """
-    tokens = _likeliest_tokens(logits)
+    on_cpu = logits.device.type == "cpu"  # where numpy finds the first of the largest ten times as fast as torch
+    tokens = torch.from_numpy(logits.numpy().argmax(-1)) if on_cpu else logits.argmax(-1)
     for row, one in enumerate(inputs):
         if one.sampling.temperature > 0.0:
             tokens[row] = sample(logits[row], one.sampling, len(one.generated))
     logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     return tokens.tolist(), logprobs.tolist()
-
-
-def _likeliest_tokens(logits: Tensor) -> Tensor:
-    """The first of the largest of each row. On the CPU numpy finds it ten times as fast as torch does."""
-    if logits.device.type != "cpu":
-        return logits.argmax(-1)
-    return torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def likeliest(logits: Tensor, inputs: Sequence[SamplerInput]) -> list[tuple[tuple[int, float], ...]]:
@@ -371,7 +344,10 @@ def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
     assert sampling.seed is not None, (
         "a fresh seed is chosen when a request is built, so that a replay samples the same tokens"
     )
-    index = _inverse_cdf(probabilities, uniform(sampling.seed, position))
+    cumulative = probabilities.cumsum(-1)
+    # Strictly above: an index of probability 0 adds nothing to the sum, so it is never the first one above the point.
+    point = cumulative[-1:] * uniform(sampling.seed, position)
+    index = torch.searchsorted(cumulative, point, right=True)[0].clamp(max=len(probabilities) - 1)
     return index if tokens is None else tokens[index]
 
 
@@ -388,13 +364,6 @@ def _nucleus(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     before = likely.cumsum(-1).roll(1)
     before[0] = 0.0
     return likely.masked_fill(before >= top_p, 0.0), ids[order]
-
-
-def _inverse_cdf(probabilities: Tensor, point: float) -> Tensor:
-    """The first index whose cumulative probability exceeds ``point`` of the total."""
-    cumulative = probabilities.cumsum(-1)
-    # Strictly above: an index of probability 0 adds nothing to the sum, so it is never the first one above the point.
-    return torch.searchsorted(cumulative, cumulative[-1:] * point, right=True)[0].clamp(max=len(probabilities) - 1)
 
 
 def uniform(seed: int, position: int) -> float:

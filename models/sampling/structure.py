@@ -66,7 +66,8 @@ def _grammar(structure: Structure) -> str:
             except ValueError as error:
                 raise _bad(structure, str(error)) from None
         case _:
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, _choices(structure))))
+            quoted = [json.dumps(text, ensure_ascii=False) for text in _choices(structure)]  # as Lark writes texts
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
 
 
 def _choices(structure: Structure) -> list[str]:
@@ -77,11 +78,6 @@ def _choices(structure: Structure) -> list[str]:
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise _bad(structure, "it is no JSON array of texts, one or more, none of them empty")
     return texts
-
-
-def _quoted(text: str) -> str:
-    """The string as Lark writes it; JSON does it alike."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _bad(structure: Structure, message: str) -> InvalidRequest:

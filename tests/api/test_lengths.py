@@ -17,6 +17,7 @@ import triolet
 from triolet import demo
 from triolet.api.inputs import lengths, prompts, vectors
 from triolet.api.inputs.lengths import Pause, read_texts
+from triolet.models.architectures import vision
 from triolet.testing.families import make_checkpoint
 
 CONFIG = triolet.EngineConfig(dtype="float32")
@@ -193,7 +194,7 @@ async def test_media_are_read_before_the_turn_and_their_prompt_in_it(
     query = {"messages": [{"role": "user", "content": [{"type": "image", "image": image}]}], "max_tokens": 1}
     async with triolet.Engine(make_checkpoint("llava", tmp_path), config=CONFIG) as engine:
         turns: dict[str, set[int]] = {"load": set(), "read": set(), "tokenize": set()}
-        kind, reader = type(engine.model.tokenizer), type(engine.model.preparer._reader)
+        kind = type(engine.model.tokenizer)
 
         def watch(owner: Any, name: str, told: str) -> None:
             original = getattr(owner, name)
@@ -205,7 +206,7 @@ async def test_media_are_read_before_the_turn_and_their_prompt_in_it(
             monkeypatch.setattr(owner, name, call)
 
         watch(prompts, "load_image", "load")
-        watch(reader, "read", "read")
+        watch(vision, "_process", "read")
         watch(kind, "__call__", "tokenize")
         await engine.generate(**query)
     assert turns == {"load": {0}, "read": {0}, "tokenize": {1}}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from triolet.core.config import EngineConfig
 from triolet.core.model import ModelDescription
-from triolet.core.plan import Chunk, CrossWrite, SampledToken, SequenceStart, StepPlan
-from triolet.core.request import EncoderItem, LogitRules, Probe, SamplingParams, TimestampRules
+from triolet.core.request import TimestampRules
 from triolet.models.blueprints.passed import PassedComparisons
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import reachable_tensors, storages
@@ -40,6 +38,7 @@ from triolet.testing.families import make_checkpoint
 from triolet.testing.tensors import live_storages
 
 from .media import Checkpoint
+from .texts import SMALL, Driver, Job
 
 
 @pytest.fixture
@@ -205,42 +204,6 @@ def audio() -> Callable[..., np.ndarray]:
     return make_audio
 
 
-@frozen(kw_only=True)
-class Job:
-    """What the driver plays: one sequence on one encoder output."""
-
-    key: str
-    prompt: tuple[int, ...]
-    max_tokens: int = 24
-    sampling: SamplingParams = field(factory=SamplingParams)
-    rules: LogitRules = field(factory=LogitRules)
-    probe: Probe | None = None
-    committed: tuple[int, ...] = ()  # replayed
-    joins: int = 0  # the step it starts with
-    chunk: int = POSITIONS  # most tokens of one chunk
-
-
-@define
-class Outcome:
-    tokens: list[int] = field(factory=list)
-    logprobs: list[float] = field(factory=list)
-    probes: list[tuple[float, ...]] = field(factory=list)
-
-
-@define
-class _Running:
-    job: Job
-    sequence: int
-    pages: list[int]
-    slot: int
-    outcome: Outcome
-    fed: int = 0
-
-    @property
-    def known(self) -> int:
-        return len(self.job.prompt) + len(self.outcome.tokens)
-
-
 def greedy(model, encoded, prompt, count):
     """What transformers' decoder writes to an encoder output, with no rule for what it may write."""
     tokens = list(prompt)
@@ -250,125 +213,6 @@ def greedy(model, encoded, prompt, count):
             logits = model(encoder_outputs=outputs, decoder_input_ids=torch.tensor([tokens])).logits
             tokens.append(int(logits[0, -1].argmax()))
     return tokens[len(prompt) :]
-
-
-def encode_job(description: ModelDescription, key: str, payload: Any) -> EncoderItem:
-    """The job of a whole window."""
-    embeddings, size = description.encoder_embeddings, description.encoder_bytes
-    return EncoderItem(key=key, payload=payload, embeddings=embeddings, size=size)
-
-
-@define
-class Driver:
-    """Plays the planner: hands out pages (in a shuffled order) and slots, joins and retires sequences."""
-
-    executor: TorchExecutor
-    description: ModelDescription
-    random: random.Random = field(factory=lambda: random.Random(0))
-    share_slots: bool = False
-    _sequences: int = 0
-    _steps: int = 0
-    _ended: list[int] = field(factory=list)
-
-    def encode(self, **payloads: np.ndarray) -> None:
-        self.executor.encode(tuple(encode_job(self.description, key, data) for key, data in payloads.items()))
-
-    def run(self, *jobs: Job) -> list[Outcome]:
-        pages = list(range(self.description.pages))
-        self.random.shuffle(pages)
-        slots = list(range(self.description.cross_slots))
-        waiting, running, outcomes, step = list(enumerate(jobs)), [], [Outcome() for _ in jobs], 0
-        while waiting or running:
-            joining = [
-                _Running(job, self._next_sequence(), [], -1, outcomes[index])
-                for index, job in waiting
-                if job.joins <= step
-            ]
-            waiting = [(index, job) for index, job in waiting if job.joins > step]
-            self._step(running, joining, pages, slots)
-            running += joining
-            for done in [one for one in running if self._is_done(one)]:
-                running.remove(done)
-                pages += done.pages
-                self._ended.append(done.sequence)
-                if not any(one.slot == done.slot for one in running):
-                    slots.append(done.slot)
-            step += 1
-        self.executor.step(
-            StepPlan(step_id=-1, epoch=0, started=(), ended=tuple(self._ended), cross_writes=(), chunks=())
-        )
-        self._ended.clear()
-        return outcomes
-
-    def _step(self, running: list[_Running], joining: list[_Running], pages: list[int], slots: list[int]) -> None:
-        writes, shared = [], {one.job.key: one.slot for one in running}
-        for one in joining:
-            one.outcome.tokens += one.job.committed
-            if self.share_slots and one.job.key in shared:
-                one.slot = shared[one.job.key]
-            else:
-                one.slot = shared[one.job.key] = slots.pop(0)
-                writes.append(CrossWrite(key=one.job.key, slot=one.slot))
-        active = [*running, *joining]
-        self.random.shuffle(active)
-        chunks = tuple(self._slice(one, pages) for one in active)
-        ended, self._ended = tuple(self._ended), []
-        plan = StepPlan(
-            step_id=self._steps,
-            epoch=0,
-            started=tuple(self._start(one) for one in joining),
-            ended=ended,
-            cross_writes=tuple(writes),
-            chunks=chunks,
-        )
-        self._steps += 1
-        result = self.executor.step(plan)
-        assert result.step_id == plan.step_id
-        for one, part, sampled in zip(active, chunks, result.sampled, strict=True):
-            self._commit(one, part, sampled)
-
-    def _slice(self, one: _Running, pages: list[int]) -> Chunk:
-        length = min(one.job.chunk, one.known - one.fed)
-        while len(one.pages) * self.description.page_size < one.fed + length:
-            one.pages.append(pages.pop())
-        return Chunk(
-            sequence_id=one.sequence,
-            start=one.fed,
-            length=length,
-            page_table=tuple(one.pages),
-            cross_slot=one.slot,
-            samples=one.fed + length == one.known,
-        )
-
-    def _commit(self, one: _Running, part: Chunk, sampled: SampledToken) -> None:
-        one.fed += part.length
-        assert (sampled.token_id is not None) is part.samples
-        if sampled.token_id is not None:
-            one.outcome.tokens.append(sampled.token_id)
-            one.outcome.logprobs.append(sampled.logprob)
-        if sampled.probe is not None:
-            one.outcome.probes.append(sampled.probe)
-
-    @staticmethod
-    def _start(one: _Running) -> SequenceStart:
-        job = one.job
-        return SequenceStart(
-            sequence_id=one.sequence,
-            token_ids=(*job.prompt, *job.committed),
-            prompt_length=len(job.prompt),
-            sampling=job.sampling,
-            rules=job.rules,
-            probe=job.probe,
-        )
-
-    def _is_done(self, one: _Running) -> bool:
-        tokens = one.outcome.tokens
-        drew = bool(one.outcome.logprobs)
-        return drew and (tokens[-1] in self.description.eos_token_ids or len(tokens) >= one.job.max_tokens)
-
-    def _next_sequence(self) -> int:
-        self._sequences += 1
-        return self._sequences
 
 
 class Watch(TorchDispatchMode):
@@ -458,8 +302,25 @@ def books(no_collector: None) -> Books:
 
 
 @pytest.fixture(scope="session")
-def job() -> type[Job]:
-    return Job
+def job() -> Callable[..., Job]:
+    """Makes jobs of up to 24 tokens."""
+    return functools.partial(Job, max_tokens=24)
+
+
+@pytest.fixture
+def opens() -> Iterator[Callable[..., tuple[TorchExecutor, ModelDescription]]]:
+    """``opens(path, config)`` gives an open executor and what it says of its model; closed after the test."""
+    executors: list[TorchExecutor] = []
+
+    def start(path: Path, config: EngineConfig = SMALL) -> tuple[TorchExecutor, ModelDescription]:
+        executors.append(TorchExecutor(path, config))
+        return executors[-1], executors[-1].open()
+
+    yield start
+    for executor in executors:
+        executor.close()
+        assert executor.memory().total == 0
+        assert executor.released.kept == {}, "everything is given back"
 
 
 @pytest.fixture
@@ -476,6 +337,12 @@ def open_driver() -> Iterator[Callable[..., Driver]]:
     for executor in opened:
         executor.close()
         assert executor.memory().total == 0
+
+
+@pytest.fixture
+def start(open_driver: Callable[..., Driver], folder: Callable[[str], Path]) -> Callable[..., Driver]:
+    """``start(family, **config_changes)`` opens a tiny checkpoint of the family."""
+    return lambda family, **changes: open_driver(folder(family), **changes)
 
 
 @pytest.fixture(

@@ -12,6 +12,8 @@ from attrs import frozen
 from PIL import Image
 from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 
+from triolet.core.model import ModelDescription
+from triolet.core.request import EncoderItem
 from triolet.models.architectures.families import Family, find_family
 from triolet.models.architectures.prompts import MediaPreparer
 
@@ -117,3 +119,15 @@ def picture(height: int, width: int, seed: int = 0) -> Image.Image:
 
 def sound(samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).normal(0.0, 0.1, samples).astype(np.float32)
+
+
+def items_of(name: str, path: Path, description: ModelDescription) -> list[EncoderItem]:
+    """Two items of different sizes."""
+    prepare = description.preparer.prepare
+    if name == "moonshine":
+        return [prepare((), audio=[sound(size)]).items[0] for size in (5000, 900)]
+    if name not in PLACEHOLDERS:
+        return [prepare(text).items[0] for text in ("a cat", "the dog in the hat")]
+    medium = "audio" if name == "qwen2_audio" else "images"
+    media: dict[str, Any] = {medium: Checkpoint.open(name, path).items(0, 1)}
+    return list(prepare(PLACEHOLDERS[name] * 2, **media).items)

@@ -360,7 +360,7 @@ def test_s7_an_open_without_memory_for_any_of_its_storages_leaves_nothing(books,
     assert watched.alive == len(owned), "the others die before it is open"
     executor.close()
     count = len(watched.made)
-    for number in [*range(1, count, 3), count]:
+    for number in [*range(1, count, 13), count]:
         with watch(fail_at=number) as watched, pytest.raises(NO_MEMORY) as kept:
             executor.open()
         assert watched.alive == 0, f"storage {number}: {kept.value}"

@@ -1,5 +1,5 @@
-"""Decoder-only models: what the executor draws is what transformers' own ``generate`` draws, however it is batched,
-chunked, preempted or begun behind a shared prefix."""
+"""Decoder-only models: what the executor draws is what transformers' own ``generate`` draws, and what is refused. The
+families that are known by name are compared through the whole engine, in ``tests/api/test_families.py``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from triolet.core.errors import CheckpointError, EncodeFailed, UnsupportedModel
 from triolet.core.model import Kind
-from triolet.core.plan import DeviceMemory
 from triolet.core.request import EncoderItem, Probe
-from triolet.models.attention import paged
 from triolet.testing.families import make_checkpoint
 
-from .media import VISION
-from .texts import TextDriver, TextJob, generate, noise
+from .texts import Job, generate, noise
 
-DECODERS = ("llama", "qwen3", "gemma2", "gemma3", "mistral")
-LENGTHS = (1, 5, 23, 40, 70)  # the window of gemma2, gemma3 and mistral is 16
+LENGTHS = (1, 5, 23, 40, 70)  # the window of mistral is 16
 
 
 @pytest.fixture(scope="session")
@@ -36,98 +32,22 @@ def reference(folder):
     return load
 
 
-@pytest.fixture
-def text_driver(open_driver, folder):
-    """``text_driver(family, **config_changes)``."""
-
-    def start(family, **changes):
-        driver = open_driver(folder(family), **changes)
-        return TextDriver(driver.executor, driver.description)
-
-    return start
-
-
 # -- the same tokens ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", DECODERS)
-def test_tokens_equal_transformers(text_driver, reference, family):
-    """Prompts of different lengths, read whole or in chunks, joining in the middle, decoded together. Sequences that
-    are forgotten and replayed from their prompt and tokens go on as they would have."""
-    driver = text_driver(family)
-    jobs = [
-        TextJob(
-            prompt=noise(length, length),
-            joins=3 * index,
-            chunk=(1000, 7, 18)[index % 3],
-            preempted_at=(0, 4, 8)[index % 3],
-            max_tokens=20,
-        )
-        for index, length in enumerate(LENGTHS)
-    ]
-    results = driver.run(*jobs)
-    expected = [generate(reference(family), job.prompt, job.max_tokens) for job in jobs]
-    assert [result.tokens for result in results] == expected
-    assert len({token for result in results for token in result.tokens}) > 12, "it says too little to prove anything"
-
-
-@pytest.mark.parametrize("family", ["llama", "mistral"])
-def test_a_shared_prefix_changes_no_token(text_driver, reference, family):
-    """A sequence that begins behind pages that another has written: one token behind, several, many."""
-    driver = text_driver(family)
-    prefix = noise(24, 1)
-    jobs = [TextJob(prompt=(*prefix, 7, 8), max_tokens=12)]
-    jobs += [
-        TextJob(prompt=(*prefix[: 4 * shared], *noise(length, length)), shared=shared, joins=2, max_tokens=9)
-        for shared, length in ((6, 1), (6, 5), (4, 33), (2, 90))
-    ]
-    results = driver.run(*jobs)
-    expected = [generate(reference(family), job.prompt, job.max_tokens) for job in jobs]
-    assert [result.tokens for result in results] == expected
-
-
-def test_how_rows_are_attended_together_changes_no_token(text_driver, monkeypatch, without_native):
-    """Spans of one chunk each, long chunks in small pieces, no chunk long: the same log-probabilities."""
-    jobs = [TextJob(prompt=noise(length, length), chunk=11, max_tokens=8) for length in LENGTHS]
-    found = []
-    for short, piece, limits in ((16, 256, None), (1, 3, (1, 1)), (1000, 256, (1 << 30, 1 << 30)), (2, 5, (4096, 512))):
-        with monkeypatch.context() as patch:
-            patch.setattr(paged, "_SHORT", short)
-            patch.setattr(paged, "_PIECE", piece)
-            if limits is not None:
-                chosen = paged._Limits(gathered=limits[0], wasted=limits[1])
-                patch.setattr(paged._Limits, "of", lambda device, chosen=chosen: chosen)
-            found.append([text_driver(family).run(*jobs) for family in ("mistral", "gemma2")])
-    for other in found[1:]:
-        for first, second in zip(found[0], other, strict=True):
-            assert [one.tokens for one in first] == [one.tokens for one in second]
-            for one, two in zip(first, second, strict=True):
-                assert one.logprobs == pytest.approx(two.logprobs, abs=1e-4)
-
-
 @pytest.mark.parametrize("page_size", [1, 64])
-def test_page_sizes_change_no_token(text_driver, reference, page_size):
+def test_page_sizes_change_no_token(start, reference, page_size):
     """One position a page, more than a prompt."""
-    driver = text_driver("mistral", page_size=page_size)
-    jobs = [TextJob(prompt=noise(length, length), chunk=13, max_tokens=6) for length in LENGTHS]
+    driver = start("mistral", page_size=page_size)
+    jobs = [Job(prompt=noise(length, length), chunk=13, max_tokens=6) for length in LENGTHS]
     results = driver.run(*jobs)
     assert [result.tokens for result in results] == [generate(reference("mistral"), job.prompt, 6) for job in jobs]
 
 
-def test_garbage_in_the_pages_reaches_no_result(text_driver, reference, without_native):
-    """Pages hold what was there before; it may be no number. `test_native` says the same of the library."""
-    driver = text_driver("gemma2")
-    with torch.inference_mode():
-        driver.executor._open.main.paged._pool[:, :-1].fill_(torch.nan)
-    jobs = [TextJob(prompt=noise(length, length), chunk=9, max_tokens=5) for length in LENGTHS]
-    results = driver.run(*jobs)
-    assert [result.tokens for result in results] == [generate(reference("gemma2"), job.prompt, 5) for job in jobs]
-
-
-def test_a_probe_is_answered_from_its_position(text_driver, reference):
+def test_a_probe_is_answered_from_its_position(start, reference):
     """In the middle of a chunk, and at the sampled row."""
-    driver, prompt = text_driver("llama"), noise(20, 3)
-    jobs = [TextJob(prompt=prompt, probe=Probe(position=at, token_ids=(5, 9)), chunk=8, max_tokens=1) for at in (3, 19)]
+    driver, prompt = start("llama"), noise(20, 3)
+    jobs = [Job(prompt=prompt, probe=Probe(position=at, token_ids=(5, 9)), chunk=8, max_tokens=1) for at in (3, 19)]
     told = [result.probes for result in driver.run(*jobs)]
     expected = reference("llama")(torch.tensor([prompt])).logits[0].log_softmax(-1)
     for probes, at in zip(told, (3, 19), strict=True):
@@ -142,54 +62,16 @@ def payload_jobs(items):
     return tuple(item for item in {item.key: item for item in items}.values())
 
 
-@pytest.mark.parametrize("name", [*VISION, "qwen2_audio"])
-def test_placed_items_give_transformers_tokens(open_driver, opened, name):
-    """Two items in a prompt, one in another, text alone beside them, chunks that cut items, a preemption; the encoder's
-    outputs are of the announced size, to the byte."""
-    checkpoint = opened(name)
-    base = open_driver(checkpoint.folder)
-    driver = TextDriver(base.executor, base.description)
-    hole = checkpoint.placeholder
-    prompts = [(f"See {hole} and {hole} here", (1, 2)), (f"{hole} so", (0,)), ("No item at all", ())]
-    jobs, expected, encoded = [], [], []
-    for index, (prompt, seeds) in enumerate(prompts):
-        items = checkpoint.items(*seeds)
-        medium = "audio" if name == "qwen2_audio" else "images"
-        prepared = base.description.preparer.prepare(prompt, **{medium: items})
-        encoded += prepared.items
-        placeholders = tuple(item.placeholder for item in prepared.items)
-        jobs += [
-            TextJob(
-                prompt=prepared.token_ids,
-                placeholders=placeholders,
-                joins=index,
-                chunk=chunk,
-                max_tokens=8,
-                preempted_at=again,
-            )
-            for chunk, again in ((1000, 0), (5, 3))
-        ]
-        inputs = checkpoint.process(prompt, items) if items else {}
-        inputs.pop("input_ids", None)
-        expected += 2 * [generate(checkpoint.module, prepared.token_ids, 8, **inputs)]
-    driver.executor.encode(payload_jobs(encoded))
-    held = driver.executor.memory().by_owner["encoder_outputs"]
-    assert held == sum(job.size for job in payload_jobs(encoded))
-    assert [result.tokens for result in driver.run(*jobs)] == expected
-    assert len({token for tokens in expected for token in tokens}) > 5, "it says too little to prove anything"
-
-
 def test_an_item_that_is_not_resident_is_our_bug(open_driver, opened):
     """Only where a chunk touches it: text before it is read without."""
     checkpoint = opened("llava")
-    base = open_driver(checkpoint.folder)
-    driver = TextDriver(base.executor, base.description)
-    prepared = base.description.preparer.prepare(f"Some text {checkpoint.placeholder}", images=checkpoint.items(0))
+    driver = open_driver(checkpoint.folder)
+    prepared = driver.description.preparer.prepare(f"Some text {checkpoint.placeholder}", images=checkpoint.items(0))
     (placeholder,) = (item.placeholder for item in prepared.items)
-    before = TextJob(prompt=prepared.token_ids[: placeholder.start], placeholders=(placeholder,), max_tokens=1)
+    before = Job(prompt=prepared.token_ids[: placeholder.start], placeholders=(placeholder,), max_tokens=1)
     assert driver.run(before)[0].tokens
     with pytest.raises(AssertionError, match="is read but not resident"):
-        driver.run(TextJob(prompt=prepared.token_ids, placeholders=(placeholder,)))
+        driver.run(Job(prompt=prepared.token_ids, placeholders=(placeholder,)))
 
 
 def test_an_encoding_that_is_not_finite_is_refused(open_driver, opened):
@@ -207,41 +89,9 @@ def test_an_encoding_that_is_not_finite_is_refused(open_driver, opened):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["gemma2", "qwen2_vl", "bert", "llama_classifier"])
-def test_every_byte_has_one_owner_and_dies_with_sleep_and_close(books, open_driver, folder, family):
-    """Without the collector. Asleep it holds the parked weights (on the CPU the very same tensors) or nothing; awake it
-    says the same."""
-    executor = (driver := open_driver(folder(family))).executor
-    counted, before = books.check(executor), work(driver)
-    assert books.check(executor) == counted
-    for keep_weights in (True, False, True):
-        pointers = {tensor.data_ptr() for tensor in executor._open.main.model.tensors()}
-        executor.sleep(keep_weights=keep_weights)
-        parked = {"parked_weights": counted["weights"]} if keep_weights else {}
-        assert executor.memory() == DeviceMemory(device="cpu", by_owner=parked)
-        assert books.check(executor) == parked
-        executor.wake()
-        if keep_weights:
-            assert {tensor.data_ptr() for tensor in executor._open.main.model.tensors()} == pointers
-        assert books.check(executor) == counted
-        assert work(driver) == before
-    executor.close()
-    assert executor.released.before == counted
-    assert executor.released.kept == {}
-    assert books.live() == {}
-
-
-def work(base):
-    """A little of what the model does."""
-    driver = TextDriver(base.executor, base.description)
-    pooling = base.description.default_pooling
-    jobs = [TextJob(prompt=noise(length, length), pooling=pooling, max_tokens=4) for length in (3, 21)]
-    return driver.run(*jobs)
-
-
-def test_bytes_are_those_of_the_checkpoint_and_the_configuration(text_driver, reference, without_native):
+def test_bytes_are_those_of_the_checkpoint_and_the_configuration(start, reference, without_native):
     """By owner."""
-    driver = text_driver("qwen3", page_size=4)
+    driver = start("qwen3", page_size=4)
     told, model = driver.executor.memory().by_owner, reference("qwen3")
     config, description = model.config, driver.description
     tensors = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
@@ -252,9 +102,9 @@ def test_bytes_are_those_of_the_checkpoint_and_the_configuration(text_driver, re
     assert description.max_positions == 512
 
 
-def test_a_model_on_another_device_shares_what_is_shared(text_driver):
+def test_a_model_on_another_device_shares_what_is_shared(start):
     """The head that is the embedding stays one tensor."""
-    model = text_driver("gemma2").executor._open.main.model
+    model = start("gemma2").executor._open.main.model
     moved = model.to(torch.device("meta"))
     assert all(tensor.is_meta for tensor in moved.tensors())
     head = moved.module.lm_head
@@ -383,9 +233,9 @@ def test_architectures_without_a_line_of_their_own(open_driver, folder, tmp_path
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 1.5 / parameter.shape[-1] ** 0.5)
     model.generation_config = GenerationConfig(eos_token_id=299, pad_token_id=0)
-    base = open_driver(tiny(tmp_path, model, folder("llama")))
-    jobs = [TextJob(prompt=noise(length, length), chunk=7, max_tokens=8) for length in (1, 9, 30)]
-    results = TextDriver(base.executor, base.description).run(*jobs)
+    driver = open_driver(tiny(tmp_path, model, folder("llama")))
+    jobs = [Job(prompt=noise(length, length), chunk=7, max_tokens=8) for length in (1, 9, 30)]
+    results = driver.run(*jobs)
     assert [result.tokens for result in results] == [generate(model, job.prompt, 8) for job in jobs]
 
 

@@ -331,7 +331,7 @@ def lose_shard(folder):
         (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter.*not applied"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
         (lambda folder: (folder / "config.json").write_text("[]"), "holds a list"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json or a file beside it"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "the tokenizer of .* cannot be used"),
         (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer of .* spells \d+ of the \d+ tokens"),
         (lambda folder: rewrite(folder / "config.json", lambda s: s.update(d_model="wide")), "a whole number"),
         (lambda folder: rewrite(folder / "config.json", lambda s: s.update(decoder_attention_heads=5)), "5 heads"),

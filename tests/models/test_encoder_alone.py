@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -29,8 +28,8 @@ from triolet.models.memory.resources import storages
 from triolet.models.native.library import Library
 from triolet.testing.families import FAMILIES
 
-from .media import PLACEHOLDERS, Checkpoint, sound
-from .texts import start_of
+from .media import PLACEHOLDERS, items_of
+from .texts import SMALL, encode_job, start_of
 
 ENCODERS = {  # the parts that encode, as transformers names them
     "qwen2_vl": ("model.visual.",),
@@ -44,47 +43,10 @@ ENCODERS = {  # the parts that encode, as transformers names them
     "t5": ("encoder.",),
 }
 EMBEDDINGS = ("shared.weight", "embed_tokens.weight", "lm_head.weight")
-SMALL = EngineConfig(dtype="float32", device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
 ALONE = evolve(SMALL, part="encoder")
 NATIVE = set() if Library.load() is None else {"native"}
 Opens = Callable[..., tuple[TorchExecutor, ModelDescription]]
 Folder = Callable[[str], Path]
-
-
-@pytest.fixture
-def opens() -> Iterator[Opens]:
-    executors: list[TorchExecutor] = []
-
-    def start(path: Path, config: EngineConfig) -> tuple[TorchExecutor, ModelDescription]:
-        executors.append(TorchExecutor(path, config))
-        return executors[-1], executors[-1].open()
-
-    yield start
-    for executor in executors:
-        executor.close()
-        assert executor.memory().total == 0
-        assert executor.released.kept == {}, "everything is given back"
-
-
-def items_of(name: str, path: Path, description: ModelDescription) -> list[EncoderItem]:
-    """Two items of different sizes."""
-    prepare = description.preparer.prepare
-    if name == "moonshine":
-        return [prepare((), audio=[sound(size)]).items[0] for size in (5000, 900)]
-    if name not in PLACEHOLDERS:
-        return [prepare(text).items[0] for text in ("a cat", "the dog in the hat")]
-    medium = "audio" if name == "qwen2_audio" else "images"
-    media: dict[str, Any] = {medium: Checkpoint.open(name, path).items(0, 1)}
-    return list(prepare(PLACEHOLDERS[name] * 2, **media).items)
-
-
-def job_of(item: EncoderItem) -> EncoderItem:
-    return item
-
-
-def window(description: ModelDescription, samples: np.ndarray[Any, Any]) -> EncoderItem:
-    size, embeddings = description.encoder_bytes, description.encoder_embeddings
-    return EncoderItem(key="k", payload=samples, embeddings=embeddings, size=size)
 
 
 def lent(executor: TorchExecutor, job: EncoderItem) -> list[tuple[tuple[int, ...], str, bytes]]:
@@ -114,7 +76,7 @@ def check_alone(name: str, path: Path, opens: Opens, config: EngineConfig = SMAL
     """That the encoder alone lends what the whole model does, and has its encoder's weights and no more."""
     (whole, description), (alone, told) = opens(path, config), opens(path, evolve(config, part="encoder"))
     for item in items_of(name, path, description):
-        assert lent(alone, job_of(item)) == lent(whole, job_of(item)), "bit for bit"
+        assert lent(alone, item) == lent(whole, item), "bit for bit"
     share, held = encoders_share(whole, name), named(alone)
     assert type(alone._open.main.model.module) is type(whole._open.main.model.module)
     assert held.keys() == share.keys()
@@ -160,7 +122,7 @@ def test_token_embeddings_that_are_packed_for_the_decoder_encode_the_same(
     path = shared(name, "shared", folder, tmp_path)
     (whole, description), (alone, _) = opens(path, SMALL), opens(path, evolve(SMALL, part="encoder"))
     for item in items_of(name, path, description):
-        assert lent(alone, job_of(item)) == lent(whole, job_of(item)), "bit for bit"
+        assert lent(alone, item) == lent(whole, item), "bit for bit"
 
 
 def shared(name: str, stored_as: str, folder: Folder, target: Path) -> Path:
@@ -232,7 +194,7 @@ def test_settings_of_the_decoder_change_nothing_in_the_encoder(
     whole, description = opens(path, evolve(config, compile=False, graphs="off"))
     alone, _ = opens(path, evolve(config, part="encoder"))
     for item in items_of("llava", path, description):
-        assert lent(alone, job_of(item)) == lent(whole, job_of(item))
+        assert lent(alone, item) == lent(whole, item)
     assert alone.memory().by_owner["weights"] == bytes_of(encoders_share(whole, "llava"))
 
 
@@ -242,7 +204,7 @@ def test_whispers_encoder_is_held_alone(
 ) -> None:
     config = evolve(SMALL, quantization=quantization, dtype="float32")
     (whole, description), (alone, told) = opens(checkpoint, config), opens(checkpoint, evolve(config, part="encoder"))
-    job = window(description, audio(1))
+    job = encode_job(description, "k", audio(1))
     assert lent(alone, job) == lent(whole, job)
     counts = alone.memory().by_owner
     assert counts.keys() == {"weights", "features", "encoder_outputs", "rule_masks", *NATIVE}
@@ -257,7 +219,7 @@ def test_whispers_encoder_is_held_alone(
 def test_the_draft_models_encoder_goes_along(opens: Opens, checkpoint: Path, audio: Any) -> None:
     config = evolve(SMALL, speculation=Speculation(draft=str(checkpoint)))
     (whole, description), (alone, _) = opens(checkpoint, config), opens(checkpoint, evolve(config, part="encoder"))
-    job = window(description, audio(1))
+    job = encode_job(description, "k", audio(1))
     assert len(lent(alone, job)) == 2
     assert lent(alone, job) == lent(whole, job)
     assert alone.memory().by_owner["draft_weights"] == alone.memory().by_owner["weights"]
@@ -271,7 +233,7 @@ def test_it_sleeps_and_wakes(
     path = checkpoint if name == "whisper" else folder(name)
     alone, description = opens(path, ALONE)
     before = alone.memory().by_owner
-    job = window(description, audio(1)) if name == "whisper" else job_of(items_of(name, path, description)[0])
+    job = encode_job(description, "k", audio(1)) if name == "whisper" else items_of(name, path, description)[0]
     awake = lent(alone, job)
     alone.sleep(keep_weights=keep_weights)
     assert alone.memory().total == (before["weights"] if keep_weights else 0)

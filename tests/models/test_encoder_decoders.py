@@ -22,24 +22,9 @@ from triolet.models.native.crossed import CrossedDecoder
 from triolet.models.native.library import Library
 from triolet.models.sampling.logits import SamplerInput, apply_rules, repeats
 
+from .texts import SMALL
+
 NAMES = ("moonshine", "bart", "t5")
-SMALL = EngineConfig(dtype="float32", device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
-
-
-@pytest.fixture
-def opened(folder):
-    """``opened(name)``: an open executor and the description of its model."""
-    executors = []
-
-    def start(name, config=SMALL, path=None):
-        executor = TorchExecutor(path or folder(name), config)
-        executors.append(executor)
-        return executor, executor.open()
-
-    yield start
-    for executor in executors:
-        executor.close()
-        assert executor.released.kept == {}
 
 
 @pytest.fixture
@@ -68,19 +53,15 @@ def jobs_of(description, name):
         prepared = [
             description.preparer.prepare(text) for text in ("a cat", "the dog in the hat", "a dog", "that " * 20)
         ]
-    return [job_of(one.items[0]) for one in prepared]
-
-
-def job_of(item):
-    return item
+    return [one.items[0] for one in prepared]
 
 
 # -- encoders ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_item_is_encoded_beside_others_as_alone(opened, name):
-    executor, description = opened(name)
+def test_an_item_is_encoded_beside_others_as_alone(opens, folder, name):
+    executor, description = opens(folder(name))
     jobs = jobs_of(description, name)
     executor.encode(tuple(jobs))
     together = [executor._open.outputs.get(job.key).clone() for job in jobs]
@@ -93,18 +74,18 @@ def test_an_item_is_encoded_beside_others_as_alone(opened, name):
 
 
 @pytest.mark.parametrize("samples", [895, 896, 1_087, 1_279, 5_000, 16_000, 480_000])
-def test_moonshine_has_as_many_embeddings_as_its_convolutions_make(opened, samples):
-    executor, description = opened("moonshine")
+def test_moonshine_has_as_many_embeddings_as_its_convolutions_make(opens, folder, samples):
+    executor, description = opens(folder("moonshine"))
     item = description.preparer.prepare((), audio=[np.zeros(samples, np.float32)]).items[0]
     assert item.size == item.embeddings * 48 * 4
-    executor.encode((job_of(item),))
+    executor.encode((item,))
     assert len(executor._open.outputs.get(item.key)) == item.embeddings <= description.encoder_embeddings
 
 
 @pytest.mark.parametrize("normalizes", [False, True])
-def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opened, normalizes):
+def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opens, normalizes):
     path = changed("moonshine", "preprocessor_config.json", do_normalize=normalizes)
-    _, description = opened("moonshine", path=path)
+    _, description = opens(path)
     samples = np.random.default_rng(1).standard_normal(3_000).astype(np.float32)
     item = description.preparer.prepare((), audio=[samples]).items[0]
     extractor = transformers.AutoFeatureExtractor.from_pretrained(path)
@@ -112,7 +93,7 @@ def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opened, n
     assert torch.equal(item.payload["input_values"], expected)
 
 
-# -- what is opened ----------------------------------------------------------------------------------------------------
+# -- what is opened ---------------------------------------------------------------------------------------------------
 
 
 def save_kin(path, like, model_type):
@@ -131,14 +112,14 @@ def save_kin(path, like, model_type):
 
 
 @pytest.mark.parametrize("model_type", ["mbart", "pegasus", "mt5"])
-def test_kin_of_bart_and_t5_open_and_pass_the_comparison(opened, folder, tmp_path, model_type):
+def test_kin_of_bart_and_t5_open_and_pass_the_comparison(opens, folder, tmp_path, model_type):
     """Norms elsewhere, positions by sines, gated layers: transformers' modules compute them."""
     path = save_kin(tmp_path, folder("t5" if model_type == "mt5" else "bart"), model_type)
-    _, description = opened(model_type, path=path)
+    _, description = opens(path)
     assert description.architecture == crossed.find_crossed_family(model_type).loader
 
 
-def test_the_page_on_adding_a_model_adds_one(opened, folder, tmp_path, monkeypatch):
+def test_the_page_on_adding_a_model_adds_one(opens, folder, tmp_path, monkeypatch):
     page = (Path(__file__).resolve().parents[2] / "docs" / "adding-a-model.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     names = {}
@@ -147,7 +128,7 @@ def test_the_page_on_adding_a_model_adds_one(opened, folder, tmp_path, monkeypat
     assert names["model_type"] not in known, "the page should add a model that is not there"
     monkeypatch.setattr(crossed, "_families", lambda: {**known, names["model_type"]: names["family"]})
     path = save_kin(tmp_path, folder("bart"), names["model_type"])
-    _, description = opened(names["model_type"], path=path)
+    _, description = opens(path)
     assert description.architecture == names["family"].loader
 
 
@@ -169,13 +150,13 @@ def test_what_generate_would_do_and_we_do_not_is_refused_by_name(changed, settin
         TorchExecutor(changed("bart", "generation_config.json", **settings), SMALL).open()
 
 
-def test_what_a_request_says_is_told_when_the_checkpoint_says_it_too(changed, opened, caplog):
-    opened("bart", path=changed("bart", "generation_config.json", num_beams=4, repetition_penalty=1.2))
+def test_what_a_request_says_is_told_when_the_checkpoint_says_it_too(changed, opens, caplog):
+    opens(changed("bart", "generation_config.json", num_beams=4, repetition_penalty=1.2))
     assert "num_beams=4, repetition_penalty=1.2, which SamplingParams say" in caplog.text
 
 
-def test_a_bad_word_of_one_token_is_suppressed(changed, opened):
-    _, description = opened("bart", path=changed("bart", "generation_config.json", bad_words_ids=[[7], [265]]))
+def test_a_bad_word_of_one_token_is_suppressed(changed, opens):
+    _, description = opens(changed("bart", "generation_config.json", bad_words_ids=[[7], [265]]))
     assert description.suppress_token_ids == (7,), "265 is the end, which may come"
 
 
@@ -244,9 +225,9 @@ def test_cross_attention_by_another_name_is_refused(folder, monkeypatch):
 # -- items -------------------------------------------------------------------------------------------------------------
 
 
-def test_equal_items_have_one_key_and_others_do_not(opened):
-    _, text = opened("t5")
-    _, sound = opened("moonshine")
+def test_equal_items_have_one_key_and_others_do_not(opens, folder):
+    _, text = opens(folder("t5"))
+    _, sound = opens(folder("moonshine"))
     first, second = (np.full(2_000, value, np.float32) for value in (0.1, 0.2))
     keys = [text.preparer.prepare(prompt).items[0].key for prompt in ("a cat", "a cat", "a hat")]
     keys += [sound.preparer.prepare((), audio=[samples]).items[0].key for samples in (first, first.copy(), second)]
@@ -255,9 +236,9 @@ def test_equal_items_have_one_key_and_others_do_not(opened):
     assert len(set(keys)) == 4
 
 
-def test_items_of_no_possible_length_are_refused(opened):
-    _, text = opened("bart")
-    _, sound = opened("moonshine")
+def test_items_of_no_possible_length_are_refused(opens, folder):
+    _, text = opens(folder("bart"))
+    _, sound = opens(folder("moonshine"))
     with pytest.raises(RequestTooLarge, match="up to 256"):
         text.preparer.prepare("cat " * 300)
     with pytest.raises(InvalidRequest, match="no tokens"):
@@ -272,9 +253,9 @@ def test_items_of_no_possible_length_are_refused(opened):
         sound.preparer.render([{"role": "user", "content": "hello"}])
 
 
-def test_the_decoder_begins_as_in_generate(opened):
+def test_the_decoder_begins_as_in_generate(opens, folder):
     """The start token is put before tokens that do not begin with it."""
-    _, sound = opened("moonshine")
+    _, sound = opens(folder("moonshine"))
     samples = np.zeros(1_000, np.float32)
     start = sound.preparer.prepare((), audio=[samples]).token_ids
     assert len(start) == 1

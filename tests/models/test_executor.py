@@ -14,8 +14,7 @@ from triolet.core.request import LogitRules, Probe
 from triolet.models.executor import TorchExecutor
 from triolet.models.native.library import Library
 
-from .conftest import encode_job
-from .texts import start_of
+from .texts import encode_job, start_of
 
 NATIVE = set() if Library.load() is None else {"native"}
 
@@ -78,6 +77,18 @@ def test_every_tensor_is_one_of_inference(driver, job, audio, ids):
     driver.executor.sleep(keep_weights=False)
     driver.executor.wake()
     assert all(reference().is_inference() for reference in tensors_of(driver.executor))
+
+
+def test_an_output_of_a_batch_is_freed_alone_and_its_payload_with_the_call(driver, audio, no_collector):
+    """Other engines kept views of the batch (E10), so freeing two of three freed nothing, or the last payloads (R4)."""
+    payload = audio(1)
+    watched = weakref.ref(payload)
+    driver.encode(a=payload, b=audio(2), c=audio(3))
+    del payload
+    assert watched() is None
+    driver.executor.free(("a", "b"))
+    left = driver.executor._open.outputs.get("c").untyped_storage().nbytes()
+    assert left == driver.description.encoder_bytes
 
 
 def test_free_of_an_absent_key_is_our_bug(driver, audio):

@@ -11,7 +11,7 @@ import pytest
 from triolet.core.errors import EncodeFailed
 from triolet.core.frames import clear_frames
 
-from .conftest import encode_job
+from .texts import encode_job
 
 
 class Big:

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from attrs import evolve
 
-from triolet.core.config import EngineConfig, Speculation
+from triolet.core.config import Speculation
 from triolet.core.errors import BorrowFailed
 from triolet.core.model import ModelDescription
 from triolet.core.plan import LentOutput
 from triolet.core.request import EncoderItem
 from triolet.models.executor import TorchExecutor
 
-from .media import PLACEHOLDERS, Checkpoint
+from .media import items_of
+from .texts import SMALL, encode_job
 
-CROSSED = ("moonshine", "bart", "t5")
-SMALL = EngineConfig(dtype="float32", device="cpu", self_kv_bytes=1 << 20, cross_kv_bytes=1 << 22)
 Opens = Callable[..., tuple[TorchExecutor, ModelDescription]]
-
-
-@pytest.fixture
-def opens() -> Iterator[Opens]:
-    executors = []
-
-    def start(path: Path, config: EngineConfig = SMALL) -> tuple[TorchExecutor, ModelDescription]:
-        executors.append(TorchExecutor(path, config))
-        return executors[-1], executors[-1].open()
-
-    yield start
-    for executor in executors:
-        executor.close()
-        assert executor.released.kept == {}, "what was put in has an owner, and goes with it"
 
 
 def sent(output: LentOutput) -> LentOutput:
@@ -66,46 +50,26 @@ def lend(lender: TorchExecutor, borrower: TorchExecutor, job: EncoderItem) -> No
         assert theirs.untyped_storage().nbytes() == theirs.nbytes, "in storage of its own"
 
 
-def job_of(item) -> EncoderItem:
-    return item
-
-
-@pytest.mark.parametrize("name", PLACEHOLDERS)
-def test_items_among_the_tokens_are_lent_bit_for_bit(name: str, opens: Opens, folder: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_audio", "moonshine", "bart"])
+def test_items_are_lent_bit_for_bit(name: str, opens: Opens, folder: Callable[[str], Path]) -> None:
+    """Images and audio among the tokens, and the items of encoder-decoders."""
     (lender, description), (borrower, _) = opens(folder(name)), opens(folder(name))
-    items = Checkpoint.open(name, folder(name)).items(0, 1)
-    medium = "audio" if name == "qwen2_audio" else "images"
-    prepared = description.preparer.prepare(PLACEHOLDERS[name] * 2, **{medium: items})
-    for item in prepared.items:
-        lend(lender, borrower, job_of(item))
-
-
-@pytest.mark.parametrize("name", CROSSED)
-def test_items_of_encoder_decoders_are_lent_bit_for_bit(name: str, opens: Opens, folder: Callable[[str], Path]) -> None:
-    (lender, description), (borrower, _) = opens(folder(name)), opens(folder(name))
-    sound = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
-    prepare = description.preparer.prepare
-    prepared = prepare((), audio=[sound]) if name == "moonshine" else prepare("the dog in the hat")
-    lend(lender, borrower, job_of(prepared.items[0]))
-
-
-def whisper_job(description: ModelDescription, samples: np.ndarray) -> EncoderItem:
-    size, embeddings = description.encoder_bytes, description.encoder_embeddings
-    return EncoderItem(key="k", payload=samples, embeddings=embeddings, size=size)
+    for item in items_of(name, folder(name), description):
+        lend(lender, borrower, item)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_windows_are_lent_bit_for_bit_in_every_dtype(dtype: str, opens: Opens, checkpoint: Path, audio) -> None:
     config = evolve(SMALL, dtype=dtype)
     (lender, description), (borrower, _) = opens(checkpoint, config), opens(checkpoint, config)
-    lend(lender, borrower, whisper_job(description, audio(1)))
+    lend(lender, borrower, encode_job(description, "k", audio(1)))
 
 
 def test_the_output_of_a_draft_model_goes_along(opens: Opens, checkpoint: Path, audio) -> None:
     config = evolve(SMALL, speculation=Speculation(draft=str(checkpoint)))
     (lender, description), (borrower, _) = opens(checkpoint, config), opens(checkpoint, config)
-    lend(lender, borrower, whisper_job(description, audio(1)))
-    (alone, _), job = opens(checkpoint), whisper_job(description, audio(2))
+    lend(lender, borrower, encode_job(description, "k", audio(1)))
+    (alone, _), job = opens(checkpoint), encode_job(description, "k", audio(2))
     alone.encode((job,))
     borrower.free((job.key,))
     with pytest.raises(BorrowFailed, match="the same model and settings"):
@@ -125,7 +89,7 @@ def test_tokens_of_a_borrowed_output_are_those_of_an_own_encoding(driver, open_d
 
 def test_what_was_taken_out_is_a_copy(opens: Opens, checkpoint: Path, audio) -> None:
     (lender, description) = opens(checkpoint)
-    lender.encode((whisper_job(description, audio(1)),))
+    lender.encode((encode_job(description, "k", audio(1)),))
     (array,), (resident,) = lender.take_out("k").arrays, outputs(lender, "k")
     before = resident.clone()
     array.data[:] = 0
@@ -137,7 +101,7 @@ def test_what_was_taken_out_is_a_copy(opens: Opens, checkpoint: Path, audio) -> 
 
 def test_what_is_not_what_was_reserved_for_is_refused(opens: Opens, checkpoint: Path, audio) -> None:
     (lender, description), (other, _) = opens(checkpoint), opens(checkpoint, evolve(SMALL, dtype="bfloat16"))
-    lender.encode((whisper_job(description, audio(1)),))
+    lender.encode((encode_job(description, "k", audio(1)),))
     output = lender.take_out("k")
     with pytest.raises(BorrowFailed, match=r"bytes of float32; allowed: .* bytes of bfloat16"):
         other.put_in(output)

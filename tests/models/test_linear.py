@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.models.checkpoints.int8 import fill_quantized, quantize
-from triolet.models.linear.layers import FloatLinear, Int8Linear, PanelLinear, multiplies_int8
+from triolet.models.linear.layers import FloatLinear, Int8Linear, multiplies_int8
 from triolet.models.native.panels import Panels
 
 SIZES = st.sampled_from([(1, 1), (7, 16), (128, 32), (300, 48), (512, 64)])
@@ -43,7 +43,7 @@ def expected(inputs, weight, bias):
 def test_the_product_is_computed(size, rows, bias, panels):
     linear = float_linear(*size, bias=bias)
     inputs = inputs_for(linear, rows)
-    found = (PanelLinear(Panels.of(linear.weight.clone(), linear.bias)) if panels else linear)(inputs)
+    found = (Panels.of(linear.weight.clone(), linear.bias) if panels else linear)(inputs)
     torch.testing.assert_close(found.double(), expected(inputs, linear.weight, linear.bias), atol=1e-4, rtol=1e-4)
 
 

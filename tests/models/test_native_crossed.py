@@ -6,15 +6,13 @@ from __future__ import annotations
 import copy
 import functools
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -22,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from triolet.core.plan import Chunk
 from triolet.models.architectures.crossed import find_crossed_family
-from triolet.models.blueprints.comparison import Nothing
+from triolet.models.memory.encoder_outputs import EncoderOutputs
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.module import TransformerModel
 from triolet.models.memory.slots import CrossKV
@@ -32,7 +30,7 @@ from triolet.models.native.runner import Runner
 from triolet.models.networks.encoder_decoder import EncoderDecoderNetwork
 from triolet.models.networks.network import Feed, Record
 
-from .test_native import KEPT, cut, loaded
+from .test_native import KEPT, Fed, Told, assert_same_bits, fed, loaded, sequences_of
 from .texts import start_of
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")
@@ -114,26 +112,18 @@ def output(name: str, number: int) -> Tensor:
     return torch.randn(length, module(name).config.hidden_size, generator=torch.Generator().manual_seed(number))
 
 
-@frozen
-class Told:
-    """Tokens, which encoder output they are about, the pages that they lie in, and the lengths of the chunks."""
-
-    tokens: tuple[int, ...]
-    output: int
-    pages: tuple[int, ...]
-    cuts: tuple[int, ...]
-
-    def expected(self, name: str, module: Any) -> Tensor:
-        """Logits of all tokens, by transformers' ``module``."""
-        told: Any = BaseModelOutput(last_hidden_state=output(name, self.output)[None])
-        told.attention_mask = None
-        answer = module(encoder_outputs=told, decoder_input_ids=torch.tensor([self.tokens]), use_cache=False)
-        logits: Tensor = answer.logits[0]
-        return logits
+def expected_of(one: Told, name: str, module: Any) -> Tensor:
+    """Logits of all tokens, by transformers' ``module``."""
+    told: Any = BaseModelOutput(last_hidden_state=output(name, one.output)[None])
+    told.attention_mask = None
+    logits: Tensor = module(encoder_outputs=told, decoder_input_ids=torch.tensor([one.tokens]), use_cache=False).logits
+    return logits[0]
 
 
-class Fed:
+class CrossedFed(Fed):
     """A model that was opened, and what it answered."""
+
+    most_pages = PAGES
 
     def __init__(
         self,
@@ -146,6 +136,7 @@ class Fed:
         rows: int = 80,
         kept: torch.dtype = torch.float32,
     ) -> None:
+        self.page_size = page_size
         made = copy.deepcopy(module(name))
         decoder, family = CrossedDecoder(made), find_crossed_family(made.config.model_type)
         assert family is not None
@@ -179,7 +170,7 @@ class Fed:
         """Logits of each part's rows: positions ``start`` to ``stop`` of a sequence."""
         feeds = [self._feed(number, *part) for number, part in enumerate(parts)]
         wanted = [(index, row) for index, feed in enumerate(feeds) for row in range(feed.part.length)]
-        logits = self.network.logits(feeds, wanted, Nothing())
+        logits = self.network.logits(feeds, wanted, EncoderOutputs())
         return list(logits.split([stop - start for _, start, stop in parts]))
 
     def _feed(self, number: int, one: Told, start: int, stop: int) -> Feed:
@@ -193,48 +184,19 @@ class Fed:
         )
         return Feed(part=part, record=Record(start_of(number, one.tokens), list(one.tokens)))
 
-    def all_of(self, sequences: Sequence[Told], draw: random.Random) -> list[Tensor]:
-        """Feeds all of them, some of their next chunks in each step, in any order. Logits of each sequence."""
-        found: list[list[Tensor]] = [[] for _ in sequences]
-        at = [0] * len(sequences)
-        left = [list(one.cuts) for one in sequences]
-        while waiting := [index for index, cuts in enumerate(left) if cuts]:
-            chosen = draw.sample(waiting, draw.randint(1, len(waiting)))
-            parts = [(sequences[index], at[index], at[index] + left[index].pop(0)) for index in chosen]
-            for index, (_, _, stop), logits in zip(chosen, parts, self.feed(parts), strict=True):
-                found[index].append(logits)
-                at[index] = stop
-        return [torch.cat(parts) for parts in found]
 
-
-@contextmanager
-def fed(name: str, draw: random.Random, **options: Any) -> Iterator[Fed]:
-    with torch.inference_mode():
-        one = Fed(name, draw, **options)
-        try:
-            yield one
-        finally:
-            one.runner.release()
-
-
-def sequences_of(lengths: Sequence[int], page_size: int, draw: random.Random) -> list[Told]:
-    pages = draw.sample(range(PAGES), PAGES)
-    made = []
-    for length in lengths:
-        own = [pages.pop() for _ in range(-(-length // page_size))]
-        tokens = tuple(draw.randrange(VOCABULARY) for _ in range(length))
-        made.append(Told(tokens, draw.randrange(SLOTS), tuple(own), cut(length, draw)))
-    return made
+opened = functools.partial(fed, kind=CrossedFed)
+sequences = functools.partial(sequences_of, most=PAGES, outputs=SLOTS)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("level", [1, 3, 4])
 def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
     draw = random.Random(3)
-    with fed(name, draw, level=level) as one:
-        sequences = sequences_of([150, 1, 40, 600, 2, 3], 16, draw)
-        for sequence, found in zip(sequences, one.all_of(sequences, draw), strict=True):
-            expected = sequence.expected(name, module(name))
+    with opened(name, draw, level=level) as one:
+        told = sequences([150, 1, 40, 600, 2, 3], 16, draw)
+        for sequence, found in zip(told, one.all_of(told, draw), strict=True):
+            expected = expected_of(sequence, name, module(name))
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
 
 
@@ -243,11 +205,11 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
 @pytest.mark.parametrize("name", ["bart", "t5", "moonshine, turned in part"])
 def test_slots_and_pages_of_16_bits_cost_what_they_round(name: str, level: int, kept: torch.dtype) -> None:
     draw = random.Random(3)
-    sequences = sequences_of([150, 1, 40, 300], 16, draw)
-    with fed(name, random.Random(2), level=level) as one:
-        plain = one.all_of(sequences, random.Random(1))
-    with fed(name, random.Random(2), level=level, kept=kept) as one:
-        found = one.all_of(sequences, random.Random(1))
+    told = sequences([150, 1, 40, 300], 16, draw)
+    with opened(name, random.Random(2), level=level) as one:
+        plain = one.all_of(told, random.Random(1))
+    with opened(name, random.Random(2), level=level, kept=kept) as one:
+        found = one.all_of(told, random.Random(1))
     for before, now in zip(plain, found, strict=True):
         apart = (now - before).abs().amax(1) / before.abs().max()
         assert 0.0 < float(apart.median()) < 8 * torch.finfo(kept).eps
@@ -257,9 +219,9 @@ def test_slots_and_pages_of_16_bits_cost_what_they_round(name: str, level: int, 
 def test_a_packed_module_computes_what_it_did(name: str) -> None:
     packed = copy.deepcopy(module(name))
     CrossedDecoder(packed).pack()
-    told = Told(tokens=tuple(range(40)), output=1, pages=(), cuts=())
+    one = Told(tokens=tuple(range(40)), output=1)
     with torch.inference_mode():
-        expected, found = told.expected(name, module(name)), told.expected(name, packed)
+        expected, found = expected_of(one, name, module(name)), expected_of(one, name, packed)
         torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-5 * float(expected.abs().max()))
 
 
@@ -283,14 +245,11 @@ def test_a_row_has_the_same_bits_in_every_batch_chunk_and_layout(
     kept: torch.dtype,
 ) -> None:
     draw = random.Random(seed)
-    sequences = sequences_of(lengths, page_sizes[0], draw)
-    with fed(name, draw, page_size=page_sizes[0], threads=threads[0], kept=kept) as together:
-        expected = together.all_of(sequences, draw)
-    with fed(name, draw, page_size=page_sizes[1], threads=threads[1], rows=rows, kept=kept) as alone:
-        for sequence, bits in zip(sequences, expected, strict=True):
-            pages = draw.sample(range(PAGES), -(-len(sequence.tokens) // page_sizes[1]))
-            other = evolve(sequence, pages=tuple(pages), cuts=cut(len(sequence.tokens), draw))
-            assert torch.equal(alone.all_of([other], draw)[0], bits)
+    told = sequences(lengths, page_sizes[0], draw)
+    with opened(name, draw, page_size=page_sizes[0], threads=threads[0], kept=kept) as together:
+        expected = together.all_of(told, draw)
+    with opened(name, draw, page_size=page_sizes[1], threads=threads[1], rows=rows, kept=kept) as alone:
+        assert_same_bits(alone, told, expected, draw)
 
 
 def test_a_decoder_that_is_no_program_says_why() -> None:

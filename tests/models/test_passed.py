@@ -73,16 +73,6 @@ def test_what_was_refused_is_tried_again(tmp_path):
     assert passed == [1]
 
 
-def test_the_latest_are_kept(tmp_path):
-    passed_ones = PassedComparisons(CacheFile(tmp_path / "comparisons.json"))
-    for key in range(300):
-        passed_ones.once(str(key), lambda: None)
-    called = []
-    passed_ones.once("299", lambda: called.append("299"))
-    passed_ones.once("0", lambda: called.append("0"))
-    assert called == ["0"]
-
-
 @pytest.mark.parametrize("text", ["", "[]", '{"passed": 7}'])
 def test_a_file_that_nobody_can_follow_is_replaced(tmp_path, text):
     (tmp_path / "comparisons.json").write_text(text)

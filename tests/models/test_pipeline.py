@@ -15,17 +15,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from triolet.core.config import EngineConfig
 from triolet.core.errors import DeviceOutOfMemory, InvalidRequest, UnsupportedModel
-from triolet.core.plan import DeviceMemory
-from triolet.models.blueprints import text as blueprint_module
-from triolet.models.blueprints.comparison import Nothing, _feed, _record
-from triolet.models.executor import TorchExecutor
+from triolet.models.blueprints.comparison import _feed, _record
 from triolet.models.launch import pipeline as module
 from triolet.models.launch.pipeline import Pipeline, Places, StagedKV, cut
+from triolet.models.memory.encoder_outputs import EncoderOutputs
 from triolet.models.networks.causal import CausalNetwork
 from triolet.models.networks.network import Feed
 
 from .test_causal import payload_jobs
-from .texts import TextDriver, TextJob, first_step, generate, noise
+from .texts import Job, first_step, generate, noise
 
 TWO = ("cpu", "cpu:0")
 LENGTHS = (1, 5, 23, 40, 70)
@@ -56,8 +54,7 @@ def start(open_driver, folder):
 
     def open_one(family, devices=TWO, **changes):
         alone = {} if devices else {"device": "cpu"}
-        driver = open_driver(folder(family), **{"device": "auto", **alone, "devices": devices, **changes})
-        return TextDriver(driver.executor, driver.description)
+        return open_driver(folder(family), **{"device": "auto", **alone, "devices": devices, **changes})
 
     return open_one
 
@@ -65,7 +62,7 @@ def start(open_driver, folder):
 def jobs_of(driver):
     pooling = driver.description.default_pooling
     return [
-        TextJob(
+        Job(
             prompt=noise(length, length),
             joins=3 * index,
             chunk=(1000, 7, 18)[index % 3],
@@ -108,13 +105,12 @@ def test_two_stages_give_what_one_device_gives(start, family, devices):
 def test_images_and_audio_are_read_on_the_first_device(open_driver, opened, name, devices):
     """The tokens are transformers' own."""
     checkpoint = opened(name)
-    base = open_driver(checkpoint.folder, device="auto", devices=devices)
-    driver = TextDriver(base.executor, base.description)
+    driver = open_driver(checkpoint.folder, device="auto", devices=devices)
     prompt, items = f"See {checkpoint.placeholder} here", checkpoint.items(1)
-    prepared = base.description.preparer.prepare(prompt, **{"audio" if "audio" in name else "images": items})
+    prepared = driver.description.preparer.prepare(prompt, **{"audio" if "audio" in name else "images": items})
     driver.executor.encode(payload_jobs(prepared.items))
     placeholders = tuple(item.placeholder for item in prepared.items)
-    job = TextJob(prompt=prepared.token_ids, placeholders=placeholders, chunk=9, max_tokens=8)
+    job = Job(prompt=prepared.token_ids, placeholders=placeholders, chunk=9, max_tokens=8)
     inputs = checkpoint.process(prompt, items)
     inputs.pop("input_ids")
     expected = generate(checkpoint.module, prepared.token_ids, 8, **{"attention_mask": None, **inputs})
@@ -155,12 +151,11 @@ def test_three_stages_of_five_layers(open_driver, folder, tmp_path):
     model.save_pretrained(tmp_path)
     for path in folder("llama").glob("tokenizer*"):
         shutil.copy(path, tmp_path)
-    base = open_driver(tmp_path, device="auto", devices=("cpu",) * 3)
-    assert [len(part._pool) for part in base.executor._open.main.paged.parts] == [1, 2, 2]
-    driver = TextDriver(base.executor, base.description)
-    model.generation_config.eos_token_id = list(base.description.eos_token_ids)
+    driver = open_driver(tmp_path, device="auto", devices=("cpu",) * 3)
+    assert [len(part._pool) for part in driver.executor._open.main.paged.parts] == [1, 2, 2]
+    model.generation_config.eos_token_id = list(driver.description.eos_token_ids)
     model.generation_config.pad_token_id = 0
-    jobs = [TextJob(prompt=noise(length, length), chunk=7, max_tokens=8) for length in (1, 9, 30)]
+    jobs = [Job(prompt=noise(length, length), chunk=7, max_tokens=8) for length in (1, 9, 30)]
     assert [result.tokens for result in driver.run(*jobs)] == [generate(model, job.prompt, 8) for job in jobs]
 
 
@@ -218,13 +213,13 @@ def test_what_a_stage_computes_with_is_on_its_device(start, family, monkeypatch)
             for index, feed in enumerate(feeds)
         ]
         feeds = [evolve(feed, part=evolve(feed.part, page_table=tuple(range(12)))) for feed in feeds]
-        logits = network.rows(feeds, [(0, 8), (2, 0)], Nothing())
+        logits = network.rows(feeds, [(0, 8), (2, 0)], EncoderOutputs())
         assert logits.device == META
         assert logits.shape == (2, driver.description.vocabulary_size)
         assert 0 < sum(moves) <= 6
         later = [_feed(records[1], 20, 20), _feed(records[0], 8, 1)]
         later = [evolve(feed, part=evolve(feed.part, page_table=tuple(range(12)))) for feed in later]
-        assert network.rows(later, [(0, 19)], Nothing()).device == META
+        assert network.rows(later, [(0, 19)], EncoderOutputs()).device == META
     places = driver.executor._blueprints.main._places(driver.executor._open.main.model)
     assert names[f"{places.layers}.0"] == {"cpu"}
     assert names[f"{places.layers}.1"] == {"meta"}
@@ -248,27 +243,6 @@ def test_a_head_that_is_the_embedding_is_on_both_devices(start):
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep_weights", [True, False], ids=["parked", "dropped"])
-@pytest.mark.parametrize("family", ["gemma2", "qwen2_vl"])
-def test_s3_sleep_and_close_leave_nothing_between_the_stages(books, start, family, keep_weights):
-    """S3, "intermediate buffers still kept": the parked modules know nothing of the pipeline; awake it is as it was."""
-    driver = start(family)
-    executor = driver.executor
-    counted, first = books.check(executor), work(driver)
-    executor.reset()
-    assert books.check(executor) == counted
-    executor.sleep(keep_weights=keep_weights)
-    parked = {"parked_weights": counted["weights"]} if keep_weights else {}
-    assert executor.memory() == DeviceMemory(device="cpu", by_owner=parked)
-    assert books.check(executor) == parked
-    executor.wake()
-    assert books.check(executor) == counted
-    assert work(driver) == first
-    executor.close()
-    assert executor.released.kept == {}
-    assert books.live() == {}
-
-
 def test_s3_a_step_that_fails_leaves_nothing_in_the_modules(books, start, watch):
     """At whichever of its storages: nothing in a module, no tensor, though the error is kept."""
     driver = start("gemma2")
@@ -286,34 +260,6 @@ def test_s3_a_step_that_fails_leaves_nothing_in_the_modules(books, start, watch)
     books.check(executor)
     executor.reset()
     assert work(driver)
-    executor.close()
-    assert books.live() == {}
-
-
-STAGES = [
-    (module.StagedKV, "allocate"),
-    (module.Pipeline, "of"),
-    (module.Pipeline, "crossing"),
-    (blueprint_module, "compare_decoder"),
-]
-
-
-@pytest.mark.parametrize(("owner", "name"), STAGES, ids=[f"{owner.__name__}.{name}" for owner, name in STAGES])
-def test_s7_an_open_that_fails_at_a_stage_leaves_nothing(books, folder, config, monkeypatch, owner, name):
-    """Before the pages are there, with them, and in the comparison; the error is kept."""
-    executor = TorchExecutor(folder("llama"), config(device="auto", devices=TWO))
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("planted")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fail)
-        with pytest.raises((RuntimeError, UnsupportedModel), match="planted") as kept:
-            executor.open()
-        assert books.live() == {}, f"{kept.value} keeps tensors"
-        assert executor.memory().by_owner == {}
-    executor.open()
-    assert books.check(executor)["self_kv"] > 0
     executor.close()
     assert books.live() == {}
 

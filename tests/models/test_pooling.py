@@ -28,21 +28,10 @@ from triolet.core.model import Kind
 from triolet.core.request import Pooling
 from triolet.testing.families import make_checkpoint
 
-from .texts import TextDriver, TextJob, noise
+from .texts import Job, noise
 
 LENGTHS = (3, 40, 1, 9, 12, 41)
 KINDS = ("mean", "cls", "last")
-
-
-@pytest.fixture
-def start(open_driver):
-    """``start(folder)``."""
-
-    def run(folder, **changes):
-        driver = open_driver(folder, **changes)
-        return TextDriver(driver.executor, driver.description)
-
-    return run
 
 
 def expected(hidden, pooling):
@@ -57,16 +46,16 @@ def hidden_states(model, prompt):
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2_vl"])
-def test_vectors_of_a_decoder_equal_transformers(start, tmp_path, family):
+def test_vectors_of_a_decoder_equal_transformers(open_driver, tmp_path, family):
     """Every kind, in chunks and whole, beside each other and beside sequences that generate."""
     folder = make_checkpoint(family, tmp_path)
-    driver = start(folder)
+    driver = open_driver(folder)
     asked = [Pooling(kind=kind, normalize=normal) for kind in KINDS for normal in (False, True)]
     jobs = [
-        TextJob(prompt=noise(length, length), pooling=pooling, chunk=(1000, 7)[index % 2], joins=index)
+        Job(prompt=noise(length, length), pooling=pooling, chunk=(1000, 7)[index % 2], joins=index)
         for index, (length, pooling) in enumerate(zip(LENGTHS, asked, strict=True))
     ]
-    generating = TextJob(prompt=noise(20, 20), max_tokens=6)
+    generating = Job(prompt=noise(20, 20), max_tokens=6)
     alone = driver.run(generating)[0].tokens
     *results, generated = driver.run(*jobs, generating)
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
@@ -78,31 +67,31 @@ def test_vectors_of_a_decoder_equal_transformers(start, tmp_path, family):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_vectors_of_an_encoder_equal_transformers(start, tmp_path, kind):
+def test_vectors_of_an_encoder_equal_transformers(open_driver, tmp_path, kind):
     """Each prompt as alone, though prompts of other lengths are filled up beside it."""
     folder = make_checkpoint("bert", tmp_path)
-    driver = start(folder)
+    driver = open_driver(folder)
     description = driver.description
     assert (description.kind, description.whole_prompts, description.pages) == (Kind.POOLING, True, 0)
     assert description.default_pooling == Pooling(kind="mean")
     pooling = Pooling(kind=kind, normalize=True)
-    jobs = [TextJob(prompt=noise(length, length), pooling=pooling) for length in LENGTHS]
+    jobs = [Job(prompt=noise(length, length), pooling=pooling) for length in LENGTHS]
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     for job, result in zip(jobs, driver.run(*jobs), strict=True):
         assert result.vector == pytest.approx(expected(hidden_states(model, job.prompt), pooling), abs=1e-5)
 
 
 @pytest.mark.parametrize("family", ["bert_classifier", "llama_classifier"])
-def test_scores_equal_transformers(start, tmp_path, family):
+def test_scores_equal_transformers(open_driver, tmp_path, family):
     """Raw scores in the order of the labels; a vector of the same model beside them."""
     folder = make_checkpoint(family, tmp_path)
-    driver = start(folder)
+    driver = open_driver(folder)
     assert driver.description.kind is Kind.POOLING
     assert driver.description.labels == ("negative", "neutral", "positive")
     assert driver.description.default_pooling == Pooling(kind="classify")
     model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
-    jobs = [TextJob(prompt=noise(length, length), pooling=driver.description.default_pooling) for length in LENGTHS]
-    jobs.append(TextJob(prompt=noise(9, 4), pooling=Pooling(kind="mean")))
+    jobs = [Job(prompt=noise(length, length), pooling=driver.description.default_pooling) for length in LENGTHS]
+    jobs.append(Job(prompt=noise(9, 4), pooling=Pooling(kind="mean")))
     *scored, vector = driver.run(*jobs)
     for job, result in zip(jobs, scored, strict=False):
         with torch.inference_mode():
@@ -111,9 +100,9 @@ def test_scores_equal_transformers(start, tmp_path, family):
     assert len(vector.vector) == model.config.hidden_size
 
 
-def test_similar_lengths_share_a_batch_and_others_do_not(start, tmp_path, monkeypatch):
+def test_similar_lengths_share_a_batch_and_others_do_not(open_driver, tmp_path, monkeypatch):
     """At most a quarter of a batch fills it up."""
-    driver = start(make_checkpoint("bert", tmp_path))
+    driver = open_driver(make_checkpoint("bert", tmp_path))
     shapes = []
     forward = type(driver.executor._open.main.model.module).forward
 
@@ -123,7 +112,7 @@ def test_similar_lengths_share_a_batch_and_others_do_not(start, tmp_path, monkey
         return forward(self, input_ids=input_ids, attention_mask=attention_mask)
 
     monkeypatch.setattr(type(driver.executor._open.main.model.module), "forward", noted)
-    driver.run(*[TextJob(prompt=noise(length, 1), pooling=Pooling(kind="cls")) for length in (10, 60, 11, 9, 61, 2)])
+    driver.run(*[Job(prompt=noise(length, 1), pooling=Pooling(kind="cls")) for length in (10, 60, 11, 9, 61, 2)])
     assert sorted(shapes) == [(1, 2), (2, 61), (3, 11)]
 
 
@@ -151,15 +140,15 @@ def write_modules(folder, *kinds, **pooling):
     ids=str,
 )
 @pytest.mark.parametrize("family", ["bert", "llama"])
-def test_default_poolings_are_read(start, tmp_path, family, kinds, settings, told):
+def test_default_poolings_are_read(open_driver, tmp_path, family, kinds, settings, told):
     """Also of a decoder that could generate: it is loaded without its head, and gives vectors."""
     folder = make_checkpoint(family, tmp_path)
     write_modules(folder, "Transformer", *kinds, **settings)
-    driver = start(folder)
+    driver = open_driver(folder)
     assert driver.description.kind is Kind.POOLING
     assert driver.description.default_pooling == told
     prompt = noise(17, 1)
-    (result,) = driver.run(TextJob(prompt=prompt, pooling=told, chunk=1000 if family == "bert" else 5))
+    (result,) = driver.run(Job(prompt=prompt, pooling=told, chunk=1000 if family == "bert" else 5))
     model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     assert result.vector == pytest.approx(expected(hidden_states(model, prompt), told), abs=2e-4)
 
@@ -179,25 +168,25 @@ def test_default_poolings_are_read(start, tmp_path, family, kinds, settings, tol
     ],
     ids=str,
 )
-def test_other_modules_and_poolings_are_refused(start, tmp_path, kinds, settings, error, told):
+def test_other_modules_and_poolings_are_refused(open_driver, tmp_path, kinds, settings, error, told):
     """And damaged settings are told."""
     folder = make_checkpoint("bert", tmp_path)
     write_modules(folder, "Transformer", *kinds, **settings)
     with pytest.raises(error, match=told):
-        start(folder)
+        open_driver(folder)
 
 
-def test_damaged_modules_are_told(start, tmp_path):
+def test_damaged_modules_are_told(open_driver, tmp_path):
     """No list, no JSON, no settings of the pooling."""
     folder = make_checkpoint("bert", tmp_path)
     for text, told in (("{}", "no list of modules"), ("[", "cannot be read")):
         (folder / "modules.json").write_text(text)
         with pytest.raises(CheckpointError, match=told):
-            start(folder)
+            open_driver(folder)
     write_modules(folder, "Transformer", "Pooling", pooling_mode="mean")
     (folder / "1_Pooling" / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"no config\.json in its folder"):
-        start(folder)
+        open_driver(folder)
 
 
 # -- other encoders ----------------------------------------------------------------------------------------------------
@@ -223,17 +212,17 @@ def others():
 
 
 @pytest.mark.parametrize("kind", others())
-def test_encoders_without_a_line_of_their_own(start, tmp_path, kind):
+def test_encoders_without_a_line_of_their_own(open_driver, tmp_path, kind):
     """Up to their last position."""
     torch.manual_seed(0)
     model = others()[kind]().eval()
     make_checkpoint("bert", tmp_path)
     (tmp_path / "config.json").unlink()
     model.save_pretrained(tmp_path)
-    driver = start(tmp_path)
+    driver = open_driver(tmp_path)
     assert driver.description.max_positions == 64
     assert driver.description.whole_prompts
-    jobs = [TextJob(prompt=noise(length, length), pooling=Pooling(kind="mean")) for length in (64, 50, 5)]
+    jobs = [Job(prompt=noise(length, length), pooling=Pooling(kind="mean")) for length in (64, 50, 5)]
     for job, result in zip(jobs, driver.run(*jobs), strict=True):
         told = hidden_states(model.base_model, job.prompt).mean(0).tolist()
         assert result.vector == pytest.approx(told, abs=1e-5)
@@ -247,33 +236,33 @@ def test_encoders_without_a_line_of_their_own(start, tmp_path, kind):
     ],
     ids=["mixes", "asks for more"],
 )
-def test_an_encoder_whose_vectors_would_depend_on_the_batch_is_refused(start, tmp_path, make, told):
+def test_an_encoder_whose_vectors_would_depend_on_the_batch_is_refused(open_driver, tmp_path, make, told):
     """Fourier transforms know no mask; and what cannot be called at all is told when it is opened, not by a request."""
     torch.manual_seed(0)
     make_checkpoint("bert", tmp_path)
     (tmp_path / "config.json").unlink()
     make().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=told):
-        start(tmp_path)
+        open_driver(tmp_path)
 
 
 # -- misuse ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_a_model_cannot_give_is_our_bug(start, tmp_path):
+def test_what_a_model_cannot_give_is_our_bug(open_driver, tmp_path):
     """Tokens of an encoder, a part of its prompt, a mean behind a shared prefix."""
-    encoder = start(make_checkpoint("bert", tmp_path / "bert"))
+    encoder = open_driver(make_checkpoint("bert", tmp_path / "bert"))
     with pytest.raises(AssertionError, match="gives vectors only"):
-        encoder.run(TextJob(prompt=noise(5, 1)))
+        encoder.run(Job(prompt=noise(5, 1)))
     with pytest.raises(AssertionError, match="a prompt is read whole, not to 3"):
-        encoder.run(TextJob(prompt=noise(5, 1), pooling=Pooling(kind="mean"), chunk=3))
-    decoder = start(make_checkpoint("llama", tmp_path / "llama"))
+        encoder.run(Job(prompt=noise(5, 1), pooling=Pooling(kind="mean"), chunk=3))
+    decoder = open_driver(make_checkpoint("llama", tmp_path / "llama"))
     for driver in (encoder, decoder):
         with pytest.raises(AssertionError, match="no classification head"):
-            driver.run(TextJob(prompt=noise(5, 1), pooling=Pooling(kind="classify")))
+            driver.run(Job(prompt=noise(5, 1), pooling=Pooling(kind="classify")))
     shared = [
-        TextJob(prompt=noise(9, 1), pooling=Pooling(kind="last")),
-        TextJob(prompt=noise(9, 1), pooling=Pooling(kind="mean"), shared=1, joins=1),
+        Job(prompt=noise(9, 1), pooling=Pooling(kind="last")),
+        Job(prompt=noise(9, 1), pooling=Pooling(kind="mean"), shared=1, joins=1),
     ]
     with pytest.raises(AssertionError, match="mean needs all positions"):
         decoder.run(*shared)

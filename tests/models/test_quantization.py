@@ -19,7 +19,7 @@ from triolet.models.machine.devices import computes_in_bfloat16
 from triolet.models.native.library import Library
 from triolet.testing.families import make_checkpoint
 
-from .texts import TextDriver, TextJob, generate, noise
+from .texts import Job, generate, noise
 
 FAMILIES = ("llama", "gemma3")
 
@@ -64,8 +64,8 @@ def test_a_decoder_in_int8_is_transformers_with_the_rounded_weights(
 ):
     """Token for token, for prompts in chunks and side by side."""
     driver = open_driver(folder(family), quantization="int8")
-    jobs = [TextJob(prompt=noise(length, length), chunk=7, joins=length % 4) for length in (3, 19, 40)]
-    found = TextDriver(driver.executor, driver.description).run(*jobs)
+    jobs = [Job(prompt=noise(length, length), chunk=7, joins=length % 4) for length in (3, 19, 40)]
+    found = driver.run(*jobs)
     reference = rounded(AutoModelForCausalLM.from_pretrained(folder(family), dtype=torch.float32).eval())
     assert [one.tokens for one in found] == [generate(reference, job.prompt, job.max_tokens) for job in jobs]
 
@@ -96,14 +96,14 @@ def test_an_encoder_in_int8_says_nearly_the_same(open_driver, folder, monkeypatc
     pooling, vectors = Pooling(kind="mean", normalize=True), {}
     for quantization in (None, "int8"):
         driver = open_driver(folder("bert"), quantization=quantization)
-        job = TextJob(prompt=noise(23, 5), pooling=pooling)
-        vectors[quantization] = torch.tensor(TextDriver(driver.executor, driver.description).run(job)[0].vector)
+        job = Job(prompt=noise(23, 5), pooling=pooling)
+        vectors[quantization] = torch.tensor(driver.run(job)[0].vector)
     assert float(vectors[None] @ vectors["int8"]) > 0.99
     model = rounded(AutoModel.from_pretrained(folder("bert"), dtype=torch.float32).eval())
     with torch.inference_mode():
         hidden = model(torch.tensor([job.prompt])).last_hidden_state[0].mean(0)
     monkeypatch.setattr(Int8Linear, "__call__", Int8Linear.exactly)
-    again = TextDriver(driver.executor, driver.description).run(job)[0].vector
+    again = driver.run(job)[0].vector
     assert again == pytest.approx((hidden / hidden.norm()).tolist(), abs=1e-4)
 
 
@@ -113,9 +113,9 @@ def test_a_classifier_in_int8_says_nearly_the_same(open_driver, tmp_path, withou
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(config).eval()
     model.save_pretrained(tmp_path / "llama")
-    job = TextJob(prompt=noise(23, 5), pooling=Pooling(kind="classify"))
+    job = Job(prompt=noise(23, 5), pooling=Pooling(kind="classify"))
     driver = open_driver(tmp_path / "llama", quantization="int8")
-    found = TextDriver(driver.executor, driver.description).run(job)[0].vector
+    found = driver.run(job)[0].vector
     with torch.inference_mode():
         expected = rounded(model)(torch.tensor([job.prompt])).logits[0]
     assert found == pytest.approx(expected.tolist(), abs=1e-4)

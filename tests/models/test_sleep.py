@@ -174,7 +174,7 @@ def test_a_wake_without_memory_for_any_of_its_storages(books, open_driver, check
     with watch() as watched:
         executor.wake()
     executor.sleep(keep_weights=keep_weights)
-    for number in range(1, len(watched.made) + 1, 1 if keep_weights else 5):
+    for number in range(1, len(watched.made) + 1, 1 if keep_weights else 17):
         with watch(fail_at=number) as failed, pytest.raises((DeviceOutOfMemory, ValueError)) as kept:
             executor.wake()
         assert failed.alive == 0, f"storage {number}: {kept.value}"

@@ -43,9 +43,9 @@ def test_a_step_for_which_nothing_was_guessed_is_recorded_as_any(open_driver, tm
     folder = make_checkpoint("llama", tmp_path)
     executor = open_driver(folder, speculation=Speculation(tokens=3), graphs="eager").executor
     graphs = executor._open.main.network.graphs
-    replayed = graphs.statistics.replayed
+    replayed = graphs.replays
     (sampled,) = executor.step(first_step([(5, 6, 7)], pages=2, draft_tokens=3)).sampled
-    assert (graphs.statistics.replayed, sampled.accepted) == (replayed, ())
+    assert (graphs.replays, sampled.accepted) == (replayed, ())
     decode = Chunk(sequence_id=0, start=3, length=1, page_table=(0, 1), cross_slot=None, samples=True, draft_tokens=3)
     executor.step(StepPlan(step_id=1, epoch=0, started=(), ended=(), cross_writes=(), chunks=(decode,)))
-    assert graphs.statistics.replayed == replayed + 1
+    assert graphs.replays == replayed + 1

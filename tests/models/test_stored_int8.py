@@ -17,7 +17,7 @@ from triolet.models.linear.modules import QuantizedLinear, exactly
 from triolet.models.linear.stored import adopt_quantized
 from triolet.testing.families import make_checkpoint
 
-from .texts import TextDriver, TextJob
+from .texts import Job
 
 PROMPT = list(range(3, 20))
 
@@ -113,9 +113,9 @@ def test_the_engine_writes_the_tokens_of_its_weights(open_driver, folder, quanti
     driver = open_driver(folder, dtype="bfloat16", quantization=quantization)
     linears = [each for each in driver.executor._open.main.model.module.modules() if isinstance(each, QuantizedLinear)]
     assert len(linears) == 14 + (quantization is not None)
-    jobs = [TextJob(prompt=PROMPT[:length]) for length in (3, 17)]
-    together = TextDriver(driver.executor, driver.description).run(*jobs)
-    alone = [TextDriver(driver.executor, driver.description).run(job)[0] for job in jobs]
+    jobs = [Job(prompt=PROMPT[:length]) for length in (3, 17)]
+    together = driver.run(*jobs)
+    alone = [driver.run(job)[0] for job in jobs]
     assert [one.tokens for one in together] == [one.tokens for one in alone]
 
 

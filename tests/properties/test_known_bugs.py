@@ -278,7 +278,7 @@ def test_e9_a_reservation_that_is_withdrawn_stays_listed_as_computed():
 
 def test_e10_an_output_that_is_a_view_of_its_batch():
     """E10 (the reason for TensorRT-LLM 15734): outputs are kept as views of their batch: freeing two of three frees
-    nothing. ``tests/models/test_known_bugs.py`` plants it into the whole executor; here it is the store alone.
+    nothing. ``tests/models/test_executor.py`` says the same of the whole executor; here it is the store alone.
 
     Caught by "bytes follow freeing": encode a, b and c in one batch; free a and b.
     """
@@ -393,8 +393,8 @@ def test_r3_a_request_cancelled_while_it_is_added_keeps_its_stream():
 
 
 def test_r4_the_last_payloads_stay_until_the_next_call():
-    """R4 (read in 0.32): the runner keeps what it was last called with. ``tests/models/test_known_bugs.py`` plants it
-    into the executor; here the worker's thread keeps the call.
+    """R4 (read in 0.32): the runner keeps what it was last called with. ``tests/models/test_executor.py`` says the same
+    of the executor; here the worker's thread keeps the call.
 
     Caught by "still alive": a request is cancelled while its audio is encoded, and no call comes after.
     """
@@ -404,7 +404,7 @@ def test_r4_the_last_payloads_stay_until_the_next_call():
 
 def test_r5_an_error_caught_on_the_worker_pins_the_frames_it_came_through():
     """R5 (pytorch 18853): an exception caught in a worker thread keeps its frames, and they their tensors.
-    ``tests/models/test_known_bugs.py`` has the tensors.
+    ``tests/models/test_frames.py`` has the payloads.
 
     Caught by "payload() is None": four requests whose encodings fail, and a client that keeps the errors.
     """
