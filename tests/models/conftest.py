@@ -47,6 +47,7 @@ def without_native(monkeypatch):
     monkeypatch.setattr(Library, "load", classmethod(lambda _: None))
 
 
+CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 LANGUAGES = ("en", "de", "es")
 CHUNK_SECONDS = 2
 POSITIONS = 64
@@ -66,6 +67,11 @@ class Ids:
     no_timestamps: int = 266
     timestamps: int = 267
     vocabulary: int = 267 + 50 * CHUNK_SECONDS + 1
+
+
+def on_cuda(test: Callable[..., None]) -> Any:
+    """Marks a test that needs a CUDA device."""
+    return CUDA[0](CUDA[1](test))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -345,14 +351,7 @@ def start(open_driver: Callable[..., Driver], folder: Callable[[str], Path]) -> 
     return lambda family, **changes: open_driver(folder(family), **changes)
 
 
-@pytest.fixture(
-    params=[
-        "cpu",
-        pytest.param(
-            "cuda", marks=[pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
-        ),
-    ]
-)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=CUDA)])
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

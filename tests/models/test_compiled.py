@@ -22,10 +22,10 @@ from triolet.models.launch.compiled import CompiledLayers
 from triolet.models.native.library import Library
 from triolet.testing.families import make_checkpoint
 
+from .conftest import on_cuda
 from .texts import Job, noise
 
 LENGTHS = (1, 5, 23, 40)
-CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 ASKED = pytest.mark.skipif(not os.environ.get("TRIOLET_TEST_COMPILE"), reason="TRIOLET_TEST_COMPILE is not set")
 
 
@@ -87,8 +87,7 @@ def test_generated_code_gives_the_same_tokens(no_collector, start):
     check(start)
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_cuda
 @pytest.mark.parametrize("graphs", ["off", "auto"])
 def test_generated_code_on_cuda_gives_the_same_tokens(no_collector, start, graphs):
     """Alone, and captured in graphs."""

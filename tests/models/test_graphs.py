@@ -27,10 +27,10 @@ from triolet.models.memory.module import TransformerModel
 from triolet.models.memory.rows import Rows
 from triolet.models.networks.causal import CausalDecode
 
+from .conftest import CUDA, on_cuda
 from .texts import Job, generate, noise
 
 LENGTHS = (1, 5, 23, 40, 70)
-CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 BOTH = pytest.mark.parametrize(
     ("place", "mode"),
     [("cpu", "eager"), pytest.param("cuda", "eager", marks=CUDA), pytest.param("cuda", "auto", marks=CUDA)],
@@ -340,8 +340,7 @@ def cuda_bytes():
     return torch.cuda.memory_allocated()
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_cuda
 def test_captured_graphs_give_every_byte_back(no_collector, start):
     """Close and sleep: the allocator's count is as before, exactly."""
     start("llama", graphs="auto", device="cuda").executor.close()
@@ -360,8 +359,7 @@ def test_captured_graphs_give_every_byte_back(no_collector, start):
     assert executor.released.kept == {}
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_cuda
 def test_a_capture_that_breaks_off_harms_nothing(start, monkeypatch, caplog):
     """The function asks the device for a number in the midst of its capture, and the rehearsal has not found out."""
     monkeypatch.setattr(CausalDecode, "rehearse", lambda self, inputs: None)
@@ -377,8 +375,7 @@ def test_a_capture_that_breaks_off_harms_nothing(start, monkeypatch, caplog):
     assert_tokens_without(start, driver.run(*mixed_jobs()), device="cuda")
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_cuda
 def test_graphs_that_come_and_go_share_one_pool(start):
     """With room for two: each is captured anew when it is needed again."""
     driver = start("llama", graphs="auto", device="cuda")

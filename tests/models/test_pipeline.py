@@ -22,6 +22,7 @@ from triolet.models.memory.encoder_outputs import EncoderOutputs
 from triolet.models.networks.causal import CausalNetwork
 from triolet.models.networks.network import Feed
 
+from .conftest import on_cuda
 from .test_causal import payload_jobs
 from .texts import Job, first_step, generate, noise
 
@@ -331,8 +332,7 @@ def test_a_device_that_is_not_there_is_refused(start, name):
         start("llama", ("cpu", name))
 
 
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@on_cuda
 def test_devices_of_two_kinds_are_refused(start):
     """They would not share a dtype's numbers."""
     with pytest.raises(InvalidRequest, match="devices of one kind"):

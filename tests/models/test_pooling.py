@@ -1,4 +1,5 @@
-"""One vector of a prompt: as transformers' hidden states give it, however it is batched and chunked."""
+"""One vector of a prompt: as transformers' hidden states give it, however it is batched and chunked. Vectors of BERT
+and scores are compared through the whole engine, in ``tests/api/test_pooling.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import pytest
 import torch
 from transformers import (
     AutoModel,
-    AutoModelForSequenceClassification,
     BertConfig,
     BertForMaskedLM,
     EsmConfig,
@@ -64,40 +64,6 @@ def test_vectors_of_a_decoder_equal_transformers(open_driver, tmp_path, family):
         told = expected(hidden_states(model, job.prompt), job.pooling)
         assert result.vector == pytest.approx(told, abs=2e-4)
     assert generated.tokens == alone
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_vectors_of_an_encoder_equal_transformers(open_driver, tmp_path, kind):
-    """Each prompt as alone, though prompts of other lengths are filled up beside it."""
-    folder = make_checkpoint("bert", tmp_path)
-    driver = open_driver(folder)
-    description = driver.description
-    assert (description.kind, description.whole_prompts, description.pages) == (Kind.POOLING, True, 0)
-    assert description.default_pooling == Pooling(kind="mean")
-    pooling = Pooling(kind=kind, normalize=True)
-    jobs = [Job(prompt=noise(length, length), pooling=pooling) for length in LENGTHS]
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    for job, result in zip(jobs, driver.run(*jobs), strict=True):
-        assert result.vector == pytest.approx(expected(hidden_states(model, job.prompt), pooling), abs=1e-5)
-
-
-@pytest.mark.parametrize("family", ["bert_classifier", "llama_classifier"])
-def test_scores_equal_transformers(open_driver, tmp_path, family):
-    """Raw scores in the order of the labels; a vector of the same model beside them."""
-    folder = make_checkpoint(family, tmp_path)
-    driver = open_driver(folder)
-    assert driver.description.kind is Kind.POOLING
-    assert driver.description.labels == ("negative", "neutral", "positive")
-    assert driver.description.default_pooling == Pooling(kind="classify")
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
-    jobs = [Job(prompt=noise(length, length), pooling=driver.description.default_pooling) for length in LENGTHS]
-    jobs.append(Job(prompt=noise(9, 4), pooling=Pooling(kind="mean")))
-    *scored, vector = driver.run(*jobs)
-    for job, result in zip(jobs, scored, strict=False):
-        with torch.inference_mode():
-            told = model(torch.tensor([job.prompt])).logits[0].tolist()
-        assert result.vector == pytest.approx(told, abs=1e-4)
-    assert len(vector.vector) == model.config.hidden_size
 
 
 def test_similar_lengths_share_a_batch_and_others_do_not(open_driver, tmp_path, monkeypatch):
