@@ -181,17 +181,17 @@ class Blueprint:
         """The facts that the engine must know."""
         raise NotImplementedError
 
-    def allocate_pages(self) -> PagedKV:
-        """Takes the pages."""
+    def allocate_pages(self, layers: int = 0, device: torch.device | None = None) -> PagedKV:
+        """Takes the pages: of all layers, or of so many on ``device``."""
         shape = self.decoder
         return PagedKV.allocate(
-            layers=shape.layers,
+            layers=layers or shape.layers,
             pages=self.chosen.pages,
             page_size=self.config.page_size,
             heads=shape.kv_heads,
             width=shape.kv_heads * shape.head_dim,
             dtype=self.kv_dtype,
-            device=self.device,
+            device=device or self.device,
         )
 
     def allocate_slots(self) -> CrossKV:

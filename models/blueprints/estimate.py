@@ -148,8 +148,7 @@ def may_be_native(blueprint: AnyBlueprint) -> bool:
         known = config.get_text_config().model_type in MODEL_TYPES
     else:
         known = isinstance(blueprint, WhisperBlueprint) or config.model_type in CROSSED_TYPES
-    kept = blueprint.config.decodes or isinstance(blueprint, WhisperBlueprint)
-    return known and kept and blueprint.not_native() is None
+    return known and blueprint.not_native() is None
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:

@@ -109,7 +109,8 @@ class TextBlueprint(ModuleBlueprint):
             assert checkpoint.family is not None, "a model without an encoder was refused"
             encode = partial(encode_together, checkpoint.family, model)
             return Parts(network=EncoderAlone(positions=shape.positions, encode=encode), model=model)
-        paged: Any = own("self_kv", self._allocate())
+        parts = [self.allocate_pages(stage.stop - stage.first, stage.device) for stage in self.stages]
+        paged: Any = own("self_kv", StagedKV(tuple(parts)) if parts else self.allocate_pages())
         network = CausalNetwork(
             model=model,
             paged=paged,
@@ -165,19 +166,6 @@ class TextBlueprint(ModuleBlueprint):
                 self.compare_once(compare, network.native is not None)
             if network.graphs is not None:
                 network.graphs.prove()
-
-    def _allocate(self) -> Any:
-        if not self.stages:
-            return self.allocate_pages()
-        shape = self.checkpoint.shape
-        return StagedKV.allocate(
-            self.stages,
-            pages=self.chosen.pages,
-            page_size=self.config.page_size,
-            heads=shape.kv_heads,
-            width=shape.kv_heads * shape.head_dim,
-            dtype=self.dtype,
-        )
 
     def describe(self, name: str) -> ModelDescription:
         checkpoint = self.checkpoint

@@ -136,26 +136,6 @@ class StagedKV:
 
     parts: tuple[PagedKV, ...] = field(repr=False)
 
-    @classmethod
-    def allocate(
-        cls, stages: Sequence[Stage], *, pages: int, page_size: int, heads: int, width: int, dtype: torch.dtype
-    ) -> StagedKV:
-        """Takes the memory, each layer's on its device."""
-        return cls(
-            tuple(
-                PagedKV.allocate(
-                    layers=stage.stop - stage.first,
-                    pages=pages,
-                    page_size=page_size,
-                    heads=heads,
-                    width=width,
-                    dtype=dtype,
-                    device=stage.device,
-                )
-                for stage in stages
-            )
-        )
-
     def another(self, *, pages: int, page_size: int) -> StagedKV:
         """A pool of other pages, as `PagedKV.another` makes it."""
         return StagedKV(tuple(part.another(pages=pages, page_size=page_size) for part in self.parts))

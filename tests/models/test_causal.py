@@ -58,10 +58,6 @@ def test_a_probe_is_answered_from_its_position(start, reference):
 # -- images and audio --------------------------------------------------------------------------------------------------
 
 
-def payload_jobs(items):
-    return tuple(item for item in {item.key: item for item in items}.values())
-
-
 def test_an_item_that_is_not_resident_is_our_bug(open_driver, opened):
     """Only where a chunk touches it: text before it is read without."""
     checkpoint = opened("llava")

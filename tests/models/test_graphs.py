@@ -95,9 +95,7 @@ def test_what_follows_images_and_audio_is_recorded_too(open_driver, opened, name
         prepared = driver.description.preparer.prepare(
             f"See {checkpoint.placeholder} here", **{medium: checkpoint.items(1)}
         )
-        from .test_causal import payload_jobs
-
-        driver.executor.encode(payload_jobs(prepared.items))
+        driver.executor.encode(prepared.items)
         placeholders = tuple(item.placeholder for item in prepared.items)
         jobs = [
             Job(prompt=prepared.token_ids, placeholders=placeholders, chunk=chunk, max_tokens=8) for chunk in (1000, 1)

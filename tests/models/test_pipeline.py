@@ -23,7 +23,6 @@ from triolet.models.networks.causal import CausalNetwork
 from triolet.models.networks.network import Feed
 
 from .conftest import on_cuda
-from .test_causal import payload_jobs
 from .texts import Job, first_step, generate, noise
 
 TWO = ("cpu", "cpu:0")
@@ -109,7 +108,7 @@ def test_images_and_audio_are_read_on_the_first_device(open_driver, opened, name
     driver = open_driver(checkpoint.folder, device="auto", devices=devices)
     prompt, items = f"See {checkpoint.placeholder} here", checkpoint.items(1)
     prepared = driver.description.preparer.prepare(prompt, **{"audio" if "audio" in name else "images": items})
-    driver.executor.encode(payload_jobs(prepared.items))
+    driver.executor.encode(prepared.items)
     placeholders = tuple(item.placeholder for item in prepared.items)
     job = Job(prompt=prepared.token_ids, placeholders=placeholders, chunk=9, max_tokens=8)
     inputs = checkpoint.process(prompt, items)
@@ -170,9 +169,7 @@ def on_meta(executor):
     places = Places.find(network.model.module, network.decoder, stages)
     model = network.model.placed(places.device)
     pages = network.paged.parts[0]
-    paged = StagedKV.allocate(
-        stages, pages=20, page_size=4, heads=pages.heads, width=pages._pool.shape[-1] // 2, dtype=pages.dtype
-    )
+    paged = StagedKV(tuple(pages.another(pages=20, page_size=4, device=stage.device) for stage in stages))
     return CausalNetwork(
         model=model,
         paged=paged,
