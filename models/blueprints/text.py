@@ -143,7 +143,6 @@ class TextBlueprint(ModuleBlueprint):
             max_running=self.config.max_running,
             positions=shape.positions,
             vocabulary=shape.vocabulary,
-            device=self.device,
         )
         return evolve(network, graphs=own("graphs", graphs))
 

@@ -158,7 +158,6 @@ class GraphManager:
         max_running: int,
         positions: int,
         vocabulary: int,
-        device: torch.device,
         capacity: int = CAPACITY,
     ) -> GraphManager:
         """Takes the static buffers, for steps of up to ``max_running`` sequences of up to ``positions`` tokens."""
@@ -170,8 +169,8 @@ class GraphManager:
             paged=paged,
             buckets=buckets,
             capacity=capacity,
-            numbers=torch.zeros(buckets.numbers, dtype=torch.long, device=device),
-            logits=torch.zeros(max_running, vocabulary, dtype=paged.dtype, device=device),
+            numbers=torch.zeros(buckets.numbers, dtype=torch.long, device=paged.device),
+            logits=torch.zeros(max_running, vocabulary, dtype=paged.dtype, device=paged.device),
         )
 
     def run(self, rows: Rows, token_ids: Sequence[int], positions: Sequence[int]) -> Tensor | None:

@@ -89,13 +89,10 @@ def quantize_modules(module: nn.Module, language: nn.Module) -> None:
             made = quantize_rows(plain.weight.detach()) if known is None else known[1]
             if uses[id(plain.weight)] > 1:
                 shared[id(plain.weight)] = (plain.weight, made)
-            setattr(parent, name, _quantized(plain, *made))
-
-
-def _quantized(child: Any, weight: Tensor, scales: Tensor) -> nn.Module:
-    if isinstance(child, nn.Embedding):
-        return QuantizedEmbedding(weight, scales)
-    return QuantizedLinear(weight, scales, None if child.bias is None else child.bias.detach())
+            if isinstance(child, nn.Embedding):
+                setattr(parent, name, QuantizedEmbedding(*made))
+            else:
+                setattr(parent, name, QuantizedLinear(*made, None if plain.bias is None else plain.bias.detach()))
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,9 @@ def adopt_quantized(module: nn.Module, dtype: torch.dtype) -> list[str]:
     places = [(name, parent, own) for name, parent in module.named_modules() for own, _ in parent.named_children()]
     for name, parent, own in places:  # it holds no layer that was replaced
         child = getattr(parent, own)
-        if not isinstance(child, nn.Linear | nn.Embedding) or _is_plain(child):
+        weight: Any = getattr(child, "weight", None)
+        plain = type(weight) in {Tensor, nn.Parameter} and weight.dtype in _PLAIN
+        if not isinstance(child, nn.Linear | nn.Embedding) or plain:
             continue
         found = _adopted(child, dtype) if isinstance(child, nn.Linear) else None
         if found is None:
@@ -35,11 +37,6 @@ def adopt_quantized(module: nn.Module, dtype: torch.dtype) -> list[str]:
     if hook is not None:  # compressed-tensors': nothing is left to be decompressed
         hook.remove()
     return others
-
-
-def _is_plain(layer: nn.Module) -> bool:
-    weight: Any = getattr(layer, "weight", None)
-    return type(weight) in {Tensor, nn.Parameter} and weight.dtype in _PLAIN
 
 
 def _adopted(linear: Any, dtype: torch.dtype) -> QuantizedLinear | None:

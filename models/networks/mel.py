@@ -16,19 +16,12 @@ def mel_filters(bins: int, mels: int, sampling_rate: int) -> NDArray[np.float64]
     """Weights [mels, bins] of ``bins`` frequencies from 0 to half of ``sampling_rate`` (Hz), equal to those of
     transformers' `WhisperFeatureExtractor`."""
     frequencies = np.linspace(0, sampling_rate // 2, bins)
-    corners = _hertz(np.linspace(0.0, _mel(_HIGHEST), mels + 2))[:, None]
+    at_break = _BREAK / _HERTZ  # mels
+    highest = at_break + np.log(_HIGHEST / _BREAK) / _STEP
+    mel = np.linspace(0.0, highest, mels + 2)[:, None]
+    corners = np.where(mel < at_break, mel * _HERTZ, _BREAK * np.exp(_STEP * (mel - at_break)))
     lower, center, upper = corners[:-2], corners[1:-1], corners[2:]
     rising = (frequencies - lower) / (center - lower)
     falling = (upper - frequencies) / (upper - center)
     filters: NDArray[np.float64] = np.maximum(0.0, np.minimum(rising, falling)) * (2.0 / (upper - lower))
     return filters
-
-
-def _mel(hertz: float) -> float:
-    """The mels of a frequency above the break."""
-    return float(_BREAK / _HERTZ + np.log(hertz / _BREAK) / _STEP)
-
-
-def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
-    at_break = _BREAK / _HERTZ
-    return np.where(mels < at_break, mels * _HERTZ, _BREAK * np.exp(_STEP * (mels - at_break)))

@@ -26,7 +26,6 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "smolvlm": "<image>",
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
 }
-VISION = tuple(name for name in PLACEHOLDERS if name != "qwen2_audio")
 _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLProcessor", {"video_processor": None}),
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", {"video_processor": None}),

@@ -274,7 +274,6 @@ def test_the_least_recently_used_graph_goes_first(start):
         max_running=8,
         positions=64,
         vocabulary=network.graphs._logits.shape[1],
-        device=torch.device("cpu"),
         capacity=2,
     )
     for count, alive in ((1, [1]), (2, [1, 2]), (1, [1, 2]), (3, [1, 4]), (2, [4, 2]), (8, [2, 8]), (2, [2, 8])):

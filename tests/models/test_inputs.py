@@ -22,18 +22,13 @@ from triolet.models.architectures.conversations import Rendered
 from triolet.models.architectures.prompts import TextPreparer, payload_key
 from triolet.testing.families import make_checkpoint
 
-from .media import HIDDEN, PLACEHOLDERS, VISION, Checkpoint, make_preparer, make_processor, picture, sound
+from .media import HIDDEN, PLACEHOLDERS, Checkpoint, make_preparer, make_processor, picture, sound
 
 Opened = Callable[[str], Checkpoint]
 
 
 @pytest.fixture(params=list(PLACEHOLDERS))
 def checkpoint(request: pytest.FixtureRequest, opened: Opened) -> Checkpoint:
-    return opened(request.param)
-
-
-@pytest.fixture(params=VISION)
-def vision(request: pytest.FixtureRequest, opened: Opened) -> Checkpoint:
     return opened(request.param)
 
 
@@ -110,12 +105,12 @@ def test_a_placeholder_among_tokens_is_expanded_likewise(checkpoint: Checkpoint)
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "I;16", "1"])
-def test_an_image_of_any_mode_is_read_as_the_processor_reads_it(mode: str, vision: Checkpoint) -> None:
+def test_an_image_of_any_mode_is_read_as_the_processor_reads_it(mode: str, qwen: Checkpoint) -> None:
     image = picture(40, 60).convert("RGBA")
     image.putalpha(Image.linear_gradient("L").resize(image.size))
     image = Image.new("I;16", (60, 40), 300) if mode == "I;16" else image.convert(mode)
-    prompt = f"see {vision.placeholder}"
-    check_equal_to_the_processor(vision.prepare(prompt, [image]), vision.process(prompt, [image]))
+    prompt = f"see {qwen.placeholder}"
+    check_equal_to_the_processor(qwen.prepare(prompt, [image]), qwen.process(prompt, [image]))
 
 
 # -- conversations ---------------------------------------------------------------------------------------------------
@@ -207,10 +202,12 @@ def test_what_a_tensor_is_called_and_its_kind_and_shape_are_part_of_the_key() ->
 # -- what cannot be read ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["llava", "qwen2_audio"])
 @pytest.mark.parametrize(("marks", "items"), [(1, 0), (0, 1), (2, 1), (1, 2)])
 def test_placeholders_and_items_that_do_not_match_are_told_by_both_counts(
-    marks: int, items: int, checkpoint: Checkpoint
+    marks: int, items: int, name: str, opened: Opened
 ) -> None:
+    checkpoint = opened(name)
     prompt = "see " + checkpoint.placeholder * marks
     given = checkpoint.items(*range(items))
     counted = rf"{items} (of audio|images?) (was|were) given"
@@ -238,17 +235,17 @@ def test_another_medium_than_the_models_is_refused(qwen: Checkpoint, hearing: Ch
         hearing.preparer.prepare("see", images=[picture(9, 9)])
 
 
-def test_an_image_without_pixels_is_refused_by_its_number(vision: Checkpoint) -> None:
+def test_an_image_without_pixels_is_refused_by_its_number(qwen: Checkpoint) -> None:
     with pytest.raises(InvalidRequest, match=r"image 2 of 2: an image of 0 by 5 pixels; allowed: 1 or more each way"):
-        vision.prepare(vision.placeholder * 2, [picture(9, 9), Image.new("RGB", (0, 5))])
+        qwen.prepare(qwen.placeholder * 2, [picture(9, 9), Image.new("RGB", (0, 5))])
 
 
-def test_a_damaged_file_is_told(vision: Checkpoint) -> None:
+def test_a_damaged_file_is_told(qwen: Checkpoint) -> None:
     written = io.BytesIO()
     picture(50, 50).save(written, "PNG")
     damaged = Image.open(io.BytesIO(written.getvalue()[:500]))
     with pytest.raises(InvalidRequest, match=r"image 1 of 1: it cannot be decoded: OSError: .*truncated"):
-        vision.prepare(vision.placeholder, [damaged])
+        qwen.prepare(qwen.placeholder, [damaged])
 
 
 def test_a_size_that_the_processor_refuses_is_told(qwen: Checkpoint) -> None:
@@ -296,9 +293,6 @@ def test_a_feature_extractor_with_another_window_than_the_models_is_refused(
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointError, match=r"makes 200 frames; config.json asks for 100"):
         make_preparer(folder, hearing.family, hearing.config, hearing.tokenizer)
-
-
-# -- threads ---------------------------------------------------------------------------------------------------------
 
 
 # -- text alone ------------------------------------------------------------------------------------------------------
