@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,10 +12,11 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from ...core.errors import CheckpointError
 from ...core.request import Placeholder
 from ..checkpoints.loading import load_module, load_part, processor_template
 from ..checkpoints.parts import Find
-from .prompts import MediaPreparer, Read
+from .prompts import MediaPreparer, Read, settled, tokenize
 
 
 @frozen
@@ -64,19 +66,30 @@ class Family:
 
         Raises:
             UnsupportedModel: a variant that is not read.
+            CheckpointError: the tokenizer does not know the placeholder.
         """
         processor, placeholder_id = self.processor(folder, config), getattr(config, f"{self.medium}_token_id")
-        return MediaPreparer.reading(
-            tokenizer,
-            partial(self.read, processor, config, tokenizer.convert_ids_to_tokens(placeholder_id)),
+        placeholder = tokenizer.convert_ids_to_tokens(placeholder_id)
+        if placeholder is None or tokenize(tokenizer, placeholder, special=False).count(placeholder_id) != 1:
+            raise CheckpointError(
+                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer, "
+                "or none that it finds in text; save the tokenizer with its special tokens"
+            )
+        before, after = self.around(tokenizer, config)
+        names = (identity, config.model_type, str(dtype), processor.to_json_string())
+        return MediaPreparer(
+            tokenizer=settled(tokenizer),
+            read=partial(self.read, processor, config, placeholder),
             medium=self.medium,
+            media=frozenset({self.medium}),
             sampling_rate=getattr(processor, "sampling_rate", 0),
+            placeholder=placeholder,
             placeholder_id=placeholder_id,
-            identity=(identity, config.model_type, str(dtype), processor.to_json_string()),
+            written=before + placeholder + after,
+            identity=hashlib.blake2b("\0".join(names).encode()).hexdigest(),
             embedding_bytes=hidden * dtype.itemsize,
             chat_template=processor_template(folder) or self.template(processor, tokenizer),
-            unread_ids=self.unread(config),
-            around=self.around(tokenizer, config),
+            unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in self.unread(config)),
         )
 
     def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002

@@ -12,7 +12,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from ...core.checks import check_characters
-from ...core.errors import CheckpointError, InvalidRequest
+from ...core.errors import InvalidRequest
 from ...core.model import Prepared
 from ...core.request import EncoderItem
 from ...core.tools import Tool
@@ -113,55 +113,6 @@ class MediaPreparer(TextPreparer):
     unread: tuple[tuple[str, int], ...]  # tokens that stand for what is not read, such as videos, and their ids
     medium: str  # "image" or "audio"
     _read: Callable[[Any], Read]  # see `Family.read`
-
-    @classmethod
-    def reading(
-        cls,
-        tokenizer: Any,
-        read: Callable[[Any], Read],
-        *,
-        medium: str,
-        sampling_rate: int,
-        placeholder_id: int,
-        identity: Sequence[str],
-        embedding_bytes: int,
-        chat_template: str | None = None,
-        unread_ids: Sequence[int] = (),
-        around: tuple[str, str] = ("", ""),
-    ) -> MediaPreparer:
-        """The preparer of a transformers tokenizer.
-
-        Args:
-            sampling_rate: of audio, in Hz; 0 for images.
-            identity: names the weights, their dtype and the processor's settings.
-            embedding_bytes: of one embedding.
-            chat_template: goes before the tokenizer's own.
-            unread_ids: tokens that stand for what is not read, such as videos.
-            around: what the model knows before and after the placeholder of an item.
-
-        Raises:
-            CheckpointError: the tokenizer does not know the placeholder.
-        """
-        placeholder = tokenizer.convert_ids_to_tokens(placeholder_id)
-        if placeholder is None or tokenize(tokenizer, placeholder, special=False).count(placeholder_id) != 1:
-            raise CheckpointError(
-                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer, "
-                "or none that it finds in text; save the tokenizer with its special tokens"
-            )
-        return cls(
-            tokenizer=settled(tokenizer),
-            read=read,
-            medium=medium,
-            media=frozenset({medium}),
-            sampling_rate=sampling_rate,
-            placeholder=placeholder,
-            placeholder_id=placeholder_id,
-            written=around[0] + placeholder + around[1],
-            identity=hashlib.blake2b("\0".join(identity).encode()).hexdigest(),
-            embedding_bytes=embedding_bytes,
-            chat_template=chat_template,
-            unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in unread_ids),
-        )
 
     def with_items(self, prompt: str, count: int) -> str:
         """``prompt`` with ``count`` items in front of it, unless it has a placeholder."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ..launch.pipeline import StagedKV
 from ..machine.devices import find_kv_dtype
 from ..memory.budget import Budget, KVSizes
 from ..memory.kv import PagedKV
-from ..memory.module import ModuleFiles, TransformerModel
+from ..memory.module import ModuleFiles, TransformerModel, fingerprint_of
 from ..memory.slots import CrossKV
 from ..native.crossed import CrossedDecoder
 from ..native.decoders import Decoder
@@ -249,10 +248,21 @@ class ModuleBlueprint(Blueprint):
     checkpoint: ModuleCheckpoint
 
     def files(self) -> ModuleFiles:
-        return ModuleFiles(self.checkpoint.folder)
+        return ModuleFiles()
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        return files.read(self.read, partial(self.place, copied=is_mapped(self.checkpoint.folder)), self._change)
+        """The module, read and changed before it is placed: the decoder's weights are put in the order of the native
+        library where that computes the model, or quantized if they are to be. It has no view of a mapped file, which
+        may change; the fingerprint is of what was read."""
+        loaded = TransformerModel(self.read().eval())
+        files.fingerprint = fingerprint_of(loaded.module)
+        decoder = self.native_decoder(loaded.module)
+        why_not = decoder if isinstance(decoder, str) else None
+        self.check_kv_dtype(why_not)
+        self.pack(loaded.module, decoder if why_not is None else None)
+        model = self.place(loaded, copied=is_mapped(self.checkpoint.folder))
+        loaded.release()
+        return model
 
     def place(self, model: Any, *, copied: bool = False) -> TransformerModel:
         whole: TransformerModel = model
@@ -272,13 +282,6 @@ class ModuleBlueprint(Blueprint):
             return why_not
         decoder = self.find_decoder(module)
         return decoder.unknown() or decoder
-
-    def _change(self, module: nn.Module) -> None:
-        """Puts the decoder's weights in the order of the native library where that computes the model, or quantizes
-        them if they are to be."""
-        decoder = self.native_decoder(module)
-        self.check_kv_dtype(decoder if isinstance(decoder, str) else None)
-        self.pack(module, None if isinstance(decoder, str) else decoder)
 
     def pack(self, module: nn.Module, decoder: Any) -> None:  # noqa: ARG002
         """Packs the ``decoder``'s weights; ``None``: torch computes the module."""

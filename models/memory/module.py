@@ -6,7 +6,6 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -95,36 +94,13 @@ def _moved(tensor: Tensor, device: torch.device, *, copied: bool) -> Tensor:
 
 @define(eq=False)
 class ModuleFiles:
-    """The weights of a checkpoint as transformers reads them.
+    """The weights of a checkpoint as transformers reads them."""
 
-    ``fingerprint`` is there when they have been read: a hash of a sample of each tensor, enough that two trainings of
-    one model differ.
-    """
-
-    folder: Path
-    fingerprint: str = field(init=False, default="")
-
-    def read(
-        self,
-        load: Callable[[], nn.Module],
-        place: Callable[[TransformerModel], TransformerModel],
-        change: Callable[[nn.Module], None] = lambda _: None,
-    ) -> TransformerModel:
-        """The module that ``load`` reads from the folder.
-
-        Args:
-            place: takes it to its device; never a view of a mapped file, which may change.
-            change: changes what was read before it is placed; the fingerprint is of what was read.
-        """
-        loaded = TransformerModel(load().eval())
-        self.fingerprint = _fingerprint(loaded.module)
-        change(loaded.module)
-        model = place(loaded)
-        loaded.release()
-        return model
+    fingerprint: str = field(init=False, default="")  # see `fingerprint_of`; there when they have been read
 
 
-def _fingerprint(module: nn.Module) -> str:
+def fingerprint_of(module: nn.Module) -> str:
+    """A hash of a sample of each tensor, enough that two trainings of one model differ."""
     digest = hashlib.sha256()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
