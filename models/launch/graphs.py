@@ -195,7 +195,7 @@ class GraphManager:
             self.refused = str(error)
             self._forget()
             logging.getLogger(__name__).warning(
-                "steps are computed without graphs from now on, since one cannot be captured: %s", error
+                "steps are computed without graphs from now on, since one cannot be captured: %s", self.refused
             )
             return None
         self.replays += 1
