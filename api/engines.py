@@ -273,9 +273,9 @@ def _names(specs: Mapping[str, ModelSpec]) -> dict[str, str]:
     """Names and aliases, each with its model's name."""
     found: dict[str, str] = {}
     for owner, spec in specs.items():
+        if not isinstance(owner, str) or not owner.strip():
+            raise InvalidRequest(f"a model is named {shown(owner)}; allowed: a text that is not blank")
         for name in (owner, *spec.aliases):
-            if not isinstance(name, str) or not name.strip():
-                raise InvalidRequest(f"a model is named {shown(name)}; allowed: a text that is not blank")
             if name in found:
                 raise InvalidRequest(f"{name!r} names {found[name]!r} and {owner!r}; allowed: a name for one model")
             found[name] = owner

@@ -80,7 +80,7 @@ class Use:
         try:
             await self.answered.wait()
         except anyio.get_cancelled_exc_class() as cancelled:
-            cancelled.__traceback__ = None  # see `Mailbox.wait`
+            cancelled.__traceback__ = None  # see `Mailbox._rest`
             raise
         error, self.error = self.error, None
         try:
@@ -107,7 +107,6 @@ class Residents:
     _tasks: anyio.abc.TaskGroup = field(factory=anyio.create_task_group, init=False)
     _context: Context = field(factory=copy_context, init=False)  # of the block: tasks outlive the uses that begin them
     _running: int = field(default=0, init=False)  # tasks of residents
-    _hurried: bool = field(default=False, init=False)  # the surroundings were cancelled
     _to_cancel: list[Resident] = field(factory=list, init=False)
     _changed: anyio.Event = field(factory=anyio.Event, init=False)  # there is something for `_serve`
     _alarm: float = field(default=math.inf, init=False)
@@ -129,15 +128,18 @@ class Residents:
             try:
                 async with self._tasks:
                     self._tasks.start_soon(self._serve, name="triolet timekeeper of engines")
-                    self._tasks.start_soon(self._hasten, name="triolet hastener of engines")
                     for name in [name for name, spec in self.specs.items() if spec.preload]:
                         self._tasks.start_soon(self._preload, name, name=f"triolet preload of {name}")
                     try:
                         yield
                     except BaseException as error:  # noqa: BLE001  (raised again below, outside the group)
                         body_error = error
-                    finally:
-                        self.close(0.0 if body_error is not None or self._hurried else None)
+                    try:
+                        self.close(None if body_error is None else 0.0)
+                        await self.closed.wait()
+                    except BaseException:  # a cancellation of the surroundings, or ^C: it ends the drains
+                        self.close(0.0)
+                        raise
             except BaseException as error:  # noqa: BLE001  (a cancellation or ^C while the engines end; raised below)
                 body_error = _more_urgent(body_error, error)
             self._raise_end(body_error)
@@ -171,18 +173,6 @@ class Residents:
                     self._to_cancel.pop().hurry()
                 self._follow()
                 self._changed, self._alarm = anyio.Event(), self._residency.next_deadline()
-
-    @trio.lowlevel.enable_ki_protection
-    async def _hasten(self) -> None:
-        """Ends the drains where the surroundings are cancelled. A body that still runs is cancelled too, so the engines
-        stay open until the body ends: else it would get `EngineClosed` instead."""
-        try:
-            await self.closed.wait()
-        except anyio.get_cancelled_exc_class():
-            self._hurried = True
-            if self.closing:
-                self.close(0.0)
-            raise
 
     @trio.lowlevel.enable_ki_protection
     async def _preload(self, name: str) -> None:

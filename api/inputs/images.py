@@ -97,18 +97,13 @@ def _upright(image: Image, name: str) -> Image:
 
 
 def _unreadable(name: str, error: Exception) -> UnsupportedImage:
-    return UnsupportedImage(
-        f"{name} is not an image that can be read ({_reason(error)}); allowed: PNG, JPEG, WebP and what else Pillow "
-        "reads"
-    )
-
-
-def _reason(error: Exception) -> str:
     from PIL import UnidentifiedImageError
 
-    if isinstance(error, UnidentifiedImageError):  # its text names our BytesIO object
-        return "no format that is known"
-    return f"{type(error).__name__}: {error}"
+    unknown = isinstance(error, UnidentifiedImageError)  # its text names our BytesIO object
+    reason = "no format that is known" if unknown else f"{type(error).__name__}: {error}"
+    return UnsupportedImage(
+        f"{name} is not an image that can be read ({reason}); allowed: PNG, JPEG, WebP and what else Pillow reads"
+    )
 
 
 def _checked(source: Any) -> NDArray[np.uint8]:

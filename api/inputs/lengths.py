@@ -47,7 +47,7 @@ async def read_texts(work: Callable[[Pause], T], *, short: bool, reading: trio.C
     try:
         await reading.acquire()
     except trio.Cancelled as cancelled:
-        cancelled.__traceback__ = None  # see `Mailbox.wait`
+        cancelled.__traceback__ = None  # see `Mailbox._rest`
         raise
     try:
         return work(NEVER)

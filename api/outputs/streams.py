@@ -80,34 +80,26 @@ class Mailbox:
     async def wait(self) -> None:
         """Sleeps until a message arrives, or the request has ended. For readers that have just found the mailbox
         empty."""
+        await self._rest(self._for_news)
+
+    async def wait_end(self) -> None:
+        """Returns when the request has ended."""
+        await self._rest(self._for_end)
+
+    async def give_way(self) -> None:
+        """Gives other tasks a turn."""
+        await self._rest(None)
+
+    async def _rest(self, sleepers: list[trio.lowlevel.Task] | None) -> None:
         try:
-            if self.ended:
+            if self.ended or sleepers is None:
                 await trio.lowlevel.checkpoint()
             else:
-                await _sleep(self._for_news)
+                await _sleep(sleepers)
         except trio.Cancelled as cancelled:
             # trio's frames below lead by f_back to a nursery that fails, and so to the group that will hold this same
             # error: a reference cycle, which would keep the callers' frames and their requests until a collection
             cancelled.__traceback__ = None
-            raise
-
-    async def wait_end(self) -> None:
-        """Returns when the request has ended."""
-        try:
-            if self.ended:
-                await trio.lowlevel.checkpoint()
-            else:
-                await _sleep(self._for_end)
-        except trio.Cancelled as cancelled:
-            cancelled.__traceback__ = None  # see `wait`
-            raise
-
-    async def give_way(self) -> None:
-        """Gives other tasks a turn."""
-        try:
-            await trio.lowlevel.checkpoint()
-        except trio.Cancelled as cancelled:
-            cancelled.__traceback__ = None  # see `wait`
             raise
 
     def take_end(self) -> FinishReason:

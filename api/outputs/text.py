@@ -210,8 +210,9 @@ class Output:
             if one.error:
                 raise InvalidRequest(one.error)
             if one.hypotheses:
-                return self._best(one.hypotheses, decode)
-        self._sampled, self.ended = len(given), True
+                best, *others = [self._of(found, decode) for found in one.hypotheses[: self.n]]
+                return evolve(best, alternatives=tuple(others))
+        self._sampled = len(given)
         kept = [one for one in given if one.token_id not in self.stop_ids]
         token_ids = tuple(one.token_id for one in kept if one.token_id is not None)
         return Completion(
@@ -222,12 +223,6 @@ class Output:
             top_logprobs=tuple(one.top for one in kept) if self.tops else None,
             usage=self._usage(),
         )
-
-    def _best(self, hypotheses: Sequence[Hypothesis], decode: Callable[[Sequence[int]], str]) -> Completion:
-        """The best of a beam search's hypotheses, with the next ones as its alternatives."""
-        self.ended = True
-        best, *others = [self._of(one, decode) for one in hypotheses[: self.n]]
-        return evolve(best, alternatives=tuple(others))
 
     def _of(self, hypothesis: Hypothesis, decode: Callable[[Sequence[int]], str]) -> Completion:
         self._sampled = len(hypothesis.token_ids)

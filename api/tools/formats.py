@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from attrs import field, frozen
@@ -16,7 +17,7 @@ from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
 from .json_calls import JsonCalls
 from .named_calls import NamedCalls
 from .reader import ToolReader
-from .syntax import Literals, Syntax
+from .syntax import Syntax, literal
 from .templated import TemplatedCalls
 from .xml_calls import XmlCalls
 
@@ -173,7 +174,9 @@ class ToolFormat:
             raise InvalidRequest(
                 f"choice={shown(choice)}; allowed: 'none', 'auto', 'required' or the name of a tool: {names}"
             )
-        return Structure(kind="lark", text=self._syntax.grammar(chosen, Literals(self.special), several=parallel))
+        return Structure(
+            kind="lark", text=self._syntax.grammar(chosen, partial(literal, self.special), several=parallel)
+        )
 
 
 def _special(tokenizer: Any, syntax: Syntax) -> dict[str, int]:

@@ -10,7 +10,7 @@ from attrs import frozen
 from ...core.tools import Tool
 from .calls import ToolCall
 from .scanner import NoCall, Scanner, Steps, is_value
-from .syntax import Calls, Literals, Syntax, Tools, choice, json_rule, schema_of
+from .syntax import Calls, Syntax, Tools, Write, choice, json_rule, schema_of
 
 _KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
 _NONE = "{}"
@@ -66,7 +66,7 @@ class JsonCalls(Syntax):
                 yield (yield from _call(scanner, tools))
         yield from scanner.tail(self.end.strip())
 
-    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+    def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls with their keys in the order in which models write them."""
         rules: dict[str, str] = {}
         for index, tool in enumerate(tools):

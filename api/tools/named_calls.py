@@ -10,7 +10,7 @@ from attrs import frozen
 from ...core.tools import Tool
 from .calls import ToolCall
 from .scanner import NoCall, Scanner, Steps
-from .syntax import Calls, Literals, Syntax, Tools, choice, json_rule, schema_of
+from .syntax import Calls, Syntax, Tools, Write, choice, json_rule, schema_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
@@ -67,7 +67,7 @@ class NamedCalls(Syntax):
         yield from scanner.members(frozenset())
         return ToolCall(name, scanner.text[start : scanner.place])
 
-    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+    def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls with all their markers."""
         rules: dict[str, str] = {}
         for index, tool in enumerate(tools):

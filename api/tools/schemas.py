@@ -67,29 +67,12 @@ def _list(value: Any) -> list[Any]:
 def as_json(text: str, types: tuple[str, ...]) -> str:
     """The JSON of what ``text`` means as the first of ``types`` that it can be; else of the text itself."""
     bare = text.strip()
+    spelled = _SPELLED.get(bare.lower(), bare)
+    is_one = is_value(spelled)
+    found = _KINDS[type(json.loads(spelled, parse_int=len))] if is_one else "string"  # no number is too long to count
     for kind in types:
         if kind == "string":
             break
-        spelled = _SPELLED.get(bare.lower(), bare)
-        if is_value(spelled) and _is_a(spelled, kind):
+        if is_one and found in (kind, "integer" if kind == "number" else kind):
             return spelled
     return json.dumps(text, ensure_ascii=False)
-
-
-def _is_a(text: str, kind: str) -> bool:
-    """True if ``text``, a JSON value, is a ``kind``."""
-    match kind:
-        case "object":
-            return text.startswith("{")
-        case "array":
-            return text.startswith("[")
-        case "boolean":
-            return text in ("true", "false")
-        case "null":
-            return text == "null"
-        case "integer":
-            return text.lstrip("-").isdecimal()
-        case "number":
-            return text.lstrip("-")[:1].isdecimal()
-        case _:
-            return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from ...core.tools import Tool
@@ -14,6 +14,9 @@ from .scanner import Scanner
 Tools = Mapping[str, Tool]  # by name
 Calls = Generator[ToolCall | None, None, None]
 """Gives calls. ``None`` between them: more text is needed."""
+
+Write = Callable[[str], str]
+"""Writes literal text as Lark reads it, with the special tokens in it as tokens."""
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 
@@ -50,7 +53,7 @@ class Syntax(ABC):
         read. Raises `NoCall`; the text since the last call is content then."""
 
     @abstractmethod
-    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+    def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The rules of a text that is one call of one of ``tools``, or several calls, in llguidance's dialect of Lark.
         The first rule is ``start``.
 
@@ -59,20 +62,13 @@ class Syntax(ABC):
         """
 
 
-class Literals:
-    """Writes literal text as Lark reads it, with the special tokens in it as tokens."""
-
-    def __init__(self, special: Mapping[str, int]) -> None:
-        """``special``: the id of each text that is a special token."""
-        self._special = special
-
-    def __call__(self, text: str) -> str:
-        """``text`` as a sequence of Lark's strings and tokens."""
-        for marker, token in self._special.items():
-            before, found, after = text.partition(marker)
-            if found:
-                return " ".join(filter(None, (self(before), f"<[{token}]>", self(after))))
-        return json.dumps(text, ensure_ascii=False) if text else ""
+def literal(special: Mapping[str, int], text: str) -> str:
+    """``text`` as a sequence of Lark's strings and tokens. ``special``: the id of each text that is a special token."""
+    for marker, token in special.items():
+        before, found, after = text.partition(marker)
+        if found:
+            return " ".join(filter(None, (literal(special, before), f"<[{token}]>", literal(special, after))))
+    return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _first(begin: str, text: str, start: int, *, ended: bool) -> int:

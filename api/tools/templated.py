@@ -12,7 +12,7 @@ from ...core.errors import InvalidRequest
 from ...core.tools import Tool
 from .calls import ToolCall
 from .scanner import NoCall, Scanner, Steps
-from .syntax import Calls, Literals, Syntax, Tools
+from .syntax import Calls, Syntax, Tools, Write
 
 _FIELD = "tool_calls"  # of the assistant's message
 
@@ -108,7 +108,7 @@ class TemplatedCalls(Syntax):
             raise NoCall
         return calls
 
-    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+    def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of the chat template's syntax.
 
         Raises:

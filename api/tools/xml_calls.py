@@ -14,7 +14,7 @@ from ...core.tools import Tool
 from .calls import ToolCall
 from .scanner import NoCall, Scanner, Steps
 from .schemas import as_json, resolved, types_of
-from .syntax import Calls, Literals, Syntax, Tools, choice, json_rule
+from .syntax import Calls, Syntax, Tools, Write, choice, json_rule
 
 _KEY = re.compile(r"[^<>\n]+")
 _BEGIN, _FUNCTION, _PARAMETER = "<tool_call>", "<function=", "<parameter="
@@ -46,7 +46,7 @@ class XmlCalls(Syntax):
         yield ToolCall(name, (yield from _arguments(scanner, tools[name].parameters or {})))
         yield from scanner.tail(_END)
 
-    def grammar(self, tools: Sequence[Tool], write: Literals, *, several: bool) -> str:
+    def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls whose parameters come in the order of the schema.
 
         Raises:

@@ -1,15 +1,18 @@
-"""Images as users have them, and what a model that reads none makes of media."""
+"""Images as users have them, taken as a viewer shows them, and what a model that reads none makes of media."""
 
 from __future__ import annotations
 
 import io
+import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, PngImagePlugin
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin
 
 import triolet
 from triolet import demo
@@ -69,17 +72,6 @@ def test_a_transparent_image_keeps_its_mode_for_the_processor() -> None:
         (b"no image", r"8 bytes is not an image that can be read \(no format that is known\); allowed: PNG, JPEG,"),
         (png()[:60], r"60 bytes is not an image that can be read \(\w+: .*"),
         (io.BytesIO(b""), r"the image file is not an image that can be read \(no format that is known\)"),
-    ],
-)
-def test_what_is_no_image_is_told_without_our_objects_in_it(source: Any, told: str) -> None:
-    with pytest.raises(UnsupportedImage, match=told) as caught:
-        load_image(source)
-    assert "BytesIO" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("source", "told"),
-    [
         ("absent.png", r"absent.png cannot be read \(.*No such file"),
         ("a\0b.png", r"a\0b.png cannot be read \(embedded null byte\); allowed: a readable image file"),
         ("~nobody-of-this-name/a.png", r"~nobody-of-this-name/a.png cannot be read \(.*home directory"),
@@ -92,44 +84,37 @@ def test_what_is_no_image_is_told_without_our_objects_in_it(source: Any, told: s
         (PIXELS[:0], r"an image array of shape \(0, 7, 3\) and uint8; allowed"),
     ],
 )
-def test_what_cannot_be_an_image_is_told(source: Any, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_what_cannot_be_an_image_is_told_without_our_objects_in_it(source: Any, told: str) -> None:
+    error = UnsupportedImage if "is not an image" in told else InvalidRequest
+    with pytest.raises(error, match=told) as caught:
         load_image(source)
+    assert type(caught.value) is error
+    assert "BytesIO" not in str(caught.value)
 
 
 def test_an_image_of_too_many_pixels_is_refused_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than anybody reads, or than its reader wants."""
+    for source in (png(), PIXELS, Image.open(io.BytesIO(png()))):
+        assert load_image(source, most_pixels=35).size == (7, 5)
+        with pytest.raises(RequestTooLarge, match="7 x 5 pixels; allowed: up to 34"):
+            load_image(source, most_pixels=34)
     monkeypatch.setattr(images, "_MOST_PIXELS", 34)
-    with pytest.raises(UnsupportedImage, match="has 7 x 5 pixels; allowed: up to 34; make it smaller first"):
-        load_image(png())
-
-    with pytest.raises(UnsupportedImage, match="the PIL image has 7 x 5 pixels"):
-        load_image(Image.fromarray(PIXELS))
-
-
-def test_an_image_of_more_pixels_than_its_reader_wants_is_refused_before_they_are_read() -> None:
-    data = png()
-    width, height = Image.open(io.BytesIO(data)).size
-    assert load_image(data, most_pixels=width * height).size == (width, height)
-    for source in (data, PIXELS, Image.open(io.BytesIO(data))):
-        with pytest.raises(RequestTooLarge, match=rf"{width} x {height} pixels; allowed: up to {width * height - 1}"):
-            load_image(source, most_pixels=width * height - 1)
+    for source, name in ((png(), "bytes"), (Image.fromarray(PIXELS), "the PIL image")):
+        with pytest.raises(
+            UnsupportedImage, match=f"{name} has 7 x 5 pixels; allowed: up to 34; make it smaller first"
+        ):
+            load_image(source)
 
 
 def test_the_pixels_of_a_pil_image_are_read_at_once() -> None:
     """Pillow puts that off, and its file may be closed by then, or cut short."""
-    file = io.BytesIO(png())
-    image = load_image(Image.open(file))
+    file, closed = io.BytesIO(png()), io.BytesIO(png())
+    image, late = load_image(Image.open(file)), Image.open(closed)
     file.close()
+    closed.close()
     assert np.array_equal(np.asarray(image), PIXELS)
     with pytest.raises(UnsupportedImage, match=r"the PIL image is not an image that can be read \(ValueError: "):
-        load_image(opened_and_closed())
-
-
-def opened_and_closed() -> Image.Image:
-    file = io.BytesIO(png())
-    image = Image.open(file)
-    file.close()
-    return image
+        load_image(late)
 
 
 def test_whatever_a_decoder_raises_the_image_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +164,97 @@ def test_one_opened_file_may_stand_in_many_requests_at_once() -> None:
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(load_image, [image] * 8))
     assert all((np.asarray(one) == pixels).all() for one in found)
+
+
+# -- orientation -----------------------------------------------------------------------------------------------------
+
+UPRIGHT = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+STORED: dict[int, Callable[[Any], Any]] = {
+    1: lambda shown: shown,
+    2: np.fliplr,
+    3: lambda shown: np.rot90(shown, 2),
+    4: np.flipud,
+    5: lambda shown: shown.transpose(1, 0, 2),
+    6: lambda shown: np.rot90(shown, 1),  # shown by turning it clockwise
+    7: lambda shown: np.rot90(shown.transpose(1, 0, 2), 2),
+    8: lambda shown: np.rot90(shown, -1),
+}
+"""How the picture lies in a file with each orientation (Exif 2.3, table 6), so that a viewer shows it upright."""
+
+LOSSLESS: dict[str, dict[str, Any]] = {"WEBP": {"lossless": True}}
+
+
+def saved(pixels: NDArray[np.uint8], orientation: int, kind: str = "PNG") -> bytes:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    data = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(data, kind, exif=exif, **LOSSLESS.get(kind, {}))
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("orientation", [*STORED, 0, 9, 65_535])
+def test_every_orientation_gives_the_upright_picture(orientation: int, kind: str, tmp_path: Path) -> None:
+    """One that there is none of turns nothing."""
+    data = saved(STORED.get(orientation, STORED[1])(UPRIGHT), orientation, kind)
+    path = tmp_path / "picture"
+    path.write_bytes(data)
+    for source in (data, path, io.BytesIO(data), Image.open(path)):
+        assert np.array_equal(np.asarray(load_image(source)), UPRIGHT)
+
+
+@pytest.mark.parametrize("orientation", STORED)
+def test_a_photograph_is_turned_as_its_stored_pixels_are(orientation: int) -> None:
+    """JPEG loses something, but the same in every orientation."""
+    data = saved(UPRIGHT, orientation, "JPEG")
+    decoded = np.asarray(Image.open(io.BytesIO(data)))
+    turned = np.asarray(load_image(data))
+    assert np.array_equal(STORED[orientation](turned), decoded)
+
+
+def test_what_was_turned_is_not_turned_again_and_a_pil_image_stays_as_it_is() -> None:
+    """Turned by us, or by hand: Pillow keeps the EXIF data of the file in all that is made of its image."""
+    mine = Image.open(io.BytesIO(saved(STORED[6](UPRIGHT), 6)))
+    assert np.array_equal(np.asarray(load_image(load_image(mine))), UPRIGHT)
+    assert np.array_equal(np.asarray(mine), STORED[6](UPRIGHT))
+    by_hand = mine.rotate(-90, expand=True)
+    assert mine.getexif()[ExifTags.Base.Orientation] == by_hand.getexif()[ExifTags.Base.Orientation] == 6
+    assert load_image(by_hand) is by_hand
+    assert np.array_equal(np.asarray(by_hand), UPRIGHT)
+
+
+def test_exif_data_that_cannot_be_read_are_told_and_turn_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    data = io.BytesIO()
+    Image.fromarray(UPRIGHT).save(data, "PNG", exif=b"Exif\0\0no header of TIFF")
+    with caplog.at_level(logging.WARNING, "triolet"):
+        assert np.array_equal(np.asarray(load_image(data.getvalue())), UPRIGHT)
+    (told,) = caplog.messages
+    assert told.startswith(f"{len(data.getvalue())} bytes: its EXIF data cannot be read (SyntaxError: ")
+
+
+def test_an_orientation_that_cannot_be_followed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow writes the other EXIF data anew, and some it cannot write."""
+
+    def fail(_: object) -> None:
+        raise TypeError("an odd tag")
+
+    monkeypatch.setattr(ImageOps, "exif_transpose", fail)
+    with pytest.raises(UnsupportedImage, match=r"cannot be turned as .* \(TypeError: an odd tag\); save it upright"):
+        load_image(saved(UPRIGHT, 6))
+
+
+async def test_a_picture_is_encoded_once_in_whatever_orientation_it_comes(tmp_path: Path) -> None:
+    """The key of its content is of what is shown."""
+    path = tmp_path / "turned.png"
+    path.write_bytes(saved(STORED[8](UPRIGHT), 8))
+    shown = [UPRIGHT, saved(UPRIGHT, 1), saved(STORED[6](UPRIGHT), 6), path, Image.open(path)]
+    async with triolet.Engine(make_checkpoint("qwen2_5_vl", tmp_path / "checkpoint")) as engine:
+        texts = set()
+        for image in shown:
+            content = [{"type": "image", "image": image}, {"type": "text", "text": "What is it?"}]
+            messages = [{"role": "user", "content": content}]
+            texts.add((await engine.generate(messages=messages, max_tokens=4)).token_ids)
+        assert len(texts) == 1
+        assert engine.statistics().encoder_cache.encoded == 1
+        await engine.generate(messages=[{"role": "user", "content": [{"type": "image", "image": UPRIGHT[::-1]}]}])
+        assert engine.statistics().encoder_cache.encoded == 2

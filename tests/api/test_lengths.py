@@ -47,47 +47,35 @@ class Calls:
         self.let_go.clear()
 
 
+def said(content: Any, **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": content, **more}]}
+
+
 @pytest.mark.parametrize(
     "query",
     [
         {"prompt": LONG},
-        {"messages": [{"role": "user", "content": LONG}]},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}]}] * 3},
+        said(LONG),
+        {"messages": said([{"type": "text", "text": LONG}])["messages"] * 3},
+        said("a", reasoning_content=LONG),
+        said(None, tool_calls=[{"function": {"name": "f", "arguments": LONG}}]),
+        said(None, tool_calls=[{"function": {"name": "f", "arguments": {"a": LONG}}}]),
     ],
+    ids=["a prompt", "content", "parts", "thoughts", "arguments as text", "arguments"],
 )
-async def test_a_prompt_that_is_surely_too_long_is_refused_without_the_tokenizer(
+async def test_what_is_surely_too_long_is_refused_without_the_tokenizer_and_the_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any]
 ) -> None:
     async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
-        calls = Calls(monkeypatch, engine.model.tokenizer)
+        calls, rendered = Calls(monkeypatch, engine.model.tokenizer), list[object]()
+        kind = type(engine.model.tokenizer)
+        monkeypatch.setattr(kind, "apply_chat_template", lambda *given, **_: rendered.append(given))
         told = r"of [\d,]+ characters has [\d,]+ tokens or more; allowed: up to [\d,]+ tokens"
         with pytest.raises(triolet.ContextLengthExceeded, match=told):
             await engine.generate(**query)
-        assert calls.texts == []
+        assert (calls.texts, rendered) == ([], [])
         assert (await engine.generate("a cat", max_tokens=1)).text is not None
         assert calls.texts
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"role": "user", "content": LONG},
-        {"role": "assistant", "content": "a", "reasoning_content": LONG},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": LONG}}]},
-        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": LONG}}}]},
-    ],
-    ids=["content", "thoughts", "arguments as text", "arguments"],
-)
-async def test_a_conversation_that_is_surely_too_long_is_refused_without_its_template(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: dict[str, Any]
-) -> None:
-    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
-        rendered: list[object] = []
-        kind = type(engine.model.tokenizer)
-        monkeypatch.setattr(kind, "apply_chat_template", lambda *given, **_: rendered.append(given))
-        with pytest.raises(triolet.ContextLengthExceeded, match="a conversation"):
-            await engine.generate(messages=[message])
-        assert rendered == []
 
 
 async def test_texts_that_are_surely_too_long_are_refused_without_the_tokenizer(
@@ -128,21 +116,30 @@ async def test_a_long_prompt_before_speech_is_read_from_its_end(monkeypatch: pyt
     assert any(told.startswith("prefix has 600,000 characters") for told in transcript.warnings)
 
 
-async def test_whoever_gives_up_waits_for_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "ask", "read"),
+    [
+        ("llama", lambda engine: engine.generate(LONG), [1_000]),
+        ("bert", lambda engine: engine.embed(["a cat"] * 50), [len("a cat")]),
+    ],
+)
+async def test_whoever_gives_up_waits_for_one_piece_or_one_text(
+    family: str, ask: Any, read: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A prompt of which nothing is sure is counted in pieces; between two of them the thread hears of the end."""
     monkeypatch.setattr(lengths, "PIECE", 1_000)
-    async with triolet.Engine(make_checkpoint("llama", tmp_path), config=CONFIG) as engine:
+    async with triolet.Engine(make_checkpoint(family, tmp_path), config=CONFIG) as engine:
         monkeypatch.setattr(type(engine.model), "lengths", None)
         calls = Calls(monkeypatch, engine.model.tokenizer)
         calls.hold()
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(lambda: engine.generate(LONG))
+                nursery.start_soon(ask, engine)
                 assert await trio.to_thread.run_sync(calls.begun.wait, PATIENCE)
                 scope.cancel()
                 calls.let_go.set()
         assert scope.cancelled_caught
-        assert [len(text) for text in calls.texts] == [1_000]
+        assert [len(text) for text in calls.texts] == read
 
 
 async def test_counting_ends_when_there_are_too_many_for_sure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,20 +151,6 @@ async def test_counting_ends_when_there_are_too_many_for_sure(tmp_path: Path, mo
             await engine.generate(LONG)
     assert all(len(text) == 1_000 for text in calls.texts), "it was never tokenized whole"
     assert len(calls.texts) < 100
-
-
-async def test_texts_to_embed_are_given_up_between_two_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with triolet.Engine(make_checkpoint("bert", tmp_path), config=CONFIG) as engine:
-        calls = Calls(monkeypatch, engine.model.tokenizer)
-        calls.hold()
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(engine.embed, ["a cat"] * 50)
-                assert await trio.to_thread.run_sync(calls.begun.wait, PATIENCE)
-                scope.cancel()
-                calls.let_go.set()
-        assert scope.cancelled_caught
-        assert calls.texts == ["a cat"]
 
 
 async def test_others_have_their_turn_between_two_texts_of_many(

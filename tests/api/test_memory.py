@@ -10,6 +10,7 @@ import gc
 import itertools
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import attrs
 import numpy as np
@@ -54,6 +55,7 @@ from ..heap import (
 BROKEN, CRASHING = 90, 31  # the audio that no encoder takes, the prompt that no step survives
 ROOM = 5  # encoder outputs that the simulated cache has room for
 
+Life = Callable[[], Awaitable[None]]
 Ending = Callable[[Engine, int], Awaitable[None]]  # makes requests, the number says which, and lets them end
 
 
@@ -83,8 +85,8 @@ def simulated(device: SimExecutor | None = None, **settings: object) -> Engine:
     return sim_engine(device or SimExecutor(fault=fault), config=EngineConfig(**config))
 
 
-async def ask(engine: Engine, number: int, *, prompt: int = 2, tokens: int = 20, wait: bool = True) -> None:
-    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
+async def ask(engine: Engine, number: int, *, prompt: int = 2, tokens: int = 20, n: int = 1, wait: bool = True) -> None:
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, n=n)
     await engine.generate(prompt_token_ids=[1, prompt], audio=audio(number), sampling=sampling, wait=wait)
 
 
@@ -93,39 +95,26 @@ async def settle() -> None:
     await trio.sleep(1.0)
 
 
-async def finished(engine: Engine, number: int) -> None:
-    await ask(engine, number)
-
-
 async def many_finished(engine: Engine, number: int) -> None:
     async with trio.open_nursery() as nursery:
         for turn in range(8):
             nursery.start_soon(ask, engine, number + turn % 3)
 
 
-async def encode_failed(engine: Engine, number: int) -> None:
-    with expected(EncodeFailed):
-        await ask(engine, BROKEN)
+def failing_with(error: type[Exception], **asked: int) -> Ending:
+    async def ending(engine: Engine, number: int) -> None:
+        with expected(error):
+            await ask(engine, **{"number": number, **asked})
+
+    return ending
 
 
-async def poisoned(engine: Engine, number: int) -> None:
-    with expected(PoisonRequest):
-        await ask(engine, number, prompt=CRASHING)
+def cancelled_after(seconds: float, **asked: int) -> Ending:
+    async def ending(engine: Engine, number: int) -> None:
+        with trio.move_on_after(seconds):
+            await ask(engine, number, **asked)
 
-
-async def refused(engine: Engine, number: int) -> None:
-    with expected(InvalidRequest):
-        await ask(engine, number, tokens=1000)
-
-
-async def cancelled_while_it_is_encoded(engine: Engine, number: int) -> None:
-    with trio.move_on_after(0.1):
-        await ask(engine, number)
-
-
-async def cancelled_while_it_decodes(engine: Engine, number: int) -> None:
-    with trio.move_on_after(0.4):
-        await ask(engine, number)
+    return ending
 
 
 async def cancelled_with_its_nursery(engine: Engine, number: int) -> None:
@@ -136,29 +125,14 @@ async def cancelled_with_its_nursery(engine: Engine, number: int) -> None:
             raise Mine
 
 
-async def streamed(engine: Engine, number: int) -> None:
-    async with engine.stream(prompt_token_ids=[1, 2], audio=audio(number)) as deltas:
-        async for _ in deltas:
-            pass
+def streamed(leaves: bool) -> Ending:
+    async def ending(engine: Engine, number: int) -> None:
+        async with engine.stream(prompt_token_ids=[1, 2], audio=audio(number)) as deltas:
+            async for _ in deltas:
+                if leaves:
+                    break
 
-
-async def stream_left_early(engine: Engine, number: int) -> None:
-    async with engine.stream(prompt_token_ids=[1, 2], audio=audio(number)) as deltas:
-        async for _ in deltas:
-            break
-
-
-def several(**more: object) -> dict[str, object]:
-    return {"sampling": SamplingParams(max_tokens=20, ignore_eos=True, n=3, **more)}
-
-
-async def several_completions(engine: Engine, number: int) -> None:
-    await engine.generate(prompt_token_ids=[1, 2], audio=audio(number), **several())
-
-
-async def several_cancelled_while_they_decode(engine: Engine, number: int) -> None:
-    with trio.move_on_after(0.5):
-        await several_completions(engine, number)
+    return ending
 
 
 async def refused_structure(engine: Engine, number: int) -> None:
@@ -170,22 +144,22 @@ async def refused_structure(engine: Engine, number: int) -> None:
         )
 
 
-ENDINGS: tuple[Ending, ...] = (
-    finished,
-    many_finished,
-    encode_failed,
-    poisoned,
-    refused,
-    cancelled_while_it_is_encoded,
-    cancelled_while_it_decodes,
-    cancelled_with_its_nursery,
-    streamed,
-    stream_left_early,
-    several_completions,
-    several_cancelled_while_they_decode,
-)
-
-
+REFUSED = failing_with(InvalidRequest, tokens=1000)
+ENCODING, DECODING = cancelled_after(0.1), cancelled_after(0.4)
+ENDINGS: dict[str, Ending] = {
+    "finished": ask,
+    "many finished": many_finished,
+    "encode failed": failing_with(EncodeFailed, number=BROKEN),
+    "poisoned": failing_with(PoisonRequest, prompt=CRASHING),
+    "refused": REFUSED,
+    "cancelled while it is encoded": ENCODING,
+    "cancelled while it decodes": DECODING,
+    "cancelled with its nursery": cancelled_with_its_nursery,
+    "streamed": streamed(leaves=False),
+    "stream left early": streamed(leaves=True),
+    "several completions": partial(ask, n=3),
+    "several cancelled while they decode": cancelled_after(0.5, n=3),
+}
 PARTS = ("request", "payload", "sequence", "mailbox")
 
 
@@ -194,7 +168,7 @@ def assert_nothing_is_left(born: Births, *kinds: str) -> None:
     assert not born.alive, f"still alive: {born.alive}"
 
 
-@pytest.mark.parametrize("ending", [*ENDINGS, refused_structure])  # which waits for a thread: virtual time jumps
+@pytest.mark.parametrize("ending", [*ENDINGS.values(), refused_structure], ids=[*ENDINGS, "refused structure"])
 async def test_whatever_ends_a_request_nothing_of_it_stays(ending: Ending, autojump_clock: object) -> None:
     """R1: the request, its payload, its place in the planner and its mailbox die with their last user, and there is no
     garbage."""
@@ -205,7 +179,7 @@ async def test_whatever_ends_a_request_nothing_of_it_stays(ending: Ending, autoj
             for number in range(2, 5):
                 await ending(engine, number)
             await settle()
-            assert_nothing_is_left(born, *([] if ending in (refused, refused_structure) else PARTS))
+            assert_nothing_is_left(born, *([] if ending in (REFUSED, refused_structure) else PARTS))
     assert_none(found)
 
 
@@ -235,7 +209,7 @@ async def test_a_request_that_a_stop_string_ends_leaves_nothing_and_makes_no_gar
     assert_none(found)
 
 
-@pytest.mark.parametrize("ending", [cancelled_while_it_is_encoded, cancelled_with_its_nursery])
+@pytest.mark.parametrize("ending", [ENCODING, cancelled_with_its_nursery])
 async def test_a_request_that_waits_for_admission_leaves_nothing_either(ending: Ending, autojump_clock: object) -> None:
     """Cancelled while it waits, alone or with a nursery that fails; and one that does not want to wait."""
     with without_collector(), births() as born:
@@ -245,9 +219,7 @@ async def test_a_request_that_waits_for_admission_leaves_nothing_either(ending: 
             with expected(Overloaded):
                 await ask(engine, 1, wait=False)
             await ending(engine, 2)
-            await (
-                trio.lowlevel.checkpoint()
-            )  # until then trio's loop holds the cancellation that it woke this task with
+            await trio.lowlevel.checkpoint()  # until then trio's loop holds what it woke this task with
             assert born.alive == {"request": 1, "payload": 1, "sequence": 1, "mailbox": 1}, "of the one that runs"
 
 
@@ -295,23 +267,12 @@ async def test_an_engine_that_serves_keeps_no_more_than_before(autojump_clock: o
     device = SimExecutor(fault=fault)
     async with simulated(device) as engine:
         for _ in range(6):
-            for number, ending in enumerate(ENDINGS * 2):
+            for number, ending in enumerate([*ENDINGS.values()] * 2):
                 await ending(engine, number)
             await settle()
             device.calls.clear()  # its own diary
             sizes.append(kept(engine, *actors()))
     assert sizes[1:] == sizes[1:2] * 5, f"elements kept, round by round: {sizes}"
-
-
-async def cancelled_after(engine: Engine, checkpoints: int, seconds: float) -> None:
-    """A request that is cancelled so many checkpoints of a neighbour after it began, and then so much later."""
-    with trio.CancelScope() as scope:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, engine, checkpoints)
-            for _ in range(checkpoints):
-                await trio.lowlevel.checkpoint()
-            await trio.sleep(seconds)
-            scope.cancel()
 
 
 async def test_a_request_cancelled_while_it_is_added_leaves_nothing_with_the_engine(autojump_clock: object) -> None:
@@ -320,7 +281,12 @@ async def test_a_request_cancelled_while_it_is_added_leaves_nothing_with_the_eng
         await ask(engine, 1)
         for checkpoints, seconds in itertools.product(range(12), (0.0, 0.2, 0.4)):
             with births() as born:
-                await cancelled_after(engine, checkpoints, seconds)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(ask, engine, checkpoints)
+                    for _ in range(checkpoints):
+                        await trio.lowlevel.checkpoint()
+                    await trio.sleep(seconds)
+                    nursery.cancel_scope.cancel()
                 await settle()
                 assert not born.alive, f"after {checkpoints} checkpoints and {seconds} s: {born.alive}"
             await ask(engine, 1, tokens=1, wait=False)
@@ -329,64 +295,47 @@ async def test_a_request_cancelled_while_it_is_added_leaves_nothing_with_the_eng
 # -- lives of engines ------------------------------------------------------------------------------------------------
 
 
-async def left(engine: Engine) -> None:
-    async with engine:
+async def left() -> None:
+    async with simulated() as engine:
         await ask(engine, 1)
 
 
-async def left_by_an_error(engine: Engine) -> None:
+async def left_by_an_error() -> None:
     with pytest.RaisesGroup(Mine):
-        async with engine, trio.open_nursery() as nursery:
+        async with simulated() as engine, trio.open_nursery() as nursery:
             nursery.start_soon(ask, engine, 1)
             nursery.start_soon(ask, engine, 2)
             await trio.sleep(0.4)
             raise Mine
 
 
-async def left_by_cancellation(engine: Engine) -> None:
-    with trio.move_on_after(1.4):
-        async with engine:
-            await ask(engine, 1)
+def cancelled(seconds: float) -> Life:
+    """While it opens, or while it serves."""
+
+    async def life() -> None:
+        with trio.move_on_after(seconds):
+            await left()
+
+    return life
 
 
-async def cancelled_while_it_opens(engine: Engine) -> None:
-    with trio.move_on_after(0.5):
-        async with engine:
-            raise AssertionError("entered")
-
-
-async def closed_early(engine: Engine) -> None:
-    async with engine:
+async def closed_early() -> None:
+    async with simulated() as engine:
         await ask(engine, 1)
         await engine.aclose()
 
 
-async def failing(engine: Engine, error: type[Exception]) -> None:
-    with expected(error):
-        async with engine:
-            await ask(engine, 1)
-            await settle()
+def failing(job: Job, fault: type[BaseException], error: type[Exception], **settings: object) -> Life:
+    """``fault`` is new for each call: one that a device kept would keep whoever is in its traceback."""
 
+    async def life() -> None:
+        device = SimExecutor(fault=lambda which, _: fault("always") if which is job else None)
+        with expected(error):
+            async with simulated(device, **settings) as engine:
+                await ask(engine, 1)
+                await settle()
 
-def at(job: Job, error: type[BaseException]) -> SimExecutor:
-    """A new error for each call: one that a device kept would keep whoever is in its traceback."""
-    return SimExecutor(fault=lambda which, _: error("always") if which is job else None)
-
-
-async def no_load() -> None:
-    await failing(simulated(at(Job.OPEN, CheckpointError)), CheckpointError)
-
-
-async def a_crash() -> None:
-    await failing(simulated(at(Job.STEP, SystemExit)), RunnerCrashed)
-
-
-async def no_release() -> None:
-    await failing(simulated(at(Job.CLOSE, RuntimeError)), EngineTeardownError)
-
-
-async def too_many_restarts() -> None:
-    await failing(simulated(at(Job.FREE, RuntimeError), encoder_idle_seconds=0.1, restarts=0), RunnerCrashed)
+    return life
 
 
 async def a_restart() -> None:
@@ -407,16 +356,16 @@ async def a_hung_step() -> None:
                 await ask(engine, 1)
 
 
-LIVES: tuple[Callable[[], Awaitable[None]], ...] = (
-    lambda: left(simulated()),
-    lambda: left_by_an_error(simulated()),
-    lambda: left_by_cancellation(simulated()),
-    lambda: cancelled_while_it_opens(simulated()),
-    lambda: closed_early(simulated()),
-    no_load,
-    a_crash,
-    no_release,
-    too_many_restarts,
+LIVES: tuple[Life, ...] = (
+    left,
+    left_by_an_error,
+    cancelled(0.5),
+    cancelled(1.4),
+    closed_early,
+    failing(Job.OPEN, CheckpointError, CheckpointError),
+    failing(Job.STEP, SystemExit, RunnerCrashed),
+    failing(Job.CLOSE, RuntimeError, EngineTeardownError),
+    failing(Job.FREE, RuntimeError, RunnerCrashed, encoder_idle_seconds=0.1, restarts=0),
     a_restart,
     a_hung_step,
 )

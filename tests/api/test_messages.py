@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import triolet
@@ -47,6 +47,10 @@ def parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
+def said_in(content: list[dict[str, str]]) -> list[str]:
+    return [part["text"] for part in content]
+
+
 WORDS = st.text("abc ", min_size=1, max_size=5).filter(str.strip)
 CONTENTS = WORDS | st.lists(WORDS, min_size=1, max_size=3).map(lambda texts: parts(*texts))
 CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": st.sampled_from("us"), "content": CONTENTS}), min_size=1)
@@ -55,6 +59,7 @@ CONVERSATIONS = st.lists(st.fixed_dictionaries({"role": st.sampled_from("us"), "
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 @pytest.mark.parametrize("preparer", ["text", "media"])
 @given(messages=CONVERSATIONS)
+@settings(max_examples=50)
 def test_every_text_is_told_whatever_the_template_knows(
     template: str, preparer: str, messages: list[dict[str, Any]]
 ) -> None:
@@ -64,16 +69,8 @@ def test_every_text_is_told_whatever_the_template_knows(
         rendered = render_texts(tokenizer, messages)
     else:
         rendered = render_parts(tokenizer, messages, template=None)
-    texts = [
-        text
-        for message in messages
-        for text in (
-            [message["content"]]
-            if isinstance(message["content"], str)
-            else [part["text"] for part in message["content"]]
-        )
-    ]
-    assert all(text in rendered for text in texts)
+    for content in (message["content"] for message in messages):
+        assert all(text in rendered for text in ([content] if isinstance(content, str) else said_in(content)))
     assert "{" not in rendered
 
 

@@ -45,40 +45,38 @@ def wordpiece() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
-TOKENIZERS = {"sentencepiece": sentencepiece(), "metaspace": metaspace(), "wordpiece": wordpiece()}
-BYTES = make_tokenizer()  # as GPT-2's and Whisper's: a token may be any part of a character
+BYTES = make_tokenizer()  # as GPT-2's and Whisper's: a token may be any part of a character; special ones from 256 on
+TOKENIZERS = {  # and how many of their tokens are tried
+    "bytes": (BYTES, 262),
+    "sentencepiece": (sentencepiece(), len(WORDS) + 1),
+    "metaspace": (metaspace(), len(WORDS)),
+    "wordpiece": (wordpiece(), 7),
+}
 
 
-def pieces(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> list[str]:
-    texts = TextDeltas(tokenizer, frozenset())
+def pieces(tokenizer: PreTrainedTokenizerFast, token_ids: list[int], *, skip: bool = True) -> list[str]:
+    texts = TextDeltas(tokenizer, frozenset(), skip=skip)
     return [*(texts.add(token) for token in token_ids), texts.rest()]
 
 
-def whole(tokenizer: PreTrainedTokenizerFast, token_ids: list[int]) -> str:
-    return str(tokenizer.decode(token_ids, skip_special_tokens=True)) if token_ids else ""
-
-
-@settings(max_examples=150)
-@given(st.lists(st.integers(0, 255), max_size=16))
-def test_any_bytes_come_piece_by_piece_as_they_do_at_once(token_ids):
-    """Characters cut anywhere, and bytes that are no characters."""
-    assert "".join(pieces(BYTES, token_ids)) == whole(BYTES, token_ids)
-
-
-@settings(max_examples=150)
-@given(st.sampled_from(sorted(TOKENIZERS)), st.data())
-def test_the_words_of_every_decoder_come_with_their_spaces(name, data):
-    tokenizer = TOKENIZERS[name]
-    count = len(WORDS) + 1 if name == "sentencepiece" else len(tokenizer)
-    token_ids = data.draw(st.lists(st.integers(0, count - 1), max_size=12))
-    assert "".join(pieces(tokenizer, token_ids)) == whole(tokenizer, token_ids)
+@pytest.mark.parametrize("skip", [True, False], ids=["without special tokens", "with special tokens"])
+@settings(max_examples=100)
+@given(name=st.sampled_from(sorted(TOKENIZERS)), data=st.data())
+def test_what_comes_piece_by_piece_is_what_comes_at_once(name: str, data: st.DataObject, skip: bool) -> None:
+    """Characters cut anywhere, bytes that are no characters, and the words of every decoder with their spaces."""
+    tokenizer, count = TOKENIZERS[name]
+    token_ids = data.draw(st.lists(st.integers(0, count - 1), max_size=16))
+    text = "".join(pieces(tokenizer, token_ids, skip=skip))
+    assert text == (tokenizer.decode(token_ids, skip_special_tokens=skip) if token_ids else "")
+    if name == "bytes" and not skip:
+        assert text.count("|>") >= sum(token >= 256 for token in token_ids)
 
 
 @settings(max_examples=150)
 @given(st.text("ab é你😀.", max_size=12))
 def test_characters_spelled_in_bytes_between_words_come_whole(text):
     """The bytes of 你 and 😀 are tokens of their own: no piece ends within a character."""
-    tokenizer = TOKENIZERS["sentencepiece"]
+    tokenizer, _ = TOKENIZERS["sentencepiece"]
     parts = pieces(tokenizer, tokenizer.encode(text, add_special_tokens=False))
     assert "".join(parts) == text
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
@@ -99,16 +97,6 @@ def test_special_tokens_are_no_text():
     tokenizer.add_tokens([AddedToken("<|x|>", special=True)], special_tokens=True)
     texts = TextDeltas(tokenizer, frozenset({260}))
     assert [texts.add(token) for token in (97, 260, 98)] == ["a", "", "b"]
-
-
-@settings(max_examples=150)
-@given(st.lists(st.integers(0, 261), max_size=16))
-def test_special_tokens_that_are_wanted_come_piece_by_piece_as_they_do_at_once(token_ids):
-    """Here ids from 256 on; the text of the others is what it is without them."""
-    texts = TextDeltas(BYTES, frozenset(), skip=False)
-    text = "".join([*(texts.add(token) for token in token_ids), texts.rest()])
-    assert text == (BYTES.decode(token_ids, skip_special_tokens=False) if token_ids else "")
-    assert text.count("|>") >= sum(token >= 256 for token in token_ids)
 
 
 # -- outputs ---------------------------------------------------------------------------------------------------------
@@ -135,8 +123,12 @@ def deltas_of(out: Output, text: str, end: FinishReason | None = None) -> list[D
     return deltas
 
 
-def test_a_stop_string_over_several_tokens_ends_the_text_before_it():
-    deltas = deltas_of(output("STOP"), "go STOP on")
+def test_a_stop_string_over_several_tokens_ends_the_text_before_it_and_withdraws_its_request_once():
+    withdrawn: list[int] = []
+    out = output("STOP")
+    out.withdraw = lambda: withdrawn.append(1)
+    deltas = deltas_of(out, "go STOP on")
+    assert withdrawn == [1]
     assert "".join(delta.text for delta in deltas) == "go "
     assert [delta.token_ids for delta in deltas] == [(token,) for token in b"go STOP"]
     assert [delta.finish_reason for delta in deltas] == [None] * 6 + [FinishReason.STOP]
@@ -205,11 +197,3 @@ def test_a_tokenizer_that_fails_is_told_to_the_reader_alone():
     out.take(SampledToken(token_id=97))
     with pytest.raises(OverflowError):
         out.raise_fault()
-
-
-def test_a_stop_string_withdraws_its_request_once():
-    withdrawn: list[int] = []
-    out = output("b")
-    out.withdraw = lambda: withdrawn.append(1)
-    assert len(deltas_of(out, "abbb")) == 2
-    assert withdrawn == [1]

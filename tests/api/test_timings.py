@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,33 +36,20 @@ def assert_told(timings: Timings | None) -> None:
 # -- timings ---------------------------------------------------------------------------------------------------------
 
 
-def test_completions_and_streams_tell_how_long_they_took(bench: Bench) -> None:
-    async def main() -> None:
-        async with bench.engine() as engine:
-            completion = await engine.generate(**query(1))
-            assert_told(completion.timings)
-            async with engine.stream(**query(2)) as deltas:
-                assert deltas.timings is None
-                async for _ in deltas:
-                    pass
-                assert_told(deltas.timings)
-            assert_told(deltas.timings)
-
-    bench.run(main)
-
-
-def test_transcripts_and_their_streams_tell_how_long_they_took(bench: Bench) -> None:
+def test_results_and_their_streams_tell_how_long_they_took(bench: Bench) -> None:
     bench.executor.model = SpeakingModel()
 
     async def main() -> None:
         async with bench.engine() as engine:
-            transcript = await engine.transcribe(audio(1), temperature=0.0)
-            assert_told(transcript.timings)
-            async with engine.stream_transcription(audio(2), temperature=0.0) as segments:
-                assert segments.timings is None
-                async for _ in segments:
-                    pass
-                assert_told(segments.timings)
+            assert_told((await engine.generate(**query(1))).timings)
+            assert_told((await engine.transcribe(audio(1), temperature=0.0)).timings)
+            for block in (engine.stream(**query(2)), engine.stream_transcription(audio(2), temperature=0.0)):
+                async with block as parts:
+                    assert parts.timings is None
+                    async for _ in parts:
+                        pass
+                    assert_told(parts.timings)
+                assert_told(parts.timings)
 
     bench.run(main)
 
@@ -174,21 +162,15 @@ def test_a_stream_that_is_read_unopened_says_how_to_open_it(bench: Bench) -> Non
 
 
 @pytest.mark.parametrize("priority", [101, 1.5, True])
-def test_a_priority_that_cannot_be_is_refused_wherever_it_enters(bench: Bench, priority: Any) -> None:
-    async def main() -> None:
-        async with bench.engine() as engine:
+async def test_a_priority_that_cannot_be_is_refused_wherever_it_enters(priority: Any, autojump_clock: object) -> None:
+    async with sim_engine() as engine:
+        for call in (partial(engine.generate, **query(1)), partial(engine.transcribe, audio(1))):
             with pytest.raises(InvalidRequest, match="priority="):
-                await engine.generate(**query(1), priority=priority)
+                await call(priority=priority)
+        for open_ in (partial(engine.stream, **query(1)), partial(engine.stream_transcription, audio(1))):
             with pytest.raises(InvalidRequest, match="priority="):
-                async with engine.stream(**query(1), priority=priority):
+                async with open_(priority=priority):
                     raise AssertionError("opened")
-            with pytest.raises(InvalidRequest, match="priority="):
-                await engine.transcribe(audio(1), priority=priority)
-            with pytest.raises(InvalidRequest, match="priority="):
-                async with engine.stream_transcription(audio(1), priority=priority):
-                    raise AssertionError("opened")
-
-    bench.run(main)
 
 
 @pytest.mark.parametrize("model", [3, None, b"folder"])
@@ -205,7 +187,7 @@ async def test_an_engine_shows_its_model_its_device_and_its_state(autojump_clock
     assert "closed>" in repr(engine)
 
 
-async def test_several_completions_share_the_pages_of_one_prompt_that_is_hashed_once(autojump_clock: object) -> None:
+async def test_each_of_several_completions_has_timings(autojump_clock: object) -> None:
     async with sim_engine() as engine:
         completion = await engine.generate(
             prompt_token_ids=[1, *range(2, 40)], audio=audio(1), sampling=SamplingParams(max_tokens=3, n=2)

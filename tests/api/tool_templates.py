@@ -12,59 +12,37 @@ _LOOP = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }
 _END = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 _JSON = '{"name": "{{ call.function.name }}", "KEY": {{ call.function.arguments | tojson }}}'
 
+
+def _template(call: str, tools: str = "{{ tools | tojson }}", before: str = "", after: str = "") -> str:
+    """``before`` and ``after``: around the calls of a message that has some."""
+    calls = f"{{% for call in message.tool_calls %}}{call}{{% endfor %}}"
+    if before:
+        calls = f"{{% if message.tool_calls %}}{before}{calls}{after}{{% endif %}}"
+    return f"{{% if tools %}}{tools}{{% endif %}}{_LOOP}{calls}{_END}"
+
+
 HERMES = (
-    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}"
-    + _LOOP
-    + "{% for call in message.tool_calls %}<tool_call>\n"
-    + _JSON.replace("KEY", "arguments")
-    + "\n</tool_call>{% endfor %}"
-    + _END
+    _template(
+        f"<tool_call>\n{_JSON.replace('KEY', 'arguments')}\n</tool_call>",
+        tools="<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>",
+    )
     + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{% endif %}"
 )
-QWEN3_CODER = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    + _LOOP
-    + "{% for call in message.tool_calls %}<tool_call>\n<function={{ call.function.name }}>\n"
-    "{% for key, value in call.function.arguments | items %}<parameter={{ key }}>\n{{ value }}\n</parameter>\n"
-    "{% endfor %}</function>\n</tool_call>{% endfor %}" + _END
+QWEN3_CODER = _template(
+    "<tool_call>\n<function={{ call.function.name }}>\n{% for key, value in call.function.arguments | items %}"
+    "<parameter={{ key }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
 )
-LLAMA3 = (
-    "{% if tools %}Environment: ipython <|python_tag|> {{ tools | tojson }}{% endif %}"
-    + _LOOP
-    + "{% for call in message.tool_calls %}"
-    + _JSON.replace("KEY", "parameters")
-    + "{% endfor %}"
-    + _END
-)
+LLAMA3 = _template(_JSON.replace("KEY", "parameters"), tools="Environment: ipython <|python_tag|> {{ tools | tojson }}")
 LLAMA3_2 = LLAMA3.replace(
     "Environment: ipython <|python_tag|>",
     'Respond as {"name": function name, "parameters": dictionary of argument name and its value}.',
 )
-MISTRAL = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    + _LOOP
-    + "{% if message.tool_calls %}[TOOL_CALLS] [{% for call in message.tool_calls %}"
-    + _JSON.replace("KEY", "arguments")
-    + "{% endfor %}]{% endif %}"
-    + _END
-)
-MISTRAL_V11 = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    + _LOOP
-    + "{% for call in message.tool_calls %}[TOOL_CALLS]{{ call.function.name }}[ARGS]"
-    "{{ call.function.arguments | tojson }}{% endfor %}" + _END
-)
-GRANITE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    + _LOOP
-    + "{% if message.tool_calls %}<|tool_call|>{{ message.tool_calls | tojson }}{% endif %}"
-    + _END
-)
-DEEPSEEK_V31 = (  # it joins the arguments to a text
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
-    + _LOOP
-    + "{% for call in message.tool_calls %}{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name + "
-    "'<｜tool▁sep｜>' + call.function.arguments + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}{% endfor %}" + _END
+MISTRAL = _template(_JSON.replace("KEY", "arguments"), before="[TOOL_CALLS] [", after="]")
+MISTRAL_V11 = _template("[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}")
+GRANITE = _template("", before="<|tool_call|>{{ message.tool_calls | tojson }}")
+DEEPSEEK_V31 = _template(  # it joins the arguments to a text
+    "{{ '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + call.function.name + "
+    "'<｜tool▁sep｜>' + call.function.arguments + '<｜tool▁call▁end｜><｜tool▁calls▁end｜>' }}"
 )
 PLAIN = _LOOP + _END + "{# tools and tool_calls are named here alone, where nobody reads them: tools #}"
 

@@ -342,7 +342,7 @@ def test_r1_a_request_that_holds_a_bound_partial_of_itself():
 
     Caught by "still alive": one request, to its end, the collector off.
     """
-    assert_caught(engine_test(DIES, ending=memory_tests.finished), "still alive", BOUND_TO_ITSELF)
+    assert_caught(engine_test(DIES, ending=memory_tests.ask), "still alive", BOUND_TO_ITSELF)
 
 
 def test_r2_a_list_for_others_that_is_never_drained():
