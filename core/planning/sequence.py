@@ -15,6 +15,8 @@ from .limits import PlannerLimits
 from .placeholders import PlaceholderItems
 from .prefix import PageKeys
 
+_MOST_DOUBTS = 4
+
 STAND_IN = -1
 """Stands in `Sequence.tokens` for a token that a beam search has not decided."""
 
@@ -54,6 +56,8 @@ class Sequence:
     listed: int = 0  # how many of its first pages are listed, for others to find
     sampling: int = 0
     drafting: int = 0  # steps in flight with draft tokens of it: how many tokens they sample is not known
+    doubts: int = 0  # what its draft tokens were worth so far, and how long it goes without: see `judge_drafts`
+    drafts_from: int = 0  # the length from which on it gets draft tokens again
     in_flight: int = 0  # steps in flight that mention it
     last_step: int = -1  # the latest step that mentions it
     ended: bool = False  # its Finish, Fail or Abort was issued
@@ -107,8 +111,19 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """True if draft tokens may be proposed for it: it samples one token after the other."""
-        return self.beams == 1 and self.request.reads is None
+        """True if draft tokens may be proposed for it: it samples one token after the other, and its last ones were
+        of use or are long ago."""
+        return self.beams == 1 and self.request.reads is None and self.known >= self.drafts_from
+
+    def judge_drafts(self, accepted: int) -> None:
+        """Decides how long the sequence goes without draft tokens, by how many of the last ones were right: a step that
+        has some takes longer, and the next one cannot be planned before its answer. Each step without a right one
+        doubles the pause, from 1 token up to 15; one right token halves it, two end it."""
+        if accepted > 1:
+            self.doubts = 0
+        else:
+            self.doubts = max(self.doubts - 1, 0) if accepted else min(self.doubts + 1, _MOST_DOUBTS)
+        self.drafts_from = len(self.tokens) + (1 << self.doubts) - 1
 
     @property
     def replays(self) -> bool:

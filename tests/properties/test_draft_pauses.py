@@ -1,0 +1,67 @@
+"""A sequence whose draft tokens are wrong goes without them, for longer each time; once they are right, it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triolet.core.plan import SampledToken, StepResult
+from triolet.core.planning.limits import PlannerLimits
+from triolet.core.planning.planner import Planner
+from triolet.core.request import Request, SamplingParams
+from triolet.testing.sim_model import SimModel
+
+LONGEST = 15  # tokens without drafts
+
+
+def lengths_with_drafts(tokens: int, right: Callable[[int], int]) -> list[int]:
+    """Has ``tokens`` tokens sampled, where ``right(n)`` of the draft tokens after the n-th token are right. Returns
+    after which tokens there were draft tokens."""
+    model = SimModel(pages=200).describe()
+    planner = Planner(PlannerLimits.of(model, max_running=1, max_step_tokens=64, steps_in_flight=1, draft_tokens=4))
+    planner.submit(Request(id="r", prompt_token_ids=(5,), max_tokens=tokens, sampling=SamplingParams(ignore_eos=True)))
+    found = []
+    sampled = 0
+    while (plan := planner.next_step()) is not None and plan.chunks:
+        [part] = plan.chunks
+        accepted = min(right(sampled), part.draft_tokens)
+        if part.draft_tokens:
+            found.append(sampled)
+        one = SampledToken(token_id=7, logprob=-1.0)
+        answer = SampledToken(token_id=7, logprob=-1.0, accepted=(one,) * accepted)
+        sampled += 1 + accepted
+        planner.step_done(StepResult(step_id=plan.step_id, sampled=(answer,)))
+    assert sampled == tokens
+    return found
+
+
+def test_without_a_right_one_pauses_double_up_to_15_tokens():
+    found = lengths_with_drafts(100, lambda _: 0)
+    assert found == [0, 2, 6, 14, 30, 46, 62, 78, 94]
+
+
+def test_draft_tokens_that_are_right_never_pause():
+    found = lengths_with_drafts(60, lambda _: 2)
+    assert found == list(range(0, 60 - 1, 3))
+
+
+@given(st.integers(0, 200))
+def test_a_text_that_begins_to_repeat_itself_has_draft_tokens_soon(begins):
+    found = lengths_with_drafts(begins + 60, lambda sampled: 4 if sampled >= begins else 0)
+    resumed = next(length for length in found if length >= begins)
+    assert resumed <= begins + LONGEST
+    after = [length for length in found if length > resumed]
+    assert all(later - earlier == 5 for earlier, later in pairwise([resumed, *after])), "no pause since"
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=80))
+def test_one_right_token_halves_the_pause_and_two_end_it(right):
+    found = lengths_with_drafts(80, lambda sampled: right[sampled % len(right)])
+    doubts = 0
+    for earlier, later in pairwise(found):
+        accepted = right[earlier % len(right)]
+        doubts = 0 if accepted > 1 else max(doubts - 1, 0) if accepted else min(doubts + 1, 4)
+        assert later - earlier == 1 + accepted + 2**doubts - 1
