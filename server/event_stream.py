@@ -45,7 +45,9 @@ class Events:
         """Returns the bytes of one event."""
         if isinstance(event, str):
             return f"data: {event}\n\n".encode()
-        told = event.model_dump(mode="json", exclude_unset=True) if isinstance(event, BaseModel) else event
+        told = (
+            event.model_dump(mode="json", by_alias=True, exclude_unset=True) if isinstance(event, BaseModel) else event
+        )
         name = f"event: {told['type']}\n" if self._named else ""
         return f"{name}data: {json.dumps(told, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 

@@ -40,7 +40,7 @@ async def converse(request: Request) -> Response:
     body = await read_json(request, ChatRequest)
     if body.stream:
         return EventStream(partial(_streamed, request, body))
-    async with _asked(request, body) as (engine, tools, query):
+    async with asked(request, body) as (engine, tools, query):
         completion = await engine.generate(**query)
         found = (completion, *completion.alternatives)
         choices = [_choice(engine, body, tools, index, one) for index, one in enumerate(found)]
@@ -59,7 +59,7 @@ async def converse(request: Request) -> Response:
 
 
 @asynccontextmanager
-async def _asked(request: Request, body: ChatRequest) -> AsyncIterator[tuple[Engine, Tools | None, dict[str, Any]]]:
+async def asked(request: Request, body: ChatRequest) -> AsyncIterator[tuple[Engine, Tools | None, dict[str, Any]]]:
     """Opens the engine, and makes the tools and the arguments of `Engine.generate`."""
     messages, settings = await messages_of(request, body), server_of(request).settings
     async with engine_of(request, body.model) as engine:
@@ -103,7 +103,7 @@ def _reason(body: ChatRequest, reason: FinishReason, *, called: bool) -> Any:
 
 
 async def _streamed(request: Request, body: ChatRequest, events: Events) -> None:
-    async with _asked(request, body) as (engine, tools, query):
+    async with asked(request, body) as (engine, tools, query):
         writer = _Writer(body, events, tools)
         queries = [Query(**{**query, "tools": read_tools(query["tools"])})]
         usages, timings = await streams_together(engine, queries, partial(writer.add, engine))
@@ -137,10 +137,7 @@ class _Writer:
         reader = self._readers[index]
         wanted = self._body.logprobs and delta.token_ids
         logprobs = chat_logprobs(engine.model.tokenizer, delta) if wanted else None
-        if reader is not None:
-            parts = reader.feed(delta.text, last=delta.finish_reason is not None)
-        else:
-            parts = [MessageDelta(content=delta.text)] if delta.text else []
+        parts = parts_of(reader, delta.text, last=delta.finish_reason is not None)
         for part in parts or [MessageDelta()] * bool(logprobs):
             await self._tell(index, part, logprobs=logprobs)
             logprobs = None
@@ -153,3 +150,10 @@ class _Writer:
     ) -> None:
         choice = ChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=reason)
         await self._events.write(self.frame.model_copy(update={"choices": [choice]}))
+
+
+def parts_of(reader: CallReader | None, text: str, *, last: bool) -> list[MessageDelta]:
+    """Returns what ``text`` adds to a message; with ``reader`` calls of tools are found in it."""
+    if reader is not None:
+        return reader.feed(text, last=last)
+    return [MessageDelta(content=text)] if text else []

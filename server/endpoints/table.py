@@ -16,6 +16,7 @@ from starlette.responses import Response
 from ..schemas.chat import ChatAnswer, ChatChunk, ChatRequest
 from ..schemas.completions import CompletionAnswer, CompletionRequest
 from ..schemas.models import Health, Model, ModelList
+from ..schemas.responses import ResponseAnswer, ResponseEvent, ResponsesRequest
 from ..schemas.speech import (
     SpeechForm,
     TextDelta,
@@ -33,7 +34,7 @@ from ..schemas.vectors import (
     RerankAnswer,
     RerankRequest,
 )
-from . import chat, completions, models, page, speech, vectors
+from . import chat, completions, models, page, responses, speech, vectors
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -76,12 +77,14 @@ _SPOKEN = {
 }
 _LIVE = {**_SPOKEN, EVENTS: (TextDelta, TextDone)}
 _CHAT: Mapping[str, tuple[type[BaseModel], ...]] = {JSON: (ChatAnswer,), EVENTS: (ChatChunk,)}
+_RESPONSE: Mapping[str, tuple[type[BaseModel], ...]] = {JSON: (ResponseAnswer,), EVENTS: (ResponseEvent,)}
 _COMPLETION = {JSON: (CompletionAnswer,), EVENTS: (CompletionAnswer,)}
 
 ENDPOINTS = (
     Endpoint("/v1/audio/transcriptions", "speech", speech.transcribe, _LIVE, TranscriptionForm),
     Endpoint("/v1/audio/translations", "speech", speech.translate, _SPOKEN, TranslationForm),
     Endpoint("/v1/chat/completions", "text", chat.converse, _CHAT, ChatRequest),
+    Endpoint("/v1/responses", "text", responses.respond, _RESPONSE, ResponsesRequest),
     Endpoint("/v1/completions", "text", completions.complete, _COMPLETION, CompletionRequest),
     Endpoint("/v1/embeddings", "vectors", vectors.embed, {JSON: (EmbeddingAnswer,)}, EmbeddingRequest),
     Endpoint("/v1/rerank", "vectors", vectors.rerank, {JSON: (RerankAnswer,)}, RerankRequest),

@@ -9,9 +9,9 @@ from pydantic import ConfigDict, Field, model_validator
 from .base import Answer, Body, Name, SamplingBody, Text, Unread, Usage, check_length, up_to
 from .weighing import check_object, check_texts
 
-_MOST_MESSAGES = 4_096
-_MOST_PARTS = 2_048  # of one message
-_MOST_TOOLS = 128  # OpenAI's
+MOST_MESSAGES = 4_096
+MOST_PARTS = 2_048  # of one message
+MOST_TOOLS = 128  # OpenAI's
 _MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000, "response_format": 5_000}
 _MOST_CHARACTERS = 1_000_000  # of each of these
 _READ_BY_THE_CLIENT = "Accepted and not used: what OpenAI's client has read in an answer that it sends back."
@@ -93,9 +93,9 @@ class ChatMessage(Body):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[Part], up_to(_MOST_PARTS)] | None = None
+    content: Text | Annotated[list[Part], up_to(MOST_PARTS)] | None = None
     name: Annotated[Name | None, Field(description="Given to the chat template.")] = None
-    tool_calls: Annotated[list[ToolCall], up_to(_MOST_TOOLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], up_to(MOST_TOOLS)] | None = None
     tool_call_id: Name | None = None
     reasoning_content: Annotated[Text | None, Field(description="Given to the chat template.")] = None
     refusal: Annotated[None, Field(description="Accepted and not used.")] = None
@@ -149,6 +149,16 @@ class NamedTool(Body):
     function: FunctionName
 
 
+def check_choice(choice: str | None, tools: list[str]) -> None:
+    """Raises `ValueError` where ``choice``, a ``tool_choice`` or the name of a tool, is not of these ``tools``."""
+    if choice in (None, "none", "auto"):
+        return
+    if not tools:
+        raise ValueError("tool_choice without tools")
+    if choice != "required" and choice not in tools:
+        raise ValueError(f"tool_choice names {choice!r}, which is not among the tools")
+
+
 class TextFormat(Body):
     """Text, without a structure."""
 
@@ -185,13 +195,13 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class ChatRequest(SamplingBody):
     """A conversation that the model goes on with."""
 
-    messages: Annotated[list[ChatMessage], up_to(_MOST_MESSAGES, 1)]
+    messages: Annotated[list[ChatMessage], up_to(MOST_MESSAGES, 1)]
     max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], up_to(_MOST_TOOLS)] | None = None
+    tools: Annotated[list[Tool], up_to(MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: Annotated[list[Literal["text"]], up_to(8)] | None = None
@@ -205,11 +215,9 @@ class ChatRequest(SamplingBody):
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs without logprobs; set logprobs to true")
-        if self.tool_choice not in (None, "none", "auto") and not self.tools:
-            raise ValueError("tool_choice without tools")
-        names = [tool.function.name for tool in self.tools or ()]
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice names {self.tool_choice.function.name!r}, which is not among the tools")
+        choice = self.tool_choice
+        named = choice.function.name if isinstance(choice, NamedTool) else choice
+        check_choice(named, [tool.function.name for tool in self.tools or ()])
         return self
 
     def check_size(self) -> None:

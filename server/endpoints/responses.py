@@ -1,0 +1,212 @@
+"""``/v1/responses``: the conversations of OpenAI's newer API, over those of `chat`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any, Literal
+
+from attrs import define, field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...api.engine import Engine
+from ...api.inputs.prompts import Query
+from ...api.outputs.results import Delta
+from ...core.request import FinishReason
+from ...core.tools import read_tools
+from ..body import read_json
+from ..event_stream import Events, EventStream
+from ..schemas.base import Usage
+from ..schemas.chat import CallDelta, Logprobs, MessageDelta, TokenLogprob
+from ..schemas.responses import (
+    Incomplete,
+    InputDetails,
+    OutputCall,
+    OutputDetails,
+    OutputMessage,
+    OutputText,
+    ResponseAnswer,
+    ResponseEvent,
+    ResponsesRequest,
+    ResponseUsage,
+    TextOptions,
+)
+from .chat import asked, parts_of
+from .common import answered, exchange_of, new_id, now
+from .sampling import chat_logprobs, usage_of
+from .together import streams_together
+from .tool_calls import CallReader
+
+
+async def respond(request: Request) -> Response:
+    """The answer to a conversation of items, whole or as it is written."""
+    body = await read_json(request, ResponsesRequest)
+    if body.stream:
+        return EventStream(partial(_streamed, request, body), named=True)
+
+    async def drop(event: ResponseEvent) -> None:
+        """Takes the events of an answer that is given whole."""
+
+    return answered((await _written(request, body, drop)).answer)
+
+
+async def _streamed(request: Request, body: ResponsesRequest, events: Events) -> None:
+    writer = await _written(request, body, events.write)
+    await events.write(writer.event(f"response.{writer.answer.status}", response=writer.answer), last=True)
+
+
+async def _written(
+    request: Request, body: ResponsesRequest, send: Callable[[ResponseEvent], Awaitable[None]]
+) -> _Writer:
+    """Has the answer written, and sends each event but the last one."""
+    async with asked(request, body.as_chat) as (engine, tools, query):
+        writer = _Writer(body, None if tools is None else tools.reader())
+
+        async def add(_: int, delta: Delta) -> None:
+            for event in writer.add(engine, delta):
+                await send(event)
+
+        queries = [Query(**{**query, "tools": read_tools(query["tools"])})]
+        usages, timings = await streams_together(engine, queries, add)
+    writer.finish(usage_of(usages, 1))
+    exchange_of(request).ended(timings, tokens=writer.answer.usage.output_tokens if writer.answer.usage else 0)
+    return writer
+
+
+@define(eq=False)
+class _Writer:
+    """The items of one answer, and the events by which they come to be. An event is of use until the next one."""
+
+    _body: ResponsesRequest
+    _reader: CallReader | None
+    answer: ResponseAnswer = field(init=False)
+    _open: OutputMessage | OutputCall | None = None  # the item that is being written
+    _pieces: list[str] = field(factory=list)  # its text or arguments
+    _events: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        body = self._body
+        self.answer = ResponseAnswer(
+            id=new_id("resp"),
+            object="response",
+            created_at=now(),
+            status="in_progress",
+            error=None,
+            incomplete_details=None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata={},
+            model=body.model,
+            output=[],
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=None,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            text=body.text or TextOptions(),
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            top_p=1.0 if body.top_p is None else body.top_p,
+            truncation="disabled",
+            usage=None,
+        )
+
+    def add(self, engine: Engine, delta: Delta) -> Iterator[ResponseEvent]:
+        """Yields the events of ``delta``."""
+        if not self._events:
+            yield self.event("response.created", response=self.answer)
+            yield self.event("response.in_progress", response=self.answer)
+        wanted = self._body.wants_logprobs and delta.token_ids
+        logprobs = _with_bytes(chat_logprobs(engine.model.tokenizer, delta)) if wanted else []
+        ends = delta.finish_reason is not None
+        for part in parts_of(self._reader, delta.text, last=ends) or [MessageDelta(content="")] * bool(logprobs):
+            if part.content is not None:
+                yield from self._add_text(part.content, logprobs)
+                logprobs = []
+            for call in part.tool_calls or ():
+                yield from self._add_call(call)
+        if ends:
+            is_cut = delta.finish_reason is FinishReason.LENGTH
+            self.answer.status = "incomplete" if is_cut else "completed"
+            self.answer.incomplete_details = Incomplete(reason="max_output_tokens") if is_cut else None
+            yield from self._close(self.answer.status)
+
+    def finish(self, tokens: Usage) -> None:
+        """Adds the tokens."""
+        self.answer.usage = ResponseUsage(
+            input_tokens=tokens.prompt_tokens,
+            input_tokens_details=InputDetails(cached_tokens=0, cache_write_tokens=0),
+            output_tokens=tokens.completion_tokens,
+            output_tokens_details=OutputDetails(reasoning_tokens=0),
+            total_tokens=tokens.total_tokens,
+        )
+
+    def event(self, kind: str, **members: Any) -> ResponseEvent:
+        """Makes the next event."""
+        self._events += 1
+        return ResponseEvent(type=kind, sequence_number=self._events - 1, **members)
+
+    def _event_of(self, item: OutputMessage | OutputCall, kind: str, **members: Any) -> ResponseEvent:
+        return self.event(f"response.{kind}", item_id=item.id, output_index=len(self.answer.output) - 1, **members)
+
+    def _begin(self, item: OutputMessage | OutputCall) -> Iterator[ResponseEvent]:
+        yield from self._close("completed")
+        self._open = item
+        self.answer.output.append(item)
+        yield self.event("response.output_item.added", output_index=len(self.answer.output) - 1, item=item)
+
+    def _add_text(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[ResponseEvent]:
+        if not isinstance(self._open, OutputMessage):
+            item = OutputMessage(type="message", id=new_id("msg"), status="in_progress", role="assistant", content=[])
+            yield from self._begin(item)
+            part = OutputText(type="output_text", text="", annotations=[], logprobs=[])
+            yield self._event_of(item, "content_part.added", content_index=0, part=part)
+            item.content.append(part)
+        message = self._open
+        assert isinstance(message, OutputMessage), "a message has been begun"
+        self._pieces.append(text)
+        message.content[0].logprobs += logprobs
+        yield self._event_of(message, "output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def _add_call(self, call: CallDelta) -> Iterator[ResponseEvent]:
+        function = call.function
+        assert function is not None, "a delta of a call has more of its function"
+        if call.id is not None:
+            item = OutputCall(
+                type="function_call",
+                id=new_id("fc"),
+                call_id=call.id,
+                name=function.name or "",
+                arguments="",
+                status="in_progress",
+            )
+            yield from self._begin(item)
+        if function.arguments and self._open is not None:
+            self._pieces.append(function.arguments)
+            yield self._event_of(self._open, "function_call_arguments.delta", delta=function.arguments)
+
+    def _close(self, status: Literal["completed", "incomplete"]) -> Iterator[ResponseEvent]:
+        """Ends the item that is being written, if there is one."""
+        item, written = self._open, "".join(self._pieces)
+        if item is None:
+            return
+        self._open = None
+        self._pieces.clear()
+        item.status = status
+        if isinstance(item, OutputCall):
+            item.arguments = written
+            yield self._event_of(item, "function_call_arguments.done", arguments=written, name=item.name)
+        else:
+            [part] = item.content
+            part.text = written
+            yield self._event_of(item, "output_text.done", content_index=0, text=written, logprobs=part.logprobs)
+            yield self._event_of(item, "content_part.done", content_index=0, part=part)
+        yield self.event("response.output_item.done", output_index=len(self.answer.output) - 1, item=item)
+
+
+def _with_bytes(logprobs: Logprobs) -> list[TokenLogprob]:
+    """Returns the tokens, each with a list of bytes: in responses it is empty where conversations have ``null``."""
+    tokens = logprobs.content or []
+    for one in tokens:
+        for told in (one, *one.top_logprobs):
+            told.bytes = told.bytes or []
+    return tokens

@@ -1,0 +1,343 @@
+"""Responses: ``/v1/responses``. A request is a conversation in other words, and becomes a `ChatRequest`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+
+from . import chat
+from .base import Answer, Body, Name, SamplingBody, Text, Unread, up_to
+
+_READ_BY_THE_CLIENT = "Accepted and not used: a member of answers, which clients send back."
+_NOTHING_IS_STORED = "Nothing is stored: send the whole conversation as input."
+
+
+class ReadBack(Body):
+    """A part of an answer, which the client sends back in the next request."""
+
+    id: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+    status: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+
+
+class InputText(Body):
+    """Text of a message, or of the model's own answer."""
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+    annotations: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+    logprobs: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+    parsed: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+
+
+class InputImage(Body):
+    """An image: ``data:image/...;base64,...``, or an address that the server allows."""
+
+    type: Literal["input_image"]
+    image_url: Annotated[str, Field(min_length=1)]
+    detail: Annotated[Literal["auto", "low", "high"] | None, Field(description="Accepted and not used.")] = None
+
+
+class InputAudio(Body):
+    """Audio in base64."""
+
+    type: Literal["input_audio"]
+    input_audio: chat.InputAudio
+
+
+InputPart = Annotated[InputText | InputImage | InputAudio, Field(discriminator="type")]
+
+
+class InputMessage(ReadBack):
+    """A message of the conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[InputPart], up_to(chat.MOST_PARTS)]
+    phase: Annotated[Unread, Field(description="Accepted and not used.")] = None
+
+
+class InputCall(ReadBack):
+    """A call of a function that the model has made."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: Text
+    parsed_arguments: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+
+
+class InputCallOutput(ReadBack):
+    """The result of a function that the model has called."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: Text | Annotated[list[InputPart], up_to(chat.MOST_PARTS)]
+
+
+class InputReasoning(Body):
+    """Reasoning of another model. It is passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["reasoning"]
+
+
+def _kind(item: Any) -> Any:
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(chat.Function):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+
+
+class NamedFunction(Body):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: Name
+
+
+class SchemaFormat(chat.NamedSchema):
+    """JSON that follows a schema."""
+
+    type: Literal["json_schema"]
+
+
+class TextOptions(Body):
+    """The form of the text."""
+
+    format: Annotated[chat.TextFormat | chat.JsonObjectFormat | SchemaFormat | None, Field(discriminator="type")] = None
+    verbosity: Annotated[Unread, Field(description="Accepted and not used.")] = None
+
+
+class ResponseStreamOptions(Body):
+    """``stream_options`` of a request."""
+
+    include_obfuscation: Annotated[bool | None, Field(description="Accepted and not used.")] = None
+
+
+class ResponsesRequest(SamplingBody):
+    """Items that the model goes on with."""
+
+    model: Name
+    input: Text | Annotated[list[InputItem], up_to(chat.MOST_MESSAGES, 1)]
+    instructions: Annotated[Text | None, Field(description="A system message before the input.")] = None
+    max_output_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    text: TextOptions | None = None
+    tools: Annotated[list[FunctionTool], up_to(chat.MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
+    include: Annotated[
+        list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None, Field(max_length=8)
+    ] = None
+    reasoning: Annotated[Unread, Field(description="Accepted and not used.")] = None
+    truncation: Annotated[Literal["disabled"] | None, Field(description="What is too long is refused.")] = None
+    background: Annotated[Literal[False] | None, Field(description=_NOTHING_IS_STORED)] = None
+    previous_response_id: Annotated[None, Field(description=_NOTHING_IS_STORED)] = None
+    conversation: Annotated[None, Field(description=_NOTHING_IS_STORED)] = None
+    prompt: Annotated[None, Field(description="Prompts are not stored either.")] = None
+    max_tool_calls: Annotated[Unread, Field(description="Accepted and not used: it counts tools of OpenAI's.")] = None
+    prompt_cache_retention: Annotated[Unread, Field(description="Accepted and not used.")] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Field(description="Given to the chat template, as vLLM does.")
+    ] = None
+    n: Annotated[Literal[1] | None, Field(description="A response is one answer.")] = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> ResponsesRequest:
+        names = [tool.name for tool in self.tools or ()]
+        named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else self.tool_choice
+        chat.check_choice(named, names)
+        return self
+
+    def check_size(self) -> None:
+        self.as_chat.check_size()
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """True if the tokens are told with their log-probabilities."""
+        return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
+
+    @cached_property
+    def as_chat(self) -> chat.ChatRequest:
+        """The same as a conversation."""
+        given = {name: getattr(self, name) for name in SamplingBody.model_fields if getattr(self, name) is not None}
+        choice: Any = self.tool_choice
+        if isinstance(choice, NamedFunction):
+            choice = chat.NamedTool(type="function", function=chat.FunctionName(name=choice.name))
+        tools = [
+            chat.Tool(type="function", function=chat.Function(**one.model_dump(exclude={"type"})))
+            for one in self.tools or ()
+        ]
+        return chat.ChatRequest(
+            model=self.model,
+            messages=_messages(self.instructions, self.input),
+            max_completion_tokens=self.max_output_tokens,
+            logprobs=self.wants_logprobs,
+            top_logprobs=self.top_logprobs if self.wants_logprobs else None,
+            response_format=_format(self.text),
+            tools=tools or None,
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls,
+            chat_template_kwargs=self.chat_template_kwargs,
+            **given,
+        )
+
+
+def _format(text: TextOptions | None) -> Any:
+    if text is None or not isinstance(text.format, SchemaFormat):
+        return None if text is None else text.format
+    named = chat.NamedSchema(name=text.format.name, schema=text.format.schema_)
+    return chat.JsonSchemaFormat(type="json_schema", json_schema=named)
+
+
+def _messages(instructions: str | None, given: str | list[Any]) -> list[chat.ChatMessage]:
+    """Returns the messages. Calls that follow one another, or a text of the assistant, are one message of its."""
+    messages = [] if instructions is None else [chat.ChatMessage(role="system", content=instructions)]
+    for item in [InputMessage(role="user", content=given)] if isinstance(given, str) else given:
+        match item:
+            case InputMessage():
+                messages.append(chat.ChatMessage(role=item.role, content=_content(item.content)))
+            case InputCallOutput():
+                content = _content(item.output)
+                messages.append(chat.ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
+            case InputCall():
+                function = chat.FunctionCall(name=item.name, arguments=item.arguments)
+                call = chat.ToolCall(id=item.call_id, function=function)
+                last = messages[-1] if messages and messages[-1].role == "assistant" else None
+                if last is None:
+                    messages.append(chat.ChatMessage(role="assistant", tool_calls=[call]))
+                else:
+                    last.tool_calls = [*(last.tool_calls or ()), call]
+    return messages
+
+
+def _content(content: str | list[Any]) -> str | list[Any]:
+    return content if isinstance(content, str) else [_part(part) for part in content]
+
+
+def _part(part: InputText | InputImage | InputAudio) -> chat.TextPart | chat.ImagePart | chat.AudioPart:
+    match part:
+        case InputImage():
+            return chat.ImagePart(type="image_url", image_url=chat.ImageUrl(url=part.image_url))
+        case InputAudio():
+            return chat.AudioPart(type="input_audio", input_audio=part.input_audio)
+    return chat.TextPart(type="text", text=part.text)
+
+
+class OutputText(Answer):
+    """Text that the model has written."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[chat.TokenLogprob]
+
+
+class OutputMessage(Answer):
+    """A message of the model."""
+
+    type: Literal["message"]
+    id: str
+    status: Literal["in_progress", "completed", "incomplete"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class OutputCall(Answer):
+    """A function that the model calls, and its arguments as JSON in a text."""
+
+    type: Literal["function_call"]
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["in_progress", "completed", "incomplete"]
+
+
+class InputDetails(Answer):
+    """Tokens of the prompt, by kind. How many were cached is not told."""
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(Answer):
+    """Tokens of the answer, by kind. Reasoning is a part of the text here."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Answer):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class Incomplete(Answer):
+    """Why a response is incomplete."""
+
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseAnswer(Answer):
+    """The answer of ``/v1/responses``."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete"]
+    error: None
+    incomplete_details: Incomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage | OutputCall]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    temperature: float | None
+    text: TextOptions
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction
+    tools: list[FunctionTool]
+    top_p: float | None
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+
+
+class ResponseEvent(Answer):
+    """One event of a stream. ``type`` says which members it has; the names are OpenAI's."""
+
+    type: str
+    sequence_number: int
+    response: ResponseAnswer | None = None
+    output_index: int | None = None
+    content_index: int | None = None
+    item_id: str | None = None
+    item: OutputMessage | OutputCall | None = None
+    part: OutputText | None = None
+    delta: str | None = None
+    text: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    logprobs: list[chat.TokenLogprob] | None = None
