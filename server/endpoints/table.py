@@ -26,6 +26,7 @@ from ..schemas.speech import (
     TranslationForm,
     VerboseAnswer,
 )
+from ..schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, Version
 from ..schemas.vectors import (
     ClassifyAnswer,
     ClassifyRequest,
@@ -34,7 +35,7 @@ from ..schemas.vectors import (
     RerankAnswer,
     RerankRequest,
 )
-from . import chat, completions, models, page, responses, speech, vectors
+from . import chat, completions, models, page, responses, speech, tokenize, vectors
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -86,12 +87,15 @@ ENDPOINTS = (
     Endpoint("/v1/chat/completions", "text", chat.converse, _CHAT, ChatRequest),
     Endpoint("/v1/responses", "text", responses.respond, _RESPONSE, ResponsesRequest),
     Endpoint("/v1/completions", "text", completions.complete, _COMPLETION, CompletionRequest),
+    Endpoint("/tokenize", "text", tokenize.tokenize, {JSON: (TokenizeAnswer,)}, TokenizeRequest),
+    Endpoint("/detokenize", "text", tokenize.detokenize, {JSON: (DetokenizeAnswer,)}, DetokenizeRequest),
     Endpoint("/v1/embeddings", "vectors", vectors.embed, {JSON: (EmbeddingAnswer,)}, EmbeddingRequest),
     Endpoint("/v1/rerank", "vectors", vectors.rerank, {JSON: (RerankAnswer,)}, RerankRequest),
     Endpoint("/v2/rerank", "vectors", vectors.rerank_by_cohere, {JSON: (RerankAnswer,)}, RerankRequest),
     Endpoint("/v1/classify", "vectors", vectors.classify, {JSON: (ClassifyAnswer,)}, ClassifyRequest),
     Endpoint("/v1/models", "server", models.list_models, {JSON: (ModelList,)}),
     Endpoint("/v1/models/{model:path}", "server", models.show_model, {JSON: (Model,)}),
+    Endpoint("/version", "server", tokenize.show_version, {JSON: (Version,)}),
     Endpoint("/metrics", "server", models.metrics, {"text/plain": ()}),
     Endpoint("/health", "server", models.health, {JSON: (Health,)}),
     Endpoint("/", "server", page.show_page, {"text/html": ()}),

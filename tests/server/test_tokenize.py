@@ -1,0 +1,55 @@
+"""``/tokenize``, ``/detokenize`` and ``/version``, as vLLM's clients ask for them."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import httpx2
+import pytest
+
+pytestmark = pytest.mark.real_time
+
+
+@pytest.fixture
+def http(service):
+    with httpx2.Client(base_url=service.url, timeout=None) as one:
+        yield one
+
+
+def test_the_tokens_of_a_prompt_are_those_that_the_model_reads(service, http):
+    told = http.post("/tokenize", json={"model": "llama", "prompt": "Once upon a time"}).json()
+    read = service.engine("llama", lambda engine: engine.generate("Once upon a time", max_tokens=1)).usage
+    assert (told["count"], len(told["tokens"])) == (read.prompt_tokens,) * 2
+    assert told["max_model_len"] == 512
+    back = http.post("/detokenize", json={"model": "llama", "tokens": told["tokens"]}).json()
+    assert back["prompt"].endswith("Once upon a time")
+
+
+def test_the_tokens_of_a_conversation_have_its_template_and_its_tools(service, http):
+    messages = [{"role": "user", "content": "hi"}]
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    read = service.engine("qwen3", lambda engine: engine.generate(messages=messages, max_tokens=1)).usage
+    plain = http.post("/tokenize", json={"model": "qwen3", "messages": messages}).json()
+    with_tools = http.post("/tokenize", json={"model": "qwen3", "messages": messages, "tools": [tool]}).json()
+    assert plain["count"] == read.prompt_tokens
+    assert with_tools["count"] > plain["count"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "give one of them"),
+        ("/tokenize", {}, "give one of them"),
+        ("/tokenize", {"prompt": "hi " * 2_000}, "allowed: up to"),
+        ("/detokenize", {"tokens": [2**30]}, "token 1073741824; allowed: 0 to"),
+        ("/detokenize", {"tokens": [-1]}, "tokens.0"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(http, path, body, told):
+    answer = http.post(path, json={"model": "llama", **body})
+    assert answer.status_code == 400
+    assert told in answer.json()["error"]["message"]
+
+
+def test_the_version_is_the_packages(http):
+    assert http.get("/version").json() == {"version": version("triolet")}
