@@ -208,6 +208,11 @@ class ChatRequest(SamplingBody):
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Given to the chat template, as vLLM does.")
     ] = None
+    reasoning_effort: Annotated[
+        Unread, Field(description="Accepted and not used: what a template reads goes into chat_template_kwargs.")
+    ] = None
+    verbosity: Annotated[Unread, Field(description="Accepted and not used.")] = None
+    prediction: Annotated[Unread, Field(description="Accepted and not used: drafts come from the text.")] = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:

@@ -134,7 +134,7 @@ def test_every_piece_of_code_prints_what_the_page_says(
     monkeypatch.setattr(websockets.sync.client, "connect", connect)
     known: dict[str, Any] = {}
     wrong = []
-    assert len(snippets()) == 31
+    assert len(snippets()) == 33
     for language, code, kind, expected in snippets():
         url = locked_server.url if code.startswith("# keys:") else page_server.url
         here = code.replace(ADDRESS, url.removeprefix("http:"))

@@ -58,7 +58,7 @@ def test_what_the_engine_refuses_comes_in_its_words(service, client):
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", None),
         ({"extra_body": {"temprature": 1}}, "temprature", "temprature is no member of this request; did you mean "),
         ({"top_logprobs": 3}, None, "top_logprobs without logprobs; set logprobs to true"),
-        ({"extra_body": {"reasoning_effort": "low"}}, "reasoning_effort", "reasoning_effort is no member of "),
+        ({"extra_body": {"web_search_options": {}}}, "web_search_options", "web_search_options is no member of "),
     ],
 )
 def test_a_wrong_member_is_named_by_its_place(client, options, param, message):
