@@ -69,8 +69,9 @@ async def _written(
 
         queries = [Query(**{**query, "tools": read_tools(query["tools"])})]
         usages, timings = await streams_together(engine, queries, add)
-    writer.finish(usage_of(usages, 1))
-    exchange_of(request).ended(timings, tokens=writer.answer.usage.output_tokens if writer.answer.usage else 0)
+    tokens = usage_of(usages, 1)
+    exchange_of(request).ended(timings, tokens=tokens.completion_tokens)
+    writer.finish(tokens)
     return writer
 
 

@@ -14,33 +14,24 @@ from ...core.errors import InvalidRequest
 from ...core.tools import read_tools
 from ..body import read_json
 from ..schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, Version
-from .chat import query_of
-from .common import answered, engine_of, server_of
-from .conversations import decode_media, messages_of
-from .tool_calls import Tools
+from .chat import asked
+from .common import answered, engine_of
 
 
 async def tokenize(request: Request) -> Response:
     """The tokens of a prompt or a conversation, as the model would read them."""
     body = await read_json(request, TokenizeRequest)
-    async with engine_of(request, body.model) as engine:
-        if body.messages is None:
-            query = Query(prompt=body.prompt)
-        else:
-            query = await _conversation(request, body, engine)
-        [asked] = await engine.inside.requests_of(query)
-    tokens = list(asked.prompt_token_ids)
+    if body.messages is None:
+        async with engine_of(request, body.model) as engine:
+            return await _counted(engine, Query(prompt=body.prompt))
+    async with asked(request, body.as_chat()) as (engine, _, query):
+        return await _counted(engine, Query(**{**query, "tools": read_tools(query["tools"])}))
+
+
+async def _counted(engine: Engine, query: Query) -> Response:
+    [read] = await engine.inside.requests_of(query)
+    tokens = list(read.prompt_token_ids)
     return answered(TokenizeAnswer(count=len(tokens), max_model_len=engine.model.max_positions, tokens=tokens))
-
-
-async def _conversation(request: Request, body: TokenizeRequest, engine: Engine) -> Query:
-    conversation, settings = body.as_chat(), server_of(request).settings
-    messages = await messages_of(request, conversation)
-    await decode_media(engine, messages, settings)
-    tools = Tools.of(conversation, engine.model, settings.tool_format)
-    query = query_of(request, conversation, messages, tools)
-    query["tools"] = read_tools(query["tools"])
-    return Query(**query)
 
 
 async def detokenize(request: Request) -> Response:

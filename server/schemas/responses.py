@@ -123,21 +123,12 @@ class TextOptions(Body):
     verbosity: Annotated[Unread, Field(description="Accepted and not used.")] = None
 
 
-class ResponseStreamOptions(Body):
-    """``stream_options`` of a request."""
-
-    include_obfuscation: Annotated[bool | None, Field(description="Accepted and not used.")] = None
-
-
 class ResponsesRequest(SamplingBody):
     """Items that the model goes on with."""
 
-    model: Name
     input: Text | Annotated[list[InputItem], up_to(chat.MOST_MESSAGES, 1)]
     instructions: Annotated[Text | None, Field(description="A system message before the input.")] = None
     max_output_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
-    stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
     tools: Annotated[list[FunctionTool], up_to(chat.MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
@@ -186,7 +177,6 @@ class ResponsesRequest(SamplingBody):
             for one in self.tools or ()
         ]
         return chat.ChatRequest(
-            model=self.model,
             messages=_messages(self.instructions, self.input),
             max_completion_tokens=self.max_output_tokens,
             logprobs=self.wants_logprobs,
