@@ -45,4 +45,4 @@ def now() -> int:
 
 def answered(body: BaseModel) -> Response:
     """Returns ``body`` as JSON, without members that were never set."""
-    return Response(body.model_dump_json(exclude_unset=True), media_type="application/json")
+    return Response(body.model_dump_json(by_alias=True, exclude_unset=True), media_type="application/json")
