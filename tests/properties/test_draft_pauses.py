@@ -8,6 +8,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from triolet.core.config import EngineConfig, Speculation
 from triolet.core.plan import SampledToken, StepResult
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
@@ -21,7 +22,8 @@ def lengths_with_drafts(tokens: int, right: Callable[[int], int]) -> list[int]:
     """Has ``tokens`` tokens sampled, where ``right(n)`` of the draft tokens after the n-th token are right. Returns
     after which tokens there were draft tokens."""
     model = SimModel(pages=200).describe()
-    planner = Planner(PlannerLimits.of(model, max_running=1, max_step_tokens=64, steps_in_flight=1, draft_tokens=4))
+    config = EngineConfig(steps_in_flight=1, speculation=Speculation(tokens=4))
+    planner = Planner(PlannerLimits.of(model, config))
     planner.submit(Request(id="r", prompt_token_ids=(5,), max_tokens=tokens, sampling=SamplingParams(ignore_eos=True)))
     found = []
     sampled = 0
