@@ -17,6 +17,7 @@ from attrs import frozen
 SCRIPTS = (
     "dom.js",
     "format.js",
+    "markdown.js",
     "event_reader.js",
     "api.js",
     "world.js",
@@ -81,6 +82,7 @@ def _policy(style: str, script: str) -> str:
         "style-src": _hash(style),
         "connect-src": "'self'",
         "img-src": "data: blob:",
+        "media-src": "blob:",  # the recordings that were chosen
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",

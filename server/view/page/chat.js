@@ -4,6 +4,7 @@ import { askJson, newRequestId, reasonOf } from "./api.js";
 import { byId, element, tellProblem, write } from "./dom.js";
 import { eventsOf } from "./event_reader.js";
 import { plural, rate, seconds } from "./format.js";
+import { rendered } from "./markdown.js";
 import { offer } from "./models.js";
 import { takeDrops } from "./speech.js";
 
@@ -22,8 +23,12 @@ const PARTS = [
   "send",
 ];
 
+const NEAR = 40; // pixels: so near to its end a conversation follows what is written
+
 export class Chat {
-  constructor(models) {
+  /** `failed` is told the model, the id of the request and the reason of a failure. */
+  constructor(models, failed) {
+    this.failed = failed;
     for (const name of PARTS) this[name.replace("-", "_")] = byId(`chat-${name}`);
     this.models = models;
     this.messages = [];
@@ -102,24 +107,26 @@ export class Chat {
     this.text.value = "";
     this.#setImages([]);
     tellProblem(this.problem, null);
-    const isAnswered = await this.#answer(this.#say("assistant", ""));
+    const isAnswered = await this.#answer(new Answer(this.#say("assistant", ""), this.log));
     if (!isAnswered) this.#takeBack(text, images);
   }
 
   /** Whether there is an answer, or a part of one. */
-  async #answer(said) {
-    const pace = new Pace();
+  async #answer(answer) {
+    const id = newRequestId();
     this.#run(new AbortController());
     try {
-      for await (const told of this.#told(this.control.signal)) this.#hear(told, said, pace);
-      said.after(element("p", { className: "note" }, pace.words()));
+      for await (const told of this.#told(id, this.control.signal)) answer.hear(told);
     } catch (error) {
-      tellProblem(this.problem, reasonOf(error));
-      if (!said.textContent) return false;
+      const reason = reasonOf(error);
+      tellProblem(this.problem, reason);
+      if (reason !== null) this.failed(this.model.value, id, reason);
+      if (!answer.text) return false;
     } finally {
       this.#run(null);
+      answer.end();
     }
-    this.messages.push({ role: "assistant", content: said.textContent });
+    this.messages.push({ role: "assistant", content: answer.text });
     return true;
   }
 
@@ -140,13 +147,7 @@ export class Chat {
     if (!this.added.length) this.#setImages(images);
   }
 
-  #hear(told, said, pace) {
-    pace.hear(told);
-    said.append(told.choices[0]?.delta.content ?? "");
-    this.log.scrollTop = this.log.scrollHeight;
-  }
-
-  async *#told(signal) {
+  async *#told(id, signal) {
     const body = {
       model: this.model.value,
       messages: this.messages,
@@ -156,7 +157,7 @@ export class Chat {
       stream_options: { include_usage: true },
     };
     const response = await askJson("v1/chat/completions", body, {
-      headers: { "x-request-id": newRequestId() },
+      headers: { "x-request-id": id },
       signal,
     });
     for await (const told of eventsOf(response)) {
@@ -166,12 +167,48 @@ export class Chat {
   }
 
   #say(role, text, images = []) {
-    const said = element("p", { className: "text" }, text);
+    const said = element("div", { className: "text" }, text);
     const shown = images.map((address, index) => element("img", { src: address, alt: `Image ${index + 1}` }));
     const who = element("b", {}, role === "user" ? "You" : this.model.value);
     this.log.append(element("div", { className: `message ${role}` }, who, ...shown, said));
     this.log.scrollTop = this.log.scrollHeight;
     return said;
+  }
+}
+
+/** An answer while it is written: `place` shows its Markdown as elements, at most once a frame. */
+class Answer {
+  constructor(place, log) {
+    [this.place, this.log, this.text, this.pace] = [place, log, "", new Pace()];
+    place.classList.add("markdown");
+  }
+
+  hear(told) {
+    this.pace.hear(told);
+    this.text += told.choices[0]?.delta.content ?? "";
+    this.frame ??= requestAnimationFrame(() => this.#draw());
+  }
+
+  end() {
+    cancelAnimationFrame(this.frame);
+    this.#draw();
+    if (!this.text) return;
+    const copy = element("button", { type: "button", className: "quiet", on: { click: () => this.#copy(copy) } }, "Copy");
+    copy.hidden = !navigator.clipboard; // pages from https and localhost alone have it
+    this.place.after(element("p", { className: "note" }, this.pace.words(), " ", copy));
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  #draw() {
+    this.frame = undefined;
+    const isAtEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < NEAR;
+    this.place.replaceChildren(...rendered(this.text));
+    if (isAtEnd) this.log.scrollTop = this.log.scrollHeight; // who has scrolled up reads on there
+  }
+
+  async #copy(button) {
+    await navigator.clipboard.writeText(this.text);
+    write(button, "Copied");
   }
 }
 

@@ -102,8 +102,9 @@ class Page {
       hint: "Each line is one encoder output; its end is when its bytes came back.",
       nothing: "No encoder output in the last minute.",
     });
-    this.speech = new Speech(this.models);
-    this.chat = new Chat(this.models);
+    const failed = (...failure) => this.#failed(...failure);
+    this.speech = new Speech(this.models, failed);
+    this.chat = new Chat(this.models, failed);
     byId("failures-clear").addEventListener("click", () => this.#forgetFailures());
     byId("key-open").addEventListener("click", () => this.#askKey());
     this.keys = new Keys();
@@ -172,6 +173,13 @@ class Page {
     if (this.shownFailure === failures[0] && this.shownCount === failures.length) return;
     [this.shownFailure, this.shownCount] = [failures[0], failures.length];
     byId("failures-list").replaceChildren(...failures.map((one) => failureLine(one, this.clock.dateOf(one.at))));
+  }
+
+  /** Takes a request of this page that failed: what is refused before an engine has it no engine tells. */
+  #failed(model, id, text) {
+    if (this.world.failures.some((one) => one.id && requestName(one.id) === id)) return;
+    this.world.fail(model, this.clock.now, id, text);
+    this.#showFailures();
   }
 
   #forgetFailures() {

@@ -9,18 +9,52 @@ import { offer } from "./models.js";
 
 const MOST_TRANSCRIPTS = 50;
 
-/** A line in the list of transcripts. */
+/** A line in the list of transcripts; one of a file plays it, too. */
 class Line {
-  constructor(list, name, stop) {
+  constructor(list, name, { stop = null, file = null } = {}) {
     this.text = element("p", { className: "text" });
     this.state = element("span", { className: "state" });
     this.stop = element("button", { type: "button", className: "quiet", aria: { label: `Stop ${name}` } }, "Stop");
     this.stop.hidden = !stop;
-    this.stop.addEventListener("click", stop ?? (() => {}));
+    if (stop) this.stop.addEventListener("click", stop);
     this.head = element("p", { className: "of" }, element("b", {}, name), this.state, this.stop);
     this.item = element("li", {}, this.head, this.text);
+    if (file) this.#play(file);
     list.prepend(this.item);
-    while (list.children.length > MOST_TRANSCRIPTS) list.lastElementChild.remove();
+    while (list.children.length > MOST_TRANSCRIPTS) dropLast(list);
+  }
+
+  #play(file) {
+    const address = URL.createObjectURL(file);
+    this.player = element("audio", { controls: true, preload: "metadata", src: address, aria: { label: file.name } });
+    this.player.addEventListener("timeupdate", () => this.#mark(this.player.currentTime));
+    this.text.addEventListener("click", ({ target }) => this.#playFrom(target));
+    this.text.before(this.player);
+  }
+
+  /** Adds a piece of text. Its words show when they are said, and play the recording from there on. */
+  add(delta, words) {
+    let done = 0;
+    for (const { word, start, end } of words) {
+      const at = delta.indexOf(word, done);
+      if (at < 0) continue;
+      const times = { start, end };
+      const title = `${start.toFixed(2)} to ${end.toFixed(2)} s`;
+      this.text.append(delta.slice(done, at), element("span", { className: "word", title, data: times }, word));
+      done = at + word.length;
+    }
+    this.text.append(delta.slice(done));
+  }
+
+  #playFrom(target) {
+    if (target.dataset.start === undefined) return;
+    this.player.currentTime = Number(target.dataset.start);
+    this.player.play();
+  }
+
+  #mark(now) {
+    for (const word of this.text.querySelectorAll(".word"))
+      word.classList.toggle("now", Number(word.dataset.start) <= now && now < Number(word.dataset.end));
   }
 
   end(state, fault = null) {
@@ -31,8 +65,17 @@ class Line {
   }
 }
 
+/** Removes the oldest line, and lets go of its recording. */
+function dropLast(list) {
+  const player = list.lastElementChild.querySelector("audio");
+  if (player) URL.revokeObjectURL(player.src);
+  list.lastElementChild.remove();
+}
+
 export class Speech {
-  constructor(models) {
+  /** `failed` is told the model, the id of the request and the reason of a failure. */
+  constructor(models, failed) {
+    this.failed = failed;
     for (const name of ["drop", "file", "list", "model", "microphone", "level", "problem"])
       this[name] = byId(`speech-${name}`);
     models.listeners.push((all) => offer(this.model, all, "transcribe"));
@@ -53,27 +96,31 @@ export class Speech {
 
   async #transcribe(file) {
     const control = new AbortController();
-    const line = new Line(this.list, file.name, () => control.abort());
+    const line = new Line(this.list, file.name, { stop: () => control.abort(), file });
+    const [id, model] = [newRequestId(), this.model.value];
     const begun = performance.now();
     write(line.state, "transcribing");
     try {
-      write(line.text, (await this.#read(file, control.signal, line)) || "(no speech)");
+      const text = await this.#read({ file, model, id, signal: control.signal, line });
+      if (!text || line.text.textContent !== text) write(line.text, text || "(no speech)");
       line.end(`took ${seconds((performance.now() - begun) / 1000)}`);
     } catch (error) {
       const reason = reasonOf(error);
       line.end(reason === null ? "stopped" : "failed", reason);
+      if (reason !== null) this.failed(model, id, reason);
     }
   }
 
-  async #read(file, signal, line) {
+  async #read({ file, model, id, signal, line }) {
     const form = new FormData();
     form.append("file", file);
-    form.append("model", this.model.value);
+    form.append("model", model);
     form.append("stream", "true");
-    const headers = { "x-request-id": newRequestId() };
+    form.append("timestamp_granularities[]", "word");
+    const headers = { "x-request-id": id };
     const response = await ask("v1/audio/transcriptions", { method: "POST", body: form, headers, signal });
     for await (const told of eventsOf(response)) {
-      if (told.type === "transcript.text.delta") line.text.append(told.delta);
+      if (told.type === "transcript.text.delta") line.add(told.delta, told.words ?? []);
       if (told.type === "error") throw Object.assign(new Error(told.error.message), { name: "Told" });
       if (told.type === "transcript.text.done") return told.text;
     }
@@ -85,7 +132,7 @@ export class Speech {
   async #toggle() {
     tellProblem(this.problem, null);
     if (this.speaking) return this.#listenTo(null);
-    const line = new Line(this.list, "Microphone", null);
+    const line = new Line(this.list, "Microphone");
     write(line.state, "listening");
     const microphone = this.#microphoneFor(line);
     this.#listenTo(microphone);
