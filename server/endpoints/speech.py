@@ -27,6 +27,7 @@ from ..schemas.speech import (
     TranscriptionAnswer,
     TranscriptionForm,
     TranslationForm,
+    VerboseWord,
 )
 from .common import answered, engine_of, exchange_of, server_of
 from .tokens import token_text
@@ -107,10 +108,16 @@ async def _read(
                 all_logprobs[name] += found
             if events is not None:
                 text = segment.text if segment.id else segment.text.lstrip()  # joined they are the whole text
-                await events.write(TextDelta(type="transcript.text.delta", delta=text, **logprobs))
+                times = _times(segment) if getattr(form, "timestamp_granularities", ()) else {}
+                await events.write(TextDelta(type="transcript.text.delta", delta=text, **times, **logprobs))
         transcript = segments.transcript()
     exchange.ended(transcript.timings, audio_seconds=round(transcript.duration, 3), language=transcript.language)
     return transcript, all_logprobs
+
+
+def _times(segment: Segment) -> dict[str, Any]:
+    words = [VerboseWord(word=one.text.strip(), start=one.start, end=one.end) for one in segment.words or ()]
+    return {"start": segment.start, "end": segment.end, **({} if segment.words is None else {"words": words})}
 
 
 def _check_length(seconds: float | None, most: float) -> None:

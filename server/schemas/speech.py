@@ -38,7 +38,7 @@ class TranscriptionForm(SpeechForm):
     timestamp_granularities: Annotated[
         list[Literal["word", "segment"]],
         up_to(8),
-        Field(default_factory=list, description="Of verbose_json."),
+        Field(default_factory=list, description="Of verbose_json, and of the events of a stream in json."),
     ]
     stream: bool = False
     chunking_strategy: Annotated[
@@ -52,8 +52,9 @@ class TranscriptionForm(SpeechForm):
     def _fits_together(self) -> TranscriptionForm:
         if self.stream and self.response_format not in ("json", "text"):
             raise ValueError(f"stream with response_format {self.response_format}; allowed: json and text")
-        if self.timestamp_granularities and self.response_format != "verbose_json":
-            raise ValueError("timestamp_granularities need the response_format verbose_json")
+        streams_json = self.stream and self.response_format == "json"
+        if self.timestamp_granularities and self.response_format != "verbose_json" and not streams_json:
+            raise ValueError("timestamp_granularities need the response_format verbose_json, or a stream of json")
         if self.include and self.response_format != "json":
             raise ValueError("include[]=logprobs needs the response_format json")
         return self
@@ -132,10 +133,13 @@ class VerboseAnswer(Answer):
 
 
 class TextDelta(Answer):
-    """An event of a stream: more text."""
+    """An event of a stream: more text. With ``timestamp_granularities`` it has its times in seconds."""
 
     type: Literal["transcript.text.delta"]
     delta: str
+    start: float | None = None
+    end: float | None = None
+    words: list[VerboseWord] | None = None
     logprobs: list[SpeechLogprob] | None = None
 
 

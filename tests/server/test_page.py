@@ -166,6 +166,16 @@ def test_after_the_server_has_stopped_the_page_says_so_and_finds_the_next_one(
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_word_shows_when_it_is_said_and_plays_the_recording_from_there(page: Any, speech: Path) -> None:
+    page.set_input_files("#speech-file", speech)
+    word = page.locator("#speech-list .word", has_text="temperature")
+    expect(word).to_have_attribute("title", re.compile(r"[\d.]+ to [\d.]+ s"))
+    word.click()
+    begin = float(word.get_attribute("data-start"))
+    assert page.evaluate("document.querySelector('#speech-list audio').currentTime") >= begin
+    expect(page.locator("#speech-list .word.now").first).to_be_visible()
+
+
 def test_files_may_be_dropped(page: Any, speech: Path) -> None:
     data = base64.b64encode(speech.read_bytes()).decode()
     dropped = page.evaluate_handle(_DROPPED, [data, "dropped.flac", "audio/flac"])
@@ -181,6 +191,7 @@ def test_a_file_that_is_no_audio_says_why(opened: Opened, service: Served, tmp_p
         page.set_input_files("#speech-file", broken)
         expect(page.locator("#speech-list .problem")).to_contain_text("audio")
         expect(page.locator("#speech-list .state")).to_have_text("failed")
+        expect(page.locator("#failures-list")).to_contain_text("audio")  # which no engine has heard of
 
 
 def test_a_conversation_goes_on_with_what_was_said(page: Any) -> None:
@@ -197,6 +208,52 @@ def test_a_conversation_goes_on_with_what_was_said(page: Any) -> None:
         assert (body["max_completion_tokens"], body["temperature"]) == (6, 0.7)
     page.click("#chat-clear")
     expect(page.locator("#chat-log .message")).to_have_count(0)
+
+
+def test_an_answer_is_shown_as_markdown_and_copied_as_it_was_written(opened: Opened, service: Served) -> None:
+    written = "# So\n\n- **one**\n- `two`\n\n<b>no</b> [x](javascript:alert(1)) https://example.com/a."
+    chunk = {"choices": [{"index": 0, "delta": {"content": written}}]}
+    answer = {"body": f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", "content_type": "text/event-stream"}
+
+    def mocked(page: Any) -> None:
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
+
+    with opened(service.url, before=mocked, permissions=["clipboard-read", "clipboard-write"]) as page:
+        page.select_option("#chat-model", "llama")
+        page.fill("#chat-text", "Hello")
+        page.click("#chat-send")
+        text = page.locator("#chat-log .assistant .text")
+        expect(text.locator("h3")).to_have_text("So")
+        expect(text.locator("li strong")).to_have_text("one")
+        expect(text.locator("li code")).to_have_text("two")
+        expect(text.locator("p")).to_have_text("<b>no</b> [x](javascript:alert(1)) https://example.com/a.")
+        assert [one.get_attribute("href") for one in text.locator("a").all()] == ["https://example.com/a"]
+        page.get_by_role("button", name="Copy").click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert page.evaluate("navigator.clipboard.readText()") == written
+
+
+@pytest.mark.parametrize(("width", "height"), [(1400, 900), (390, 844)])
+def test_the_place_to_write_stays_in_view_however_long_the_answer_is(
+    opened: Opened, service: Served, width: int, height: int
+) -> None:
+    chunk = {"choices": [{"index": 0, "delta": {"content": "a line\n\n" * 200}}]}
+    answer = {"body": f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n", "content_type": "text/event-stream"}
+
+    def mocked(page: Any) -> None:
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer))
+
+    with opened(service.url, before=mocked, viewport={"width": width, "height": height}) as page:
+        page.select_option("#chat-model", "llama")
+        page.fill("#chat-text", "Hello")
+        box = page.locator("#chat-text").bounding_box()
+        assert box["y"] + box["height"] <= height, "before anything is asked"
+        page.click("#chat-send")
+        expect(page.locator("#chat-log .note")).to_be_visible()
+        page.locator("#chat-text").scroll_into_view_if_needed()
+        box = page.locator("#chat-text").bounding_box()
+        assert box["y"] + box["height"] <= height
+        assert page.evaluate("document.querySelector('#chat-log').clientHeight") <= height / 2
 
 
 def test_images_are_sent_where_the_model_reads_them(page: Any, tmp_path: Path) -> None:

@@ -31,8 +31,10 @@ def run() -> Iterator[Run]:
     """Runs code behind a script: ``run("lanes.js", code, argument)``; ``code`` is a function of the argument."""
     with chromium() as opened, opened("about:blank") as page:
 
-        def run(script: str, code: str, argument: Any) -> Any:
-            text = plain((files(view.__package__) / "page" / script).read_text(encoding="utf-8"))
+        def run(script: str | tuple[str, ...], code: str, argument: Any) -> Any:
+            scripts = (script,) if isinstance(script, str) else script
+            place = files(view.__package__) / "page"
+            text = "\n".join(plain((place / one).read_text(encoding="utf-8")) for one in scripts)
             return page.evaluate(f"(argument) => {{ {text}\nreturn ({code})(argument); }}", argument)
 
         yield run
@@ -55,6 +57,61 @@ def test_events_are_found_however_the_answer_is_cut(run: Run, sent: list[Any], c
     assert [json.loads(one) for one in run("event_reader.js", code, parts)] == sent
 
 
+# -- Markdown ----------------------------------------------------------------------------------------------------------
+
+_RENDERED = """
+(texts) => texts.map((text) => {
+  const place = element("div", {}, ...rendered(text));
+  const all = [...place.querySelectorAll("*")];
+  const links = all.filter((one) => one.hasAttribute("href")).map((one) => one.getAttribute("href"));
+  return { html: place.innerHTML, tags: all.map((one) => one.localName), links };
+})
+"""
+_TAGS = {"p", "pre", "code", "h3", "h4", "h5", "h6", "hr", "blockquote", "ul", "ol", "li", "div", "table", "thead"}
+_TAGS |= {"tbody", "tr", "th", "td", "strong", "em", "s", "a"}
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("a *b* **c** `d*e*` ~~f~~", "<p>a <em>b</em> <strong>c</strong> <code>d*e*</code> <s>f</s></p>"),
+        ("2 * 3 * 4, snake_case_name, \\*no\\*", "<p>2 * 3 * 4, snake_case_name, *no*</p>"),
+        ("## A\nb\nc", "<h4>A</h4><p>b\nc</p>"),
+        ("1. a\n   - b\n2. c", '<ol start="1"><li>a<ul><li>b</li></ul></li><li>c</li></ol>'),
+        ("```py\na < b\n\n# c\n```\nd", '<pre tabindex="0"><code>a &lt; b\n\n# c</code></pre><p>d</p>'),
+        ("```\nstill open", '<pre tabindex="0"><code>still open</code></pre>'),
+        ("> a\n> b\n\n---", "<blockquote><p>a\nb</p></blockquote><hr>"),
+        (
+            "| a | b |\n|---|:-:|\n| 1 | x \\| y |",
+            '<div class="table" tabindex="0"><table><thead><tr><th>a</th><th>b</th></tr></thead>'
+            "<tbody><tr><td>1</td><td>x | y</td></tr></tbody></table></div>",
+        ),
+        ("<img src=x onerror=alert(1)>", "<p>&lt;img src=x onerror=alert(1)&gt;</p>"),
+        (
+            "[a](https://x.org/b) [c](javascript:d)",
+            '<p><a href="https://x.org/b" target="_blank" rel="noopener noreferrer">a</a> [c](javascript:d)</p>',
+        ),
+    ],
+)
+def test_markdown_becomes_elements(run: Run, text: str, html: str) -> None:
+    [found] = run(("dom.js", "markdown.js"), _RENDERED, [text])
+    assert found["html"] == html
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.text(st.sampled_from('ab1 \n*_`~#>-|[]()<&\\:/."htps'), max_size=60), max_size=20))
+def test_no_text_makes_other_elements_or_leads_elsewhere(run: Run, texts: list[str]) -> None:
+    for found in run(("dom.js", "markdown.js"), _RENDERED, texts):
+        assert set(found["tags"]) <= _TAGS
+        assert all(link.startswith(("http://", "https://")) for link in found["links"])
+
+
+def test_a_text_of_marks_alone_takes_no_time(run: Run) -> None:
+    """Whatever is opened and never closed is looked for in a part of the text."""
+    texts = [mark * 20_000 for mark in ("**a ", "`", "[", "_a ", "~~a", "> ", "- ", "|-", "\\")]
+    assert len(run(("dom.js", "markdown.js"), _RENDERED, texts)) == len(texts)
+
+
 # -- lanes -------------------------------------------------------------------------------------------------------------
 
 _PLACE = """
@@ -66,7 +123,7 @@ _PLACE = """
     for (const track of tracks) if (track.end <= now) track.to = track.end;
     const known = tracks.filter((track) => track.from <= now && (track.isActive || track.to > now - 10));
     lanes.place(known);
-    view.push({
+    told.push({
       rows: lanes.rows.map((row) => row.map((track) => tracks.indexOf(track))),
       active: known.filter((track) => track.isActive).map((track) => tracks.indexOf(track)),
       hidden: lanes.hidden,

@@ -11,7 +11,7 @@ import { Models } from "./models.js";
 import { ENDS, ENTRY_STATES, legend, Palette, REQUEST_STAGES } from "./paint.js";
 import { Speech } from "./speech.js";
 import { Timeline } from "./timeline.js";
-import { World } from "./world.js";
+import { fail, World } from "./world.js";
 
 const DELAY = 0.2; // seconds that the picture is behind, so that what is told late is drawn in time
 const FRAME = 30; // milliseconds
@@ -178,7 +178,7 @@ class Page {
   /** Takes a request of this page that failed: what is refused before an engine has it no engine tells. */
   #failed(model, id, text) {
     if (this.world.failures.some((one) => one.id && requestName(one.id) === id)) return;
-    this.world.fail(model, this.clock.now, id, text);
+    fail(this.world, { model, at: this.clock.now, id, text });
     this.#showFailures();
   }
 

@@ -4,6 +4,7 @@
 
 import { element } from "./dom.js";
 
+const DEEPEST = 20;
 const FENCE = /^ {0,3}(`{3,}|~{3,}) *([\w+#.-]*)/;
 const HEADING = /^ {0,3}(#{1,6}) +(.*?) *#* *$/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
@@ -26,12 +27,12 @@ const INLINE = new RegExp(
   "g",
 );
 
-/** The elements of a text. */
-export function rendered(text) {
+/** The elements of a text, which lies within `depth` quotes and lists. */
+export function rendered(text, depth = 0) {
   const lines = text.split("\n");
   const found = [];
   for (let at = 0; at < lines.length; ) {
-    const [block, next] = blockAt(lines, at);
+    const [block, next] = blockAt(lines, at, depth);
     if (block) found.push(block);
     at = next;
   }
@@ -39,10 +40,11 @@ export function rendered(text) {
 }
 
 /** The block that begins with the line `at`, or none where that is blank, and the line after it. */
-function blockAt(lines, at) {
+function blockAt(lines, at, depth) {
   if (!lines[at].trim()) return [null, at + 1];
-  for (const read of [fenceAt, headingAt, ruleAt, quoteAt, listAt, tableAt]) {
-    const found = read(lines, at);
+  const nesting = depth < DEEPEST ? [quoteAt, listAt] : [];
+  for (const read of [fenceAt, headingAt, ruleAt, ...nesting, tableAt]) {
+    const found = read(lines, at, depth + 1);
     if (found) return found;
   }
   let end = at + 1;
@@ -71,14 +73,14 @@ function headingAt(lines, at) {
 
 const ruleAt = (lines, at) => (RULE.test(lines[at]) ? [element("hr"), at + 1] : null);
 
-function quoteAt(lines, at) {
+function quoteAt(lines, at, depth) {
   let end = at;
   while (end < lines.length && QUOTE.test(lines[end])) end += 1;
   const inner = lines.slice(at, end).map((line) => line.replace(QUOTE, ""));
-  return end > at ? [element("blockquote", {}, ...rendered(inner.join("\n"))), end] : null;
+  return end > at ? [element("blockquote", {}, ...rendered(inner.join("\n"), depth)), end] : null;
 }
 
-function listAt(lines, at) {
+function listAt(lines, at, depth) {
   const first = ITEM.exec(lines[at]);
   if (!first) return null;
   const isOrdered = /\d/.test(first[2]);
@@ -90,7 +92,7 @@ function listAt(lines, at) {
     end += 1;
     while (end < lines.length && belongs(lines, end, Math.min(indent, 2))) end += 1;
     const inner = lines.slice(from, end).map((line, index) => (index ? dedented(line, indent) : line.slice(indent)));
-    items.push(itemOf(rendered(inner.join("\n"))));
+    items.push(itemOf(rendered(inner.join("\n"), depth)));
   }
   const start = isOrdered ? { start: Number.parseInt(first[2], 10) } : {};
   return [element(isOrdered ? "ol" : "ul", start, ...items), end];

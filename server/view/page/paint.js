@@ -42,7 +42,7 @@ export const ENTRY_STATES = {
 };
 
 /** How a bar ends: a line, a cross or a ring. */
-export const ENDS = { finished: "ink", failed: "fault", aborted: "yield" };
+export const ENDS = { finished: "good", failed: "fault", aborted: "yield" };
 
 const NAMES = ["rest", "encode", "read", "write", "keep", "yield", "fault", "ink", "muted", "line", "fill"];
 const STRIPE = 6; // pixels

@@ -155,7 +155,8 @@ function endRequest(world, request, outcome, at, tokens, error) {
   if (outcome === "failed") fail(world, { model, at, id: track.id, text: error });
 }
 
-function fail(world, { model, at, id = "", text }) {
+/** Remembers a failure. */
+export function fail(world, { model, at, id = "", text }) {
   world.failures.unshift({ model, at, id, text });
   world.failures.length = Math.min(world.failures.length, MOST_FAILURES);
 }
