@@ -44,7 +44,7 @@ export const ENTRY_STATES = {
 /** How a bar ends: a line, a cross or a ring. */
 export const ENDS = { finished: "good", failed: "fault", aborted: "yield" };
 
-const NAMES = ["rest", "encode", "read", "write", "keep", "yield", "fault", "ink", "muted", "line", "fill"];
+const NAMES = ["rest", "encode", "read", "write", "keep", "yield", "fault", "ink", "good", "muted", "line", "fill"];
 const STRIPE = 6; // pixels
 
 /** The page's colours, as its style says them, and what is made of them; made anew when they change. */
@@ -149,7 +149,7 @@ export function drawEnd(context, palette, outcome, x, top, high) {
   context.fillStyle = context.strokeStyle = palette.of(ENDS[outcome]);
   context.lineWidth = 2;
   context.beginPath();
-  if (outcome === "finished") context.fillRect(x, top, 1.5, high);
+  if (outcome === "finished") context.fillRect(x, top, 3, high);
   if (outcome === "failed") drawCross(context, x + 2, middle, size);
   if (outcome === "aborted") context.arc(x + 2 + size, middle, size - 1, 0, 7);
   context.stroke();
