@@ -288,8 +288,9 @@ class Residents:
     def _start(self, resident: Resident, job: Callable[[Resident], Awaitable[None]]) -> None:
         resident.scope = anyio.CancelScope(shield=True)
         self._running += 1
-        start = partial(self._tasks.start_soon, self._run, name=f"triolet keeper of {resident.books.name}")
-        self._context.copy().run(start, resident, resident.scope, job)
+        run = partial(self._run, resident, resident.scope, job)
+        name = f"triolet keeper of {resident.books.name}"
+        self._context.copy().run(partial(self._tasks.start_soon, run, name=name))
 
     @trio.lowlevel.enable_ki_protection
     async def _run(

@@ -90,9 +90,10 @@ class SyncStream(Generic[T]):
 
     def __next__(self) -> T:
         try:
-            return self._run(self._stream.__anext__)
+            item: T = self._run(self._stream.__anext__)
         except StopAsyncIteration:
             raise StopIteration from None
+        return item
 
 
 class SyncDeltaStream(SyncStream[Delta]):

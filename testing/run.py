@@ -204,7 +204,7 @@ class Run:
             await self._read(client)
 
     async def _read_together(self, client: Client) -> None:
-        answer = await self.engine.inside._run(self._request(client), lambda: None, priority=client.priority, wait=True)
+        answer = await self.engine.inside._run(self._request(client), priority=client.priority, wait=True)
         await self._stalls()
         true = true_tokens(client, self.scenario.model)
         assert answer.token_ids == true, f"{client} finished with the tokens {answer.token_ids}, not {true}"

@@ -103,13 +103,13 @@ async def _read(
         _check_length(segments.duration, most)
         async for segment in segments:
             _check_length(segments.position, most)
-            logprobs = {"logprobs": _logprobs(engine.model.tokenizer, segment)} if all_logprobs else {}
-            for name, found in logprobs.items():
+            more: dict[str, Any] = {"logprobs": _logprobs(engine.model.tokenizer, segment)} if all_logprobs else {}
+            for name, found in more.items():
                 all_logprobs[name] += found
             if events is not None:
                 text = segment.text if segment.id else segment.text.lstrip()  # joined they are the whole text
-                times = _times(segment) if getattr(form, "timestamp_granularities", ()) else {}
-                await events.write(TextDelta(type="transcript.text.delta", delta=text, **times, **logprobs))
+                more |= _times(segment) if getattr(form, "timestamp_granularities", ()) else {}
+                await events.write(TextDelta(type="transcript.text.delta", delta=text, **more))
         transcript = segments.transcript()
     exchange.ended(transcript.timings, audio_seconds=round(transcript.duration, 3), language=transcript.language)
     return transcript, all_logprobs

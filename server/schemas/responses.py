@@ -193,7 +193,7 @@ class ResponsesRequest(SamplingBody):
 def _format(text: TextOptions | None) -> Any:
     if text is None or not isinstance(text.format, SchemaFormat):
         return None if text is None else text.format
-    named = chat.NamedSchema(name=text.format.name, schema=text.format.schema_)
+    named = chat.NamedSchema(name=text.format.name, schema_=text.format.schema_)
     return chat.JsonSchemaFormat(type="json_schema", json_schema=named)
 
 
