@@ -42,7 +42,7 @@ class Progress:
             from tqdm import tqdm
 
             form = _FORM_WITHOUT_TOTAL if seconds is None else _FORM
-            options = {"leave": False, "unit": " s", "smoothing": 0, "bar_format": form}
+            options = {"leave": False, "unit": " s of audio", "smoothing": 0, "bar_format": form}
             self._bar = tqdm(total=seconds, file=sys.stderr, disable=None, **options)
         elif seconds is None:
             self._bar.total, self._bar.bar_format = None, _FORM_WITHOUT_TOTAL

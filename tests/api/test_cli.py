@@ -329,7 +329,7 @@ def test_a_terminal_shows_seconds_of_audio(
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["transcribe", "a.wav", "b.wav", "bad.wav"], engine) == 1
     assert "% of 5 s |" in terminal.getvalue()
-    assert re.search(r"left, +[\d.]+ s/s", terminal.getvalue())
+    assert re.search(r"left, +[\d.]+ s of audio/s", terminal.getvalue())
     assert "b.wav [00:01.000 --> 00:02.500] möglichst.\n" in terminal.getvalue()
     assert "triolet: bad.wav: cut short" in terminal.getvalue()
     assert capsys.readouterr().out.count("\n") == 2
