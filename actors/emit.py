@@ -1,4 +1,4 @@
-"""`Emit`: every event passes it, on the way to the checker, the user's observer and the log."""
+"""`Emit`: passes every event to the checker, the user's observer and the log."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..core.trace import TraceChecker
 
 @define(eq=False)
 class Emit:
-    """Hands events to the checker, the observer and the log. An observer that raises gets no more events. Its error
-    leaves the engine's block at the end, so that it cannot end a stage of the teardown. A broken promise stops the
-    engine."""
+    """Passes events to the checker, the observer and the log. An observer that raises gets no more events. Its error is
+    raised at the end of the engine's block, so that the error cannot cut a stage of the teardown short. A broken
+    promise stops the engine."""
 
     observer: Callable[[events.Event], None] | None
     checker: TraceChecker | None
@@ -38,7 +38,7 @@ class Emit:
         line = event.line()
         if line is None and not self.is_followed:
             return
-        # in place: the event was made for this call, and nothing else has read it yet
+        # changed in place: the event was made for this call, and nothing else has read it yet
         object.__setattr__(event, "time", trio.current_time())
         if self.checker is not None:
             self._check(lambda checker: checker(event))
@@ -59,7 +59,7 @@ class Emit:
             self.error, self._log = self.error or error, None
 
     def end(self) -> None:
-        """Has the checker check the end."""
+        """Lets the checker check the end of the engine."""
         if self.checker is not None:
             self._check(TraceChecker.end)
 

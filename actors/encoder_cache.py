@@ -1,7 +1,9 @@
-"""The encoder-cache actor: owns the ledger of encoder outputs (`core.ledger`), and moves its messages.
+"""The encoder-cache actor: owns the ledger of encoder outputs (`core.ledger`), and exchanges messages with the other
+actors.
 
-What it lends is copied off the device as soon as the loan is ready, and goes to the borrower. So a loan may end with
-its term, whatever became of the borrower: the encode lane frees the output after its copy was made.
+An output that is lent is copied off the device as soon as the loan is ready, and the copy is sent to the borrower. A
+loan may end with its term even if the borrower is lost. The copy is safe then: the encode lane frees an output only
+after its copy was made.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from .inbox import take_all
 class EncoderCache:
     """Answers acquires, and sends encode batches and frees.
 
-    With ``lenders`` its ledger borrows: what is reserved is asked of them. A loan that was not released is over after
-    ``loan_seconds``.
+    With ``lenders`` the ledger borrows: the actor asks ``lenders`` for the entries that are reserved. A loan that was
+    not released ends after ``loan_seconds``.
 
     One encode batch is in flight at a time: acquires that arrive meanwhile make the next batch. The actor ends when the
     scheduler has closed and the runner has dropped every entry, so that nothing stays resident.
@@ -40,15 +42,15 @@ class EncoderCache:
     emit: Emit
     lenders: m.Lenders | None = None
     loan_seconds: float = 30.0
-    _loans: dict[str, m.Lent | None] = field(factory=dict, init=False)  # until they end; ``None``: the copy was put
-    _borrows: dict[int, tuple[str, int]] = field(factory=dict, init=False)  # asked, not answered: key and size
+    _loans: dict[str, m.Lent | None] = field(factory=dict, init=False)  # open loans; ``None``: the copy was handed over
+    _borrows: dict[int, tuple[str, int]] = field(factory=dict, init=False)  # not yet answered: key and size, by number
     _asked: int = field(default=0, init=False)
     _to_free: list[str] = field(factory=list, init=False)  # keys to free, not yet sent
     _encoding: bool = field(default=False, init=False)
     _closing: bool = field(default=False, init=False)
-    _asleep: bool = field(default=False, init=False)  # the runner, as last reported
+    _asleep: bool = field(default=False, init=False)  # whether the runner is, as last reported
     _runner_gone: bool = field(default=False, init=False)
-    _generation: int = field(default=0, init=False)  # of the runner, as last reported
+    _generation: int = field(default=0, init=False)  # the runner's, as last reported
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -56,7 +58,7 @@ class EncoderCache:
         task_status.started()
         while not self._finished():
             await self._take_messages()
-            self._send_frees()  # first: they should not wait for the batch
+            self._send_frees()  # before the batch, so that frees need not wait for it
             self._dispatch()
             self._borrow()
 
@@ -121,7 +123,7 @@ class EncoderCache:
                 self._to_free.clear()
                 self._withdraw_borrows()
                 self.emit(events.OutputsLost(generation))
-                self.to_scheduler.send_nowait(message)  # this way it keeps its order among the `EncoderReady` ones
+                self.to_scheduler.send_nowait(message)  # by this actor, so that no `EncoderReady` overtakes it
                 self._decide(self.ledger.generation_lost())
             case m.RunnerWoke():
                 self._asleep = False
@@ -152,7 +154,7 @@ class EncoderCache:
                 self._end_loan(Hold(loan, key), error)
 
     def _end_loan(self, hold: Hold, error: Exception) -> None:
-        """Ends a loan that is still open. Where no copy was put, the borrower gets ``error``."""
+        """Ends a loan that is still open. If the borrower has no copy yet, it gets ``error``."""
         if hold.holder not in self._loans:
             return
         lent = self._loans.pop(hold.holder)
@@ -202,7 +204,7 @@ class EncoderCache:
         self._decide(self.ledger.borrow_failed(key, error))
 
     def _withdraw_borrows(self) -> tuple[str, ...]:
-        """Withdraws the borrows that were not answered, and returns their keys."""
+        """Withdraws the borrows that have no answer yet, and returns their keys."""
         keys = tuple(key for key, _ in self._borrows.values())
         for number in self._borrows:
             assert self.lenders is not None, "only a ledger that borrows has borrows"
@@ -220,7 +222,7 @@ class EncoderCache:
         for hold in decisions.lapsed:  # the ledger has released them
             self.emit(events.EntryReleased(hold.key, hold.holder))
             self._end_loan(hold, BorrowFailed(f"the copy of {hold.key} took longer than {self.loan_seconds} s"))
-        for key in decisions.dropped:  # first: what is reserved now may take their room
+        for key in decisions.dropped:  # before the reservations, which may take the room of dropped entries
             self.emit(events.EntryDropped(key))
         for key, size in decisions.reserved:
             self.emit(events.EntryReserved(key, size))
@@ -239,7 +241,8 @@ class EncoderCache:
         self._to_free += decisions.free
 
     def _send_frees(self) -> None:
-        """Sends the keys to free of one batch of messages in one message: their room comes back together."""
+        """Sends one message with all keys to free that the last batch of messages has led to, so that their room comes
+        back at once."""
         keys, self._to_free = tuple(self._to_free), []
         if keys and not self._runner_gone:
             self.emit(events.FreeSent(keys))

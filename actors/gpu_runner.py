@@ -1,4 +1,4 @@
-"""The runner actor: owns the worker, the executor that runs on it, and so every tensor."""
+"""The runner actor: owns the worker and the executor that runs on the worker, and so every tensor."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .emit import Emit
 from .worker import Call, Ended, Job, Worker
 
 ANSWERED_WITHIN = 4
-"""Turns of the trio loop from the end of a step or encode batch to the next step: through the encoder cache, the
-scheduler and the step lane."""
+"""The number of turns of the trio loop within which the next step follows the end of a step or encode batch. The
+messages pass through the encoder cache, the scheduler and the step lane."""
 
 
 def torch_executor(model: str | Path, config: EngineConfig) -> Executor:
-    """The executor for a checkpoint. Call it on the worker, since it imports torch."""
+    """Returns the executor for a checkpoint. Call this function on the worker, since it imports torch."""
     from ..models.machine.openmp import prepare_openmp
 
     prepare_openmp()
@@ -41,26 +41,26 @@ def torch_executor(model: str | Path, config: EngineConfig) -> Executor:
 
 
 class StepSkipped(Exception):
-    """The step was not run: an earlier step failed, or the runner is stopping."""
+    """The step was not run, since an earlier step failed or the runner is stopping."""
 
 
 class _NotGivenBack(Exception):
-    """A sleep gave the device back only in part: its state is unknown, and no restart can help."""
+    """A sleep has given back only a part of the device. The device's state is unknown, and no restart can help."""
 
 
 @define(eq=False)
 class GpuRunner:
-    """Two lanes onto one worker.
+    """Passes the messages of two lanes to one worker.
 
-    The step lane passes the scheduler's messages on at once, at most ``steps_in_flight`` steps, so that the device has
-    the next step when it ends one. The encode lane waits for its turn (`TimeShare`). The worker serves in order of
-    arrival: the next call to end is the oldest of ``_begun``, and the runner reports the ends in that order.
+    The step lane passes the scheduler's messages on at once. The scheduler sends at most ``steps_in_flight`` steps
+    ahead, so that the device has its next step when a step ends. The encode lane waits for its turn (`TimeShare`). The
+    worker serves calls in the order of arrival. So the next call to end is always that of the oldest message in
+    ``_begun``, and the runner reports the ends in that order.
 
-    A restart ends the lanes, waits for the calls in flight, resets the executor and starts the lanes anew, in the next
-    generation. ``make_executor`` runs on the worker, and so does every call of the executor.
+    A restart ends the lanes, waits for the calls in flight, resets the executor, and starts the lanes anew in the next
+    generation. ``make_executor`` and all calls of the executor run on the worker.
 
-    A runner that is asleep has given the device back: it gets no steps or encode batches, and waking is an ordinary
-    call.
+    A runner that is asleep has given the device back, and gets no steps or encode batches. Waking is an ordinary call.
     """
 
     steps: trio.MemoryReceiveChannel[m.StepLaneMessage]
@@ -74,19 +74,19 @@ class GpuRunner:
     memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
     _restarts: RestartPolicy = field(init=False)
     _executor: Executor | None = field(default=None, init=False)
-    _ended: trio.MemorySendChannel[Ended | None] = field(init=False)  # ``None``: the lanes are over
+    _ended: trio.MemorySendChannel[Ended | None] = field(init=False)  # ``None``: the lanes have ended
     _ends: trio.MemoryReceiveChannel[Ended | None] = field(init=False)
     _begun: deque[m.RunnerMessage] = field(factory=deque, init=False)  # messages with calls in flight, oldest first
     _share: TimeShare = field(factory=TimeShare, init=False)
     _turns: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)  # woken when a call ends
     _lanes: trio.CancelScope = field(factory=trio.CancelScope, init=False)
-    _failure: BaseException | None = field(default=None, init=False)  # ended the lanes; no request's error
+    _failure: BaseException | None = field(default=None, init=False)  # ended the lanes; not a request's error
     _broken_epoch: int = field(default=-1, init=False)  # read and written on the worker only
     _stopping: bool = field(default=False, init=False)
     _generation: int = field(default=0, init=False)
     _asleep: bool = field(default=False, init=False)
-    _frees_lock: bool = field(default=False, init=False)  # while the model computes
-    _reading: set[int] = field(factory=set, init=False)  # sequences that sample no tokens
+    _frees_lock: bool = field(default=False, init=False)  # whether the model frees Python's lock while it computes
+    _reading: set[int] = field(factory=set, init=False)  # the sequences in progress that sample no tokens
 
     def __attrs_post_init__(self) -> None:
         self._ended, self._ends = trio.open_memory_channel[Ended | None](math.inf)
@@ -96,9 +96,9 @@ class GpuRunner:
     async def run(
         self, nursery: trio.Nursery, task_status: trio.TaskStatus[ModelDescription] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Opens the executor, serves until both lanes are closed, and gives the device back on every path out.
+        """Opens the executor and serves until both lanes are closed. However it ends, it gives the device back.
 
-        Raises `EngineTeardownError` where a release fails or a call hangs; the hung worker is abandoned.
+        Raises `EngineTeardownError` if a release fails or a call hangs. A worker whose call hangs is abandoned.
         """
         self.worker.start(nursery, self._deliver)
         try:
@@ -112,7 +112,8 @@ class GpuRunner:
         await self._close()
 
     async def _close_after(self, error: BaseException) -> None:
-        """Closes the executor. Its teardown error becomes a note of ``error``, unless that is only a cancellation."""
+        """Closes the executor after ``error``. An error of the teardown becomes a note of ``error``, unless ``error``
+        is only a cancellation."""
         try:
             await self._close()
         except EngineTeardownError as further:
@@ -124,7 +125,8 @@ class GpuRunner:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _run(self, job: Job, call: Call) -> Ended:
-        """Runs ``call`` after the calls in flight, whose ends it drops. Only while no lane is served."""
+        """Runs ``call`` after the calls in flight, and drops the ends of those. Must be called only while no lane is
+        served."""
         self._submit(job, call)
         while True:
             ended = await self._ends.receive()
@@ -141,7 +143,7 @@ class GpuRunner:
         return ended.value
 
     def _deliver(self, ended: Ended) -> None:
-        """Takes a call's end. An abandoned call may end long after the runner."""
+        """Receives the end of a call. An abandoned call may end long after the runner."""
         with suppress(trio.ClosedResourceError, trio.BrokenResourceError):
             self._ended.send_nowait(ended)
 
@@ -156,9 +158,10 @@ class GpuRunner:
         return description
 
     async def _close(self) -> None:
-        """Waits for the calls in flight, closes the executor and ends the worker, all within ``stage_seconds``.
+        """Waits for the calls in flight, closes the executor and ends the worker. All of this may take
+        ``stage_seconds``.
 
-        A worker that takes longer is abandoned. An abandoned load is no error: the worker closes the executor as soon
+        A worker that takes longer is abandoned. Abandoning a load is no error: the worker closes the executor as soon
         as the load returns.
         """
         self._stopping = True
@@ -201,16 +204,17 @@ class GpuRunner:
     # -- restart -----------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        """Ends the lanes, for an error that is no request's. One restart heals all errors, or none of them."""
+        """Ends the lanes after an error that does not belong to a request. If several such errors happen, one restart
+        is tried for all of them, unless no restart can help against one of them."""
         if self._failure is None or _beyond_help(error):
             self._failure = error
         self._lanes.cancel()
 
     async def _start_anew(self) -> None:
         """Restarts in place: the weights stay, the executor forgets everything else, and messages of older generations
-        are dropped. Raises the error that led to the restart where no restart can help."""
+        are dropped. Raises the error that led to the restart if no restart can help."""
         error, self._failure = self._failure, None
-        if error is not None:  # else a sleep failed, which has begun a generation already
+        if error is not None:  # else a sleep failed, and its start has begun a new generation already
             pause = None if _beyond_help(error) else self._restarts.try_restart(trio.current_time())
             if pause is None:
                 raise error
@@ -230,7 +234,7 @@ class GpuRunner:
     # -- the lanes ---------------------------------------------------------------------------------------------------
 
     async def _serve_lanes(self) -> bool:
-        """Serves until both lanes are over and every call has ended. True if the lanes must start anew."""
+        """Serves until both lanes have ended and every call has ended. True if the lanes must start anew."""
         self._lanes = trio.CancelScope()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run_lanes, name="triolet encode lane")
@@ -249,8 +253,8 @@ class GpuRunner:
     async def _step_lane(self) -> None:
         async for message in self.steps:
             if isinstance(message, m.Sleep):
-                self._generation += 1  # older messages are dropped: they do not know of the sleep
-                self._reading.clear()  # sequences start anew, as others
+                self._generation += 1  # older messages are dropped: their senders did not know of the sleep
+                self._reading.clear()  # after the sleep, sequences start anew under new ids
             self._begin(message)
 
     async def _encode_lane(self) -> None:
@@ -258,7 +262,7 @@ class GpuRunner:
             if isinstance(message, m.Encode):
                 await self._turn()
             self._begin(message)
-            del message  # else the batch's payloads live until the next message
+            del message  # else the payloads of the batch would live until the next message
 
     async def _turn(self) -> None:
         """Waits until an encode launch may begin."""
@@ -267,7 +271,7 @@ class GpuRunner:
         self._share.encode_sent(trio.current_time())
 
     async def _steps_come(self) -> bool:
-        """True if a step is in flight, or comes as the answer to a call that ended."""
+        """True if a step is in flight, or a step comes as the answer to a call that has ended."""
         for _ in range(ANSWERED_WITHIN):
             if any(isinstance(message, m.Step) for message in self._begun):
                 return True
@@ -278,7 +282,7 @@ class GpuRunner:
         executor = self._opened()
         match message:
             case m.Step() | m.Encode() | m.Free() | m.TakeOut() | m.PutIn() if message.generation != self._generation:
-                return  # its sender will learn of the restart, and sends again what it still needs
+                return  # the sender will hear of the restart, and then send again what it still needs
             case m.Step(plan):
                 self._submit(Job.STEP, self._step, plan, frees_lock=self._samples_alone(plan))
             case m.Encode(items):
@@ -299,15 +303,15 @@ class GpuRunner:
         self._begun.append(message)
 
     def _samples_alone(self, plan: StepPlan) -> bool:
-        """Notes the sequences that come and go; false if the step feeds one that samples no tokens: it is read by
-        operations of torch's."""
+        """Notes the sequences that start and end. False if the step feeds a sequence that samples no tokens: torch
+        operations compute such a sequence."""
         self._reading.difference_update(plan.ended)
         self._reading.update(start.sequence_id for start in plan.started if start.reads_only)
         return self._reading.isdisjoint([part.sequence_id for part in plan.chunks])
 
     def _submit(self, job: Job, call: Call, *args: object, frees_lock: bool = True) -> None:
-        """Gives the worker a call. Python switches quickly between threads until it has ended, or is abandoned, unless
-        the call and the model free Python's lock while they compute."""
+        """Submits a call to the worker. Python switches quickly between threads until the call has ended or is
+        abandoned. The interval stays as it is if both the call and the model free Python's lock while they compute."""
         if self.config.switch_interval == "short" and not (self._frees_lock and frees_lock):
             self.worker.switch_interval.begin(self)
             call = partial(self._until_ended, call)
@@ -326,7 +330,7 @@ class GpuRunner:
             counted = self._share.encode_ended if isinstance(message, m.Encode) else self._share.step_ended
             counted(trio.current_time())
             self._report(message, ended)
-            del message, ended  # else a failed call's objects live until the next call ends
+            del message, ended  # else the objects of a failed call would live until the next call ends
             self._turns.unpark_all()
 
     def _report(self, message: m.RunnerMessage, ended: Ended) -> None:
@@ -363,12 +367,12 @@ class GpuRunner:
                 assert_never(message)
 
     def _report_sleep(self, error: Exception | None) -> None:
-        if isinstance(error, ExceptionGroup):  # of releases
+        if isinstance(error, ExceptionGroup):  # errors of releases
             failure = _NotGivenBack(_told(error))
             failure.__cause__ = error
             self._fail(failure)
             return
-        if error is not None:  # messages since were dropped: the lanes start anew
+        if error is not None:  # later messages were dropped, so the lanes start anew
             self.to_scheduler.send_nowait(m.SleepFailed(error))
             self._lanes.cancel()
             return
@@ -403,7 +407,7 @@ class GpuRunner:
             raise
 
     def _call(self, call: Call, *args: object) -> object:
-        """Makes a call of the executor's that may change the memory on the device, also where it raises."""
+        """Makes a call of the executor that may change the memory on the device, even if the call raises."""
         self._check_not_stopping()
         try:
             return call(*args)
@@ -416,7 +420,7 @@ class GpuRunner:
 
 
 def _told(error: BaseException) -> str:
-    """The text of each failed release, with its notes, which name the owner."""
+    """Returns the text of each failed release, with its notes, which name the owner."""
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(map(_told, error.exceptions))
     notes = ", ".join(getattr(error, "__notes__", ["a release failed"]))
@@ -424,5 +428,6 @@ def _told(error: BaseException) -> str:
 
 
 def _beyond_help(error: BaseException | None) -> bool:
-    """True if a restart cannot help: after any error but an `Exception` (an exit, an interrupt on the worker) too."""
+    """True if a restart cannot help. That includes all errors that are no `Exception` (an exit, an interrupt on the
+    worker)."""
     return error is not None and (not isinstance(error, Exception) or isinstance(error, DeviceLost | _NotGivenBack))

@@ -10,7 +10,7 @@ Message = TypeVar("Message")
 
 
 def drain(inbox: trio.MemoryReceiveChannel[Message]) -> list[Message]:
-    """Takes every message that is there now."""
+    """Takes all messages that are in the inbox now."""
     batch: list[Message] = []
     while True:
         try:
@@ -20,8 +20,9 @@ def drain(inbox: trio.MemoryReceiveChannel[Message]) -> list[Message]:
 
 
 async def take_all(inbox: trio.MemoryReceiveChannel[Message]) -> list[Message]:
-    """Waits for one message and takes all others that are there: messages that arrive together are decided together.
+    """Waits for one message, and takes all other messages that are in the inbox then. So messages that arrive together
+    are handled together.
 
-    Cancellation loses no message: after the first one there is no checkpoint.
+    Cancellation loses no message, since there is no checkpoint after the first message.
     """
     return [await inbox.receive(), *drain(inbox)]

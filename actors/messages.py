@@ -1,7 +1,8 @@
-"""Every message between actors, grouped by the channel it travels on. Commands are imperative, facts past tense.
+"""Every message between actors, grouped by the channel that carries the message. Commands are in the imperative, facts
+in the past tense.
 
-Frozen, slotted, tuples inside; keys, never tensors. Inboxes are unbounded, so that clean-up under cancellation can use
-``send_nowait``; the engine bounds the admission instead.
+Messages are frozen and slotted, and contain tuples and keys, never tensors. Inboxes are unbounded, so that clean-up
+under cancellation can use ``send_nowait``. The engine bounds the number of admitted requests instead.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..core.timings import Timings
 
 @frozen
 class Finished:
-    """Last message of a request that ended well. ``timings`` count from `Submit`."""
+    """The last message of a request that ended well. ``timings`` count from `Submit`."""
 
     reason: FinishReason
     timings: Timings
@@ -30,15 +31,15 @@ class Finished:
 
 @frozen
 class Failed:
-    """Last message of a request that could not be served."""
+    """The last message of a request that could not be served."""
 
     error: Exception
 
 
 @frozen
 class Aborted:
-    """Last message of a request that its client, or the end of the engine, aborted. A stop string also ends a request
-    by an abort, so this message has ``timings`` too."""
+    """The last message of a request that was aborted by its client, or by the end of the engine. A stop string also
+    ends a request by an abort, so this message has ``timings`` too."""
 
     timings: Timings | None = None
 
@@ -47,42 +48,42 @@ End = Finished | Failed | Aborted
 
 
 class Stream(Protocol):
-    """The place where the scheduler puts a request's tokens and its end. Neither method waits or raises, even where the
+    """The place where the scheduler puts a request's tokens and its end. Neither method waits or raises, even if the
     reader has gone away."""
 
     def put(self, sampled: tuple[SampledToken, ...]) -> None:
-        """Hands over one step's results for the request, in order; at least one."""
+        """Hands over the results of one step for the request, in order. There is at least one result."""
 
     def end(self, end: End) -> None:
-        """Hands over the request's one end. Nothing comes after it."""
+        """Hands over the end of the request. Each request has one end, and nothing comes after it."""
 
 
 class Lent(Protocol):
-    """The place where the encoder cache puts the answer to a `Lend`, once. Neither method waits or raises."""
+    """The place where the encoder cache puts the one answer to a `Lend`. Neither method waits or raises."""
 
     def put(self, output: LentOutput) -> None:
-        """A copy of the output. The loan goes on until it is released, or its term is over."""
+        """Hands over a copy of the output. The loan goes on until the borrower releases it, or its term is over."""
 
     def refuse(self, error: Exception) -> None:
-        """The loan has ended, and there is no output."""
+        """Reports that the loan has ended without an output."""
 
 
 class Lenders(Protocol):
     """The engines that the encoder cache borrows from. Neither method waits or raises."""
 
     def ask(self, number: int, item: EncoderItem) -> None:
-        """Asks a lender for ``item``. `Arrived` or `BorrowBroken` answers, with its number, once and soon: also where
-        the lender is lost."""
+        """Asks a lender for ``item``. `Arrived` or `BorrowBroken` with the same ``number`` answers, once and soon, even
+        if the lender is lost."""
 
     def withdraw(self, number: int) -> None:
-        """The answer is not wanted any more."""
+        """Reports that the answer with this number is not wanted any more."""
 
 
 class Reply(Protocol):
-    """The place where the scheduler puts the answer to an order, once."""
+    """The place where the scheduler puts the one answer to an order."""
 
     def put(self, error: Exception | None) -> None:
-        """Done (``None``), or the error. Never waits, never raises."""
+        """Reports that the order was carried out (``None``), or the error. Never waits, never raises."""
 
 
 # -- from the runner to the encoder cache, which hands it on to the scheduler -----------------------------------------
@@ -91,8 +92,8 @@ class Reply(Protocol):
 @frozen
 class RunnerRestarted:
     """The runner has restarted as ``generation``, or has given the device back (``asleep``). All KV, encoder outputs
-    and steps in flight are lost. The runner drops messages of older generations. The scheduler gets the message from
-    the encoder cache, so that no `EncoderReady` overtakes it."""
+    and steps in flight are lost, and the runner drops messages of older generations. The encoder cache passes this
+    message on to the scheduler, so that no `EncoderReady` overtakes it."""
 
     generation: int
     asleep: bool
@@ -108,7 +109,7 @@ class RunnerWoke:
 
 @frozen
 class Submit:
-    """The engine submits a new request, and names the place where its tokens go."""
+    """The engine submits a new request, and names the stream that gets the request's tokens."""
 
     request: Request
     stream: Stream = field(repr=False)
@@ -116,29 +117,30 @@ class Submit:
 
 @frozen
 class AbortRequest:
-    """The engine withdraws a request: its client no longer wants it."""
+    """The engine withdraws a request that the client no longer wants."""
 
     request_id: str
 
 
 @frozen
 class Drain:
-    """The supervisor orders the end: no submits follow. The scheduler finishes requests until ``deadline`` (trio time),
-    then aborts the others."""
+    """The supervisor orders the end: no `Submit` follows. The scheduler goes on with its requests until ``deadline``
+    (trio time), and then aborts those that are left."""
 
     deadline: float
 
 
 @frozen
 class EncoderReady:
-    """The encoder cache grants: ``holder`` may read its entry until it releases the entry, or the runner restarts."""
+    """The encoder cache grants an acquire: ``holder`` may read its entry until it releases the entry, or the runner
+    restarts."""
 
     holder: str
 
 
 @frozen
 class EncoderRefused:
-    """The encoder cache refuses: ``holder`` will not get its entry."""
+    """The encoder cache refuses an acquire: ``holder`` will not get its entry."""
 
     holder: str
     error: Exception
@@ -153,7 +155,8 @@ class StepDone:
 
 @frozen
 class StepFailed:
-    """The runner reports that the oldest step in flight raised, or was skipped because an earlier step had raised."""
+    """The runner reports that the oldest step in flight raised, or that the step was skipped because an earlier step
+    had raised."""
 
     step_id: int
     error: Exception
@@ -162,35 +165,35 @@ class StepFailed:
 
 @frozen
 class WakeFailed:
-    """The runner reports that it could not take the device, and sleeps on."""
+    """The runner reports that it could not take the device. The engine stays asleep."""
 
     error: Exception
 
 
 @frozen
 class SleepFailed:
-    """The runner reports that it could not park the weights, and is awake."""
+    """The runner reports that it could not park the weights. The engine stays awake."""
 
     error: Exception
 
 
 @frozen
 class OrderSleep:
-    """The engine orders the device to be given back, until `OrderWake`."""
+    """The engine orders that the device is given back, until `OrderWake`."""
 
     reply: Reply = field(repr=False)
 
 
 @frozen
 class OrderWake:
-    """The engine orders the device to be taken again."""
+    """The engine orders that the device is taken again."""
 
     reply: Reply = field(repr=False)
 
 
 @frozen
 class RunnerStopped:
-    """The supervisor reports that the runner is gone, and sends no more answers."""
+    """The supervisor reports that the runner is gone. No more answers of the runner will come."""
 
     error: RunnerCrashed
 
@@ -224,7 +227,7 @@ class Encoded:
 
 @frozen
 class EncodeBroken:
-    """The runner reports that the encode batch raised, and kept no output."""
+    """The runner reports that the encode batch raised. None of its outputs was kept."""
 
     keys: tuple[str, ...]
     error: Exception
@@ -232,8 +235,8 @@ class EncodeBroken:
 
 @frozen
 class Lend:
-    """Another engine borrows: it acquires ``item`` as ``loan``, a name that is new for every loan. `Release`
-    ends the loan."""
+    """Another engine borrows: it acquires ``item`` under the name ``loan``, which is new for every loan. `Release` ends
+    the loan."""
 
     loan: str
     item: EncoderItem
@@ -242,7 +245,7 @@ class Lend:
 
 @frozen
 class TakenOut:
-    """The runner gives a copy of the output of a loan."""
+    """The runner delivers a copy of the output for a loan."""
 
     loan: str
     output: LentOutput = field(repr=False)
@@ -259,7 +262,7 @@ class TakeOutBroken:
 
 @frozen
 class Arrived:
-    """The `Lenders` give the output that was asked for as ``number``."""
+    """The `Lenders` deliver the output that was asked for under ``number``."""
 
     number: int
     output: LentOutput = field(repr=False)
@@ -267,7 +270,7 @@ class Arrived:
 
 @frozen
 class BorrowBroken:
-    """The `Lenders` report that no output comes for ``number``."""
+    """The `Lenders` report that no output will come for ``number``."""
 
     number: int
     error: Exception
@@ -297,12 +300,12 @@ class Freed:
 
 @frozen
 class SchedulerClosed:
-    """The scheduler's last message: all holds are void, and no acquire follows."""
+    """The last message of the scheduler: all holds are void, and no acquire follows."""
 
 
 @frozen
 class RunnerLost:
-    """The supervisor reports that the runner is gone, and with it every encoder output."""
+    """The supervisor reports that the runner is gone. All encoder outputs are lost."""
 
 
 EncoderCacheMessage = (
@@ -329,7 +332,7 @@ EncoderCacheMessage = (
 
 @frozen
 class Encode:
-    """The encoder cache orders one batch to be encoded. A runner that has restarted since drops the order."""
+    """The encoder cache orders that one batch is encoded. A runner that has restarted since then drops the order."""
 
     items: tuple[EncoderItem, ...]
     generation: int
@@ -337,7 +340,7 @@ class Encode:
 
 @frozen
 class Free:
-    """The encoder cache orders these outputs to be dropped."""
+    """The encoder cache orders that the runner drops the outputs of ``keys``."""
 
     keys: tuple[str, ...]
     generation: int
@@ -345,7 +348,7 @@ class Free:
 
 @frozen
 class TakeOut:
-    """The encoder cache orders a copy of an output for ``loan``."""
+    """The encoder cache orders a copy of the output of ``key`` for ``loan``."""
 
     loan: str
     key: str
@@ -354,7 +357,7 @@ class TakeOut:
 
 @frozen
 class PutIn:
-    """The encoder cache orders an output that was borrowed to be kept."""
+    """The encoder cache orders that the runner keeps a borrowed output."""
 
     output: LentOutput = field(repr=False)
     generation: int
@@ -362,7 +365,7 @@ class PutIn:
 
 @frozen
 class Step:
-    """The scheduler orders a step. A runner that has restarted since drops it."""
+    """The scheduler orders a step. A runner that has restarted since then drops the order."""
 
     plan: StepPlan
     generation: int
@@ -370,12 +373,12 @@ class Step:
 
 @frozen
 class Sleep:
-    """The scheduler orders the device to be given back, after the calls in flight."""
+    """The scheduler orders that the device is given back, after the calls in flight."""
 
 
 @frozen
 class Wake:
-    """The scheduler orders the device to be taken again."""
+    """The scheduler orders that the device is taken again."""
 
 
 StepLaneMessage = Step | Sleep | Wake

@@ -1,4 +1,4 @@
-"""The scheduler actor: owns the planner, with the queue and the KV pages, and the requests' streams."""
+"""The scheduler actor: owns the planner, with the queue and the KV pages, and the streams of the requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .inbox import drain, take_all
 
 @define(eq=False)
 class _Client:
-    """A request's stream, and the times of the request's stages, in trio's time."""
+    """The stream of a request, and the times of the request's stages, in trio's time."""
 
     stream: m.Stream
     queued: float
@@ -36,24 +36,25 @@ class _Client:
     first_token: float | None = None
 
     def acquires(self, now: float) -> None:
-        """The request waits for encoder outputs. Waits after its first start do not count (`Timings.encoder_wait`)."""
+        """Notes that the request waits for encoder outputs. Waits after the first start do not count
+        (`Timings.encoder_wait`)."""
         if self.started is None and self.waits_since is None:
             self.waits_since = now
 
     def waits_no_more(self, now: float) -> None:
-        """The request holds its encoder outputs, or needs none any more."""
+        """Notes that the request holds its encoder outputs, or needs none any more."""
         if self.waits_since is not None:
             self.encoder_wait += now - self.waits_since
             self.waits_since = None
 
     def starts(self, now: float) -> None:
-        """The request has a place."""
+        """Notes that the request has a place."""
         self.waits_no_more(now)
         if self.started is None:
             self.started = now
 
     def timings(self, now: float) -> Timings:
-        """The timings of a request that ends now."""
+        """Returns the timings of a request that ends now."""
         return Timings(
             queued=(now if self.started is None else self.started) - self.queued,
             encoder_wait=self.encoder_wait,
@@ -66,8 +67,8 @@ class _Client:
 class Scheduler:
     """Moves messages between the planner and the other actors.
 
-    After every batch of messages it sends out the planner's actions, then as many steps as may be in flight. The actor
-    ends when it was ordered to drain and no request is left, or when the runner is gone.
+    After every batch of messages the actor carries out the planner's actions, and then sends as many steps as may be in
+    flight. The actor ends when it was ordered to drain and no request is left, or when the runner is gone.
     """
 
     inbox: trio.MemoryReceiveChannel[m.SchedulerMessage]
@@ -85,11 +86,11 @@ class Scheduler:
     _deadline: float = field(default=math.inf, init=False)
     _draining: bool = field(default=False, init=False)
     _runner_gone: bool = field(default=False, init=False)
-    _generation: int = field(default=0, init=False)  # of the runner, as last reported
+    _generation: int = field(default=0, init=False)  # the runner's, as last reported
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serves until drained. On every path out it ends every stream and releases every entry."""
+        """Serves until drained. However the loop ends, every stream is ended and every entry is released."""
         try:
             task_status.started()
             while not self._finished():
@@ -205,7 +206,7 @@ class Scheduler:
 
     def _order_sleep(self, reply: m.Reply) -> None:
         self.power.order_sleep()
-        if self.power.power is not Power.WAKING:  # the end of that waking answers the wish
+        if self.power.power is not Power.WAKING:  # else the end of that waking answers the order
             _answer(self._wait_for_wake, partial(EngineStateError, "the engine was put to sleep again before it woke"))
         self._wait_for_sleep.append(reply)
         if self.power.power is Power.ASLEEP:
@@ -228,7 +229,7 @@ class Scheduler:
         self._give_up_what_nobody_will_run()
 
     def _wake_failed(self, error: Exception) -> None:
-        """Requests that woke the engine fail; those that wait for the end of an ordered sleep wait on."""
+        """Fails the requests that woke the engine. Requests that wait for the end of an ordered sleep go on waiting."""
         self.power.wake_failed()
         _answer(self._wait_for_wake, partial(_cannot_wake, error))
         _answer(self._wait_for_sleep)
@@ -244,7 +245,7 @@ class Scheduler:
                 self.to_runner.send_nowait(m.Wake())
 
     def _give_up_what_nobody_will_run(self) -> None:
-        """Aborts the requests of a drain while asleep, since no order to wake can come any more."""
+        """Aborts the requests if the engine drains while it sleeps, since no order to wake can come any more."""
         if self._draining and not self.power.will_wake:
             self.planner.abort_all()
 
@@ -318,8 +319,8 @@ class Scheduler:
         )
 
     def _wind_up(self) -> None:
-        """Ends, after a crash or a hard cancel, the streams that the planner can no longer end, and the submits that
-        were never read. The last message, `SchedulerClosed`, gives back all that the requests hold."""
+        """Ends what is left after a crash or a hard cancel: the streams that the planner can no longer end, and the
+        submits that nobody has read. The last message, `SchedulerClosed`, gives back all that the requests hold."""
         for request_id in list(self._clients):
             self._end(request_id, m.Failed(_stopped()), "failed", events.error_text(_stopped()))
         _answer(self._wait_for_sleep, _stopped)
@@ -333,7 +334,7 @@ class Scheduler:
 
 
 def _answer(replies: list[m.Reply], error: Callable[[], Exception | None] = lambda: None) -> None:
-    """Answers each reply with an error of its own: two tasks must not raise the same object."""
+    """Answers each reply with an error object of its own: two tasks must not raise the same object."""
     while replies:
         replies.pop().put(error())
 

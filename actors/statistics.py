@@ -16,8 +16,8 @@ from ..core.power import Power
 
 @frozen(kw_only=True)
 class EngineStatistics:
-    """A snapshot of a running engine: its power state, the queue and the pages, the encoder ledger, the device's bytes
-    by owner."""
+    """A snapshot of a running engine: its power state, the figures of requests and pages, those of the encoder ledger,
+    and the bytes on the device by owner."""
 
     power: Power
     requests: PlannerStatistics
@@ -29,7 +29,7 @@ class EngineStatistics:
         return self.table("statistics")
 
     def table(self, caption: str) -> str:
-        """Returns the figures as a table of HTML."""
+        """Returns the figures as an HTML table."""
         left = 'style="text-align:left"'
         lines = "".join(
             f"<tr><th {left}>{escape(name)}</th><td {left}>{escape(figures)}</td></tr>" for name, figures in self.rows()
@@ -37,8 +37,8 @@ class EngineStatistics:
         return f"<table><caption {left}>{escape(caption)}</caption>{lines}</table>"
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """Yields the figures of each part by its name, for people. Leaves out figures that are 0, and the encoder cache
-        while nobody has used it."""
+        """Yields the name and the figures of each part, as text for people. Figures that are 0 are left out, and so is
+        the encoder cache while nobody has used it."""
         yield "power", self.power.value
         parts = {"requests": asdict(self.requests), "encoder cache": asdict(self.encoder_cache)}
         for part, figures in parts.items():

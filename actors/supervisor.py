@@ -1,14 +1,14 @@
-"""The supervisor: starts the actors, watches them, and takes them down in order on every path out.
+"""The supervisor: starts the actors, watches them, and stops them in order however the engine ends.
 
-The order comes from data flow::
+The order follows the flow of data::
 
     intake closes -> the scheduler drains (or aborts), and the step lane closes
                   -> the encoder cache frees every entry, and the encode lane closes
                   -> the runner finishes its calls and gives the device back
                   -> channels close
 
-Each stage is bounded in time; an actor that overruns is cancelled hard. The teardown runs in a task of its own, since
-a KeyboardInterrupt goes through shields in the main task.
+Each stage is bounded in time, and an actor that exceeds its time is cancelled hard. The teardown runs in a task of its
+own, since a KeyboardInterrupt breaks through shields in the main task.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ Run = Callable[..., Awaitable[None]]
 
 @define(eq=False)
 class _Child:
-    """One supervised actor. Cancelling ``scope`` stops it; ``done`` is set when it is over; ``error`` ended it."""
+    """One supervised actor. Cancelling ``scope`` stops the actor, and ``done`` is set when it has ended. ``error`` is
+    the error that ended it."""
 
     name: str
     scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -59,10 +60,10 @@ class _Child:
 
 @define(eq=False)
 class _Status:
-    """Hands ``started()`` on and shields the child from then on: only the supervisor stops a running actor.
+    """Passes ``started()`` on, and shields the child from then on: only the supervisor stops a running actor.
 
-    Where the parent is cancelled already, trio leaves the child in ``start``'s own nursery and cancels both: then the
-    child is not shielded.
+    If the parent is cancelled already, trio leaves the child in the nursery of ``start`` and cancels both. The child is
+    not shielded then.
     """
 
     child: _Child
@@ -78,7 +79,7 @@ class _Status:
 
 @define(eq=False)
 class _Reply:
-    """The `messages.Reply` of an order that a task waits for."""
+    """The `messages.Reply` to an order. A task waits for it."""
 
     done: trio.Event = field(factory=trio.Event)
     error: Exception | None = None
@@ -90,8 +91,8 @@ class _Reply:
 
 @define(eq=False)
 class Supervisor:
-    """Owns the nursery of one engine and the channels between its actors. With ``lenders`` it borrows encoder outputs,
-    and encodes only what it cannot borrow, or with ``encodes`` false nothing."""
+    """Owns the nursery of one engine and the channels between its actors. With ``lenders`` the engine borrows encoder
+    outputs, and encodes only those that it cannot borrow. With ``encodes`` false it encodes nothing."""
 
     config: EngineConfig
     make_executor: Callable[[], Executor]
@@ -109,10 +110,10 @@ class Supervisor:
     _children: dict[str, _Child] = field(factory=dict, init=False)  # in the order of their starts
     _fault: BaseException | None = field(default=None, init=False)
     failure: str | None = field(default=None, init=False)
-    """The type and text of what ended the engine unasked."""
+    """The type and text of the error that ended the engine, if an error did."""
     _teardown_errors: list[Exception] = field(factory=list, init=False)
     _drain_seconds: float = field(default=0.0, init=False)
-    _hurried: bool = field(default=False, init=False)  # the surroundings were cancelled
+    _hurried: bool = field(default=False, init=False)  # the engine's surroundings were cancelled
     _stop: trio.Event = field(factory=trio.Event, init=False)
     _stopped: trio.Event = field(factory=trio.Event, init=False)
     _body: trio.CancelScope = field(factory=trio.CancelScope, init=False)
@@ -148,7 +149,7 @@ class Supervisor:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection  # ^C comes at the body's and the nursery's checkpoints, not between our lines
     async def running(self) -> AsyncIterator[ModelDescription]:
-        """The engine's block. The body's own exception leaves the block unchanged, never wrapped in a group.
+        """Runs the engine's block. An exception of the body leaves the block unchanged, never wrapped in a group.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -179,7 +180,7 @@ class Supervisor:
             del body_error
 
     async def stop(self, drain_seconds: float) -> None:
-        """Stops the engine before its block ends. Aborts requests that run longer than ``drain_seconds``."""
+        """Stops the engine before its block ends. Requests that run longer than ``drain_seconds`` are aborted."""
         if not self._stop.is_set():
             self._drain_seconds = drain_seconds
         self._stop.set()
@@ -191,7 +192,7 @@ class Supervisor:
 
         Raises:
             EngineClosed: the engine is stopping.
-            InvalidRequest: it has no decoder.
+            InvalidRequest: the engine has no decoder.
         """
         if not self.config.decodes:
             raise InvalidRequest(
@@ -203,21 +204,21 @@ class Supervisor:
         self._to_scheduler.send_nowait(m.Submit(request, stream))
 
     def abort(self, request_id: str) -> None:
-        """Aborts a request. Works under cancellation and while the engine stops; never raises."""
+        """Aborts a request. May be called under cancellation and while the engine stops. Never raises."""
         if not self._stopped.is_set():
             self._to_scheduler.send_nowait(m.AbortRequest(request_id))
 
     def tell(self, message: m.Lend | m.Release | m.Arrived | m.BorrowBroken) -> None:
-        """Sends the encoder cache a message about a loan or borrow. An engine that has ended answers nothing."""
+        """Sends a message about a loan or borrow to the encoder cache. An engine that has ended ignores it."""
         if not self._stopped.is_set():
             self._to_encoder_cache.send_nowait(message)
 
     async def sleep(self) -> None:
-        """Gives the device back; returns when that is done."""
+        """Gives the device back. Returns when the device is given back."""
         await self._order(m.OrderSleep)
 
     async def wake(self) -> None:
-        """Takes the device again; returns when that is done."""
+        """Takes the device again. Returns when the device is taken."""
         await self._order(m.OrderWake)
 
     async def _order(self, order: type[m.OrderSleep | m.OrderWake]) -> None:
@@ -234,7 +235,7 @@ class Supervisor:
                 del error  # a frame in its own error's traceback would be a reference cycle
 
     def statistics(self) -> EngineStatistics:
-        """A snapshot."""
+        """Returns a snapshot of the engine's figures."""
         assert self._planner is not None, "statistics before the start"
         assert self._ledger is not None, "the ledger is made with the planner"
         return EngineStatistics(
@@ -245,12 +246,12 @@ class Supervisor:
         )
 
     def held_keys(self) -> tuple[str, ...]:
-        """The keys of the encoder outputs that are resident or will be, in the order of their coming."""
+        """Returns the keys of the encoder outputs that are resident or will be, in the order of their reservations."""
         assert self._ledger is not None, "the ledger is made with the planner"
         return tuple(self._ledger.entries())
 
     def keys_to_come(self) -> frozenset[str]:
-        """The keys of the encoder outputs that are to be encoded or borrowed."""
+        """Returns the keys of the encoder outputs that are still to be encoded or borrowed."""
         assert self._ledger is not None, "the ledger is made with the planner"
         return self._ledger.keys_to_come()
 
@@ -297,15 +298,16 @@ class Supervisor:
 
     @trio.lowlevel.enable_ki_protection
     async def _run_child(self, child: _Child, run: Run, *, task_status: trio.TaskStatus[Any]) -> None:
-        """Runs an actor. Before ``started()`` its error is the start's; afterwards it is reported, never raised."""
+        """Runs an actor. Until the actor has called ``started()``, its error is raised as an error of the start. Later
+        errors are reported, never raised."""
         self._children[child.name] = child
         try:
             with child.scope:
                 await run(task_status=_Status(child, task_status))
         except BaseException as error:
-            frames.clear_frames(error)  # else the actor's locals live as long as the error
+            frames.clear_frames(error)  # else the actor's locals would live as long as the error
             if not child.started:
-                self._stop.set()  # at once: its last messages may end other actors, which is no fault of theirs
+                self._stop.set()  # at once: other actors may end by the last messages of this one, without a fault
                 raise
             child.error = frames.without(error, trio.Cancelled) or error
         finally:
@@ -314,7 +316,8 @@ class Supervisor:
             self._child_ended(child)
 
     def _child_ended(self, child: _Child) -> None:
-        """An actor's end out of turn is a fault. The other actors must not wait for a runner that is gone."""
+        """Handles the end of an actor. An end that nobody ordered is a fault. If the runner is gone, the other actors
+        must not wait for it."""
         error, child.error = child.error, None  # the child is in a frame of its error's traceback
         if error is None and self._stop.is_set():
             return
@@ -340,13 +343,13 @@ class Supervisor:
     # -- stop --------------------------------------------------------------------------------------------------------
 
     def _drain_within(self, seconds: float) -> None:
-        """Tells the scheduler to drain. If it drains already, the earlier deadline holds."""
+        """Orders the scheduler to drain. If the scheduler drains already, the earlier deadline holds."""
         if not self._stopped.is_set():
             self._to_scheduler.send_nowait(m.Drain(trio.current_time() + seconds))
 
     async def _hasten(self) -> None:
-        """Ends the drain where the engine's surroundings are cancelled. A body that still runs is cancelled too, so
-        the engine stays open until the body ends: else the body would get `EngineClosed` instead."""
+        """Cuts the drain short if the engine's surroundings are cancelled. A body that still runs is cancelled too, so
+        the engine stays open until the body ends: otherwise the body would get `EngineClosed`."""
         try:
             await self._stopped.wait()
         except trio.Cancelled:
@@ -358,7 +361,8 @@ class Supervisor:
 
     @trio.lowlevel.enable_ki_protection
     async def _supervise(self) -> None:
-        """Waits for the order to stop, then runs the teardown's stages. Shielded: no cancellation ends it half-way."""
+        """Waits for the order to stop, then runs the stages of the teardown. The shield keeps a cancellation from
+        ending the teardown half-way."""
         with trio.CancelScope(shield=True):
             await self._stop.wait()
             if isinstance(self._emit.error, InvariantViolation) and self.failure is None:
@@ -393,7 +397,7 @@ class Supervisor:
         )
 
     async def _stop_child(self, name: str, seconds: float) -> None:
-        """Waits ``seconds`` for an actor that has been asked to end, then cancels it hard."""
+        """Waits ``seconds`` for an actor that was ordered to end, then cancels the actor hard."""
         child = self._children.get(name)
         if child is None:
             return
@@ -415,7 +419,7 @@ class Supervisor:
             del error, body_error  # a frame in its own error's traceback would be a reference cycle
 
     def _our_error(self) -> Exception | None:
-        """The error of the engine itself. The supervisor keeps no reference to it."""
+        """Returns the error of the engine itself. The supervisor keeps no reference to the error."""
         fault, self._fault = self._fault, None
         teardown_errors, self._teardown_errors = self._teardown_errors, []
         self._children.clear()
@@ -435,8 +439,8 @@ class Supervisor:
 
 
 def _more_urgent(body_error: BaseException | None, nursery_error: BaseException) -> BaseException:
-    """The error that leaves the block where the nursery raised too. A cancellation of the surroundings is dropped for
-    the body's error; a ^C goes before it."""
+    """Returns the error that leaves the block if the nursery raised too. A cancellation of the surroundings is dropped
+    in favour of the body's error. A ^C takes precedence over the body's error."""
     rest = frames.without(nursery_error, trio.Cancelled)
     if rest is None:
         return body_error or nursery_error
@@ -448,9 +452,10 @@ def _more_urgent(body_error: BaseException | None, nursery_error: BaseException)
 def leaving(
     body_error: BaseException | None, ours: BaseException | None, cancelled: type[BaseException]
 ) -> BaseException | None:
-    """The one exception that leaves an engine's block: the body's error, with the engine's error (``ours``) in a note,
-    or else ``ours``. A broken promise goes before an error of the body, which may follow from it. ``cancelled`` is the
-    cancellation class of the host's library: a cancelled body does not hide the engine's error."""
+    """Returns the one exception that leaves an engine's block: the body's error, with the engine's error (``ours``) in
+    a note, or else ``ours``. A broken promise takes precedence over an error of the body, which may follow from it.
+    ``cancelled`` is the cancellation class of the host's library: the cancellation of the body does not hide the
+    engine's error."""
     try:
         if ours is None:
             return body_error
@@ -468,7 +473,7 @@ def leaving(
 
 
 def is_cancellation(error: BaseException, cancelled: type[BaseException]) -> bool:
-    """True if ``error`` is ``cancelled``, or a group of nothing else."""
+    """True if ``error`` is an instance of ``cancelled``, or a group of nothing but such instances."""
     if isinstance(error, BaseExceptionGroup):
         return error.split(cancelled)[1] is None
     return isinstance(error, cancelled)

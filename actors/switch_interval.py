@@ -1,8 +1,8 @@
-"""The interpreter's switch interval: how long a thread that computes in Python may keep the others waiting.
+"""The interpreter's switch interval: how long a thread that computes in Python may keep other threads waiting.
 
-Each of torch's operations gives Python's lock back and takes it again, and a step has hundreds of them. Beside a thread
-of the user's that computes, each would wait for the interval, 5 ms by default, and the engine all but stand still. So
-would voice activity, by numpy's operations.
+Each torch operation releases Python's lock and takes it again, and a step has hundreds of operations. If a thread of
+the user computes at the same time, each operation has to wait for the switch interval, 5 ms by default, and the engine
+almost stands still. The same holds for voice activity, which uses numpy operations.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from functools import cache
 from attrs import define, field
 
 SHORT = 100e-6
-"""Seconds. What shorter and longer ones do to the engine and to the thread: the table in docs/performance.md."""
+"""The short interval, in seconds. The table in docs/performance.md shows the effect of shorter and longer intervals."""
 
 
 @define(eq=False)
 class SwitchInterval:
-    """Short while a device works for anybody, and in blocks that ask for it; else the user's. Where the user changes it
-    meanwhile, theirs stays.
+    """Sets the short interval while a device works for any engine and within `shortened` blocks, and restores the
+    user's interval afterwards. If the user changes the interval meanwhile, the user's new value stays.
 
-    Several engines share it, from threads of their own: hence the lock. A task of an engine that nobody closed may be
-    collected, and leave, in the middle of any line here: hence a lock that its own thread can take again, and each
-    method first notes what it was called for.
+    The lock is needed since several engines share this object, each from its own thread. The garbage collector may end
+    the task of an engine that nobody closed, and thereby call `leave`, in the middle of any line of this class. So the
+    lock is reentrant, and each method first notes the call that it was made for.
     """
 
     read: Callable[[], float] = sys.getswitchinterval
     write: Callable[[float], None] = sys.setswitchinterval
-    _calls: Counter[Hashable] = field(factory=Counter, init=False)  # that have not ended, of each engine
+    _calls: Counter[Hashable] = field(factory=Counter, init=False)  # calls that have not ended, by engine
     _short: bool = field(default=False, init=False)
     _users: float = field(default=0.0, init=False)
-    _ours: float = field(default=0.0, init=False)  # as it was read after it was written
+    _ours: float = field(default=0.0, init=False)  # as `read` returned it after our write
     _lock: threading.RLock = field(factory=threading.RLock, init=False)
 
     def begin(self, engine: Hashable) -> None:
-        """``engine`` gives its device another call."""
+        """Notes that ``engine`` makes another device call, and sets the short interval."""
         with self._lock:
             self._calls[engine] += 1
             if self._short:
@@ -52,7 +52,7 @@ class SwitchInterval:
                 self._ours = self.read()
 
     def end(self, engine: Hashable) -> None:
-        """A call has ended. What an engine that has left had begun does not count."""
+        """Notes that a device call of ``engine`` has ended. Has no effect for calls that began before `leave`."""
         with self._lock:
             if self._calls[engine] > 1:
                 self._calls[engine] -= 1
@@ -61,7 +61,7 @@ class SwitchInterval:
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
-        """Short within the block."""
+        """Keeps the short interval within the block."""
         call = object()
         self.begin(call)
         try:
@@ -70,7 +70,7 @@ class SwitchInterval:
             self.end(call)
 
     def leave(self, engine: Hashable) -> None:
-        """``engine`` waits for its calls no more."""
+        """Notes that ``engine`` no longer waits for any of its calls."""
         with self._lock:
             self._calls.pop(engine, None)
             if self._short and not self._calls:
@@ -82,8 +82,8 @@ class SwitchInterval:
             self.write(_exactly(self._users))
 
     def outlive_forks(self) -> None:
-        """Has each process that is forked from now on begin with the user's interval: it has none of the engines. No
-        thread is in the middle of a change then."""
+        """Lets each process that is forked from now on start with the user's interval, since no engine runs in it. A
+        fork waits until no thread is in the middle of a change."""
         os.register_at_fork(
             before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._end_in_child
         )
@@ -96,25 +96,26 @@ class SwitchInterval:
 
 
 def _exactly(seconds: float) -> float:
-    """Returns the value to write, so that ``seconds`` are read: Python cuts to whole microseconds, and makes 49 of
-    50."""
+    """Returns the value to write so that `read` returns ``seconds``. Python cuts the value to whole microseconds, and
+    turns 50 into 49."""
     return (round(seconds * 1e6) + 0.5) * 1e-6
 
 
 SWITCH_INTERVAL = SwitchInterval()
-"""The interval of this process: the interpreter has one for all its threads. It is not touched before a device works,
-or somebody listens."""
+"""The interval of this process, which all threads of the interpreter share. The interval is not changed before a device
+works, or voice activity is computed."""
 
 
 @cache
 def outlive_forks() -> None:
-    """A process forked while a device works gets the user's interval. Call it before the interval is touched."""
+    """Lets a process that is forked while a device works start with the user's interval. Must be called before the
+    interval is changed."""
     if hasattr(os, "register_at_fork"):  # not on Windows
         SWITCH_INTERVAL.outlive_forks()
 
 
 def shortened_by(setting: str) -> Callable[[], AbstractContextManager[None]]:
-    """Returns the block for many small operations, as `EngineConfig.switch_interval` says."""
+    """Returns the context manager to use around many small operations, as `EngineConfig.switch_interval` demands."""
     if setting != "short":
         return nullcontext
     outlive_forks()

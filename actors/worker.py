@@ -37,7 +37,8 @@ class Job(enum.Enum):
 
 @frozen
 class Ended:
-    """A call is over: the value that it returned, or the error that it raised, without the locals of its frames."""
+    """The end of a call: the value that the call returned, or the error that it raised. The frames of the error have
+    lost their locals."""
 
     job: Job
     value: object
@@ -49,29 +50,31 @@ Deliver = Callable[[Ended], None]
 
 
 class Worker(Protocol):
-    """Runs calls in the order of their submission, and delivers one `Ended` for each in that order. A call that has
-    begun cannot be cancelled."""
+    """Runs calls in the order of their submission, and delivers one `Ended` for each call in that order. A call that
+    has begun cannot be cancelled."""
 
     @property
     def switch_interval(self) -> SwitchInterval:
-        """The interval that the runner shortens for each call: the process's own, where calls run in its threads."""
+        """The interval that the runner shortens for each call: the interval of this process, if the worker runs calls
+        in a thread of this process."""
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
-        """Begins to serve; the worker calls ``deliver`` in the trio loop."""
+        """Begins to serve. The worker calls ``deliver`` in the trio loop."""
 
     def submit(self, job: Job, call: Call, *args: Any) -> None:
-        """Queues ``call(*args)``; never waits."""
+        """Queues ``call(*args)``. Never waits."""
 
     def stop(self) -> None:
-        """Ends the worker, whose calls have all been delivered."""
+        """Ends the worker. All its calls must have been delivered."""
 
     def abandon(self, last: Call) -> None:
-        """Gives up on a call that hangs. If the call ever returns, the worker still runs ``last`` and ends."""
+        """Gives up on a call that hangs. If that call ever returns, the worker still runs ``last``, and then ends."""
 
 
 @define(eq=False)
 class ThreadWorker:
-    """One persistent daemon thread: daemon, so that a hung device call cannot keep the process from ending."""
+    """One persistent thread that runs the calls. The thread is a daemon, so that a device call that hangs cannot keep
+    the process from ending."""
 
     _calls: queue.SimpleQueue[tuple[Any, ...] | None] = field(factory=queue.SimpleQueue, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
@@ -97,23 +100,24 @@ class ThreadWorker:
             self._thread.join()
 
     def abandon(self, last: Call) -> None:
-        """Leaves the thread to its call: after it the thread runs ``last`` and ends."""
+        """Leaves the thread to the call that hangs. If that call ever returns, the thread runs ``last`` and ends."""
         self._calls.put((Job.CLOSE, last))
         self._calls.put(None)
 
 
 def _serve(calls: queue.SimpleQueue[tuple[Any, ...] | None], token: trio.lowlevel.TrioToken, deliver: Deliver) -> None:
-    """Runs the thread. No name here may outlive its call: it would keep device tensors alive until the next call."""
+    """Runs the thread. No local name may outlive its call: the name would keep device tensors alive until the next
+    call."""
     while (submitted := calls.get()) is not None:
         ended = run_call(*submitted)
         del submitted
-        with contextlib.suppress(trio.RunFinishedError):  # abandoned, and the loop has ended since
+        with contextlib.suppress(trio.RunFinishedError):  # the worker was abandoned, and the loop has ended since
             token.run_sync_soon(deliver, ended)
         del ended
 
 
 def run_call(job: Job, call: Call, *args: Any) -> Ended:
-    """Runs one call. An error comes back without the locals of the frames that it came through."""
+    """Runs one call. An error is returned without the locals of the frames that it passed through."""
     try:
         return Ended(job, call(*args), None)
     except BaseException as error:  # noqa: BLE001  (handed to the runner, which decides)
