@@ -29,8 +29,8 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 REAL = "TRIOLET_REAL"
 """The variable that names the folder with real weights and speech."""
 
-_ROOM = 0.7  # of what we can do offline arrives in a second
-_TRIMMED, _WINDOW = 2.0, 30.0  # seconds: of silence after a trimmed clip at least, and of a whole window
+_ROOM = 0.7  # share of the inputs a second that the engine handles offline
+_TRIMMED, _WINDOW = 2.0, 30.0  # seconds: the least silence after a trimmed clip; the length of a whole window
 _VARIANTS = ("float32", "bfloat16", "int8")
 _PEERS_OF_SPEECH = {"faster-whisper": ("float32", "int8"), "transformers": ("float32",)}
 _PEERS_OF_TEXT = {"transformers": ("float32", "bfloat16"), "llama.cpp": ("int8",)}
@@ -165,7 +165,7 @@ def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) 
 
 @contextmanager
 def _folder_of_clips() -> Iterator[Path]:
-    """Gives a folder for files. What fails in the block is reported, and ends the command with 1."""
+    """Yields a folder for files. An error in the block is reported, and ends the command with status 1."""
     try:
         with TemporaryDirectory(prefix="triolet-bench-") as folder:
             yield Path(folder)
@@ -224,7 +224,7 @@ def _peers(folder: Path, known: dict[str, tuple[str, ...]], kind: str, how: dict
 
 
 def _writes_english_alone(whisper: Path) -> bool:
-    """True for a checkpoint that knows no other language, and does not translate."""
+    """Returns whether the checkpoint knows English alone, and does not translate."""
     from ..models.checkpoints.settings import Settings
 
     written = Settings.read_if_there(whisper / "generation_config.json")
@@ -232,7 +232,7 @@ def _writes_english_alone(whisper: Path) -> bool:
 
 
 def _wanted(names: Sequence[str], how: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the scenarios to play, of all that there are."""
+    """Returns the names of the scenarios to play, in the order in which they are known."""
     known = [name for name in ("start", *names) if name != "online" or how["online"]]
     for name in how["only"]:
         if name not in known:
@@ -241,10 +241,10 @@ def _wanted(names: Sequence[str], how: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _rate(ours: Contender, task: Callable[[int], dict[str, Any]], count: int, how: dict[str, Any]) -> float:
-    """Returns the inputs a second: the number asked for, or one that leaves the engine some room."""
+    """Returns the inputs a second: the rate that the user asked for, or a rate that leaves the engine some room."""
     if how["rate"] or not how["online"] or "online" not in (how["only"] or ("online",)):
         return how["rate"] or 1.0
-    ours.run(task(-2))  # warms up
+    ours.run(task(-2))  # warms the engine up
     seconds: float = ours.run(task(-3))["seconds"]
     return _ROOM * count / seconds
 
@@ -294,7 +294,7 @@ def _play(
 
 
 def _check_packages(texts: Sequence[dict[str, str | None]], how: dict[str, Any]) -> None:
-    """Raises `InvalidRequest` where what comes last would fail."""
+    """Raises `InvalidRequest` if a step after the measurements (error rates, the plot, a file) would fail."""
     for name, why in (("jiwer", bool(texts)), ("matplotlib", how["plot_path"])):
         if why and find_spec(name) is None:
             raise InvalidRequest(f"{name} is not installed; pip install 'triolet[bench]'")

@@ -27,12 +27,12 @@ class Rules:
     machine: Machine
     work: Work
     rounds: int
-    texts: Mapping[str, str | None] = field(factory=dict)  # that are said in the inputs
+    texts: Mapping[str, str | None] = field(factory=dict)  # what is said in each input, by its path
     say: Say = field(repr=False)
 
 
 def play(contenders: Sequence[Contender], scenarios: Sequence[Scenario], rules: Rules) -> Iterator[Table]:
-    """Plays the scenarios. Yields the table of each as soon as it was played."""
+    """Plays the scenarios. Yields the table of each as soon as the scenario has ended."""
     for scenario in scenarios:
         taking_part = [one for one in contenders if is_ours(one.entry) or not scenario.only_ours]
         rules.say(f"{scenario.name}: {scenario.what}, {rules.rounds} rounds of {len(taking_part)}")
@@ -43,7 +43,7 @@ def play(contenders: Sequence[Contender], scenarios: Sequence[Scenario], rules: 
 
 @contextmanager
 def _neighbour() -> Iterator[None]:
-    """Runs another process, which computes all the time."""
+    """Runs another process, which computes as long as the block lasts."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield

@@ -1,4 +1,4 @@
-"""The inputs of the contenders: clips cut of a folder's recordings, and prompts."""
+"""The inputs of the contenders: clips that are cut from a folder's recordings, and prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..core.errors import InvalidRequest
 RATE = 16_000
 _PAUSE = 0.2  # seconds
 _SOUNDS = (".wav", ".flac", ".mp3", ".ogg")
-_GOLDEN = 0.6180339887498949  # multiples of it, without their whole parts, are all different
+_GOLDEN = 0.6180339887498949  # the fractional parts of its multiples are all different
 
 PROMPTS = tuple(
     f"{question} {thing}?"
@@ -26,7 +26,7 @@ PROMPTS = tuple(
 
 
 def prompts_of(count: int, number: int) -> list[str]:
-    """Returns the prompts of a round. No round has those of another."""
+    """Returns the prompts of a round. No two rounds share a prompt."""
     return [f"({number}.{index // len(PROMPTS)}) {PROMPTS[index % len(PROMPTS)]}" for index in range(count)]
 
 
@@ -35,13 +35,13 @@ class Piece:
     """Speech that is not cut: a short recording, or what is said between two pauses of a long one."""
 
     samples: Any = field(repr=False)  # numpy float32
-    text: str | None  # None: not known
+    text: str | None  # None: the text is not known
 
 
 def pieces_of(recording: Path, longest: float) -> list[Piece]:
-    """Returns the pieces of a recording. ``NAME.txt`` has the text of a short one; of a long one ``NAME.json``, as
-    benchmarks/recordings.py writes it, has the times of its words. One without is cut anywhere. What is said in one
-    breath and is longer than ``longest`` is left out."""
+    """Returns the pieces of a recording. A short recording has its text in ``NAME.txt``. A long one has the times of
+    its words in ``NAME.json``, as benchmarks/recordings.py writes them; a long one without this file is cut anywhere. A
+    phrase that is longer than ``longest`` is left out."""
     from ..api.inputs.audio import load_audio
 
     whole = load_audio(recording, sampling_rate=RATE)
@@ -56,7 +56,7 @@ def pieces_of(recording: Path, longest: float) -> list[Piece]:
 
 
 def _phrases(whole: Any, words: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
-    """The pieces with words that no pause parts."""
+    """Yields the phrases of a recording: words between which nobody pauses."""
     found: list[list[Mapping[str, Any]]] = []
     for word in words:
         if not found or word["start"] - found[-1][-1]["end"] >= _PAUSE:
@@ -69,7 +69,7 @@ def _phrases(whole: Any, words: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
 
 
 def packed(pieces: Sequence[Piece], longest: float) -> list[Piece]:
-    """Joins pieces, one after the other, to clips no longer than ``longest`` seconds."""
+    """Joins pieces, in their order, into clips no longer than ``longest`` seconds."""
     found: list[list[Piece]] = []
     room = 0
     silence = np.zeros(round(_PAUSE * RATE), np.float32)
@@ -95,14 +95,14 @@ class Clips:
     seconds: float  # at most
     _pieces: list[Piece] = field(repr=False)
     texts: dict[str, str | None] = field(factory=dict, init=False)
-    """The text of each clip, by its path; ``None`` where it is not known."""
+    """The text of each clip, by its path; ``None``: the text is not known."""
 
     @classmethod
     def of(cls, recordings: Path, folder: Path, seconds: float) -> Self:
         """Makes clips of all recordings in a folder, the longest ones first.
 
         Raises:
-            InvalidRequest: there is none.
+            InvalidRequest: the folder has no recordings.
         """
         paths = sorted(path for path in recordings.glob("*") if path.suffix in _SOUNDS)
         pieces = [piece for path in paths for piece in pieces_of(path, seconds)]
@@ -112,11 +112,12 @@ class Clips:
 
     @property
     def shortest(self) -> float:
-        """Seconds of the shortest clip."""
+        """The seconds of the shortest clip."""
         return min(len(piece.samples) for piece in self._pieces) / RATE
 
     def some(self, count: int, number: int) -> list[str]:
-        """Paths of ``count`` clips of a round. No round has those of another: the gain differs."""
+        """Returns the paths of ``count`` clips of a round. No two rounds share a clip, since each clip has a gain of
+        its own."""
         return [self._write(index, number) for index in range(count)]
 
     def _write(self, index: int, number: int) -> str:
@@ -130,8 +131,8 @@ class Clips:
 
 
 def word_error_rate(texts: Mapping[str, str | None], heard: Mapping[str, str]) -> float | None:
-    """Returns the percent of wrong words in all known texts, ``None`` where none is known. Both sides are put through
-    transformers' English normalizer."""
+    """Returns the percentage of wrong words in all texts that are known; ``None``: no text is known. Both sides are put
+    through transformers' English normalizer."""
     told = {path: text for path in heard if (text := texts.get(path))}
     if not told:
         return None

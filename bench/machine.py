@@ -1,4 +1,4 @@
-"""The limits of this machine: products of matrices, and reading memory. Nothing that is computed can pass them."""
+"""The limits of this machine: the speed of matrix products, and of reading memory. No computation can be faster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 from attrs import frozen
 
-_SIZE = 1536  # rows and columns of the matrices: their product fills the caches, and takes milliseconds
+_SIZE = 1536  # rows and columns of the matrices: their product fills the caches and takes milliseconds
 _READ = 64 << 20  # numbers: far more than any cache holds
 _TURNS = 9
 
@@ -20,13 +20,14 @@ class Machine:
 
     cpu: str
     threads: int
-    load: float  # of the last minute, before
-    gigaflops: dict[str, float]  # by what is computed in; multiplications and additions are counted
-    gigabytes: float  # a second, read from memory
+    load: float  # the load average of the last minute before the measurement
+    gigaflops: dict[str, float]  # by the type of the numbers; multiplications and additions are counted
+    gigabytes: float  # GB that are read from memory in a second
 
     @classmethod
     def measure(cls, threads: int) -> Self:
-        """Measures for about two seconds. The fastest of some runs counts: this is a limit, not a mean."""
+        """Measures for about two seconds. The fastest of several runs counts, since the result is a limit and not a
+        mean."""
         import torch
 
         from ..models.machine.host import cpu_name, read_file

@@ -21,15 +21,15 @@ class Line:
     """The figures of one contender in one scenario."""
 
     contender: str
-    seconds: tuple[float, ...]  # of each round
+    seconds: tuple[float, ...]  # the seconds of each round
     median: float
-    ratios: Mapping[str, Ratio]  # of our contender: each peer's seconds over ours, by the peer's name
-    limit: float | None = None  # seconds that the machine takes at least
-    error_rate: float | None = None  # percent of the words
-    equal: float | None = None  # share of the answers whose tokens are transformers' in float32
-    waits: Mapping[str, float] = field(factory=dict)  # p50, p95, p99 of the seconds from arrival to answer, and to the
-    # first token, where the scenario is online
-    counted: float | None = None  # how far a thread beside it counted in a second
+    ratios: Mapping[str, Ratio]  # of our contenders only: each peer's seconds over ours, by the peer's name
+    limit: float | None = None  # the least seconds that the machine needs
+    error_rate: float | None = None  # percentage of wrong words
+    equal: float | None = None  # share of the answers that have the tokens of transformers in float32
+    waits: Mapping[str, float] = field(factory=dict)  # percentiles of the seconds from arrival to answer, and to the
+    # first token, if the scenario is online
+    counted: float | None = None  # how far a thread in the same process counted in a second
 
 
 @frozen(kw_only=True)
@@ -42,13 +42,14 @@ class Table:
 
 
 def is_ours(entry: Entry) -> bool:
-    """True for the engine itself."""
+    """Returns whether the entry is the engine itself."""
     return entry.name.startswith(_OURS)
 
 
 def ratios_of(entry: Entry, entries: Sequence[Entry], outcomes: Mapping[str, Outcome]) -> dict[str, Ratio]:
     """Returns the ratios of one of our entries, by the names of the peers that it is compared with. These are the peers
-    that compute in the same numbers, and those in whose numbers none of ours computes. A peer has no ratios."""
+    that compute in the same numbers, and the peers in whose numbers none of our entries computes. The ratios of a peer
+    are empty."""
     if not is_ours(entry):
         return {}
     numbers = {one.numbers for one in entries if is_ours(one)}
@@ -58,7 +59,7 @@ def ratios_of(entry: Entry, entries: Sequence[Entry], outcomes: Mapping[str, Out
 
 
 def waits_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Percentiles of the seconds that the inputs of an online scenario waited."""
+    """Returns percentiles of the seconds that the inputs of an online scenario waited."""
     found: dict[str, float] = {}
     for name, key in (("", "total"), ("first token ", "first")):
         values = [answer[key] for answer in answers if answer.get(key) is not None]
@@ -99,7 +100,7 @@ def as_json(machine: Machine, about: Mapping[str, Any], tables: Sequence[Table])
 
 
 def plot(tables: Sequence[Table], path: Path) -> None:
-    """Draws the medians as bars, a panel for each scenario; the limit of the machine is a line across each bar.
+    """Draws the medians as bars, in one panel for each scenario. A line across each bar is the limit of the machine.
 
     Raises:
         ImportError: matplotlib is not installed (``pip install 'triolet[bench]'``).

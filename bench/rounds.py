@@ -1,4 +1,4 @@
-"""Contenders that take turns, and their times: medians, and ratios within each round."""
+"""The contenders, which take turns, and their times: medians, and ratios within each round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from ..core.errors import TrioletError
 
 _PROGRAMS = Path(__file__).with_name("contenders")
-_TOLD = 1_000  # characters of what a failed contender said
+_TOLD = 1_000  # the last characters that an error quotes of what a failed contender printed
 
 Answer = Mapping[str, Any]
 
@@ -35,13 +35,17 @@ class Entry:
     program: str
     arguments: tuple[str, ...]
     python: str = sys.executable
-    numbers: str = "float32"  # what it computes in
+    numbers: str = "float32"  # the type of the numbers that it computes in
 
 
 @define(eq=False)
 class Contender:
-    """A running entry. ``started`` are the seconds from its start as a process until its model was open, ``about`` are
-    the versions of its packages."""
+    """A running entry.
+
+    Attributes:
+        started: seconds from the start of its process until its model was open.
+        about: the versions of its packages.
+    """
 
     entry: Entry
     _process: subprocess.Popen[str]
@@ -54,7 +58,7 @@ class Contender:
         """Runs the program, and waits until its model is open.
 
         Raises:
-            BenchError: it cannot run, or ended.
+            BenchError: the program cannot be run, or ended before its model was open.
         """
         begun = time.perf_counter()
         said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - as long as the process
@@ -79,9 +83,9 @@ class Contender:
         return contender
 
     def run(self, task: Mapping[str, Any]) -> Answer:
-        """Returns the answer to a task. Raises `BenchError` where the program has ended."""
+        """Returns the answer to a task. Raises `BenchError` if the program has ended."""
         assert self._process.stdin is not None, "it was asked for"
-        with suppress(BrokenPipeError):  # it has ended; the error below has what it said
+        with suppress(BrokenPipeError):  # the program has ended; the error that `_read` raises quotes what it printed
             self._process.stdin.write(json.dumps(task) + "\n")
             self._process.stdin.flush()
         return self._read()
@@ -100,7 +104,7 @@ class Contender:
         )
 
     def close(self) -> None:
-        """Ends the process: it has nothing more to read."""
+        """Ends the process by closing its input."""
         for stream in (self._process.stdin, self._process.stdout):
             assert stream is not None, "it was asked for"
             with suppress(BrokenPipeError):
@@ -115,7 +119,7 @@ class Contender:
 
 @contextmanager
 def opened(entries: Sequence[Entry]) -> Iterator[list[Contender]]:
-    """Starts the entries, one after the other, and closes all of them at the end of the block."""
+    """Starts the entries, one after the other. Closes all of them at the end of the block."""
     with ExitStack() as stack:
         contenders: list[Contender] = []
         for entry in entries:
@@ -126,8 +130,8 @@ def opened(entries: Sequence[Entry]) -> Iterator[list[Contender]]:
 
 @frozen(kw_only=True)
 class Outcome:
-    """The seconds of one contender in all rounds of a scenario, the counts a second of a thread beside it, and its
-    answers in the last round."""
+    """The results of one contender in a scenario: its seconds in all rounds, the counts a second of a thread in its
+    process, and its answers in the last round."""
 
     seconds: tuple[float, ...]
     counted: tuple[float, ...] = ()
@@ -145,11 +149,11 @@ def take_turns(
     *,
     rounds: int,
 ) -> dict[str, Outcome]:
-    """Each contender answers a task in every round, after one that is not counted. Who begins changes from round to
-    round.
+    """Lets each contender answer one task in every round, after a first round that is not counted. A different
+    contender begins each round.
 
     Args:
-        task: of a round; the one that is not counted has the number -1.
+        task: makes the task of a round from its number; the round that is not counted has the number -1.
     """
     seconds: dict[str, list[float]] = {one.entry.name: [] for one in contenders}
     counted: dict[str, list[float]] = {one.entry.name: [] for one in contenders}
@@ -170,7 +174,7 @@ def take_turns(
 
 @frozen(kw_only=True)
 class Ratio:
-    """Times of a peer over ours, round by round: the median, and the lowest and the highest."""
+    """The times of a peer over ours, round by round: the median, the lowest and the highest."""
 
     median: float
     lowest: float
@@ -178,6 +182,6 @@ class Ratio:
 
     @classmethod
     def of(cls, peer: Outcome, ours: Outcome) -> Self:
-        """Compares the two within each round, since both had the machine as it was then."""
+        """Compares the two within each round, since the machine was equally fast for both then."""
         found = [theirs / mine for theirs, mine in zip(peer.seconds, ours.seconds, strict=True)]
         return cls(median=median(found), lowest=min(found), highest=max(found))

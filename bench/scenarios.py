@@ -1,4 +1,4 @@
-"""The scenarios of a contest: each makes the tasks of its rounds."""
+"""The scenarios of a contest. Each makes the tasks of its rounds."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 from attrs import field, frozen
 
 Some = Callable[[int, int], list[str]]
-"""``some(count, number)``: as many inputs, which no other number has: what was computed before would be remembered."""
+"""``some(count, number)`` returns ``count`` inputs that no other number has, since engines may remember what they have
+computed."""
 
 SPEECH = ("one", "neighbour", "thread", "together", "reuse", "short", "trimmed", "online")
 """The scenarios of speech."""
 
-_BESIDE_A_THREAD = 8  # tokens: an engine may take many seconds for each
-_APART = 1_000_000  # between the numbers of two scenarios
+_BESIDE_A_THREAD = 8  # tokens; an engine may take many seconds for each
+_APART = 1_000_000  # the distance between the numbers of two scenarios
 
 
 @frozen(kw_only=True)
 class Scenario:
-    """One line of the report."""
+    """One scenario, a line of the report."""
 
     name: str
     what: str
-    task: Callable[[int], Mapping[str, Any]] = field(repr=False)  # of a round
-    only_ours: bool = False  # no peer has it
+    task: Callable[[int], Mapping[str, Any]] = field(repr=False)  # makes the task of a round
+    only_ours: bool = False  # no peer can play it
     neighbour: bool = False  # another process computes meanwhile
-    online: bool = False  # the wait of each input is of interest, not the whole
-    windows: float = 0.0  # that a task has encoded
-    share: float = 1.0  # of a whole window that each has
+    online: bool = False  # the wait of each input is measured, not the time of the whole task
+    windows: float = 0.0  # the windows that a task has encoded
+    share: float = 1.0  # the length of each window, as a share of a whole one
 
 
 def arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Moments at which ``count`` requests come that know nothing of each other: a Poisson process of ``rate`` a
-    second."""
+    """Returns the moments at which ``count`` independent requests come: a Poisson process of ``rate`` a second."""
     dice, now, found = random.Random(seed), 0.0, []
     for _ in range(count):
         found.append(now)
@@ -43,12 +43,13 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
 
 
 def names_of_text(together: Sequence[int]) -> tuple[str, ...]:
-    """The scenarios of text."""
+    """Returns the names of the text scenarios."""
     return ("one", "thread", *(f"together {count}" for count in together), "online")
 
 
 def _task(some: Some, place: int, count: int, rate: float = 0.0, **asked: Any) -> Callable[[int], dict[str, Any]]:
-    """Tasks with ``count`` inputs that no other scenario has; with a ``rate`` they arrive by chance."""
+    """Returns a function that makes tasks with ``count`` inputs that no other scenario has. With a ``rate``, the inputs
+    arrive by chance."""
     kind = "prompts" if "tokens" in asked else "paths"
 
     def task(number: int) -> dict[str, Any]:
@@ -61,14 +62,14 @@ def _task(some: Some, place: int, count: int, rate: float = 0.0, **asked: Any) -
 def speech_scenarios(
     clips: Some, short: Some, *, together: int, online: int, rate: float, trimmed: float
 ) -> list[Scenario]:
-    """Scenarios of speech.
+    """Returns the scenarios of speech.
 
     Args:
-        clips: paths of clips.
-        short: paths of clips of some seconds.
-        online: requests that arrive in a round.
-        rate: how many arrive in a second.
-        trimmed: share of a window that a short clip has at least when it is trimmed.
+        clips: returns paths of clips.
+        short: returns paths of clips of a few seconds.
+        online: how many requests arrive in a round.
+        rate: how many requests arrive in a second.
+        trimmed: the least share of a window that a short clip has when it is trimmed.
     """
     found: list[Scenario] = []
 
@@ -91,7 +92,7 @@ def speech_scenarios(
 
 
 def text_scenarios(prompts: Some, *, tokens: int, together: Sequence[int], online: int, rate: float) -> list[Scenario]:
-    """Scenarios of text: ``tokens`` after each prompt."""
+    """Returns the scenarios of text, which write ``tokens`` after each prompt."""
     found: list[Scenario] = []
 
     def add(name: str, what: str, count: int, *, online: bool = False, **asked: Any) -> None:

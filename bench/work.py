@@ -1,4 +1,4 @@
-"""The work of a model: the weights that are computed with and read, by the files of its checkpoint alone."""
+"""The work of a model: the weights that it computes with and reads, as the files of its checkpoint tell."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from ..models.checkpoints.stored import open_weights
 from .machine import Machine
 
 _BYTES = {"float32": 2, "bfloat16": 2, "int8": 1}
-"""Bytes that a weight takes at least: `Panels` may hold in 16 bits a weight that is computed in float32."""
+"""The least bytes that a weight takes. A weight that is computed in float32 takes 2, since `Panels` may hold it in 16
+bits."""
 
 
 @frozen(kw_only=True)
 class Work:
     """The work of a model: of one window in its encoder, and of one step in its decoder.
 
-    A step of one token multiplies every matrix of the decoder once, so it reads each of them: no step of a sequence
-    alone is faster than that. Keys and values are left out, since each request brings its own.
+    A step of one token multiplies every matrix of the decoder once, so it reads each matrix; no step of a single
+    sequence is faster than this reading. Keys and values are left out, since each request brings its own.
     """
 
-    window_flops: float  # of the products of a whole window's rows with weights; 0: there is no encoder
-    attention_flops: float  # of the products of its rows with each other
+    window_flops: float  # for the products of a whole window's rows with weights; 0: the model has no encoder
+    attention_flops: float  # for the products of a window's rows with each other
     step_weights: int
 
     @classmethod
@@ -41,7 +42,7 @@ class Work:
         attention = 4.0 * rows**2 * int(config.get("d_model", 0)) * int(config.get("encoder_layers", 0))
         every = sum(matrices.values())
         untied = "lm_head.weight" in shapes or "proj_out.weight" in shapes
-        embedding = max(matrices.values()) if untied else 0  # of which a step reads a row
+        embedding = max(matrices.values()) if untied else 0  # a step reads only a row of this matrix
         return cls(
             window_flops=2.0 * rows * (encoder + cross),
             attention_flops=attention,
@@ -49,8 +50,8 @@ class Work:
         )
 
     def limit(self, machine: Machine, numbers: str, *, windows: float, share: float, steps: int) -> float:
-        """Returns the seconds that ``windows`` windows, each a ``share`` of a whole one, and ``steps`` steps take at
-        least on ``machine``."""
+        """Returns the least seconds that ``windows`` windows and ``steps`` steps take on ``machine``. Each window is a
+        ``share`` of a whole one."""
         flops = windows * (share * self.window_flops + share**2 * self.attention_flops)
         computed = flops / (machine.gigaflops[numbers] * 1e9)
         return computed + steps * self.step_weights * _BYTES[numbers] / (machine.gigabytes * 1e9)

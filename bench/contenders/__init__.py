@@ -1,11 +1,13 @@
-"""The contenders: programs that are run by paths, in other interpreters perhaps, and import nothing of each other but
-`serve`. Each opens a model, and then answers tasks, one JSON object a line on both sides.
+"""The contenders: programs that are run by their paths, perhaps in other interpreters. They import no module of this
+package but `serve`. Each contender opens a model and then answers tasks; tasks and answers are JSON objects, one a
+line.
 
-A task of speech has ``paths`` of WAV files, and perhaps ``context`` (see `TranscribeOptions.encoder_context`),
-``reuse`` (the language, the text and its translation are wanted of each), or ``arrivals`` (seconds after which each
-path arrives).
-A task of text has ``prompts``, ``tokens`` (how many to write), and perhaps ``arrivals``. Any task may have ``thread``:
-a thread of the contender's process computes in Python meanwhile (`serve.beside`). The answer has ``seconds`` of the
-whole, with a thread how far it ``counted`` in a second, and for each input ``tokens``, ``text``, ``first`` (seconds to
-the first token, where it is known) and ``total`` from its arrival.
+A task of speech has ``paths`` of WAV files. It may also have ``context`` (see `TranscribeOptions.encoder_context`),
+``reuse`` (the answer needs the language, the text and the translation of each file), or ``arrivals`` (the seconds after
+which each path arrives). A task of text has ``prompts`` and ``tokens`` (how many to write), and may have ``arrivals``.
+Any task may have ``thread``: then a thread of the contender's process computes in Python meanwhile (`serve.beside`).
+
+An answer has the ``seconds`` of the whole task; with ``thread`` it also has ``counted``, how far the thread counted in
+a second. For each input the answer has ``tokens``, ``text``, ``first`` (seconds to the first token, if known) and
+``total`` (seconds from the arrival of the input).
 """

@@ -1,5 +1,5 @@
-"""faster-whisper: ``faster_whisper_speech.py FOLDER COMPUTE_TYPE THREADS``. Several paths at once are one batch of its
-`BatchedInferencePipeline`."""
+"""The contender faster-whisper: ``faster_whisper_speech.py FOLDER COMPUTE_TYPE THREADS``. Several paths at once are one
+batch of its `BatchedInferencePipeline`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def together(batched: Any, paths: list[str]) -> list[dict[str, Any]]:
     )
     found: list[dict[str, Any]] = [{"text": "", "tokens": []} for _ in paths]
     for one in segments:
-        # it rounds starts to milliseconds, and one that lies on a clip's end is the next clip's
+        # the library rounds starts to milliseconds; a start at the end of a clip belongs to the next clip
         index = min(int(np.searchsorted(ends - 0.01, one.start, side="right")), len(paths) - 1)
         found[index] = {"text": found[index]["text"] + one.text, "tokens": [*found[index]["tokens"], *one.tokens]}
     return found

@@ -1,4 +1,4 @@
-"""llama.cpp: ``llama_cpp_text.py FILE.gguf KIND THREADS``, one prompt after the other."""
+"""The contender llama.cpp: ``llama_cpp_text.py FILE.gguf KIND THREADS``. It answers one prompt after the other."""
 
 from __future__ import annotations
 

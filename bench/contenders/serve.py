@@ -1,5 +1,5 @@
-"""The part that all contenders share: each opens, says so, and answers tasks until its input ends. It needs nothing but
-Python's own library."""
+"""The part that all contenders share: each opens its model, reports that, and answers tasks until its input ends. This
+module needs only Python's standard library."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import IO, Any
 
 
 def connect() -> IO[str]:
-    """Returns the stream for answers. What libraries print to standard output goes to standard error from now on."""
+    """Returns the stream for answers. From now on, standard output goes to standard error, so that libraries cannot
+    print into the answers."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
 
 
 def say(stream: IO[str], **told: Any) -> None:
-    """Writes one answer."""
+    """Writes one answer, a line of JSON."""
     stream.write(json.dumps(told) + "\n")
     stream.flush()
 
@@ -29,7 +30,7 @@ def say(stream: IO[str], **told: Any) -> None:
 def serve(
     open_model: Callable[[], tuple[Any, dict[str, str]]], run: Callable[[Any, dict[str, Any]], list[dict[str, Any]]]
 ) -> None:
-    """Answers tasks by ``run(model, task)``, which gives an answer for each input."""
+    """Opens the model, then answers each task with ``run(model, task)``, which returns an answer for each input."""
     answers = connect()
     begun = time.perf_counter()
     model, about = open_model()
@@ -43,8 +44,8 @@ def serve(
 
 @contextmanager
 def beside(task: dict[str, Any]) -> Iterator[dict[str, float]]:
-    """Times the block: ``seconds``. Where the task has ``thread``, a thread of this process computes in Python all the
-    while: ``counted`` is how far it counts in a second."""
+    """Measures the ``seconds`` of the block. If the task has ``thread``, a thread of this process counts in Python
+    meanwhile; ``counted`` is how far it counts in a second."""
     told: dict[str, float] = {}
     ended, reached = threading.Event(), [0]
 
@@ -69,7 +70,8 @@ def beside(task: dict[str, Any]) -> Iterator[dict[str, float]]:
 
 
 def in_order(task: dict[str, Any], inputs: Sequence[str], one: Callable[[str], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Answers ``inputs`` one after the other, each when it has arrived, as an engine does that runs one at a time."""
+    """Answers ``inputs`` one after the other, none before its arrival, as an engine does that runs one request at a
+    time."""
     begun = time.perf_counter()
     arrivals = task.get("arrivals") or [0.0] * len(inputs)
     found = []

@@ -1,4 +1,4 @@
-"""transformers: ``transformers_speech.py FOLDER DTYPE THREADS``. Several paths at once are one batch."""
+"""The contender transformers: ``transformers_speech.py FOLDER DTYPE THREADS``. Several paths at once are one batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers: ``transformers_text.py FOLDER DTYPE THREADS``. Several prompts at once are one batch."""
+"""The contender transformers: ``transformers_text.py FOLDER DTYPE THREADS``. Several prompts at once are one batch."""
 
 from __future__ import annotations
 

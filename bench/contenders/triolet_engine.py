@@ -1,4 +1,4 @@
-"""The engine itself: ``triolet_engine.py FOLDER CONFIG KIND``, CONFIG as JSON, KIND "speech" or "text"."""
+"""The contender Triolet: ``triolet_engine.py FOLDER CONFIG KIND``. CONFIG is JSON, KIND is "speech" or "text"."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def main() -> None:
 async def arrive(
     engine: Any, answer: Any, task: Any, index: int, item: str, found: list[dict[str, Any]], begun: float
 ) -> None:
-    """Answers one input when it arrives. Its time runs from then on, though nobody may have noticed."""
+    """Answers one input when it arrives. Its seconds count from its arrival, even if this task wakes up later."""
     arrival = (task.get("arrivals") or [0.0] * len(found))[index]
     await trio.sleep(max(begun + arrival - time.perf_counter(), 0.0))
     late = time.perf_counter() - begun - arrival
@@ -49,7 +49,7 @@ async def arrive(
 
 
 async def hear(engine: Any, task: Any, path: str) -> dict[str, Any]:
-    """The text of a file."""
+    """Returns the text of a file, with its tokens and the seconds to the first one."""
     options = {**GREEDY, "encoder_context": task.get("context", "full")}
     transcript = await engine.transcribe(path, language=None if task.get("reuse") else "en", **options)
     if task.get("reuse"):
@@ -60,7 +60,7 @@ async def hear(engine: Any, task: Any, path: str) -> dict[str, Any]:
 
 
 async def write(engine: Any, task: Any, prompt: str) -> dict[str, Any]:
-    """The continuation of a prompt."""
+    """Returns the continuation of a prompt, with its tokens and the seconds to the first one."""
     from triolet import SamplingParams
 
     sampling = SamplingParams(max_tokens=task["tokens"], min_tokens=task["tokens"])
