@@ -34,13 +34,16 @@ from triolet.cluster import Cluster
 CONFIG = EngineConfig(device="cpu", threads=1)
 REPLICAS = 3
 NAME = "triolet-benchmark"
-Case = tuple[tuple[object, int], SamplingParams]  # samples with their rate, and how its tokens are sampled
+Case = tuple[
+    tuple[object, int], SamplingParams
+]  # samples with their rate, and how the tokens of the request are sampled
 Answers = dict[int, tuple[int, ...]]
 claim = Claims()
 
 
 def make_cases(count: int, seed: int, *, contents: int = 12, zipf: float = 0.0, tokens: int = 50) -> list[Case]:
-    """Requests for ``contents`` parts of the shipped recordings; the n-th is wanted in proportion to ``n ** -zipf``."""
+    """Returns requests for ``contents`` parts of the shipped recordings. The n-th part is wanted in proportion to ``n
+    ** -zipf``."""
     chance, windows = random.Random(seed), []
     recordings = [soundfile.read(sample.path, dtype="float32") for sample in demo.samples()]
     for number in range(contents):
@@ -58,7 +61,7 @@ def make_cases(count: int, seed: int, *, contents: int = 12, zipf: float = 0.0, 
 
 
 async def ask(engine: Engine, cases: list[Case], answers: Answers, at_once: int = 64) -> None:
-    """Streams all of them, ``at_once`` at a time."""
+    """Streams all ``cases``, at most ``at_once`` at a time, and writes their tokens into ``answers``."""
     whisper, limiter = engine.model.whisper, trio.CapacityLimiter(at_once)
     prompt = (whisper.start_id, whisper.language_ids["en"], whisper.task_ids["transcribe"], whisper.no_timestamps_id)
 
@@ -77,7 +80,7 @@ async def ask(engine: Engine, cases: list[Case], answers: Answers, at_once: int 
 
 @contextmanager
 def machines() -> Iterator[None]:
-    """Three nodes of Ray's on this machine."""
+    """Starts three nodes of Ray on this machine, and stops them at the end of the block."""
     sizes = {"num_cpus": 2, "object_store_memory": 100 << 20}
     several = Machines(initialize_head=True, head_node_args={**sizes, "include_dashboard": False})
     for _ in range(2):
@@ -100,13 +103,13 @@ async def cluster(replicas: int = REPLICAS) -> AsyncIterator[Cluster]:
 
 
 def processes(prefix: str = f"{NAME}:") -> list[psutil.Process]:
-    """Processes of replicas; those in quarantine count where the ``prefix`` is shorter."""
+    """Returns the processes of replicas. A shorter ``prefix`` includes the replicas in quarantine."""
     lines = [(one, one.info["cmdline"] or [""]) for one in psutil.process_iter(["cmdline"])]
     return [one for one, words in lines if words[0].startswith(f"ray::ServeReplica:{prefix}")]
 
 
 async def alone(cases: list[Case]) -> tuple[Answers, int]:
-    """The answers of one engine, and its encodings."""
+    """Returns the answers of one engine, and the number of its encodings."""
     answers: Answers = {}
     async with Engine(demo.checkpoint(), config=CONFIG) as engine:
         await ask(engine, cases, answers)
@@ -114,20 +117,20 @@ async def alone(cases: list[Case]) -> tuple[Answers, int]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns when ``condition`` holds of other processes."""
+    """Waits until ``condition``, which is about other processes, holds."""
     with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110
             await trio.sleep(0.2)
 
 
 def all_there() -> bool:
-    """True while all replicas are ready, by Serve's word."""
+    """Returns whether Ray Serve reports all replicas as ready."""
     states = serve.status().applications[NAME].deployments["replica"].replica_states
     return states.get(ReplicaState.RUNNING, 0) == REPLICAS
 
 
 async def encoded_by(engine: Engine) -> int:
-    """Encodings of all replicas, once they have reported them."""
+    """Returns the number of encodings of all replicas, once the replicas have reported them."""
     await trio.sleep(5)
     return engine.statistics().encoder_cache.encoded
 
@@ -154,7 +157,7 @@ async def zipf(requests: int) -> None:
 
 
 async def disturbed(times: int, seed: int, disturb: Callable[[Cluster, int], Awaitable[None]]) -> None:
-    """A replica leaves under load, again and again: each request has the tokens that it has without that."""
+    """Lets a replica leave under load, again and again. Each request must get the tokens that it gets undisturbed."""
     cases, wrong, took = make_cases(60, seed), 0, []
     expected, _ = await alone(cases)
     async with cluster() as engine:

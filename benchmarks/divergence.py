@@ -27,7 +27,7 @@ from triolet.testing.families import make_checkpoint
 
 
 def distributions(model: str, text: str, tokens: int, quantization: str | None) -> tuple[list[int], Tensor]:
-    """The first ``tokens`` of ``text``, and the log-probabilities [tokens, vocabulary] after each of them."""
+    """Returns the first ``tokens`` of ``text``, and the log-probabilities [tokens, vocabulary] after each of them."""
     blueprint = read_blueprint(model, EngineConfig(device="cpu", dtype="float32", quantization=quantization))
     ids = blueprint.checkpoint.tokenizer(text, add_special_tokens=False).input_ids[:tokens]
     module, shape = blueprint.load(blueprint.files()).module, blueprint.checkpoint.shape

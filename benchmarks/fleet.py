@@ -22,17 +22,17 @@ from simulated_fleet.load import Burst, Load
 from simulated_fleet.outcome import Played
 from simulated_fleet.policies import POLICIES
 
-KEY_BYTES, LOAD_BYTES = 32, 16  # of a key in hexadecimal digits, and of a replica's number with two counts
+KEY_BYTES, LOAD_BYTES = 32, 16  # bytes of a key in hexadecimal digits; bytes of a replica's number with two counts
 OURS, PLAIN, BOUNDED = "by content", "by hash", "by bounded hash"
 
 
 @frozen(kw_only=True)
 class Case:
-    """A load with losses, for a fleet. ``rate`` is of each replica, a second."""
+    """A load with losses, for a fleet. ``rate`` is the number of requests a second for each replica."""
 
     rate: float
     seconds: float
-    contents: int = 500  # for each replica: 64 of them fit its cache
+    contents: int = 500  # for each replica, whose cache holds 64 of them
     bursts: tuple[Burst, ...] = ()
     losses: tuple[Loss, ...] = ()
     fleet: Fleet = field(factory=Fleet)
@@ -54,14 +54,15 @@ SCENARIOS = {
     "loss": Case(rate=2.5, seconds=32.0, losses=(Loss(at=10.0, share=0.1, seconds=15.0),)),
     "high load": Case(rate=8.0, seconds=16.0),
 }
-"""A burst doubles the arrivals, and 30 % of them ask for one new content. In a loss a tenth of the replicas dies."""
+"""The loads. A burst doubles the arrivals, and 30 % of them ask for one new content. A loss kills a tenth of the
+replicas."""
 
 
 def sweeps() -> Iterator[tuple[str, Case]]:
     base = Case(rate=6.0, seconds=14.0)
     for routers in (1, 4, 16, 64):
         yield f"{routers} ingresses", evolve(base, fleet=Fleet(routers=routers))
-    for seconds in (0.2, 5.0):  # a load is reported with the keys at any rate
+    for seconds in (0.2, 5.0):  # the reports of keys include the load, whatever ``load_seconds`` is
         yield f"16 ingresses, loads every {seconds:g} s", evolve(base, fleet=Fleet(routers=16, load_seconds=seconds))
     for seconds in (1.0, 20.0, 1e6):
         yield f"16 ingresses, keys every {seconds:g} s", evolve(base, fleet=Fleet(routers=16, tell_seconds=seconds))

@@ -35,7 +35,7 @@ from triolet.testing import SimWorker
 from triolet.testing.trio_tools import run_virtually
 
 CHUNK = 0.1  # seconds
-Timed = list[tuple[str, float]]  # words without case and marks, each with a moment of the recording
+Timed = list[tuple[str, float]]  # words without case and punctuation, each with a moment of the recording
 
 
 def plain(words: list[tuple[str, float]]) -> Timed:
@@ -43,14 +43,14 @@ def plain(words: list[tuple[str, float]]) -> Timed:
 
 
 def latencies(true: Timed, found: Timed) -> list[float]:
-    """Seconds from the end of each word that was understood to its stable text."""
+    """Returns the seconds from the end of each word that was understood until the word is stable text."""
     matcher = SequenceMatcher(None, [word for word, _ in true], [word for word, _ in found], autojunk=False)
     pairs = ((match.a + at, match.b + at) for match in matcher.get_matching_blocks() for at in range(match.size))
     return [found[there][1] - true[here][1] for here, there in pairs]
 
 
 async def play(make: Any, samples: Any, rate: int, options: dict[str, Any]) -> list[tuple[LiveText, float]]:
-    """The updates of a session, each with the second of the recording at which it came."""
+    """Returns the updates of a session, each with the second of the recording at which it came."""
     async with make() as engine, engine.live(rate=rate, **options) as session, trio.open_nursery() as nursery:
         begun = trio.current_time()
 

@@ -1,7 +1,7 @@
 """The host's work in a step, over a device that answers at once: ``python benchmarks/load.py``.
 
-It is the time of trio, the actors, the planner, and of bringing tokens to their readers. Run it on a machine that has
-nothing else to do.
+The measured time is that of trio, the actors, the planner, and of bringing tokens to their readers. Run the script on a
+machine that has nothing else to do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Instant(SimExecutor):
 
 
 async def step(running: int, waiting: int) -> float:
-    """Seconds of a step, all of them the host's."""
+    """Returns the seconds of a step, all of which the host takes."""
     pages = running * 520
     model = SimModel(kind=Kind.DECODER, max_positions=8192, page_size=16, pages=pages, vocabulary_size=64)
     device = Instant(model)

@@ -54,14 +54,14 @@ from triolet.testing.families import make_checkpoint
 
 RATE = 16_000
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
-WARM_UP = 2  # rounds, after which nothing may grow
-MMAP_THRESHOLD = 256 << 10  # bytes: less than an encoder output, which lives long among much that does not
+WARM_UP = 2  # rounds; in later rounds nothing may grow
+MMAP_THRESHOLD = 256 << 10  # bytes; smaller than an encoder output, which outlives most of the blocks around it
 MB = 1e6
 claim = Claims()
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now."""
+    """Returns the bytes of this process that are in memory now."""
     return int(psutil.Process().memory_info().rss)
 
 
@@ -69,7 +69,7 @@ def resident() -> int:
 
 
 async def hear(engine: Engine, _: int, seed: int, share: float) -> None:
-    """Transcribes the shipped recordings from some point on, again and again, in noise: 80 to 300 s."""
+    """Transcribes 80 to 300 s of audio: the shipped recordings, repeated from a random point on, with noise."""
     rng = np.random.default_rng(seed)
     spoken = np.concatenate([load_audio(sample.path) for sample in demo.samples()])
     samples = np.resize(np.roll(spoken, -int(rng.integers(len(spoken)))), int((80 + 220 * share) * RATE))
@@ -78,7 +78,8 @@ async def hear(engine: Engine, _: int, seed: int, share: float) -> None:
 
 
 async def look(engine: Engine, number: int, seed: int, _: float) -> None:
-    """Asks about two images of noise: one is the round's, and one the request's own."""
+    """Asks about two images of noise. All requests of the round share the first one; the second is the request's
+    own."""
     kinds = (number, 1_000_000 + seed)
     images = [np.random.default_rng(kind).integers(0, 256, (1640, 1640, 3), dtype=np.uint8) for kind in kinds]
     prompt = " ".join(f"{' '.join([f'{text} cats'] * 25)} {IMAGE}" for text in (number, seed))
@@ -93,7 +94,7 @@ async def rounds(model: Path, config: EngineConfig, ask: Any, count: int) -> Non
                 for index in range(requests):
                     nursery.start_soon(ask, engine, number, number * requests + index, index / (requests - 1))
             while (now := engine.statistics().requests).running or now.leaving or now.steps_in_flight:  # noqa: ASYNC110
-                await trio.sleep(0.01)  # until the last step, in which the executor forgets who ended
+                await trio.sleep(0.01)  # waits for the last step, in which the executor forgets the ended sequences
             sizes.append(resident())
             books = sum(engine.statistics().device.by_owner.values())
             apart.add(books - live_bytes())
@@ -107,7 +108,7 @@ async def rounds(model: Path, config: EngineConfig, ask: Any, count: int) -> Non
     claim(evicted > 0, f"encoder outputs evicted: {evicted}; claimed: some, as the caches are to turn over")
 
 
-# The caches are so small that two rounds fill them: memory that nobody has written to is not resident.
+# The caches are so small that two rounds fill them, since memory that nobody has written to is not resident.
 CONFIG = EngineConfig(device="cpu", threads=1, max_running=8, encoder_idle_seconds=3600.0, encoder_cache_bytes=32 << 20)
 
 
@@ -125,7 +126,7 @@ def images(count: int) -> None:
 
 
 async def read_hours(path: Path) -> None:
-    """Reads as a transcription does: each window is forgotten when the next one is asked for."""
+    """Reads a recording as a transcription does, which forgets each window when it asks for the next one."""
     sizes, start = [], 0
     async with Recording(path) as recording:
         hearing = Hearing(recording, Silero(), SpanRules())
@@ -165,7 +166,7 @@ def engines(count: int) -> None:
         trio.run(live)
         sizes.append(resident())
         left.append((live_bytes(), threading.active_count(), psutil.Process().num_fds()))
-    fifth = max(2, len(sizes) // 5)  # the allocator's arenas breathe, so medians are compared
+    fifth = max(2, len(sizes) // 5)  # the size of the allocator's arenas varies, so medians are compared
     growth = median(sizes[-fifth:]) / median(sizes[2 : 2 + fifth]) - 1
     claim(growth < 0.01, f"grown by {growth:+.2%} from the first fifth to the last; claimed: less than 1 %")
     more = [last - early for last, early in zip(left[-1], left[2], strict=True)]
@@ -177,10 +178,10 @@ def engines(count: int) -> None:
 
 @define(eq=False)
 class Timed:
-    """An executor that passes every call on, and remembers when each step and each encoding began and ended."""
+    """An executor that passes every call on, and records when each step and each encoding began and ended."""
 
     inner: Any
-    begun: Any  # called on the worker with the kind of a call that begins
+    begun: Any  # called on the worker when a call begins, with the kind of the call
     calls: list[tuple[float, float]] = field(factory=list)
 
     def __getattr__(self, name: str) -> Any:
@@ -197,7 +198,8 @@ class Timed:
 
 
 async def leave(during: str) -> tuple[float, float]:
-    """Leaves an engine's block while a call runs. Returns the seconds until all is released, and those of the call."""
+    """Leaves an engine's block while a call runs. Returns the seconds until everything is released, and the seconds of
+    the call."""
     config = EngineConfig(device="cpu", threads=1)
     token, running, timed = trio.lowlevel.current_trio_token(), trio.Event(), []
 
@@ -236,7 +238,7 @@ def exits(count: int) -> None:
 
 
 def status(name: str) -> int:
-    """A size of this process by the kernel's name, in bytes."""
+    """Returns the size of this process that the kernel lists under ``name``, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
@@ -265,14 +267,14 @@ async def sizes_of(model: str, dtype: str) -> None:
 
 
 def footprint(model: str, dtype: str, imports: str | None) -> None:
-    """Runs twice in processes of their own: the first learns which modules an engine imports, the second imports them
-    before its first reading."""
+    """Measures in two processes. The first finds out which modules an engine imports; the second imports them before it
+    measures anything."""
     command = [sys.executable, __file__, "footprint", model, "--dtype", dtype, "--imports"]
     if imports is None:
         names = subprocess.run([*command, "[]"], check=False, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
         sys.exit(subprocess.run([*command, "-"], check=False, input=names, text=True).returncode)
     for name in json.loads(sys.stdin.read() if imports == "-" else imports):
-        with suppress(Exception):  # some cannot be imported by name: they come with others
+        with suppress(Exception):  # some modules cannot be imported by name; others import them
             importlib.import_module(name)
     trio.run(sizes_of, model, dtype)
     if imports != "-":
@@ -293,7 +295,9 @@ def main() -> None:
     if asked.what == "footprint":
         footprint(asked.model, asked.dtype, asked.imports)
         claim.exit()
-    if asked.malloc == "returning" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:  # read when a process starts
+    if (
+        asked.malloc == "returning" and "MALLOC_MMAP_THRESHOLD_" not in os.environ
+    ):  # glibc reads the variable when a process starts
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD)
         os.execv(sys.executable, [sys.executable, *sys.argv])
     gc.disable()

@@ -33,9 +33,15 @@ from attrs import field, frozen
 
 RATE = 16_000
 LOUDNESS = 0.08  # root mean square of each sentence; full scale is 1
-EDGE = 0.04  # seconds of the synthesizer's silence that stay around a sentence
+EDGE = 0.04  # seconds of the synthesizer's silence that are kept around a sentence
 NOVELS = ("sensesensibility", "prideprejudice", "mansfieldpark", "emma", "northangerabbey", "persuasion")
-SPEEDS = (0.94, 0.97, 1.0, 1.03, 1.06)  # of the tape: pitch and tempo, so that one program has several voices
+SPEEDS = (
+    0.94,
+    0.97,
+    1.0,
+    1.03,
+    1.06,
+)  # of playback: they change pitch and tempo, so that one program has several voices
 FLITE = ("slt", "rms", "awb")
 FESTIVAL = ("cmu_us_slt_arctic_hts",)
 
@@ -55,7 +61,7 @@ SCHEME = """
 
 @frozen
 class Word:
-    """A word as it stands in the text, and when it is said, in seconds."""
+    """A word as it stands in the text, with its start and end in seconds."""
 
     word: str
     start: float
@@ -82,11 +88,12 @@ Voice = tuple[str, str, float]  # a program, its voice, and the speed at which i
 
 @frozen(kw_only=True)
 class Style:
-    """A way to speak a stretch of text. Ranges are drawn from uniformly, both ends included.
+    """A way to speak a stretch of text. Values are drawn uniformly from ranges, both ends included.
 
-    ``voices`` take turns after ``run`` sentences, and of the sentences only those of ``length`` words are read. In a
-    turn there are ``pause`` seconds between sentences, and ``between`` seconds from turn to turn. ``noise`` is the
-    colour and the ratio of speech to noise in dB. The first voice is ``certain``, where one is named.
+    ``voices`` take turns of ``run`` sentences each. Only sentences of ``length`` words are read. In a turn there are
+    ``pause`` seconds between sentences, and ``between`` seconds separate two turns. ``noise`` is the colour of the
+    noise and the ratio of speech to noise in dB. ``certain`` names the first voice; ``None``: the first voice is drawn
+    too.
     """
 
     voices: int
@@ -106,14 +113,22 @@ STYLES = {
     "rushed": Style(voices=2, run=(2, 5), length=(18, 60), pause=(0.0, 0.05), between=(0.0, 0.05), noise=("white", 20)),
     "harsh": Style(voices=3, run=(1, 4), between=(0.5, 9.0), noise=("white", 15.0), certain="kal16"),
 }
-RECORDINGS = {"read": 0, "noisy": 1, "pauses": 2, "dialogue": 3, "rushed": 4, "empty": 5, "harsh": 8}  # in the seed
+RECORDINGS = {
+    "read": 0,
+    "noisy": 1,
+    "pauses": 2,
+    "dialogue": 3,
+    "rushed": 4,
+    "empty": 5,
+    "harsh": 8,
+}  # the number of each recording in its seed
 
 
 # -- the text --------------------------------------------------------------------------------------------------------
 
 
 def novel(name: str) -> tuple[tuple[str, ...], ...]:
-    """The sentences of each chapter."""
+    """Returns the sentences of each chapter."""
     program = f"library(janeaustenr); writeLines({name})"
     lines = run(["Rscript", "--vanilla", "-e", program]).splitlines()
     chapters: list[list[str]] = []
@@ -126,7 +141,7 @@ def novel(name: str) -> tuple[tuple[str, ...], ...]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Those that can be read as they stand: letters and punctuation, without quotation marks."""
+    """Yields the sentences that can be read as they stand: letters and punctuation, without quotation marks."""
     for paragraph in re.split(r"\n\s*\n", text):
         plain = re.sub(r"[,;]?\s*--+\s*", ", ", " ".join(paragraph.split()))
         plain = re.sub(r"[\"_()]|(?<!\w)'|'(?!\w)", "", plain)
@@ -136,7 +151,8 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def reading(name: str, seed: int, rng: np.random.Generator) -> Iterator[str]:
-    """Sentences without end, from the beginning of a chapter on. Odd seeds have every other chapter, even the rest."""
+    """Yields sentences without end, from the beginning of a chapter on. Odd seeds use every other chapter, even seeds
+    the rest."""
     chapters = novel(name)[seed % 2 :: 2]
     first = int(rng.integers(len(chapters)))
     for chapter in islice(cycle(chapters), first, None):
@@ -151,8 +167,8 @@ def run(command: list[str]) -> str:
 
 
 class Speaker:
-    """Says sentences, in a folder of its own. flite's library speaks, since its command does not print when a word
-    begins."""
+    """A speaker of sentences, with a folder for its files. It calls flite's library, since flite's command does not
+    print when a word begins."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -178,7 +194,9 @@ class Speaker:
         self._voices: dict[str, int] = {}
 
     def flite(self, text: str, voice: str, path: Path) -> list[Word]:
-        self._c.srand(1)  # flite's breath is drawn by C's generator: the same for a sentence, whatever was said before
+        self._c.srand(
+            1
+        )  # C's generator makes flite's breath: seeded, a sentence sounds the same whatever was said before
         utterance = self._flite.flite_synth_text(text.encode("ascii"), self._voice(voice))
         self._flite.cst_wave_save_riff(self._flite.utt_wave(utterance), str(path).encode())
         words = list(self._words(self._flite.utt_relation(utterance, b"Token")))
@@ -202,7 +220,8 @@ class Speaker:
         return self._voices[name]
 
     def say(self, text: str, voice: Voice) -> Speech | None:
-        """``None`` where the program read other words than are written, so that their times are unknown."""
+        """Returns the spoken ``text``; ``None``: the program read other words than are written, so that their times are
+        unknown."""
         raw, played = self._folder / "raw.wav", self._folder / "played.wav"
         program, name, speed = voice
         spoken = (self.flite if program == "flite" else festival)(text, name, raw)
@@ -219,7 +238,7 @@ class Speaker:
 
 
 def festival(text: str, voice: str, path: Path) -> list[Word]:
-    """Says ``text`` into ``path``. The times of a token are those of its words."""
+    """Says ``text`` into ``path``. A token lasts from the start of its first word to the end of its last."""
     program = path.with_suffix(".scm")
     program.write_text(SCHEME.format(voice=voice, text=text, path=path), encoding="ascii")
     words = []
@@ -231,7 +250,7 @@ def festival(text: str, voice: str, path: Path) -> list[Word]:
 
 
 def voices(style: Style, rng: np.random.Generator) -> list[Voice]:
-    """Draws as many voices as take turns, all different. A single one is of the two that are understood best."""
+    """Draws as many voices as take turns, all different. A single voice is one of the two that are understood best."""
     names = [("flite", name) for name in FLITE] + [("festival", name) for name in FESTIVAL]
     if style.voices == 1:
         names = names[:2]
@@ -248,7 +267,8 @@ def silence(seconds: float) -> Speech:
 
 
 def noise(colour: str, count: int, rng: np.random.Generator) -> np.ndarray:
-    """``count`` samples of white or pink noise (power as 1 / frequency, from 20 Hz on), root mean square 1."""
+    """Returns ``count`` samples of white or pink noise (power as 1 / frequency, from 20 Hz on) with root mean square
+    1."""
     white = rng.standard_normal(count)
     if colour == "white":
         return white
@@ -259,7 +279,7 @@ def noise(colour: str, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def stretch(style: Style, seconds: float, text: Iterator[str], speaker: Speaker, rng: np.random.Generator) -> Speech:
-    """At least ``seconds`` of speech and pauses."""
+    """Returns at least ``seconds`` of speech and pauses."""
     least, most = style.length
     fitting = (sentence for sentence in text if least <= len(sentence.split()) <= most)
     parts = [silence(rng.uniform(0.1, 1.0))]
@@ -281,7 +301,8 @@ def stretch(style: Style, seconds: float, text: Iterator[str], speaker: Speaker,
 
 
 def empty(seconds: float, rng: np.random.Generator) -> Speech:
-    """Nobody speaks: exact silence, noise, tones, hum and clicks, each for a tenth of the time or so."""
+    """Returns audio in which nobody speaks: exact silence, noise, tones, hum and clicks, for about equal parts of the
+    time."""
     sounds: list[Callable[[np.ndarray], Any]] = [
         np.zeros_like,
         lambda times: 0.001 * noise("white", len(times), rng),
@@ -302,7 +323,7 @@ def empty(seconds: float, rng: np.random.Generator) -> Speech:
 
 
 def clicks(times: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A knock of 5 ms about every second."""
+    """Returns a click of 5 ms about every second."""
     sound = 0.0005 * rng.standard_normal(len(times))
     for at in np.flatnonzero(rng.random(len(times)) < 1.0 / RATE):
         knock = 0.5 * rng.standard_normal(80) * np.linspace(1, 0, 80)

@@ -51,9 +51,12 @@ claim = Claims()
 
 @contextmanager
 def server(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """``triolet serve`` of the demo checkpoint: its process and port. At the end SIGTERM stops it."""
+    """Runs ``triolet serve`` with the demo checkpoint. Yields its process and port, and stops it with SIGTERM at the
+    end."""
     command = [sys.executable, "-m", "triolet", "serve", "--model", "demo=demo", "--port", "0", "--no-access-log"]
-    with NamedTemporaryFile("w+", encoding="utf-8") as log:  # the server would wait for a pipe that nobody reads
+    with NamedTemporaryFile(
+        "w+", encoding="utf-8"
+    ) as log:  # a file, since a full pipe that nobody reads would block the server
         process = subprocess.Popen([*command, *options], stderr=log, text=True)
         said = Path(log.name).read_text
         while not (found := re.search(r": serving demo.*:(\d+)\n", said())):
@@ -72,7 +75,7 @@ def post(path: str, body: bytes, kind: str) -> bytes:
 
 
 def hear(number: int) -> bytes:
-    """A whole request for the text of a recording."""
+    """Returns a complete HTTP request for the text of a recording."""
     path = RECORDINGS[number % len(RECORDINGS)]
     head = f'--{EDGE}\r\ncontent-disposition: form-data; name="model"\r\n\r\ndemo\r\n--{EDGE}\r\n'
     file = f'content-disposition: form-data; name="file"; filename="{path.name}"\r\n\r\n'
@@ -80,7 +83,7 @@ def hear(number: int) -> bytes:
 
 
 async def ask(port: int, request: bytes) -> tuple[int, bytes]:
-    """The status and the body of an answer; status 0 where the server closed the connection without one."""
+    """Returns the status and the body of an answer. Status 0: the server closed the connection without an answer."""
     stream, got = await trio.open_tcp_stream("127.0.0.1", port), b""
     async with stream:
         with suppress(trio.BrokenResourceError):
@@ -93,7 +96,7 @@ async def ask(port: int, request: bytes) -> tuple[int, bytes]:
 
 
 async def at_once(count: int, one: Callable[[int], Awaitable[Any]]) -> list[Any]:
-    """The results of ``one`` for each number below ``count``, in the order in which they come."""
+    """Returns the results of ``one`` for each number below ``count``, in the order in which they come."""
     found = []
 
     async def note(number: int) -> None:
@@ -109,7 +112,8 @@ async def at_once(count: int, one: Callable[[int], Awaitable[Any]]) -> list[Any]
 
 
 async def turn(one: Ask, seconds: float) -> tuple[float, list[float], int]:
-    """64 clients ask for some seconds: answers a second, the seconds of each, and how many were lost."""
+    """Lets 64 clients ask for ``seconds``. Returns the answers a second, the seconds of each answer, and the number of
+    lost requests."""
     begun, times, lost = time.perf_counter(), [], 0
 
     async def client(number: int) -> None:
@@ -169,11 +173,11 @@ def streams(count: int) -> None:
 
 
 async def interrupt(process: subprocess.Popen[str], port: int, after: float) -> list[int]:
-    """The status of every request that was begun before and after SIGTERM."""
+    """Sends SIGTERM while 8 clients ask. Returns the status of every request, from before and after the signal."""
     statuses = []
 
     async def client(number: int) -> None:
-        with suppress(OSError):  # the server listens no more
+        with suppress(OSError):  # the server has stopped listening
             while not statuses or statuses[-1] == 200:
                 statuses.append((await ask(port, hear(number)))[0])
 
@@ -189,7 +193,9 @@ def sigterm(count: int) -> None:
     good, slowest = 0, 0.0
     for number in range(count):
         with server("--drain-seconds", "20") as (process, port):
-            statuses = trio.run(interrupt, process, port, 0.02 + 0.5 * number / count)  # another moment each time
+            statuses = trio.run(
+                interrupt, process, port, 0.02 + 0.5 * number / count
+            )  # SIGTERM comes at another moment each time
             begun = time.perf_counter()
             process.wait(timeout=50)
             slowest = max(slowest, time.perf_counter() - begun)
@@ -202,7 +208,8 @@ def sigterm(count: int) -> None:
 
 
 async def attack(port: int) -> Counter[tuple[bool, int]]:
-    """400 clients at once. Returns the statuses of the answers, by whether the request was a good one."""
+    """Runs 400 clients at once. Returns the counts of the answers, by whether the request was a good one and by
+    status."""
     good, statuses = hear(0), Counter[tuple[bool, int]]()
     huge = f"POST {SPEECH} HTTP/1.1\r\n{HOST}\r\ncontent-type: {FORM}\r\ncontent-length: {2**30}\r\n\r\n"
     upgrade = "GET /v1/realtime?model=demo HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n"
@@ -236,7 +243,7 @@ async def attack(port: int) -> Counter[tuple[bool, int]]:
 
 
 async def quiet(port: int) -> None:
-    """Returns when nothing runs any more."""
+    """Waits until the server runs no request any more."""
     with trio.fail_after(10):
         while json.loads((await ask(port, HEALTH))[1])["running"]:  # noqa: ASYNC110
             await trio.sleep(0.1)

@@ -73,7 +73,7 @@ def main() -> None:
     for engine, answers in engines.items():
         for path, (text, seconds) in zip(paths, answers, strict=True):
             true = path.with_suffix(".txt").read_text(encoding="utf-8")
-            found = jiwer.process_words(NORMAL(true) or "nobody", NORMAL(text))  # jiwer wants a true word
+            found = jiwer.process_words(NORMAL(true) or "nobody", NORMAL(text))  # jiwer refuses a text without words
             if not true.strip():
                 claim(engine != "triolet" or not text.strip(), f"{path.stem}: {engine} hears {len(text.split())} words")
                 continue

@@ -23,7 +23,7 @@ CLIENTS, TOKENS = 8, 100
 
 
 async def step(verify: bool) -> float:
-    """Microseconds of the processor that a step takes."""
+    """Returns the microseconds of processor time that a step takes."""
     sampling = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
     executor = SimExecutor(SimModel(max_positions=2 * TOKENS, pages=CLIENTS * TOKENS))
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     pairs, took = parser.parse_args().pairs, {True: list[float](), False: list[float]()}
     for pair in range(pairs):
-        for verify in (bool(pair % 2), not pair % 2):  # another one begins in each pair
+        for verify in (bool(pair % 2), not pair % 2):  # the two take turns in going first
             took[verify].append(trio.run(step, verify, clock=MockClock(autojump_threshold=0)))
     low, cost, high = quantiles([one - other for one, other in zip(took[True], took[False], strict=True)], n=4)
     print(f"in {pairs} pairs: {cost:.0f} us a step, quartiles {low:.0f} and {high:.0f}")

@@ -1,4 +1,4 @@
-"""Plays a load on a fleet: deterministic, on virtual time, in one thread."""
+"""A player of loads on a fleet: deterministic, on virtual time, in one thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from .replica import Costs, Replica, SimRequest
 
 @frozen(kw_only=True)
 class Loss:
-    """The death of a ``share`` of the replicas at ``at``. New ones, which hold nothing, are there ``seconds`` later."""
+    """The death of a ``share`` of the replicas at ``at``. After ``seconds``, new ones with empty caches replace
+    them."""
 
     at: float
     share: float
@@ -30,13 +31,13 @@ class Fleet:
     """The parts of a fleet.
 
     Attributes:
-        replicas: how many.
-        costs: of each replica.
-        routers: ingresses, each with a router of its own; requests come to them in turn.
-        tell_seconds: how often a replica reports the keys that it holds to each router.
-        load_seconds: how often it reports its load.
-        most_told: keys that it reports at most, the newest.
-        full: at the start the caches hold the most wanted contents, each where the first router would send it.
+        replicas: the number of replicas.
+        costs: the costs of each replica.
+        routers: the number of ingresses, each with a router of its own; requests come to them in turn.
+        tell_seconds: the seconds between two reports of the keys that a replica holds, to each router.
+        load_seconds: the seconds between two reports of a replica's load.
+        most_told: the most keys that a report has; the newest are chosen.
+        full: the caches start with the most wanted contents, each on the replica that the first router would choose.
     """
 
     replicas: int = 1_000
@@ -64,11 +65,11 @@ class Play:
     lost: list[Replica] = field(factory=list, init=False)
     routers: list[Router] = field(init=False)
     ended: list[SimRequest] = field(factory=list, init=False)
-    told: int = field(default=0, init=False)  # keys, to each router
-    arriving: bool = field(default=True, init=False)  # requests are to come
+    told: int = field(default=0, init=False)  # keys that were reported to each router
+    arriving: bool = field(default=True, init=False)  # more requests are to come
     _events: list[tuple[float, int, _Event]] = field(factory=list, init=False)  # a heap
-    _order: int = field(default=0, init=False)  # of events at the same time
-    _made: int = field(default=0, init=False)  # replicas, so far
+    _order: int = field(default=0, init=False)  # counts events, so that events at the same time keep their order
+    _made: int = field(default=0, init=False)  # replicas that were made so far
 
     def __attrs_post_init__(self) -> None:
         count = self.fleet.routers
@@ -80,7 +81,7 @@ class Play:
         self._next_arrival()
 
     def fill(self) -> None:
-        """Fills the caches with the most wanted contents, and lets the routers know."""
+        """Fills the caches with the most wanted contents, and reports these to the routers."""
         kept: dict[str, list[str]] = {name: [] for name in self.replicas}
         for rank in range(self.fleet.replicas * self.fleet.costs.outputs):
             kept[self.routers[0].choose((content(rank),))].append(content(rank))
@@ -90,7 +91,7 @@ class Play:
                 router.told(name, self.replicas[name].held(0.0))
 
     def run(self) -> None:
-        """Plays until every request has ended, and every output is freed."""
+        """Plays until every request has ended and every output is freed."""
         now = 0.0
         while self._events:
             now, _, event = heapq.heappop(self._events)
@@ -99,7 +100,7 @@ class Play:
             replica.close(now)
 
     def at(self, time: float, event: _Event) -> None:
-        """Has ``event`` called at ``time``, with the time."""
+        """Schedules ``event`` at ``time``. The event is called with this time."""
         self._order += 1
         heapq.heappush(self._events, (time, self._order, event))
 
@@ -140,7 +141,7 @@ class Play:
         self.replicas[name] = replica = Replica(name, self.fleet.costs, self._wake)
         for router in self.routers:
             router.joined(name)
-        part = self._made % 97 / 97  # not all at once
+        part = self._made % 97 / 97  # spreads the reports of the replicas over time
         self.at(now + part * self.fleet.tell_seconds, partial(self._tell, replica))
         self.at(now + part * self.fleet.load_seconds, partial(self._tell_load, replica))
 
@@ -151,7 +152,8 @@ class Play:
         return self.arriving and replica.name in self.replicas
 
     def _tell(self, replica: Replica, now: float) -> None:
-        """Reports the keys that the replica holds to every router, as long as it lives and requests come."""
+        """Reports the keys that the replica holds to every router, and again at intervals while it lives and requests
+        come."""
         if not self._tells(replica):
             return
         held = replica.held(now)[-self.fleet.most_told :]
@@ -182,10 +184,10 @@ class Play:
 
 
 def play(fleet: Fleet, load: Load, make: Make, *, seed: int = 0, losses: tuple[Loss, ...] = ()) -> Played:
-    """Plays ``load`` on ``fleet``, whose routers ``make`` makes.
+    """Plays ``load`` on ``fleet``. ``make`` makes its routers.
 
     Args:
-        seed: of the requests and of the routers: the same seed gives the same numbers.
+        seed: the seed of the requests and the routers; equal seeds give equal numbers.
         losses: see `Loss`.
     """
     run = Play(fleet, make, seed, losses, load.requests(seed))

@@ -15,8 +15,8 @@ from .replica import SimRequest
 
 @frozen(kw_only=True)
 class Burst:
-    """A time of more requests: from ``begin`` on, for ``seconds``, there are ``times`` as many, of which ``share`` ask
-    for one new content."""
+    """A time with more requests: for ``seconds`` from ``begin`` on, ``times`` as many requests arrive. A ``share`` of
+    them asks for one new content."""
 
     begin: float
     seconds: float
@@ -25,20 +25,20 @@ class Burst:
 
 
 def content(rank: int) -> str:
-    """The key of one content; 0 is the most wanted."""
+    """Returns the key of one content; content 0 is the most wanted."""
     return f"content {rank}"
 
 
 @frozen(kw_only=True)
 class Load:
-    """Requests of a fleet.
+    """The requests of a fleet.
 
     Attributes:
         rate: requests a second, of the whole fleet.
-        seconds: for so long they arrive.
-        warm_seconds: those of the first ones fill the caches, and are not in the figures.
-        contents: how many different ones there are; the n-th most wanted is wanted in proportion to ``n ** -zipf``.
-        tokens: the mean of a request's tokens, above 1, which are geometrically distributed.
+        seconds: how long requests arrive.
+        warm_seconds: how long the warm-up is; its requests fill the caches and are not in the figures.
+        contents: the number of different contents; the n-th most wanted is wanted in proportion to ``n ** -zipf``.
+        tokens: the mean number of a request's tokens, above 1; the numbers are geometrically distributed.
         bursts: see `Burst`.
     """
 
@@ -51,7 +51,7 @@ class Load:
     bursts: tuple[Burst, ...] = ()
 
     def requests(self, seed: int) -> Iterator[SimRequest]:
-        """The requests, in the order of their arrival."""
+        """Yields the requests, in the order of their arrival."""
         chance = random.Random(f"requests {seed}")
         weights = list(accumulate(rank**-self.zipf for rank in range(1, self.contents + 1)))
         now, number = 0.0, 0

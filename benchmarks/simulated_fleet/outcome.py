@@ -14,18 +14,19 @@ from .replica import SimRequest
 
 @frozen(kw_only=True)
 class Played:
-    """The outcome of a load. Seconds are virtual. Requests of the warm-up are not in the figures, but for ``encodes``.
+    """The outcome of a load. Seconds are virtual. The figures leave out the requests of the warm-up, except for
+    ``encodes``.
 
     Attributes:
-        requests: that ended: all that arrived.
-        encodes: that were computed, from the start on.
+        requests: the number of requests that ended, which is all that arrived.
+        encodes: the number of encodings, from the start on.
         hit_rate: the share of the requests that needed no encoding of their own.
-        mean: seconds from the arrival to the end of a request, those before its replica died included.
-        p50, p99: seconds to its first token.
-        sent_again: requests whose replica died.
+        mean: seconds from the arrival to the end of a request, including those before a replica died with it.
+        p50, p99: percentiles of the seconds from the arrival of a request to its first token.
+        sent_again: the number of requests whose replica died.
         imbalance: the longest device time of a replica that lived throughout, over the mean.
-        told: keys that one router was told, a second.
-        p99_by_second: of the requests that arrived in each second.
+        told: the number of keys that were reported to one router in a second.
+        p99_by_second: ``p99`` of the requests that arrived in each second.
     """
 
     requests: int
@@ -41,7 +42,7 @@ class Played:
 
 
 def summary(ended: Sequence[SimRequest], *, warm: float, busy: Sequence[float], encodes: int, told: float) -> Played:
-    """The figures of ``ended``, of which those that arrived before ``warm`` do not count."""
+    """Returns the figures of those ``ended`` requests that arrived at ``warm`` or later."""
     counted = sorted((one for one in ended if one.arrived >= warm), key=lambda one: one.arrived)
     waits = sorted(one.first - one.arrived for one in counted)
     by_second = groupby(counted, key=lambda one: int(one.arrived))
@@ -60,5 +61,5 @@ def summary(ended: Sequence[SimRequest], *, warm: float, busy: Sequence[float], 
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Returns the value of sorted ``values`` that ``share`` of them lie below; NaN where there are none."""
+    """Returns the quantile ``share`` of ``values``, which are sorted; NaN: there are no values."""
     return values[min(int(share * len(values)), len(values) - 1)] if values else math.nan

@@ -1,4 +1,4 @@
-"""Ways to choose a replica, to be compared. Triolet's own is `triolet.core.routing.Router` itself."""
+"""The ways to choose a replica that are compared. Triolet's own is `triolet.core.routing.Router`, unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NEVER_BUSY = 1 << 31
 
 @define(eq=False)
 class ByLoad(Router):
-    """The less loaded of two by chance, whatever they hold."""
+    """The less loaded of two random replicas, whatever they hold."""
 
     def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
         """Implements `Router.choose`."""
@@ -25,7 +25,7 @@ class ByLoad(Router):
 
 @define(eq=False)
 class ByHash(Router):
-    """Consistent hashing with bounded loads: the first replica after the key on the ring that is not busy."""
+    """Consistent hashing with bounded loads: the first replica on the ring after the key that is not busy."""
 
     def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
         """Implements `Router.choose`."""
@@ -34,7 +34,7 @@ class ByHash(Router):
         return next(one for one in self._clockwise(keys[-1]) if self.load(one) < most)
 
     def told(self, replica: str, keys: Iterable[str], others: int = 0, others_encodings: int = 0) -> None:
-        """Implements `Router.told`; the keys that are held do not count."""
+        """Implements `Router.told`. The keys that the replica holds are ignored."""
         del keys
         self.told_load(replica, others, others_encodings)
 
@@ -50,7 +50,7 @@ class ByHash(Router):
 
 
 Make = Callable[[int, int], Router]
-"""Makes a router: of the places of a replica, and a seed."""
+"""Makes a router from the number of places of a replica, and a seed."""
 
 
 def _made(kind: type[Router], places: int, seed: int) -> Router:
@@ -63,4 +63,4 @@ POLICIES: Mapping[str, Make] = {
     "by bounded hash": partial(_made, ByHash),
     "by content": partial(_made, Router),
 }
-"""Plain consistent hashing is the bounded one without a bound."""
+"""The policies by name. Plain consistent hashing is bounded hashing without a bound."""

@@ -1,7 +1,7 @@
 """A replica of a fleet: the engine's own planner, ledger and time share, and a device that runs one call after another.
 
 It stands for an engine with a decoder that reads audio or images, without cross-attention slots and prefix cache. Only
-the actors and the model are left out: a call of the device is an event at its end.
+the actors and the model are left out: on the simulated device a call is one event, at its end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triolet.core.request import EncoderItem, Request
 from triolet.core.share import TimeShare
 from triolet.testing.sim import SECONDS
 
-_MOST_TOKENS = 4096  # of a sequence, which has one page
+_MOST_TOKENS = 4096  # the most positions of a sequence, which all fit one page
 _TOKEN = SampledToken(token_id=1)
 
 
@@ -35,12 +35,13 @@ class Costs:
     """The times and the room of a replica.
 
     Attributes:
-        encode: seconds of an encode launch, of one item.
+        encode: seconds of an encode launch, which has one item.
         step: seconds of a step, however many sequences it has.
-        places: sequences that run at once.
-        outputs: encoder outputs that the cache holds.
-        idle_seconds: after which an output that nobody holds is freed. `EngineConfig.encoder_idle_seconds` is shorter
-            by default: a fleet, whose memory is its own, should raise it.
+        places: how many sequences run at once.
+        outputs: how many encoder outputs the cache holds.
+        idle_seconds: seconds after which an output that nobody holds is freed. The default of
+            `EngineConfig.encoder_idle_seconds` is shorter; a fleet should raise it, since no other program needs its
+            memory.
     """
 
     encode: float = SECONDS[Job.ENCODE]
@@ -70,13 +71,13 @@ class SimRequest:
     """A request of the fleet, with one encoder item.
 
     Attributes:
-        number: of its arrival.
-        key: of its content.
-        tokens: that it will have.
-        arrived, first, ended: seconds: the times at which it came, had its first token, had its last.
-        replica: the one that has it, or had it last.
-        sent: how often it was sent: more than once where replicas died.
-        hit: its output was there or on its way when it acquired it.
+        number: the number of its arrival.
+        key: the key of its content.
+        tokens: how many tokens it will get.
+        arrived, first, ended: the times, in seconds, of its arrival, its first token and its last token.
+        replica: the replica that has the request, or had it last.
+        sent: how often the request was sent; more than once if replicas died.
+        hit: its output was resident or on its way when the request acquired it.
     """
 
     number: int
@@ -92,7 +93,7 @@ class SimRequest:
 
 @frozen
 class ReplicaLoad:
-    """The load of a replica that other routers have sent."""
+    """The load that other routers have sent to a replica."""
 
     requests: int
     encodings: int
@@ -100,29 +101,34 @@ class ReplicaLoad:
 
 @define(eq=False)
 class Replica:
-    """One replica. ``wake`` is called with the time of the next `advance`; a call for an earlier ``turn`` is void."""
+    """One replica. It calls ``wake`` with the time of the next `advance`. A call that was asked for in an earlier
+    ``turn`` is void."""
 
     name: str
     costs: Costs
     wake: Callable[[Replica, float], None]
     encodes: int = field(default=0, init=False)
-    busy: float = field(default=0.0, init=False)  # seconds of the device
+    busy: float = field(default=0.0, init=False)  # seconds in which the device worked
     turn: int = field(default=0, init=False)
     planner: Planner = field(init=False)
     ledger: EncoderLedger = field(init=False)
     _share: TimeShare = field(factory=TimeShare, init=False)
     _requests: dict[int, SimRequest] = field(factory=dict, init=False)
-    _missed: dict[str, int] = field(factory=dict, init=False)  # keys to be encoded, and the request that acquired each
-    _device: deque[StepPlan | str] = field(factory=deque, init=False)  # the calls that were sent; a key is encoded
-    _begun: float | None = field(default=None, init=False)  # the time at which the first of them began
+    _missed: dict[str, int] = field(
+        factory=dict, init=False
+    )  # keys to be encoded, each with the request that acquired it first
+    _device: deque[StepPlan | str] = field(
+        factory=deque, init=False
+    )  # the calls that were sent; a text is a key to encode
+    _begun: float | None = field(default=None, init=False)  # when the first of these calls began
 
     def __attrs_post_init__(self) -> None:
         self.planner = Planner(self.costs.limits)
         self.ledger = EncoderLedger(self.costs.outputs, batch_size=BatchSize(1))
 
     def fill(self, keys: Sequence[str], now: float) -> None:
-        """Makes the outputs of ``keys`` resident, the first as the newest, as far as there is room. In one batch, which
-        is sooner played."""
+        """Makes the outputs of ``keys`` resident, as many as fit; the first key becomes the newest. All are encoded in
+        one batch, which is faster to simulate."""
         kept = tuple(reversed(keys[: self.costs.outputs]))
         self.ledger.batch_size = BatchSize(self.costs.outputs)
         for key in kept:
@@ -144,18 +150,19 @@ class Replica:
         self._go_on(now)
 
     def lose(self) -> list[SimRequest]:
-        """Kills the replica. Returns the requests that it had."""
+        """Kills the replica. Returns the requests that the replica had."""
         self.turn += 1
         return list(self._requests.values())
 
     def close(self, now: float) -> None:
-        """Frees every output, when all requests have ended."""
+        """Frees every output, after all requests have ended."""
         assert not self._requests, f"{self.name} is closed with {len(self._requests)} requests"
         self._obey(self.ledger.close(now=now))
         assert self.ledger.drained, f"{self.name} still holds {list(self.ledger.entries())}"
 
     def others(self, routers: int) -> list[ReplicaLoad]:
-        """Returns the load that the others have sent, for each of so many routers, which take requests in turn."""
+        """Returns, for each router, the load that the other routers have sent. Requests come to the ``routers`` in
+        turn."""
         requests, encodings = [len(self._requests)] * routers, [len(self._missed)] * routers
         for number in self._requests:
             requests[number % routers] -= 1
@@ -164,12 +171,12 @@ class Replica:
         return [ReplicaLoad(*pair) for pair in zip(requests, encodings, strict=True)]
 
     def held(self, now: float) -> list[str]:
-        """The keys of the outputs that are resident, or will be, the oldest first."""
+        """Returns the keys of the outputs that are resident or on their way, the oldest first."""
         self._free_idle(now)
         return list(self.ledger.entries())
 
     def advance(self, now: float) -> list[SimRequest]:
-        """Ends the device's present call. Returns the requests that ended by it."""
+        """Ends the device's present call. Returns the requests that ended with this call."""
         call, begun, self._begun = self._device.popleft(), self._begun, None
         assert begun is not None, "a call ended that never began"
         self.busy += now - begun
@@ -190,9 +197,11 @@ class Replica:
         return ended
 
     def _go_on(self, now: float) -> list[SimRequest]:
-        """Plays the actors: what can be sent to the device is sent. Returns the requests that have ended."""
+        """Plays the actors, which send to the device whatever can be sent. Returns the requests that have ended."""
         if not self._share.steps_turn(now):
-            self._try_encode(now)  # it has waited for this moment, and goes before the steps that are planned now
+            self._try_encode(
+                now
+            )  # the encoding has waited for this moment, and goes before the steps that are planned now
         ended = self._act(now)
         while (plan := self.planner.next_step()) is not None:
             self._device.append(plan)
@@ -206,7 +215,7 @@ class Replica:
         return ended
 
     def _try_encode(self, now: float) -> None:
-        """Sends the next encode launch, unless one is under way."""
+        """Sends the next encode launch, unless an encode launch is under way."""
         if any(isinstance(call, str) for call in self._device):
             return
         for job in self.ledger.take_encode_batch():
@@ -235,7 +244,8 @@ class Replica:
             self._obey(self.ledger.evict_idle(now=now, idle_seconds=self.costs.idle_seconds))
 
     def _obey(self, decisions: Decisions) -> None:
-        """Plays the encoder cache. Frees are done at once: they take a thousandth of a second, and nobody waits."""
+        """Plays the encoder cache. Frees are done at once, since they take a thousandth of a second and nobody waits
+        for them."""
         for hold in decisions.ready:
             self.planner.encoder_ready(hold.holder)
         if decisions.free:
