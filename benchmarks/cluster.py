@@ -34,9 +34,7 @@ from triolet.cluster import Cluster
 CONFIG = EngineConfig(device="cpu", threads=1)
 REPLICAS = 3
 NAME = "triolet-benchmark"
-Case = tuple[
-    tuple[object, int], SamplingParams
-]  # samples with their rate, and how the tokens of the request are sampled
+Case = tuple[tuple[object, int], SamplingParams]  # samples with their rate, and how to sample the tokens
 Answers = dict[int, tuple[int, ...]]
 claim = Claims()
 

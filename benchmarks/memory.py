@@ -295,9 +295,7 @@ def main() -> None:
     if asked.what == "footprint":
         footprint(asked.model, asked.dtype, asked.imports)
         claim.exit()
-    if (
-        asked.malloc == "returning" and "MALLOC_MMAP_THRESHOLD_" not in os.environ
-    ):  # glibc reads the variable when a process starts
+    if asked.malloc == "returning" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:  # glibc reads it at the start only
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD)
         os.execv(sys.executable, [sys.executable, *sys.argv])
     gc.disable()

@@ -35,13 +35,7 @@ RATE = 16_000
 LOUDNESS = 0.08  # root mean square of each sentence; full scale is 1
 EDGE = 0.04  # seconds of the synthesizer's silence that are kept around a sentence
 NOVELS = ("sensesensibility", "prideprejudice", "mansfieldpark", "emma", "northangerabbey", "persuasion")
-SPEEDS = (
-    0.94,
-    0.97,
-    1.0,
-    1.03,
-    1.06,
-)  # of playback: they change pitch and tempo, so that one program has several voices
+SPEEDS = (0.94, 0.97, 1.0, 1.03, 1.06)  # of playback: pitch and tempo change, so that a program has several voices
 FLITE = ("slt", "rms", "awb")
 FESTIVAL = ("cmu_us_slt_arctic_hts",)
 
@@ -113,15 +107,7 @@ STYLES = {
     "rushed": Style(voices=2, run=(2, 5), length=(18, 60), pause=(0.0, 0.05), between=(0.0, 0.05), noise=("white", 20)),
     "harsh": Style(voices=3, run=(1, 4), between=(0.5, 9.0), noise=("white", 15.0), certain="kal16"),
 }
-RECORDINGS = {
-    "read": 0,
-    "noisy": 1,
-    "pauses": 2,
-    "dialogue": 3,
-    "rushed": 4,
-    "empty": 5,
-    "harsh": 8,
-}  # the number of each recording in its seed
+RECORDINGS = {"read": 0, "noisy": 1, "pauses": 2, "dialogue": 3, "rushed": 4, "empty": 5, "harsh": 8}  # in the seed
 
 
 # -- the text --------------------------------------------------------------------------------------------------------
@@ -194,9 +180,7 @@ class Speaker:
         self._voices: dict[str, int] = {}
 
     def flite(self, text: str, voice: str, path: Path) -> list[Word]:
-        self._c.srand(
-            1
-        )  # C's generator makes flite's breath: seeded, a sentence sounds the same whatever was said before
+        self._c.srand(1)  # seeds flite's breath, so that a sentence always sounds the same
         utterance = self._flite.flite_synth_text(text.encode("ascii"), self._voice(voice))
         self._flite.cst_wave_save_riff(self._flite.utt_wave(utterance), str(path).encode())
         words = list(self._words(self._flite.utt_relation(utterance, b"Token")))

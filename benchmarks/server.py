@@ -54,9 +54,7 @@ def server(*options: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Runs ``triolet serve`` with the demo checkpoint. Yields its process and port, and stops it with SIGTERM at the
     end."""
     command = [sys.executable, "-m", "triolet", "serve", "--model", "demo=demo", "--port", "0", "--no-access-log"]
-    with NamedTemporaryFile(
-        "w+", encoding="utf-8"
-    ) as log:  # a file, since a full pipe that nobody reads would block the server
+    with NamedTemporaryFile("w+", encoding="utf-8") as log:  # a pipe that nobody reads would block the server
         process = subprocess.Popen([*command, *options], stderr=log, text=True)
         said = Path(log.name).read_text
         while not (found := re.search(r": serving demo.*:(\d+)\n", said())):
@@ -193,9 +191,7 @@ def sigterm(count: int) -> None:
     good, slowest = 0, 0.0
     for number in range(count):
         with server("--drain-seconds", "20") as (process, port):
-            statuses = trio.run(
-                interrupt, process, port, 0.02 + 0.5 * number / count
-            )  # SIGTERM comes at another moment each time
+            statuses = trio.run(interrupt, process, port, 0.02 + 0.5 * number / count)  # another moment each time
             begun = time.perf_counter()
             process.wait(timeout=50)
             slowest = max(slowest, time.perf_counter() - begun)

@@ -114,12 +114,8 @@ class Replica:
     ledger: EncoderLedger = field(init=False)
     _share: TimeShare = field(factory=TimeShare, init=False)
     _requests: dict[int, SimRequest] = field(factory=dict, init=False)
-    _missed: dict[str, int] = field(
-        factory=dict, init=False
-    )  # keys to be encoded, each with the request that acquired it first
-    _device: deque[StepPlan | str] = field(
-        factory=deque, init=False
-    )  # the calls that were sent; a text is a key to encode
+    _missed: dict[str, int] = field(factory=dict, init=False)  # keys to encode, with the request that acquired each
+    _device: deque[StepPlan | str] = field(factory=deque, init=False)  # the calls that were sent; a text is a key
     _begun: float | None = field(default=None, init=False)  # when the first of these calls began
 
     def __attrs_post_init__(self) -> None:
@@ -199,9 +195,7 @@ class Replica:
     def _go_on(self, now: float) -> list[SimRequest]:
         """Plays the actors, which send to the device whatever can be sent. Returns the requests that have ended."""
         if not self._share.steps_turn(now):
-            self._try_encode(
-                now
-            )  # the encoding has waited for this moment, and goes before the steps that are planned now
+            self._try_encode(now)  # the encoding has waited, and goes before the steps that are planned now
         ended = self._act(now)
         while (plan := self.planner.next_step()) is not None:
             self._device.append(plan)
