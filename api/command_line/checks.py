@@ -1,6 +1,6 @@
 """The checks of ``triolet doctor``, as pure functions of what is known of the machine.
 
-Each gives a `Finding`: all is well, or something is slow or wrong, and then what to do.
+Each returns a `Finding`: all is well, or something is slow or wrong, with advice on what to do about it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from .devices import Device
 
 State = Literal["ok", "slow", "wrong"]
-Fault: TypeAlias = tuple[object, State, str]  # whether it is there, what it costs, and what to do
+Fault: TypeAlias = tuple[object, State, str]  # whether the fault is there, its state, the advice
 
-_LEAST_MEMORY = 1 << 30  # bytes that should be left
+_LEAST_MEMORY = 1 << 30  # bytes that should be available
 _LEAST_DISK = 2 << 30
 _MATTER = ("torch", "transformers", "tokenizers", "trio", "numpy", "av", "soundfile", "soxr")
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -28,7 +28,7 @@ _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 @frozen
 class Finding:
-    """One line of the report. ``advice`` is what to do, for all that is not ``"ok"``."""
+    """One line of the report. ``advice`` says what to do; it is empty if the state is ``"ok"``."""
 
     name: str
     state: State
@@ -37,7 +37,7 @@ class Finding:
 
 
 def judged(name: str, found: str, *faults: Fault) -> Finding:
-    """The finding for the first of ``faults`` that is there."""
+    """The finding for the first of ``faults`` that is present; without one, the state is ``"ok"``."""
     for there, state, advice in faults:
         if there:
             return Finding(name, state, found, advice)
@@ -45,10 +45,11 @@ def judged(name: str, found: str, *faults: Fault) -> Finding:
 
 
 def check_packages(requirements: Iterable[str], installed: Mapping[str, str]) -> list[Finding]:
-    """The versions of packages against the ranges of pyproject.toml.
+    """Compares the versions of packages with the ranges of pyproject.toml.
 
     Args:
-        requirements: of the installed package's metadata. Those of extras count where they are installed.
+        requirements: those in the installed package's metadata. A requirement of an extra counts only if its package is
+            installed.
         installed: versions by name; a name that is missing is not installed.
     """
     from packaging.requirements import Requirement
@@ -68,12 +69,12 @@ def check_packages(requirements: Iterable[str], installed: Mapping[str, str]) ->
 
 
 def check_torch(version: str, *, cuda: str | None, sees_cuda: bool, has_nvidia: bool, libraries: Set[str]) -> Finding:
-    """torch's build against the machine.
+    """Compares torch's build with the machine.
 
     Args:
-        cuda: the version of CUDA that it was built for.
+        cuda: the version of CUDA that torch was built for; ``None``: none.
         has_nvidia: the system has NVIDIA's driver.
-        libraries: for products of matrices on the CPU: "MKL", "oneDNN".
+        libraries: the libraries with which torch multiplies matrices on the CPU: "MKL", "oneDNN".
     """
     build = "CPU build" if cuda is None else f"built for CUDA {cuda}"
     blind = has_nvidia and cuda is not None and not sees_cuda
@@ -88,14 +89,14 @@ def check_torch(version: str, *, cuda: str | None, sees_cuda: bool, has_nvidia: 
 
 
 def check_device(device: Device) -> Finding:
-    """A device that torch sees, and whether it answers."""
+    """Checks whether a device that torch sees also answers."""
     advice = "look at nvidia-smi; to leave it out, set CUDA_VISIBLE_DEVICES to the others, or to nothing"
     found = f"{device.name}: {device.told}{', the default' if device.is_default else ''}"
     return judged("device", found, (device.fault, "wrong", advice))
 
 
 def check_threads(cores: Cores, threads: int, environment: Mapping[str, str]) -> Finding:
-    """The number of threads against the cores that are worth one."""
+    """Compares the number of threads with the number of cores that are worth a thread."""
     named = ", ".join(f"{name}={environment[name]}" for name in _VARIABLES if name in environment)
     advice = f"unset it, or set it to {cores.count}" if named else f"set OMP_NUM_THREADS={cores.count}"
     return judged(
@@ -107,7 +108,7 @@ def check_threads(cores: Cores, threads: int, environment: Mapping[str, str]) ->
 
 
 def check_waiting(policy: WaitPolicy) -> Finding:
-    """The way in which OpenMP's threads wait."""
+    """Checks the way in which OpenMP's threads wait."""
     spins = (policy.setting or "").upper() == "OMP_WAIT_POLICY=ACTIVE"
     return judged(
         "waiting",
@@ -118,7 +119,8 @@ def check_waiting(policy: WaitPolicy) -> Finding:
 
 
 def check_native(level: int | None) -> Finding:
-    """The native library and its instruction set, as x86-64 counts them; ``None``: the package has no library."""
+    """Checks the native library and its instruction set. ``level``: x86-64's level; ``None``: the package has no
+    library."""
     advice = "install a C++ compiler, then triolet from its source again: pip install --force-reinstall --no-deps ."
     name = {3: "AVX2", 4: "AVX-512"}.get(level or 0, "no instruction set of its own")
     found = f"there, with {name}: models on the CPU run by it"
@@ -128,7 +130,8 @@ def check_native(level: int | None) -> Finding:
 
 
 def check_switching(interval: float, while_working: float) -> Finding:
-    """The seconds that a Python thread which computes keeps the others waiting: now, and while an engine works."""
+    """Checks how many seconds a Python thread that computes keeps other threads waiting: now, and while an engine
+    works."""
     found = f"{interval * 1e3:g} ms"
     if interval > while_working:
         found += f", and {while_working * 1e3:g} ms while an engine works (switch_interval='kept': it stays)"
@@ -136,8 +139,8 @@ def check_switching(interval: float, while_working: float) -> Finding:
 
 
 def check_memory(total: int, available: int | None, limit: int | None) -> Finding:
-    """Memory in bytes: the machine's, what is left, and the cgroup's limit. ``None``: there is none, or it is not
-    known."""
+    """Checks the memory, in bytes: the machine's, the available part, and the cgroup's limit. ``None``: there is no
+    such number, or it is not known."""
     left = "" if available is None else f", {gibibytes(available)} available"
     bound = "" if limit is None or limit >= total else f", {gibibytes(limit)} by the cgroup"
     advice = "most models need more: end other programs" + (", or raise the container's limit" if bound else "")
@@ -146,12 +149,12 @@ def check_memory(total: int, available: int | None, limit: int | None) -> Findin
 
 
 def check_instructions(flags: Set[str], capability: str, *, bfloat16: bool) -> Finding:
-    """The CPU's instruction sets, and those that torch uses.
+    """Compares the CPU's instruction sets with those that torch uses.
 
     Args:
-        flags: as Linux names them; none where the system does not say.
-        capability: what torch says of itself: "AVX512", "AVX2", "DEFAULT" and others.
-        bfloat16: the CPU multiplies in bfloat16.
+        flags: the CPU's features by their names in Linux; empty if the system does not list them.
+        capability: the instruction set that torch reports: "AVX512", "AVX2", "DEFAULT" and others.
+        bfloat16: true if the CPU multiplies in bfloat16.
     """
     able = " ".join(sorted(flags & INSTRUCTIONS)) or "none that matter"
     is_x86 = "sse2" in flags
@@ -166,13 +169,14 @@ def check_instructions(flags: Set[str], capability: str, *, bfloat16: bool) -> F
 
 
 def check_cache(path: str, fault: str) -> Finding:
-    """The folder in which engines remember what they find out. ``fault``: why nothing can be written there."""
+    """Checks the folder in which engines remember what they find out. ``fault``: why nothing can be written there."""
     advice = "models are compared with transformers at each start: set XDG_CACHE_HOME to a folder that can be written"
     return judged("cache", f"{path}: {fault}" if fault else path, (fault, "slow", advice))
 
 
 def check_hub(path: str, fault: str, free: int) -> Finding:
-    """The folder of models from the hub, with ``free`` bytes on its disk. ``fault``: why nothing can be written."""
+    """Checks the folder of models from the hub, which has ``free`` bytes on its disk. ``fault``: why nothing can be
+    written to the folder."""
     return judged(
         "models",
         f"{path}, {gibibytes(free)} free" + (f": {fault}" if fault else ""),

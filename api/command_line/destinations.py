@@ -1,8 +1,8 @@
 """The destinations of transcripts: files of a folder, or standard output.
 
-Each takes the segments of each file as they become final (`add`), and its transcript at the end, perhaps before the end
-of its audio (`finish`). Both raise `OutputError`, or BrokenPipeError where the reader went away. ``in_order``: the
-destination wants the end of the files in their order.
+A destination gets the segments of each file as they become final (`add`), and the file's transcript at the end
+(`finish`), which may come before the end of the audio. Both methods raise `OutputError`, or BrokenPipeError if the
+reader went away. ``in_order``: `finish` must be called for the files in their order.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .terminal import OutputError, is_utf8, visible, write
 
 @define
 class _Output:
-    """The text of one file in one format. ``sink`` takes each text, and whether it is the first. It gets one only when
-    there is any, so that a file which fails at its beginning leaves what an earlier run wrote."""
+    """The text of one file in one format. ``sink`` is called with each text and with true for the first text. It is not
+    called before there is any text: if a file fails at its beginning, the output of an earlier run stays."""
 
     writer: Writer
     sink: Callable[[str, bool], None]
@@ -40,19 +40,19 @@ class _Output:
 
 @define
 class Outputs:
-    """The outputs that ``outputs_of`` makes for each file, written as its segments become final."""
+    """Writes the outputs that ``outputs_of`` makes for each file, as its segments become final."""
 
     outputs_of: Callable[[str], list[_Output]]
     in_order: bool
     _open: dict[str, list[_Output]] = field(factory=dict, init=False)
 
     def add(self, name: str, segment: Segment) -> None:
-        """Writes ``segment``, where the format can."""
+        """Writes ``segment``, if the format can be written segment by segment."""
         for output in self._outputs(name):
             output.put(output.writer.add(segment))
 
     def finish(self, name: str, transcript: Transcript) -> None:
-        """Writes the rest."""
+        """Writes the rest of the outputs of the file ``name``."""
         for output in self._outputs(name):
             output.put(output.writer.end(transcript), last=True)
         del self._open[name]
@@ -72,11 +72,11 @@ def output_name(name: str) -> str:
 
 
 def to_folder(folder: str, formats: Sequence[Format], settings: SubtitleSettings) -> Outputs:
-    """Files named after the audio's: ``talk.mp3`` gives ``talk.srt``. Formats that can are written as segments come.
-    The folder is made, where it is missing.
+    """The destination that writes files named after the audio files: ``talk.srt`` for ``talk.mp3``. A format that can
+    be written segment by segment is written as segments come. The folder is made if it is missing.
 
     Raises:
-        OutputError: it cannot be made, or nothing can be written there.
+        OutputError: the folder cannot be made, or nothing can be written there.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -95,7 +95,7 @@ def to_folder(folder: str, formats: Sequence[Format], settings: SubtitleSettings
 def _into(path: Path) -> Callable[[str, bool], None]:
     def put(text: str, first: bool) -> None:
         try:
-            # a name that is no text is written as JSON's own escapes
+            # a name that is not valid Unicode is written with JSON's own escapes
             with open(path, "w" if first else "a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
         except OSError as error:
@@ -109,7 +109,7 @@ def _into(path: Path) -> Callable[[str, bool], None]:
 
 @define
 class OneLine(Writer):
-    """A writer of plain text in one line, for a pipe: the segments' texts, as they come."""
+    """A writer of plain text in one line, for a pipe: it writes the segments' texts as they come."""
 
     _blanks: str = field(default="", init=False)
     _begun: bool = field(default=False, init=False)
@@ -129,7 +129,7 @@ class OneLine(Writer):
 
 @frozen
 class TimedLines(Writer):
-    """A writer of a line for each segment with its times, for people at a terminal."""
+    """A writer for people at a terminal: a line for each segment, with its times."""
 
     def add(self, segment: Segment) -> str:
         return f"{visible(timed_line(segment))}\n"
@@ -137,7 +137,7 @@ class TimedLines(Writer):
 
 @define
 class Lines:
-    """A line for each of several files to ``out``, in their order: ``NAME: text``, or one JSON object."""
+    """Writes one line for each of several files to ``out``, in their order: ``NAME: text``, or a JSON object."""
 
     out: TextIO
     format: Format
@@ -146,7 +146,7 @@ class Lines:
     in_order: ClassVar[bool] = True
 
     def add(self, name: str, segment: Segment) -> None:
-        """Waits for the end of the file ``name``."""
+        """Writes nothing: the line is written at the end of the file ``name``."""
 
     def finish(self, name: str, transcript: Transcript) -> None:
         """Writes the line of the file ``name``."""
@@ -166,8 +166,8 @@ Destination: TypeAlias = Outputs | Lines
 def standard_output(
     out: TextIO, files: Sequence[str], format_: Format, settings: SubtitleSettings, clear: Callable[[], None]
 ) -> Destination:
-    """Standard output ``out`` for these files, which can follow each other there in this format. ``clear`` makes room
-    on the terminal."""
+    """The destination that writes these files to standard output ``out``, in a format in which files can follow each
+    other. ``clear`` makes room on the terminal."""
     known = WriterSettings(subtitles=settings, ascii_only=not is_utf8(out))
     if len(files) > 1:
         return Lines(out, format_, known, clear)

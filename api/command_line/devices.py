@@ -39,7 +39,8 @@ def devices() -> int:
 
 @frozen
 class Device:
-    """Something that a model can run on, and what "auto" computes in there. ``fault``: why it does not answer."""
+    """A device that a model can run on, and the dtype in which "auto" computes there. ``fault``: why the device does
+    not answer."""
 
     name: str
     about: str
@@ -55,7 +56,7 @@ class Device:
 
 @frozen(kw_only=True)
 class Processor:
-    """The CPU as this process may use it, with memory in bytes; ``None`` where the system does not say."""
+    """The CPU as this process may use it, with memory in bytes; ``None`` if the system does not report a number."""
 
     name: str
     cores: Cores
@@ -66,7 +67,8 @@ class Processor:
 
     @classmethod
     def find(cls) -> Processor:
-        """Looks at this one. It imports torch, after what must be set before."""
+        """Describes the CPU of this machine. Imports torch, after the variables are set that torch reads at its
+        import."""
         from ...models.machine.host import affinity, available_memory, choose_threads, cpu_name, read_file, usable_cores
         from ...models.machine.openmp import prepare_openmp
 
@@ -84,7 +86,7 @@ class Processor:
 
 
 def find_devices(processor: Processor) -> list[Device]:
-    """Those that torch sees, the CPU last."""
+    """The devices that torch sees, the CPU last."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -101,13 +103,13 @@ def _card(index: int) -> Device:
         is_default = index == torch.cuda.current_device()
         free, total = torch.cuda.mem_get_info(index)
         about = f"{torch.cuda.get_device_properties(index).name}, {gibibytes(total)} ({gibibytes(free)} free)"
-    except RuntimeError as error:  # as CUDA's own errors are: another program has it for itself, or it is lost
+    except RuntimeError as error:  # CUDA's errors, too: another program has the device for itself, or it is lost
         fault = one_line(str(error))
     return Device(f"cuda:{index}", about, "float16", is_default, fault)
 
 
 def _memory() -> int:
-    """Bytes of the machine's memory; 0 where the system does not say."""
+    """The bytes of the machine's memory; 0 if the system does not report them."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""The command ``triolet doctor``: checks this machine, and says what to do where something is wrong or slow."""
+"""The command ``triolet doctor``: checks this machine, and says what to do if something is wrong or slow."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def _write(finding: Finding, out: TextIO) -> None:
 
 
 def _examine(open_engine: OpenEngine) -> Iterator[Finding]:
-    """Each finding as soon as it is made. Without torch there is no device to look at."""
+    """Yields each finding as soon as it is made. Without torch, devices are not checked."""
     yield Finding("python", "ok", f"{platform.python_version()}, triolet {importlib.metadata.version('triolet')}")
     yield from _packages()
     has_torch = True
     try:
         processor = Processor.find()
-    except (ImportError, OSError) as error:  # a library that it lacks
+    except (ImportError, OSError) as error:  # torch, or a library that torch needs, is missing
         has_torch = False
         yield _unimportable("torch", error)
     else:
@@ -154,7 +154,7 @@ def _version_of(name: str) -> str:
 
 
 def _decoding() -> Finding:
-    """Decodes and resamples a recording of each format that comes along."""
+    """Decodes and resamples a recording in each of the formats that the package brings."""
     from ... import demo
     from ..inputs.audio import load_audio
 
@@ -183,7 +183,7 @@ def _caches() -> Iterator[Finding]:
 
 
 def _nearest(path: str) -> Path:
-    """The folder itself, or the nearest one above that is there, as far as this user may look."""
+    """The folder itself if it exists, or else the nearest existing folder above it, as far as this user may look."""
     return next(folder for folder in (Path(path).absolute(), *Path(path).absolute().parents) if os.path.exists(folder))
 
 
@@ -198,7 +198,7 @@ def _write_fault(path: str) -> str:
 
 
 def _demo(open_engine: OpenEngine) -> Finding:
-    """A whole transcription: the text must be right."""
+    """Checks a whole transcription: its text must be right."""
     from ... import demo
 
     sample = next(sample for sample in demo.samples() if sample.path.stem == "en-command")

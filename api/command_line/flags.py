@@ -1,5 +1,8 @@
-"""The flags of ``triolet transcribe``: one for each declared option of a transcription, with the option's name, kind,
-choices, default and sentence; and the spelling that openai/whisper's command has for them."""
+"""The flags of ``triolet transcribe``: one for each declared option of a transcription.
+
+A flag has the name, kind, choices, default and sentence of its option. Some flags can also be spelled as in
+openai/whisper's command.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _NONE = "None"
 
 
 class Number(click.ParamType[Any]):
-    """A number, or the text None, which gives ``none``; or (``several``) numbers separated by commas."""
+    """A number, or the text "None", which becomes the value ``none``. With ``several``: numbers separated by commas."""
 
     def __init__(self, kind: type[int] | type[float], *, none: int | None = None, several: bool = False) -> None:
         self.name = "integer" if kind is int else "number"
@@ -44,7 +47,7 @@ class Number(click.ParamType[Any]):
 
 
 def speech_options(command: Command) -> Command:
-    """Gives ``command`` the flags. Each arrives under its option's name."""
+    """Adds the flags to ``command``, which gets each value under the name of its option."""
     told = sentences()
     for attribute in reversed(attrs.fields(TranscribeOptions)):
         command = _option(attribute, told[attribute.name])(command)
@@ -69,7 +72,7 @@ def _type_of(attribute: attrs.Attribute[Any]) -> click.ParamType[Any]:
     if name in ("temperature", "suppress_tokens"):
         return Number(float if name == "temperature" else int, several=True)
     if kind.startswith(("int", "float")):
-        none = 1 if name in ("beam_size", "best_of") else None  # openai/whisper says None where one means one
+        none = 1 if name in ("beam_size", "best_of") else None  # for openai/whisper None means one
         return Number(int if kind.startswith("int") else float, none=none)
     return click.STRING
 
@@ -86,12 +89,12 @@ def given_options(context: click.Context) -> dict[str, Any]:
 def read_flags(
     given: Mapping[str, Any], *, word_timestamps: bool | None = None, increment: float | None = 0.2
 ) -> dict[str, Any]:
-    """The options of a transcription for flags that were given.
+    """The options of a transcription for the flags that were given.
 
     Args:
-        given: what `given_options` found.
-        word_timestamps: openai/whisper's flag for ``timestamps="word"``; ``None``: not given.
-        increment: by how much a single temperature rises, up to 1; ``None``: it is the only one.
+        given: the result of `given_options`.
+        word_timestamps: the value of openai/whisper's flag for ``timestamps="word"``; ``None``: not given.
+        increment: the step by which a single temperature rises up to 1; ``None``: it does not rise.
 
     Raises:
         InvalidRequest: a value that is not allowed.
@@ -112,8 +115,8 @@ def read_flags(
 
 
 def temperatures(given: Sequence[float], increment: float | None) -> tuple[float, ...]:
-    """The temperatures for one that rises by ``increment`` up to 1, as openai/whisper's command has it. Several are
-    taken as they are."""
+    """The temperatures to try. A single one in ``given`` rises by ``increment`` up to 1, as in openai/whisper's
+    command; several are returned as they are."""
     if increment is not None and not 1 / _MOST_TEMPERATURES <= increment < float("inf"):
         raise InvalidRequest(
             f"temperature_increment_on_fallback={increment}; allowed: a number of 0.001 or more, or None"

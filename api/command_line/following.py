@@ -1,4 +1,4 @@
-"""`Following`: the options that all commands with an engine share, and what follows the engine while it runs."""
+"""`Following`: the options that all commands with an engine share, and the observers of the engine while it runs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ class Following:
 
     @classmethod
     def of(cls, command: str, given: dict[str, Any]) -> Self:
-        """Takes the options of `engine_options` that ask for followers out of ``given``."""
+        """Makes the followers that ``given`` asks for, and removes their options from ``given``."""
         watch, trace = given.pop("watch"), given.pop("trace")
         if trace == STDIN:
             raise click.UsageError("--trace -, but standard output is for the results; give a file: --trace trace.json")
         return cls(_view(command) if watch else None, None if trace is None else TraceFile(trace))
 
     def config(self, given: dict[str, Any], **settings: Any) -> EngineConfig:
-        """Takes the options of `engine_options` that are settings out of ``given``. The followers observe the engine.
+        """Makes the settings of an engine that the followers observe, and removes the options that are settings from
+        ``given``.
 
         Raises:
             InvalidRequest: a value that is not allowed.
@@ -67,11 +68,11 @@ class Following:
         verbose: bool,
         clear: Callable[[], None] = lambda: None,
     ) -> int:
-        """The exit status of ``work`` in an engine's block, in a loop of trio's. Errors become lines on standard error,
-        for which the view and ``clear`` make room.
+        """Runs ``work`` on an engine in a trio loop, and returns its exit status. Errors become lines on standard
+        error; the view and ``clear`` make room for them.
 
         Raises:
-            OutputError: the trace cannot be written, and ``work`` has not begun.
+            OutputError: the trace cannot be written; ``work`` has not begun.
         """
 
         def make_room() -> None:
@@ -107,7 +108,7 @@ class Following:
 
 
 def _view(command: str) -> View | None:
-    """The view on standard error; ``None`` where that is no terminal."""
+    """The view on standard error; ``None`` if standard error is not a terminal."""
     if not is_terminal(sys.stderr):
         complain("--watch: standard error is no terminal, there is nothing to watch with; going on without")
         return None
@@ -122,7 +123,7 @@ def _view(command: str) -> View | None:
 
 
 def engine_options(command: Command) -> Command:
-    """The options of every command that opens a model, but ``--verbose``."""
+    """Adds the options of every command that opens a model, except ``--verbose``."""
     complete = devices
     dtypes, quantizations = click.Choice(DTYPES), click.Choice(QUANTIZATIONS)
     computed = "What is computed in. Default: float32 on the CPU, float16 on CUDA."
@@ -142,7 +143,7 @@ def engine_options(command: Command) -> Command:
 
 
 def model_options(command: Command) -> Command:
-    """`engine_options` and ``--verbose``."""
+    """Adds `engine_options` and ``--verbose``."""
     verbose = click.option("--verbose", "-v", is_flag=True, help="The log, and statistics, on standard error.")
     return engine_options(verbose(command))
 
@@ -165,7 +166,8 @@ class _LogLines(logging.Handler):
 
 @contextmanager
 def _log_lines(clear: Callable[[], None], *, verbose: bool) -> Iterator[None]:
-    """Sends the engine's log to standard error: warnings, or (``verbose``) all but debug lines."""
+    """Sends the engine's log to standard error: warnings and errors; with ``verbose``, everything except debug
+    lines."""
     logger, handler = logging.getLogger("triolet"), _LogLines(clear)
     before = logger.level, logger.propagate
     logger.addHandler(handler)

@@ -100,7 +100,7 @@ def generate(
         chat=chat,
     )
     view, begin = following.view, math.nan
-    comes_last = as_json or (view is not None and out.isatty())  # the view has that terminal, too
+    comes_last = as_json or (view is not None and out.isatty())  # the view draws on that terminal, too
 
     def opening() -> AbstractAsyncContextManager[Any]:
         nonlocal begin
@@ -148,7 +148,7 @@ def _check_one_reads_stdin(prompt: str | None, images: Sequence[str], sounds: Se
 
 
 def _prompt(given: str | None, *, needed: bool) -> str:
-    """The prompt: the argument, or standard input without the line end that shells put after a text."""
+    """The prompt: the argument, or standard input without the line end that shells append."""
     if given is not None and given != STDIN:
         text = checked_text(given, "PROMPT")
     elif given is None and is_terminal(sys.stdin):
@@ -163,8 +163,8 @@ def _prompt(given: str | None, *, needed: bool) -> str:
 
 @frozen(kw_only=True)
 class _Question:
-    """A prompt with images, paths or bytes of sounds, and a system message. ``chat``: by the chat template; ``None``:
-    if there is one."""
+    """A prompt with images, sounds (paths or bytes) and a system message. ``chat``: use the chat template; ``None``:
+    use it if the model has one."""
 
     prompt: str
     images: tuple[Any, ...]
@@ -191,7 +191,8 @@ class _Question:
         return {"prompt": prompt, "images": self.images, "audio": audio}
 
     def _messages(self, *, parts_only: bool) -> list[dict[str, Any]]:
-        """The messages. Templates of text models know texts alone, many other templates know parts alone."""
+        """The messages of the chat. Templates of text models accept only texts as content; many other templates accept
+        only lists of parts."""
         parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in self.images]
         parts += [{"type": "audio", "audio": sound} for sound in self.sounds]
         words = [("system", [], self.system), ("user", parts, self.prompt)]
@@ -206,8 +207,8 @@ class _Question:
 
 @contextmanager
 def _line(out: TextIO) -> Iterator[Callable[[str], None]]:
-    """Gives what writes text to ``out``, piece by piece. The text ends with a line end; so it does on a terminal if it
-    is broken off, or else the shell's prompt would not start on a line of its own."""
+    """Yields a function that writes text to ``out`` piece by piece. A line end is written after the text. On a terminal
+    it is also written after a text that is broken off, so that the shell's prompt starts on a new line."""
     is_terminal, last = out.isatty(), ""
 
     def add(text: str) -> None:
@@ -228,7 +229,8 @@ def _line(out: TextIO) -> Iterator[Callable[[str], None]]:
 
 
 def _statistics_lines(engine: Any, usage: Usage, opening: float, waiting: float, writing: float) -> Iterator[str]:
-    """Lines for people. The three times, in seconds: until the engine was open, until the first token, and after it."""
+    """The statistics as lines for people. ``opening``, ``waiting`` and ``writing`` are seconds: until the engine was
+    open, until the first token, and from then to the end."""
     statistics, count = engine.statistics(), usage.completion_tokens
     speed = f", then {(count - 1) / writing:.1f} a second" if count > 1 else ""
     yield f"opened in {opening:.2f} s; {usage.prompt_tokens} tokens read, {count} written"

@@ -18,8 +18,8 @@ STDIN = "-"
 
 
 def check_model(model: str, *, transcribes: bool = False) -> None:
-    """Raises `WrongFile` where ``model``, if it is a folder, is no checkpoint of a kind that can be read; or where it
-    ``transcribes``, and the checkpoint is not of Whisper. Hub ids are not looked for here."""
+    """Raises `WrongFile` if ``model`` is a folder without a checkpoint that can be read, or, for a command that
+    ``transcribes``, a folder whose checkpoint is not Whisper. Hub ids are not looked up here."""
     from ...models.checkpoints.files import local_folder, read_config
 
     try:
@@ -35,7 +35,8 @@ def check_model(model: str, *, transcribes: bool = False) -> None:
 
 
 def checked_text(text: str, name: str) -> str:
-    """Refuses lone surrogates: arguments that are no text reach Python so, and no tokenizer reads them."""
+    """Returns ``text``; refuses lone surrogates. Python puts them in place of the bytes of an argument that is not
+    valid text, and no tokenizer reads them."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -44,7 +45,8 @@ def checked_text(text: str, name: str) -> str:
 
 
 def text_of_stdin(what: str, *, instead: str) -> str:
-    """All of standard input, which should be ``what``. ``instead``: what to do with anything but a text."""
+    """The whole text of standard input, which should be ``what``. ``instead``: advice for a user whose input is not
+    text."""
     try:
         return _stdin(what).decode()
     except UnicodeDecodeError as error:
@@ -52,7 +54,7 @@ def text_of_stdin(what: str, *, instead: str) -> str:
 
 
 def image_of(name: str) -> Any:
-    """The image in the file ``name``, or in standard input."""
+    """The image in the file ``name``, or on standard input."""
     check_readable(name)
     try:
         return load_image(_stdin_of("an image") if name == STDIN else name)
@@ -61,13 +63,13 @@ def image_of(name: str) -> Any:
 
 
 def sound_of(name: str) -> str | bytes:
-    """The audio file ``name`` as it is, or the bytes of standard input."""
+    """The name of the audio file ``name``, unchanged, or the bytes of standard input."""
     check_readable(name)
     return _stdin_of("audio") if name == STDIN else name
 
 
 def structure_of(name: str) -> Structure:
-    """The JSON schema in the file ``name``."""
+    """The structure that the JSON schema in the file ``name`` describes."""
     from ...models.sampling.structure import fault_of
 
     check_readable(name)
@@ -85,7 +87,7 @@ def structure_of(name: str) -> Structure:
 
 
 def check_readable(name: str) -> None:
-    """Raises `WrongFile` where the file ``name`` cannot be read, as far as that shows."""
+    """Raises `WrongFile` if the file ``name`` cannot be read, as far as one can find out without reading it."""
     fault = file_fault(name)
     if fault is not None:
         raise WrongFile(f"{shown(name)}: {fault}")
@@ -110,8 +112,8 @@ def shown(name: str) -> str:
 
 
 def file_fault(name: str) -> str | None:
-    """The reason why the file ``name`` cannot be read, as far as that shows without reading it; ``None``: it can be
-    read. Standard input has no fault here."""
+    """The reason why the file ``name`` cannot be read, as far as one can find out without reading it; ``None``: it can
+    probably be read. Standard input is not checked."""
     if name == STDIN:
         return None
     if not name:
@@ -120,7 +122,7 @@ def file_fault(name: str) -> str | None:
         mode = os.stat(name).st_mode
         if stat.S_ISDIR(mode):
             return f"it is a folder; give the files in it ({name.rstrip('/')}/*)"
-        if stat.S_ISREG(mode):  # a pipe that was opened and closed again would have lost its writer
+        if stat.S_ISREG(mode):  # not a pipe: its writer would fail after an open and a close here
             with open(name, "rb"):
                 pass
     except FileNotFoundError:
@@ -133,15 +135,15 @@ def file_fault(name: str) -> str | None:
 
 
 def opened_stdin(what: str) -> TextIO:
-    """Standard input, which should be ``what``. Raises `InvalidRequest` where the shell has closed it (``<&-``)."""
+    """Standard input, which should be ``what``. Raises `InvalidRequest` if the shell has closed it (``<&-``)."""
     if sys.stdin is None or sys.stdin.closed:
         raise InvalidRequest(f"it is closed; pipe {what} in, or redirect it from a file (< FILE)")
     return sys.stdin
 
 
 def read_stdin(what: str) -> bytes:
-    """All of standard input, which should be ``what``, by its descriptor: an abandoned read then holds no lock of
-    Python's.
+    """All bytes of standard input, which should be ``what``. They are read by the file descriptor, so that an abandoned
+    read holds no lock of Python's.
 
     Raises:
         InvalidRequest: standard input is closed, or cannot be read.

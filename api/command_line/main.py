@@ -5,7 +5,7 @@ exit statuses:
 
 =====  ===============================================================================================================
 0      all is well
-1      a file or the model failed, or refused what it was to do; or the output could not be written
+1      a file or the model failed, the model refused a request, or the output could not be written
 2      wrong usage: options or arguments that are wrong by themselves, found before any model is loaded
 130    interrupted (^C)
 141    the reader of the output went away
@@ -33,17 +33,17 @@ from .terminal import FAILED, INTERRUPTED, PIPE_CLOSED, UNWRITABLE, OpenEngine, 
 from .trace import trace
 from .transcribe import transcribe
 
-_COMPLETING = "_TRIOLET_COMPLETE"  # the variable by which a shell asks
+_COMPLETING = "_TRIOLET_COMPLETE"  # the variable by which a shell asks for completions
 
 
 def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None = None) -> NoReturn:
     """Runs the command and exits. ``open_engine`` replaces `Engine` in tests.
 
-    This is click's own ``main``, but for the statuses: click ends with 1 where the reader of the output went away.
+    It is click's own ``main`` with other exit statuses: click ends with 1 if the reader of the output went away.
     """
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode, a file name that is no text
+            stream.reconfigure(errors="backslashreplace")  # no Unicode here, or a file name that is no text
     if asked := os.environ.get(_COMPLETING):
         sys.exit(shell_complete(cli, {}, "triolet", _COMPLETING, asked))
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
         status = error.exit_code
     except BrokenPipeError:
         status = PIPE_CLOSED
-    except OSError as error:  # from click, which writes the help by a stream of its own
+    except OSError as error:  # from click, which writes the help to a stream of its own
         if error.errno not in UNWRITABLE:
             raise
         complain(f"the output cannot be written: {error}")

@@ -1,7 +1,8 @@
 """The command lines of openai/whisper and whisper-ctranslate2, as ``triolet transcribe`` understands them.
 
-Their names have underscores where ours have hyphens, and their switches take True or False. Flags that only they have
-become ours, are ignored with a warning, or are refused with a sentence; docs/speech.md has the table.
+The names of their flags have underscores where ours have hyphens, and their switches take True or False. A flag that
+only they have is translated into ours, ignored with a warning, or refused with an explanation; docs/speech.md has the
+table.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ _ANY = "*"
 
 @frozen
 class Foreign:
-    """A flag that only they have.
+    """A flag that only the other programs have.
 
     Args:
-        ours: our flags for its values; ``{}`` is the value, and ``"*"`` stands for every value.
-        otherwise: the sentence about all other values.
-        is_ignored: the other values are ignored with that sentence as a warning, and not refused.
+        ours: our flags for each of its values; ``{}`` stands for the value in a flag, and the key ``"*"`` for every
+            value.
+        otherwise: the sentence for all values that ``ours`` lacks.
+        is_ignored: true if such values are ignored, with the sentence as a warning, rather than refused.
     """
 
     ours: Mapping[str, str]
@@ -80,14 +82,14 @@ class TranscribeCommand(Page):
     """A command that understands the flags of the other programs. It leaves warnings in ``context.meta``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Makes parameters of ``args``, as click asks. While a shell completes, no argument is judged."""
+        """Parses ``args``, as click asks. While a shell completes a command line, no argument is refused."""
         if not ctx.resilient_parsing:
             args, ctx.meta[WARNINGS] = translated(args, self.get_params(ctx))
         return super().parse_args(ctx, args)
 
 
 def translated(words: Sequence[str], parameters: Sequence[click.Parameter]) -> tuple[list[str], list[str]]:
-    """A command line in our spelling, and what to warn of. Raises click's `UsageError` for a flag that is refused."""
+    """The command line in our spelling, and the warnings. Raises click's `UsageError` for a flag that is refused."""
     options = {name: each for each in parameters if isinstance(each, click.Option) for name in each.opts}
     left, found, warnings = list(words), list[str](), list[str]()
     while left:

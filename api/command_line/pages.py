@@ -1,4 +1,4 @@
-"""Help pages: options in sections, and examples, which tests run.
+"""Help pages: options in sections, and examples that the tests run.
 
 click has neither; rich-click has sections, but no examples, and imports rich for every page.
 """
@@ -20,8 +20,9 @@ FOLLOWING = ("watch", "trace", "verbose")
 
 
 class Page(click.Command):
-    """A command whose help has its options in sections, named by their parameters, and ends with examples: each a
-    command line, and what it does where that does not show. Options without a section come last."""
+    """A command whose help shows the options in sections and ends with examples. A section lists its options by the
+    names of their parameters; options without a section come last. An example is a command line, and a sentence on what
+    it does if that is not obvious."""
 
     def __init__(
         self,
@@ -35,7 +36,8 @@ class Page(click.Command):
         self.sections = dict(sections or {})
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command, as click asks. A request that it refuses was asked for by wrong arguments."""
+        """Runs the command, as click asks. An `InvalidRequest` becomes an error of usage, since the arguments caused
+        it."""
         try:
             return super().invoke(ctx)
         except InvalidRequest as error:
@@ -91,12 +93,12 @@ def in_flags(message: str) -> str:
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
-    """Any file."""
+    """The completions of an option that names a file."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def folders(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:  # noqa: ARG001
-    """Any folder."""
+    """The completions of an option that names a folder."""
     return [CompletionItem(incomplete, type="dir")]
 
 
@@ -110,5 +112,5 @@ def devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 
 
 def languages(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:  # noqa: ARG001
-    """Codes and English names."""
+    """The codes and English names of languages."""
     return [name for pair in LANGUAGES.items() for name in pair if name.startswith(incomplete)]

@@ -19,8 +19,8 @@ _FORM_WITHOUT_TOTAL = "{n:.0f} s, {elapsed}, {rate_noinv_fmt}"
 
 
 class Progress:
-    """A bar of seconds of audio on standard error, with the speed (seconds of audio a second); nothing where standard
-    error is no terminal, or there is a view. ``shows_text``: `show` writes segments there."""
+    """A bar of seconds of audio on standard error, with the speed (seconds of audio a second); nothing if standard
+    error is not a terminal, or if there is a view. ``shows_text``: `show` writes segments to standard error."""
 
     def __init__(self, view: View | None = None, *, shows_text: bool = False) -> None:
         self._view = view
@@ -35,7 +35,7 @@ class Progress:
             self._bar.close()
 
     def begin(self, seconds: float | None) -> None:
-        """A file of that length was opened; ``None``: nobody knows its length."""
+        """Adds the length of a file that was opened; ``None``: its length is not known."""
         if self._view is not None:
             return
         if self._bar is None:
@@ -51,13 +51,13 @@ class Progress:
             self._bar.refresh()
 
     def advance(self, seconds: float) -> None:
-        """So much more audio is done."""
+        """Counts ``seconds`` more of audio as done."""
         if self._bar is not None:
             self._bar.update(seconds)
             self._bar.refresh()
 
     def show(self, name: str | None, segment: Segment) -> None:
-        """Writes a final segment with its times, and the ``name`` of its file where there are several."""
+        """Writes a final segment with its times, and the ``name`` of its file if there are several."""
         if self._shows_text:
             self.clear()
             click.echo(visible((f"{name} " if name else "") + timed_line(segment)), err=True)

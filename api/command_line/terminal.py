@@ -1,4 +1,4 @@
-"""Shared by the commands: where they write, and how they end.
+"""Functions that the commands share: for writing results and errors, and for ending.
 
 Results go to standard output, errors to standard error. Exit status: see `triolet.api.command_line.main`.
 """
@@ -30,32 +30,34 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 class WrongInput(click.ClickException):
-    """A prompt that cannot be used, found before any model is loaded: one line, status 2."""
+    """A prompt that cannot be used, found before any model is loaded. The user sees one line; the exit status is 2."""
 
     exit_code = WRONG
 
     def show(self, file: IO[Any] | None = None) -> None:  # noqa: ARG002  (click's)
-        """Shows it on standard error."""
+        """Writes the message to standard error."""
         complain(self.message)
 
 
 class WrongFile(WrongInput):
-    """A file or standard input that cannot be used, found before any model is loaded: one line, status 1."""
+    """A file or standard input that cannot be used, found before any model is loaded. The user sees one line; the exit
+    status is 1."""
 
     exit_code = FAILED
 
 
 class OutputError(WrongFile):
-    """Results cannot be written: the disk is full, standard output is closed. One line, status 1."""
+    """Results cannot be written: the disk is full, standard output is closed. The user sees one line; the exit status
+    is 1."""
 
 
 def visible(text: str) -> str:
-    """``text`` for a terminal, which obeys control characters, even those that a model wrote."""
+    """``text`` without the control characters that a terminal would obey; a model may have written some."""
     return text.translate(_CONTROLS)
 
 
 def gibibytes(count: int) -> str:
-    """Bytes for people."""
+    """A number of bytes as text for people."""
     return f"{count / 2**30:.1f} GiB"
 
 
@@ -65,7 +67,7 @@ def is_terminal(stream: Any) -> bool:
 
 
 def stdout() -> TextIO:
-    """Standard output. Raises before a model is loaded in vain, if the shell has closed it (``>&-``)."""
+    """Standard output. Raises `OutputError` if the shell has closed it (``>&-``): so no model is loaded in vain."""
     if sys.stdout is None or sys.stdout.closed:
         raise OutputError("standard output is closed; send it somewhere, such as to a file (> FILE) or to a program")
     return sys.stdout
@@ -88,7 +90,8 @@ def write(line: str, out: TextIO, *, end: str = "\n") -> None:
 
 
 def end_stdout() -> None:
-    """Flushes buffered output. What cannot be written is discarded, or the interpreter would raise at exit."""
+    """Flushes buffered output. Output that cannot be written is discarded, since the interpreter would raise at
+    exit."""
     try:
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
@@ -99,14 +102,15 @@ def end_stdout() -> None:
 
 
 def complain(message: str) -> None:
-    """Writes one line to standard error. Where that is gone too, only the exit status is left."""
+    """Writes one line to standard error. If standard error is closed, the line is lost and only the exit status
+    tells."""
     with suppress(OSError, ValueError):
         click.echo("triolet: " + " ".join(message.split()), err=True)
 
 
 async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | None = None) -> int:
-    """The status of ``work``, or `INTERRUPTED`. The first ^C cancels ``work``, so that all closes in order. A second ^C
-    is Python's KeyboardInterrupt again. ``view`` is drawn meanwhile."""
+    """Runs ``work`` and returns its exit status, or `INTERRUPTED`. The first ^C cancels ``work``, so that everything
+    closes in order; a second ^C raises KeyboardInterrupt as usual. ``view`` is drawn meanwhile."""
     interrupted = False
 
     async def watch(task_status: trio.TaskStatus[None]) -> None:
@@ -129,6 +133,6 @@ async def until_interrupted(work: Callable[[], Awaitable[int]], view: View | Non
 
 
 def is_utf8(out: TextIO) -> bool:
-    """True if ``out`` writes every character as it is. In other encodings missing characters are written as Python's
-    escapes, such as \\xe9, which JSON does not know."""
+    """True if ``out`` writes every character as it is. Other encodings write characters that they lack as Python's
+    escapes, such as \\xe9, which are not valid JSON."""
     return out.encoding is None or codecs.lookup(out.encoding).name == "utf-8"

@@ -42,7 +42,7 @@ def trace(log: str, output: str) -> int:
         try:
             fault = _convert(_lines(log), RecordWriter(out))
             out.flush()
-        except BrokenPipeError:  # `main` gives it its status
+        except BrokenPipeError:  # `main` maps it to an exit status
             raise
         except OSError as error:
             raise OutputError(f"the trace cannot be written ({error.strerror or error})") from error
@@ -52,7 +52,7 @@ def trace(log: str, output: str) -> int:
 
 
 def _convert(lines: Iterable[str], writer: RecordWriter) -> str:
-    """Writes the trace. Returns the reason why it ends before its events do; empty: it does not."""
+    """Writes the trace. Returns why it ends before the events of the log do; empty if the trace is complete."""
     timeline, fault = Timeline(), ""
     try:
         for event in read_events(lines):
@@ -67,8 +67,8 @@ def _convert(lines: Iterable[str], writer: RecordWriter) -> str:
 
 
 def _lines(name: str) -> Iterator[str]:
-    """The lines of the log, without a last one that was cut off when its process died. An error of the system here is
-    one of the events, not of the trace."""
+    """The lines of the log, without a last line that was cut off when the engine's process died. Raises
+    `InvalidRequest` if the log cannot be read: an OSError would look like an error of writing the trace."""
     try:
         with ExitStack() as stack:
             file = opened_stdin("events") if name == STDIN else stack.enter_context(open(name, encoding="utf-8"))
@@ -89,7 +89,8 @@ def _lines(name: str) -> Iterator[str]:
 
 @define(eq=False)
 class RecordWriter:
-    """Writes records as one JSON array to ``out``, which can be read at any time: the array's end may be missing.
+    """Writes records to ``out`` as one JSON array. The file can be read at any time, since readers of traces accept an
+    array whose end is missing.
 
     `put` and `end` raise the errors of ``out``.
     """
@@ -110,7 +111,7 @@ class RecordWriter:
 
 @define(eq=False)
 class TraceFile:
-    """The file of ``--trace``, an observer for `EngineConfig`. Only `open` raises; a later error is in `fault`."""
+    """The file of ``--trace``: an observer for `EngineConfig`. Only `open` raises; later errors are kept in `fault`."""
 
     path: str
     fault: str = field(default="", init=False)
@@ -119,10 +120,10 @@ class TraceFile:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Makes the file anew, and ends the trace after the block, in which the engine runs.
+        """Creates or empties the file. The engine runs within the block; after the block the trace is ended.
 
         Raises:
-            OutputError: it cannot be made, or another file is there.
+            OutputError: the file cannot be made, or a file that is not a trace has its name.
         """
         file = open_output(self.path)
         self._writer = RecordWriter(file)
@@ -130,7 +131,7 @@ class TraceFile:
             yield
         finally:
             self._put(self._timeline.end(), last=True)
-            with suppress(OSError):  # it is in `fault`
+            with suppress(OSError):  # the error is in `fault`
                 file.close()
 
     def __call__(self, event: Event) -> None:
@@ -151,11 +152,11 @@ class TraceFile:
 
 
 def open_output(path: str) -> TextIO:
-    """A file for a trace, made anew.
+    """Opens an empty file for a trace.
 
     Raises:
-        OutputError: it cannot be made, or a file that is no trace is there: a recording, say, whose name was written
-            after ``--trace``.
+        OutputError: the file cannot be made, or a file that is not a trace has its name, such as a recording whose name
+            was given after ``--trace`` by mistake.
     """
     try:
         if os.path.isfile(path):

@@ -131,7 +131,7 @@ def transcribe(
     with Progress(view, shows_text=view is None and _shows_text(verbose, folder)) as progress:
         if folder is not None:
             destination: Destination = to_folder(folder, formats, subtitles)
-        else:  # for all files: with several, lines have names
+        else:  # for all files together: with several, each line names its file
             destination = standard_output(stdout(), files, formats[0], subtitles, progress.clear)
         job = Job(
             names=readable,
@@ -171,7 +171,8 @@ def _check_language(language: str | None) -> None:
 
 
 def _readable(files: tuple[str, ...]) -> tuple[str, ...]:
-    """The files that can be read, as far as that shows; the others are complained of."""
+    """The files that can be read, as far as one can find out without reading them. An error is written for each other
+    file."""
     faults = {name: file_fault(name) for name in files}
     for name, fault in faults.items():
         if fault is not None:
@@ -180,8 +181,8 @@ def _readable(files: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _shows_text(verbose: bool | None, folder: str | None) -> bool:
-    """True if segments are written to standard error: where they are asked for, and on a terminal that does not get the
-    results anyway."""
+    """True if segments are written to standard error: ``verbose`` asks for it, or standard error is a terminal that
+    does not show the results anyway."""
     if verbose is not None:
         return verbose
     return is_terminal(sys.stderr) and (folder is not None or not is_terminal(sys.stdout))
@@ -195,7 +196,7 @@ def _check_output(
     *,
     has_words: bool,
 ) -> None:
-    """Refuses outputs that cannot be written. Without a ``folder`` all goes to standard output."""
+    """Refuses outputs that cannot be written. Without a ``folder``, all outputs go to standard output."""
     if files.count(STDIN) > 1:
         raise click.UsageError(f"{STDIN} is given {files.count(STDIN)} times; standard input can be read once")
     if subtitles.needing_words is not None and not has_words:
@@ -214,7 +215,7 @@ def _check_output(
 
 
 def _check_outputs_of_folder(files: tuple[str, ...], formats: tuple[Format, ...], folder: str) -> None:
-    sources: dict[str, str] = {}  # by what is written for them
+    sources: dict[str, str] = {}  # by the name of their outputs
     for name in files:
         for each in formats:
             written = os.path.join(folder, f"{output_name(name)}.{each.extension}")

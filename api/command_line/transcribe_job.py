@@ -24,12 +24,13 @@ from .pages import in_flags
 from .progress import Progress
 from .terminal import FAILED, PIPE_CLOSED, OutputError, complain
 
-PARALLEL_SECONDS = 120.0  # longer files are transcribed in parallel where nobody said otherwise
+PARALLEL_SECONDS = 120.0  # longer files are transcribed in parallel by default
 
 
 @define(eq=False)
 class _File:
-    """A file and its fate. ``transcript`` holds what was transcribed so far, ``position`` the seconds that are done."""
+    """A file, and how far its transcription has come. ``transcript`` holds the text so far, ``position`` the seconds
+    that are done."""
 
     name: str
     transcript: Transcript | None = None
@@ -45,12 +46,12 @@ class Job:
 
     Args:
         names: paths; "-" is standard input.
-        destination: takes the transcripts.
-        progress: shows how far they are.
-        options: of the transcriptions, by name.
-        parallel_when_long: transcribe a file of more than `PARALLEL_SECONDS` in parallel.
-        at_once: files transcribed together, and so held in memory.
-        names_requests: name them after their files, for followers of the engine.
+        destination: the `Destination` of the transcripts.
+        progress: shows how far the files are.
+        options: the options of the transcriptions, by name.
+        parallel_when_long: true: transcribe a file of more than `PARALLEL_SECONDS` in parallel.
+        at_once: the number of files that are transcribed together, and held in memory.
+        names_requests: true: name requests after their files, for followers of the engine.
     """
 
     names: tuple[str, ...]
@@ -68,7 +69,7 @@ class Job:
 
     async def run(self, engine: Any) -> int:
         """Transcribes the files; returns the exit status. A cancelled run leaves what was transcribed so far."""
-        # what the model does not know is refused once, not for each file
+        # options that the model lacks are refused once, not for each file
         Recipe(options=TranscribeOptions(**self.options), description=engine.model)
         self.engine = engine
         status, waiting, at_end = 0, iter(tuple(self._files)), False
@@ -95,7 +96,8 @@ class Job:
         return status
 
     def _to_report(self, file: _File) -> list[_File]:
-        """The files to report now that ``file`` has ended: itself, or all up to the first that has not ended."""
+        """The files to report now that ``file`` has ended: ``file`` alone, or, if the destination wants an order, all
+        files before the first that has not ended."""
         file.has_ended = True
         if not self.destination.in_order:
             return [file]
@@ -146,7 +148,7 @@ class Job:
     # -- reports -----------------------------------------------------------------------------------------------------
 
     def _report(self, file: _File) -> int:
-        """Writes what became of a file that has ended. Returns its exit status; raises the errors of writing."""
+        """Writes the result of a file that has ended. Returns the exit status for it; raises errors of writing."""
         if isinstance(file.error, OutputError | BrokenPipeError):
             raise file.error
         self._files.remove(file)
@@ -161,7 +163,8 @@ class Job:
         return FAILED
 
     def _finish(self, file: _File, why: str | None) -> None:
-        """Hands over the transcript of ``file``. The reason ``why`` it is not complete becomes a warning of it."""
+        """Passes the transcript of ``file`` to the destination. The reason ``why`` the transcript is not complete
+        becomes one of its warnings."""
         transcript, name = file.transcript, shown(file.name)
         assert transcript is not None, f"{name} has no transcript"
         missing = () if why is None else (f"{why}; what is said after {file.position:.2f} s is missing",)
@@ -170,7 +173,8 @@ class Job:
             self._complain(f"{name}: {warning}")
 
     def _leave(self) -> None:
-        """The run is cut off, by ^C or because the engine failed: writes what there is of each file, in their order."""
+        """Writes what there is of each file, in their order, when the run is cut off by ^C or by a failure of the
+        engine."""
         nothing = []
         for file in list(self._files):
             if file.transcript is None:
@@ -192,8 +196,8 @@ class Job:
 
 
 def seconds_of(source: str | bytes) -> float | None:
-    """The length of audio by its header; ``None`` where the header has none. Pipes are not read, since what was read
-    would be gone. Blocking."""
+    """The length of the audio by its header; ``None`` if the header does not say. Pipes are not read, since the bytes
+    would be lost for the transcription. Blocking."""
     import av
 
     try:

@@ -1,7 +1,7 @@
 """``--watch``: what an engine does, as a picture in the terminal.
 
-An `Overview` is fed by the engine's events and knows no terminal; `picture` makes of it what `rich` draws; `View` draws
-the picture on standard error some times a second, and takes it away for every line that is written there.
+The engine's events feed an `Overview`, which knows no terminal. `picture` turns the overview into a picture for `rich`.
+`View` draws the picture on standard error some times a second, and removes it before each line that is written there.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _figures(state: Overview, statistics: EngineStatistics, rates: tuple[float, 
 def _row(
     title: str, parts: Sequence[Part], total: float = 0.0, shown: Callable[[float], str] = "{:,.0f}".format
 ) -> Text:
-    """A line of ``parts``; with a ``total``, which has a free rest, also a bar of their shares. A share above 0 has at
-    least one character."""
+    """A line of ``parts``. With a ``total``, the line also has a bar of their shares, and the rest of the bar is free.
+    A share above 0 has at least one character."""
     from rich.text import Text
 
     row, left = Text(f" {title:<15}", style="dim", no_wrap=True, overflow="ellipsis"), _BAR
@@ -169,7 +169,7 @@ class View:
 
     @contextmanager
     def of(self, engine: Any) -> Iterator[None]:
-        """Shows ``engine``, which is open for the time of the block."""
+        """Shows ``engine`` during the block, while the engine is open."""
         model = engine.model
         name = model.name.rstrip("/").rpartition("/")[2]
         self.title = f"{self.title} · {name} on {model.device}, {model.dtype}"
@@ -197,7 +197,7 @@ class View:
         self._live.update(drawn, refresh=True)
 
     def _rates(self, now: float, statistics: EngineStatistics) -> tuple[float, float]:
-        """Tokens and steps a second, of late."""
+        """Tokens and steps a second, over the last `RATE_SECONDS`."""
         done = statistics.requests
         self._samples.append((now, done.tokens_committed, done.steps))
         while now - self._samples[0][0] > RATE_SECONDS and len(self._samples) > 2:
@@ -207,12 +207,12 @@ class View:
         return (done.tokens_committed - tokens) / seconds, (done.steps - steps) / seconds
 
     def clear(self) -> None:
-        """Makes room for a line; the cursor is where it was before the picture."""
+        """Removes the picture, to make room for a line: the cursor is then where it was before the picture."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()
 
     def close(self) -> None:
-        """Removes it for good."""
+        """Removes the picture for good."""
         self._closed = True
         self.clear()
