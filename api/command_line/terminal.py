@@ -52,7 +52,8 @@ class OutputError(WrongFile):
 
 
 def visible(text: str) -> str:
-    """``text`` without the control characters that a terminal would obey; a model may have written some."""
+    """``text`` with escapes such as \\x1b for control characters, which a terminal would obey; even a model may write
+    some."""
     return text.translate(_CONTROLS)
 
 

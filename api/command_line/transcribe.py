@@ -215,7 +215,7 @@ def _check_output(
 
 
 def _check_outputs_of_folder(files: tuple[str, ...], formats: tuple[Format, ...], folder: str) -> None:
-    sources: dict[str, str] = {}  # by the name of their outputs
+    sources: dict[str, str] = {}  # the input, by the path of its output
     for name in files:
         for each in formats:
             written = os.path.join(folder, f"{output_name(name)}.{each.extension}")

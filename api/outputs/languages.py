@@ -8,18 +8,21 @@ from ...core.languages import LANGUAGE_CODES, LANGUAGES
 
 
 def language_name(code: str) -> str:
-    """The English name of a language as OpenAI's API writes it ("english"); a code that the table lacks stays."""
+    """The English name of a language as OpenAI's API writes it ("english"); a code that the table lacks is returned
+    unchanged."""
     return LANGUAGES.get(code, code)
 
 
 def language_code(language: str) -> str | None:
-    """The code of a language that is given by its code, its English name or its token; ``None`` if there is none."""
+    """The code of a language that is given by its code, English name or token; ``None`` if the table lacks the
+    language."""
     name = language.strip().lower().removeprefix("<|").removesuffix("|>")
     return name if name in LANGUAGES else LANGUAGE_CODES.get(name)
 
 
 def unknown_language(language: str) -> str:
-    """The sentence on a language that the table lacks, with the names that are near, not all hundred."""
+    """The text of the error for a language that the table lacks. It lists the most similar names rather than all
+    hundred."""
     known = [*LANGUAGES, *LANGUAGE_CODES]
     near = difflib.get_close_matches(language.strip().lower(), known, 3, 0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else "see the languages of Whisper"

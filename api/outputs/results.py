@@ -12,7 +12,7 @@ from ...core.timings import Timings
 
 @frozen(kw_only=True)
 class Usage:
-    """The number of tokens that one request read and wrote, and its seed, which reproduces the sampled tokens."""
+    """The numbers of tokens that one request read and wrote, and its seed, which reproduces the sampled tokens."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -26,16 +26,16 @@ TopLogprobs = tuple[tuple[int, float], ...]  # (token, natural log-probability),
 class Completion:
     """The whole output of one request.
 
-    ``text`` ends before a stop string. ``token_ids`` are the generated tokens without the end-of-text or stop token.
-    Where a stop string ended the text, ``token_ids`` reach to the token that made the end certain. ``logprobs`` holds
+    ``text`` ends before a stop string. ``token_ids`` holds the generated tokens without the end-of-text or stop token.
+    If a stop string ended the text, ``token_ids`` ends with the token that made the end certain. ``logprobs`` holds
     each token's natural log-probability after all rules and penalties, before the temperature. ``top_logprobs`` holds
     for each token the likeliest tokens of the same distribution, as many as ``SamplingParams.logprobs`` asks for (fewer
-    where fewer can be sampled); ``None`` where it asks for none.
+    if fewer can be sampled); ``None`` if it asks for none.
 
-    ``alternatives`` are the other completions of ``SamplingParams(n=...)``, each with a usage of its own and no
-    alternatives; of a beam search, the next best hypotheses. ``score`` is what a beam search ranks its hypotheses by
-    (`triolet.core.plan.Hypothesis`), else ``None``. ``timings`` say how long each stage took; completions are compared
-    without them.
+    ``alternatives`` holds the other completions that ``SamplingParams(n=...)`` asks for; each has a usage of its own
+    and no alternatives. After a beam search they are the next best hypotheses. ``score`` is what a beam search ranks
+    its hypotheses by (`triolet.core.plan.Hypothesis`), else ``None``. ``timings`` holds the time that each stage took;
+    comparisons of completions ignore it.
     """
 
     text: str
@@ -54,8 +54,8 @@ class Delta:
     """The output of a streaming request since its last delta.
 
     ``text`` is ``""`` while a character is incomplete, or while the text may begin a stop string. ``logprobs`` and
-    ``top_logprobs`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` come with the last delta
-    alone, which may have no tokens. A beam search has one delta, at its end.
+    ``top_logprobs`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` are set only in the last
+    delta, which may have no tokens. A beam search has a single delta, at its end.
     """
 
     text: str
@@ -70,8 +70,8 @@ class Delta:
 class Word:
     """One word: ``text`` as the model wrote it, usually with a leading space and with the marks that belong to it.
 
-    ``start`` and ``end`` are seconds from the beginning of the audio; ``probability``, 0 to 1, is the mean of its
-    tokens'.
+    ``start`` and ``end`` are seconds from the beginning of the audio; ``probability``, 0 to 1, is the mean of the
+    probabilities of its tokens.
     """
 
     text: str
@@ -84,17 +84,19 @@ class Word:
 class Segment:
     """A stretch of speech, from ``start`` to ``end``, both in seconds from the beginning of the audio.
 
-    Segments of a transcript are in order and do not overlap; none reaches past the end of the audio.
+    Segments of a transcript are in order and do not overlap; no segment reaches past the end of the audio.
 
     Args:
         id: 0 for the first segment of the audio, then counting.
-        text: as the model wrote it, usually with a leading space; texts of segments are joined without a separator.
+        text: the text as the model wrote it, usually with a leading space; texts of segments are joined without a
+            separator.
         token_ids: the text's tokens, without timestamps.
-        avg_logprob: mean natural log-probability of the tokens of the segment's *window*.
+        avg_logprob: the mean natural log-probability of the tokens of the segment's *window*.
         no_speech_prob: the model's probability, 0 to 1, that nobody speaks in the window; 0 if the model has none.
-        compression_ratio: UTF-8 bytes of the window's text over their zlib-compressed size; above 2.4: repetitions.
-        temperature: the sampling temperature that gave the window's text.
-        words: with their times, where they were asked for; their texts joined are ``text``.
+        compression_ratio: the size of the window's text in UTF-8 over its zlib-compressed size; more than 2.4 means
+            that the text repeats itself.
+        temperature: the sampling temperature with which the window's text was sampled.
+        words: the words with their times, if they were asked for; their joined texts are ``text``.
         logprobs: the natural log-probability of each of ``token_ids``.
     """
 
@@ -113,7 +115,7 @@ class Segment:
 
 @frozen(kw_only=True)
 class LiveText:
-    """The news of a live session since its last update. All times are seconds of audio from the
+    """One update of a live session: what is new since the update before. All times are seconds of audio from the
     session's beginning.
 
     The text of an utterance is its ``stable`` parts joined, followed by the ``provisional`` text of the latest
@@ -121,15 +123,15 @@ class LiveText:
 
     Args:
         utterance: 0 for the first utterance with a text, then counting.
-        stable: text that is new and final, as the model wrote it, usually with a leading space; "" where none is.
-        provisional: the rest of the utterance, which each update replaces; "" where none is.
-        words: those of ``stable``; joined they are ``stable``. A mark that became stable later than its word is a word
-            of its own, without length.
-        start: the time at which ``stable`` begins; ``None`` where it is empty.
-        end: the time at which ``stable`` ends; ``None`` where it is empty.
+        stable: text that is new and final, as the model wrote it, usually with a leading space; "" if there is none.
+        provisional: the rest of the utterance, which each update replaces; "" if there is none.
+        words: the words of ``stable``; their joined texts are ``stable``. A punctuation mark that became stable later
+            than its word is a word of its own, without length.
+        start: the time at which ``stable`` begins; ``None`` if it is empty.
+        end: the time at which ``stable`` ends; ``None`` if it is empty.
         position: the seconds of audio that were read for this update.
         language: the code of the spoken language.
-        ends_utterance: the utterance is over; ``provisional`` is empty.
+        ends_utterance: true if the utterance is over; ``provisional`` is empty then.
     """
 
     utterance: int
@@ -143,7 +145,7 @@ class LiveText:
     ends_utterance: bool = False
 
     def followed_by(self, later: LiveText) -> LiveText:
-        """Joins both, for readers that are late. ``later`` is the next update, of the same utterance."""
+        """Joins this update with ``later``, the next update of the same utterance, for readers that are late."""
         assert self.utterance == later.utterance, "updates of two utterances stay two"
         assert not self.ends_utterance, "an utterance ends once"
         return evolve(
@@ -157,8 +159,8 @@ class LiveText:
 
 @frozen(kw_only=True)
 class Stretch:
-    """A part of the audio and its fate. ``kind`` is ``"speech"`` (it has text), ``"silent"`` (nobody speaks,
-    or it was left out by ``clip_timestamps``) or ``"failed"`` (somebody may speak, but there is no text)."""
+    """A part of the audio, and what became of it. ``kind`` is ``"speech"`` (the part has text), ``"silent"`` (nobody
+    speaks, or ``clip_timestamps`` leaves the part out) or ``"failed"`` (somebody may speak, but there is no text)."""
 
     start: float
     end: float
@@ -172,14 +174,14 @@ class Transcript:
     Args:
         text: the segments' text without outer blanks.
         language: the code of the spoken language ("en"); ``None``: nobody speaks.
-        language_probability: the model's certainty among the languages it knows, 0 to 1; ``None`` where the language
-            was not detected, because the caller named it or the model knows only one.
-        language_probabilities: the probability of each language by its code, where the language was detected.
+        language_probability: the model's certainty among the languages it knows, 0 to 1; ``None`` if the language was
+            not detected, because the caller named it or the model knows only one.
+        language_probabilities: the probability of each language by its code, if the language was detected.
         duration: the length of the audio in seconds.
         task: ``"transcribe"`` or ``"translate"``.
-        coverage: the fate of every second.
-        warnings: sentences on what was not done as asked.
-        timings: how long each stage took; transcripts are compared without them.
+        coverage: the stretches of the audio, in order, and what became of each.
+        warnings: sentences; each reports something that was not done as asked.
+        timings: the time that each stage took; comparisons of transcripts ignore it.
     """
 
     text: str
@@ -196,15 +198,15 @@ class Transcript:
 
 @frozen(kw_only=True)
 class Progress:
-    """The state of a transcription: its transcript ``so_far``, without segments, and ``duration`` and ``position``:
-    seconds of audio, all and done. ``duration`` is ``None`` while nobody knows the length. Timings and coverage come
-    at the end."""
+    """The state of a transcription: the transcript ``so_far``, without its segments, and seconds of audio: the whole
+    ``duration`` and the ``position``, up to which all is done. ``duration`` is ``None`` while the length is not known.
+    Timings and coverage are set at the end only."""
 
     so_far: Transcript
     duration: float | None
     position: float
 
     def transcript(self, segments: Iterable[Segment]) -> Transcript:
-        """The transcript of ``segments``, all that were read so far."""
+        """The transcript with ``segments``, which are all segments so far."""
         found = tuple(segments)
         return evolve(self.so_far, segments=found, text="".join(segment.text for segment in found).strip())

@@ -20,19 +20,19 @@ from ...core.timings import Timings
 from .results import Delta
 from .text import Output
 
-FAIR = 16  # deltas that a reader may take in a row before other tasks have a turn
+FAIR = 16  # deltas that a reader may take in a row before other tasks get a turn
 
 
 class Mailbox:
     """One request's messages, unbounded (a request writes at most ``max_tokens`` of them).
 
-    Messages that arrive together wake a reader once (`wait`). A reader of the whole output sleeps until the request has
-    ended (`wait_end`). A task that sleeps costs nothing for a token.
+    A reader either sleeps until messages arrive (`wait`), and messages that arrive together wake it once; or it sleeps
+    until the request has ended, and reads the whole output (`wait_end`). Tokens cost a sleeping task no time.
 
     Attributes:
-        unread: the tokens not taken yet; none where ``on_token`` takes them.
-        ended: the request's last message has arrived.
-        timings: of the request, from the call on; ``None`` until the request has ended, and where it failed.
+        unread: the tokens that nobody has taken yet; none if ``on_token`` takes them.
+        ended: true once the request's last message has arrived.
+        timings: the times of the request, from the call on; ``None`` until the request has ended, and if it failed.
     """
 
     def __init__(
@@ -41,8 +41,9 @@ class Mailbox:
         on_token: Callable[[SampledToken], object] | None = None,
         waited: float = 0.0,
     ) -> None:
-        """The scheduler's task calls ``on_end`` when the request has ended, read or not, and ``on_token``, which must
-        not raise, for every token. ``waited``: seconds from the call to the request's submission."""
+        """Makes an empty mailbox. The scheduler's task calls ``on_end`` when the request has ended, even if its
+        messages are not read yet. It calls ``on_token``, which must not raise, for every token. ``waited``: the seconds
+        from the caller's call to the submission of the request."""
         self.unread: deque[SampledToken] = deque()
         self.ended = False
         self.timings: Timings | None = None
@@ -65,7 +66,7 @@ class Mailbox:
         _wake(self._for_news)
 
     def end(self, end: End) -> None:
-        """The scheduler calls it, once."""
+        """Notes the end of the request. The scheduler calls it, once."""
         self.ended = True
         self._end = end
         self._on_token = None
@@ -78,8 +79,7 @@ class Mailbox:
     # -- the reader's side -------------------------------------------------------------------------------------------
 
     async def wait(self) -> None:
-        """Sleeps until a message arrives, or the request has ended. For readers that have just found the mailbox
-        empty."""
+        """Sleeps until a message arrives or the request has ended. Call it after finding the mailbox empty."""
         await self._rest(self._for_news)
 
     async def wait_end(self) -> None:
@@ -103,7 +103,7 @@ class Mailbox:
             raise
 
     def take_end(self) -> FinishReason:
-        """Takes the reason of the request's end. Call it once.
+        """Returns the reason for which the request has ended. Call it once.
 
         Raises:
             EngineError: the request failed, or the engine ended before the request did (`EngineClosed`).
@@ -128,7 +128,8 @@ class Mailbox:
 
 @trio.lowlevel.enable_ki_protection
 async def _sleep(sleepers: list[trio.lowlevel.Task]) -> None:
-    """Sleeps until `_wake`. In a frame of its own, to keep its names out of the traceback of a cancellation."""
+    """Sleeps until `_wake`. It is a function of its own, so that its names are not in the traceback of a
+    cancellation."""
     task = trio.lowlevel.current_task()
     sleepers.append(task)
     await trio.lowlevel.wait_task_rescheduled(partial(_withdraw, sleepers, task))
@@ -146,21 +147,21 @@ def _wake(sleepers: list[trio.lowlevel.Task]) -> None:
 
 
 class DeltaStream(Protocol):
-    """Async iterator of `Delta`, as ``async with engine.stream(...) as deltas`` gives it."""
+    """The async iterator of `Delta` that ``async with engine.stream(...) as deltas`` returns."""
 
     @property
     def timings(self) -> Timings | None:
-        """The time that each stage of the request took; ``None`` until the request has ended, and where it failed."""
+        """The time that each stage of the request took; ``None`` until the request has ended, and if it failed."""
 
     def __aiter__(self) -> Self:
-        """Itself."""
+        """Returns the stream itself."""
 
     async def __anext__(self) -> Delta:
-        """The next delta."""
+        """Returns the next delta."""
 
 
 class Deltas:
-    """The `DeltaStream` of one request, whose ``mailbox`` or reader feeds ``output``."""
+    """The `DeltaStream` of one request. Either the request's ``mailbox`` or the reader feeds ``output``."""
 
     def __init__(self, mailbox: Mailbox, output: Output) -> None:
         self._mailbox = mailbox
@@ -189,8 +190,9 @@ class Deltas:
         return delta
 
     def next_ready(self) -> Delta | None:
-        """The next delta, if it is there and other tasks have had their turn. The last delta is kept until the request
-        has ended, which is at once after a stop string, so that `timings` come with it."""
+        """The next delta; ``None`` if there is none yet, or if other tasks must get a turn first. The last delta is
+        held back until the request has ended, so that `timings` are set by then. After a stop string the request ends
+        at once."""
         output = self._output
         if self._in_a_row >= FAIR or not (output.ready or self._fill()):
             return None
@@ -200,7 +202,7 @@ class Deltas:
         return output.ready.popleft()
 
     def _fill(self) -> bool:
-        """Feeds the output until it has a delta. False: there is none now."""
+        """Feeds the output until it has a delta. Returns false if there is none at present."""
         output, mailbox = self._output, self._mailbox
         while not output.ready:
             if output.fault is not None:
@@ -221,7 +223,7 @@ Opened_co = TypeVar("Opened_co", covariant=True)
 
 
 class StreamBlock(AbstractAsyncContextManager[Opened_co]):
-    """The block of a stream. Reading it unopened raises an error that says how to open it."""
+    """The block of a stream. An attempt to read a stream outside its block raises an error that says how to open it."""
 
     def __init__(self, block: AbstractAsyncContextManager[Opened_co], method: str) -> None:
         self._block = block
@@ -251,7 +253,8 @@ class StreamBlock(AbstractAsyncContextManager[Opened_co]):
 
 
 def unopened(method: str, prefix: str) -> EngineStateError:
-    """The error of who reads a stream without its block. ``prefix`` stands before ``with`` and ``for``."""
+    """The error for a caller that reads a stream without its block. ``prefix`` stands before ``with`` and ``for`` in
+    its text."""
     return EngineStateError(
         f"engine.{method}(...) was read before it was opened; allowed: {prefix}with engine.{method}(...) as parts: "
         f"{prefix}for part in parts: ... (leaving the block early withdraws what still runs)"

@@ -1,4 +1,4 @@
-"""The text that callers see, of sampled tokens: as it grows, its end at a stop string, deltas and completions.
+"""The text of sampled tokens, as callers see it: it grows, ends at a stop string, and becomes deltas and completions.
 
 Pure: nothing here waits. `Deltas` in `triolet.api.outputs.streams` feeds an `Output` from a request's mailbox.
 """
@@ -17,34 +17,34 @@ from ...core.request import FinishReason, Request
 from .results import Completion, Delta, Usage
 from .stops import StopStrings
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that are no character (yet)
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that are not a character (yet)
 
 
 @define(eq=False)
 class TextDeltas:
-    """Turns tokens into text as they come: bytes of an unfinished character are held back.
+    """Turns tokens into text as they come, and holds back the bytes of an unfinished character.
 
     The text of some tokens depends on the tokens before them: decoders drop the space at the beginning of a text, and
-    join bytes to characters. So a token is decoded after the tokens that gave text last, and the text of those is
-    taken off. More tokens before them would only cost time.
+    join bytes to characters. So a token is decoded together with the tokens before it that gave text last, and their
+    text is cut off. Decoding more tokens would only cost time.
 
     Args:
-        tokenizer: of the model.
-        special_ids: tokens that give no text.
-        alone: the text of each token that was decoded alone, which is the same for every request with this ``skip``.
-        skip: false where the text has special tokens, too.
+        tokenizer: the tokenizer of the model.
+        special_ids: the tokens that give no text.
+        alone: a cache with the text of each token that was decoded alone. Requests with the same ``skip`` may share it.
+        skip: false if the text shall contain special tokens, too.
     """
 
     tokenizer: Any
     special_ids: frozenset[int]
     alone: dict[int, str] = field(factory=dict)
     skip: bool = True
-    _window: list[int] = field(factory=list, init=False)  # the tokens that gave text last, and those since
-    _given: int = field(default=0, init=False)  # how many tokens of the window have given their text
-    _before: str = field(default="", init=False)  # the text of those tokens alone
+    _window: list[int] = field(factory=list, init=False)  # the tokens that gave text last, and all later ones
+    _given: int = field(default=0, init=False)  # the number of tokens of the window whose text was returned
+    _before: str = field(default="", init=False)  # their text, decoded without the later tokens
 
     def add(self, token_id: int) -> str:
-        """The text that ``token_id`` completed."""
+        """Adds a token, and returns the text that it completed."""
         if token_id in self.special_ids:
             return ""
         self._window.append(token_id)
@@ -57,13 +57,13 @@ class TextDeltas:
         return new
 
     def rest(self) -> str:
-        """The text still held back when the request has ended."""
+        """Returns the text that is still held back when the request has ended."""
         text, self._window = self._decode(self._window), []
         new, self._given, self._before = _after(self._before, text), 0, ""
         return new
 
     def _decode_given(self) -> str:
-        """The text of the window, which is mostly one token."""
+        """The text of the window, which is usually a single token."""
         if len(self._window) > 1:
             return self._decode(self._window)
         token_id = self._window[0]
@@ -76,8 +76,8 @@ class TextDeltas:
 
 
 def _after(before: str, text: str) -> str:
-    """The part of ``text`` after ``before``. Where a decoder changes its earlier text (spaces before a full stop,
-    bytes that are no character after all), the part from the first change on: no new text is lost."""
+    """The part of ``text`` after ``before``. If the decoder has changed its earlier text (spaces before a full stop,
+    bytes that turn out not to be a character), it is the part from the first change on, so that no new text is lost."""
     if text.startswith(before):
         return text[len(before) :]
     pairs = zip(before, text, strict=False)
@@ -89,14 +89,14 @@ class Output:
     """The output of one request as it grows, one `Delta` after another.
 
     Args:
-        prompt_tokens: the number for the usage.
-        stop_ids: tokens that end the request and are no part of its output.
-        texts: ``None`` where the text of a delta is not needed.
+        prompt_tokens: the number of tokens of the prompt, for the usage.
+        stop_ids: the tokens that end the request and are not part of its output.
+        texts: turns tokens into text; ``None`` if deltas need no text.
         stops: the request's stop strings, which need ``texts``.
         tops: true if the caller asked for ``top_logprobs``.
         seed: the seed for the usage.
-        n: the most hypotheses of a beam search that a completion has.
-        withdraw: called once, when a stop string or a fault ends the output before its request.
+        n: the largest number of hypotheses of a beam search in a completion.
+        withdraw: called once, if a stop string or a fault ends the output before the request has ended.
     """
 
     prompt_tokens: int
@@ -108,16 +108,16 @@ class Output:
     seed: int | None = None
     n: int = 1
     eager: bool = field(init=False)
-    """True if the output must be fed when tokens come, not when they are read: else the request of a slow reader would
-    decode beyond a stop string."""
+    """True if tokens must be added when they come rather than when they are read: otherwise the request of a slow
+    reader would go on decoding after a stop string."""
     ready: deque[Delta] = field(factory=deque, init=False)
-    """The deltas not read yet."""
+    """The deltas that are not read yet."""
     ended: bool = field(default=False, init=False)
-    """No delta is added any more."""
+    """True if no more deltas are added."""
     fault: Exception | None = field(default=None, init=False)
-    """The error that ended the output before its request; see `raise_fault`."""
+    """The error that ended the output before the request has ended; see `raise_fault`."""
     _sampled: int = field(default=0, init=False)
-    _found: Hypothesis | None = field(default=None, init=False)  # by a beam search, which gives it at its end
+    _found: Hypothesis | None = field(default=None, init=False)  # the result of a beam search, known at its end
 
     def __attrs_post_init__(self) -> None:
         self.eager = bool(self.stops.stops)
@@ -180,8 +180,8 @@ class Output:
         )
 
     def end(self, reason: FinishReason) -> None:
-        """Adds the last delta of a request that ended by itself: the text that was held back. Of a beam search it is
-        the only delta, and has the whole output."""
+        """Adds the last delta of a request that ended by itself. The delta has the text that was held back; for a beam
+        search it is the only delta and has the whole output."""
         self.ended = True
         token_ids, logprobs = ((), ()) if self._found is None else self._kept(self._found)
         text = "" if self.texts is None else "".join(map(self.texts.add, token_ids))
@@ -200,7 +200,8 @@ class Output:
     def completion(
         self, sampled: Iterable[SampledToken], reason: FinishReason, decode: Callable[[Sequence[int]], str]
     ) -> Completion:
-        """The whole output of a request without stop strings, read at once: no delta and no decoding for each token.
+        """The whole output of a request without stop strings. It is read and decoded at once, without a delta for each
+        token.
 
         Raises:
             InvalidRequest: the request's structure could not be followed.
@@ -238,7 +239,7 @@ class Output:
         )
 
     def _kept(self, hypothesis: Hypothesis) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """The tokens and log-probabilities that belong to the output."""
+        """The tokens and log-probabilities of ``hypothesis`` that belong to the output."""
         count = len(hypothesis.token_ids) - (hypothesis.token_ids[-1] in self.stop_ids)
         return hypothesis.token_ids[:count], hypothesis.logprobs[:count]
 
@@ -249,7 +250,8 @@ class Output:
 def output_of(
     request: Request, texts: TextDeltas | None, eos_ids: frozenset[int], withdraw: Callable[[], object]
 ) -> Output:
-    """The output of ``request``. It needs ``texts`` where its deltas are read, or its text may end early."""
+    """The output of ``request``. It needs ``texts`` if its deltas are read, or if a stop string may end its text
+    early."""
     sampling = request.sampling
     stops = frozenset(sampling.stop_token_ids)
     return Output(
@@ -265,7 +267,7 @@ def output_of(
 
 
 def completion_of(deltas: Sequence[Delta]) -> Completion:
-    """One completion of all ``deltas`` of a request that ended well."""
+    """The completion that all ``deltas`` of a request that ended well add up to."""
     last = deltas[-1]
     assert last.finish_reason is not None, "a request ended without a reason"
     assert last.usage is not None, "a request ended without its usage"
@@ -281,7 +283,8 @@ def completion_of(deltas: Sequence[Delta]) -> Completion:
 
 
 def sampled_of(sampled: Iterable[SampledToken]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The tokens and log-probabilities of a request that ended well; of a beam search, those of its best hypothesis."""
+    """The tokens and log-probabilities of a request that ended well; after a beam search, those of the best
+    hypothesis."""
     token_ids: list[int] = []
     logprobs: list[float] = []
     for one in sampled:

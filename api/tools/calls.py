@@ -15,14 +15,14 @@ class ToolCall:
 
 @frozen
 class ContentPiece:
-    """The next piece of the text beside the calls."""
+    """The next piece of the content, the text beside the calls."""
 
     text: str
 
 
 @frozen
 class CallBegin:
-    """A call begins. The calls of a text are counted from 0."""
+    """The beginning of a call. ``index`` counts the calls of a text from 0."""
 
     index: int
     name: str

@@ -36,15 +36,15 @@ SYNTAXES: Mapping[str, Syntax] = {
         after="<｜tool▁calls▁end｜>",
     ),
 }
-"""By the names that other servers have for them."""
+"""The syntaxes, by the names that other servers use for them."""
 
-_SIGNS = (  # of a chat template: the texts in it, the texts not in it
+_SIGNS = (  # of a chat template: texts that it has, texts that it lacks
     ("mistral_v11", ("[TOOL_CALLS]", "[ARGS]"), ()),
     ("mistral", ("[TOOL_CALLS]",), ()),
     ("qwen3_coder", ("<function=", "<parameter="), ()),
-    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",), ("```json",)),  # an earlier version has the arguments in a fence
+    ("deepseek_v31", ("<｜tool▁calls▁begin｜>",), ("```json",)),  # an earlier version writes the arguments in a fence
     ("granite", ("<|tool_call|>",), ()),
-    ("hermes", ("<tool_call>", "arguments"), ("<arg_key>",)),  # another family has the same tag, and no JSON in it
+    ("hermes", ("<tool_call>", "arguments"), ("<arg_key>",)),  # another family writes the same tag, without JSON in it
     ("llama3_json", ("<|python_tag|>",), ()),
     ("llama3_json", ('"parameters": dictionary of argument name',), ()),
 )
@@ -56,8 +56,8 @@ _UNKNOWN = (
 
 
 def find_format(template: str) -> str | None:
-    """The name of the format in which a chat template writes calls, by the markers in its text; ``None``: none that is
-    known."""
+    """The name of the format in which a chat template writes calls, found by the markers in the template; ``None``: no
+    known format."""
     for name, there, absent in _SIGNS:
         if all(sign in template for sign in there) and not any(sign in template for sign in absent):
             return name
@@ -66,7 +66,7 @@ def find_format(template: str) -> str | None:
 
 @frozen(kw_only=True)
 class ToolFormat:
-    """The form of a checkpoint's tool calls: finds them in its text, and forces them.
+    """The way in which a checkpoint writes tool calls. It finds calls in a text, and forces the model to write them.
 
     ::
 
@@ -76,7 +76,7 @@ class ToolFormat:
 
     Attributes:
         name: ``"hermes"``, ``"qwen3_coder"``, ``"llama3_json"``, ``"mistral"``, ``"mistral_v11"``, ``"granite"`` or
-            ``"deepseek_v31"``; ``"response_template"`` where the checkpoint says itself how its text is read.
+            ``"deepseek_v31"``; ``"response_template"`` if the checkpoint itself describes how its text is read.
         special: the id of each marker that is a special token of the checkpoint.
     """
 
@@ -86,10 +86,10 @@ class ToolFormat:
 
     @classmethod
     def of(cls, model: ModelDescription, name: str | None = None) -> Self:
-        """The format of a loaded model: by the response template of its tokenizer, or else by its chat template.
+        """The format of a loaded model, found by the response template of its tokenizer, or else by its chat template.
 
         Args:
-            name: chosen by the caller, ``"hermes"`` say, instead.
+            name: the name of a format, such as ``"hermes"``, to use instead.
 
         Raises:
             InvalidRequest: there is no format of this name, the template reads no tools or writes calls in no format
@@ -104,7 +104,7 @@ class ToolFormat:
         if own is not None:
             return cls(name="response_template", syntax=own, special=_special(model.tokenizer, own))
         if found is None:
-            from ...models.architectures.conversations import tools_fault  # and with it jinja2
+            from ...models.architectures.conversations import tools_fault  # it imports jinja2
 
             raise InvalidRequest(tools_fault(template) or _UNKNOWN)
         return cls.named(found, model.tokenizer)
@@ -114,8 +114,8 @@ class ToolFormat:
         """The format of this name.
 
         Args:
-            tokenizer: of the checkpoint, as `ModelDescription` has it; without one no marker is a special token, which
-                matters to `structure` alone.
+            tokenizer: the tokenizer of the checkpoint, as in `ModelDescription`. Without it no marker counts as a
+                special token; only `structure` needs to know.
 
         Raises:
             InvalidRequest: there is no such format.
@@ -125,8 +125,8 @@ class ToolFormat:
         return cls(name=name, syntax=SYNTAXES[name], special=_special(tokenizer, SYNTAXES[name]))
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any] | Tool]) -> tuple[str | None, tuple[ToolCall, ...]]:
-        """The content and the calls of a whole text: what `reader` gives, joined. The content is ``None`` where there
-        is nothing but calls.
+        """The content and the calls of a whole text: the joined parts that a `reader` returns. The content is ``None``
+        if the text has nothing but calls.
 
         Raises:
             InvalidRequest: ``tools`` that are none, see `Engine.generate`.
@@ -145,7 +145,7 @@ class ToolFormat:
         return "".join(content) if content or not calls else None, tuple(calls)
 
     def reader(self, tools: Sequence[Mapping[str, Any] | Tool]) -> ToolReader:
-        """Reads the text of one completion piece by piece.
+        """Returns a reader of the text of one completion, piece by piece.
 
         Raises:
             InvalidRequest: ``tools`` that are none, see `Engine.generate`.
@@ -155,15 +155,15 @@ class ToolFormat:
     def structure(
         self, tools: Sequence[Mapping[str, Any] | Tool], choice: str = "auto", *, parallel: bool = False
     ) -> Structure | None:
-        """The structure of the whole output, for `SamplingParams`; ``None``: any text.
+        """The structure of the whole output, for `SamplingParams`; ``None``: the output may be any text.
 
         Args:
-            choice: ``"required"``: a call of any tool; the name of a tool: a call of it; ``"auto"`` and ``"none"``: any
-                text.
+            choice: ``"required"`` forces a call of any tool; the name of a tool forces a call of that tool; ``"auto"``
+                and ``"none"`` allow any text.
             parallel: true if there may be several calls.
 
         Raises:
-            InvalidRequest: there is no such tool, or ``tools`` that are none.
+            InvalidRequest: there is no such tool, or ``tools`` are not valid descriptions of tools.
         """
         found = read_tools(tools)
         if choice in ("auto", "none"):
@@ -180,7 +180,8 @@ class ToolFormat:
 
 
 def _special(tokenizer: Any, syntax: Syntax) -> dict[str, int]:
-    """The markers of ``syntax`` that are special tokens: no text becomes them, and no text comes of them."""
+    """The ids of the markers of ``syntax`` that are special tokens: encoding a text never gives one, and decoding one
+    gives no text."""
     known = getattr(tokenizer, "added_tokens_decoder", {})
     added = {token.content: token_id for token_id, token in known.items() if token.special}
     return {marker: added[marker] for marker in syntax.markers if marker in added}

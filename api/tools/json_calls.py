@@ -21,12 +21,12 @@ class JsonCalls(Syntax):
     """``{"name": ..., "arguments": {...}}`` between ``begin`` and ``end``.
 
     Args:
-        begin: before the calls.
-        end: after them; models leave it out now and then.
-        bare: true if calls may come without ``begin``, where nothing stands before them. It is how they are forced.
-        between: what stands between calls that share a ``begin``; empty: each call has its own.
-        array: true if the calls are written as a JSON array. Arrays are read in any case.
-        arguments: the key of the arguments, as it is written. Both keys are read.
+        begin: the marker before the calls.
+        end: the marker after the calls; models omit it now and then.
+        bare: true if calls at the beginning of the text may lack ``begin``. Forced calls are then written without it.
+        between: the separator of calls that share one ``begin``; empty: each call has its own ``begin``.
+        array: true if forced calls are written as a JSON array. Arrays are read in any case.
+        arguments: the key of the arguments in forced calls: ``arguments`` or ``parameters``. Both are read.
     """
 
     begin: str
@@ -43,7 +43,7 @@ class JsonCalls(Syntax):
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """A brace, where calls may come bare."""
+        """A brace, if calls may come without ``begin``."""
         return ("{",) if self.bare else ()
 
     @property
@@ -103,7 +103,8 @@ def _call(scanner: Scanner, tools: Tools) -> Steps[ToolCall]:
 
 
 def _arguments(text: str) -> str:
-    """The text of an object. Some models write that text as a JSON string, and some write null for no arguments."""
+    """The text of the object of arguments. Some models write the object as a JSON string, and some write null for no
+    arguments."""
     if text.startswith("{"):
         return text
     if text == "null":

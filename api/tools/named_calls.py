@@ -1,4 +1,4 @@
-"""Calls with the name before the JSON of the arguments, and markers around both."""
+"""Calls that have the name before the JSON of the arguments, and markers around both."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
 @frozen(kw_only=True)
 class NamedCalls(Syntax):
-    """Calls of ``begin``, the name, ``middle``, the arguments, and ``end``.
+    """Calls that consist of ``begin``, the name, ``middle``, the arguments and ``end``.
 
     Args:
-        before, after: around all calls; empty: nothing.
-        ignored: a marker that may follow the name, with an id that means nothing to us.
+        before, after: the markers around all calls together; empty: no marker.
+        ignored: a marker that may follow the name; the id after it is skipped.
     """
 
     begin: str
@@ -42,7 +42,7 @@ class NamedCalls(Syntax):
         return tuple(filter(None, (self.before, self.begin, self.middle, self.end, self.after)))
 
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
-        """Reads one call, or with `before` several."""
+        """Reads one call, or several if there is a marker `before` them."""
         yield from scanner.literal(self.before)
         yield from scanner.blank()
         yield from scanner.literal(self.begin)
@@ -54,7 +54,7 @@ class NamedCalls(Syntax):
         yield from scanner.tail(self.after)
 
     def _call(self, scanner: Scanner, tools: Tools) -> Steps[ToolCall]:
-        """Reads a call after ``begin``. Models leave out markers now and then, ``begin`` excepted."""
+        """Reads a call after ``begin``. Models omit the other markers now and then."""
         yield from scanner.blank()
         name = yield from scanner.run(_NAME)
         if name not in tools:

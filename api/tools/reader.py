@@ -14,23 +14,23 @@ from .syntax import Calls, Syntax, Tools
 class ToolReader:
     """Reads the text of one completion piece by piece.
 
-    The content is the text without its calls, and, if there are any, without blanks around the whole. Text that
-    looks like a call and is not one is content: broken JSON, an unknown tool. So a call is given when it is whole. The
-    joined parts depend on the text alone, never on how it was cut.
+    The content is the text without its calls; if there are calls, blanks at both ends of the content are removed, too.
+    Text that looks like a call and is not one (broken JSON, an unknown tool) is content, so a call is returned only
+    when it is complete. The joined parts depend only on the text, never on how it was cut.
     """
 
     _syntax: Syntax
     _tools: Tools
     _scanner: Scanner = field(init=False, factory=Scanner)
-    _start: int = field(init=False, default=0)  # of the text that is neither given nor passed over, in the scanner's
-    _blanks: list[str] = field(init=False, factory=list)  # after the content: given with what follows them
-    _has_content: bool = field(init=False, default=False)  # there was content
+    _start: int = field(init=False, default=0)  # of the text that is neither returned nor skipped
+    _blanks: list[str] = field(init=False, factory=list)  # after the content: returned with the next content
+    _has_content: bool = field(init=False, default=False)  # content was returned
     _calls: int = field(init=False, default=0)
     _candidate: Calls | None = field(init=False, default=None)  # what may be calls, from ``_begun`` on
     _begun: int = field(init=False, default=0)
 
     def feed(self, text: str) -> tuple[ToolPart, ...]:
-        """The parts that the next piece of the text, ``text``, makes certain.
+        """Adds the next piece, ``text``, and returns the parts that are certain now.
 
         Raises:
             InvalidRequest: the text has ended.
@@ -41,7 +41,7 @@ class ToolReader:
         return self._read()
 
     def end(self) -> tuple[ToolPart, ...]:
-        """The parts that were held back; the text has ended."""
+        """Ends the text, and returns the parts that were held back."""
         self._scanner.ended = True
         return self._read()
 
@@ -57,7 +57,8 @@ class ToolReader:
         return _joined(parts)
 
     def _begin(self, parts: list[ToolPart]) -> bool:
-        """Adds the content before the place where a call may begin. False: there is no such place yet."""
+        """Adds the content before the next place where a call may begin. Returns false if there is no such place
+        yet."""
         scanner = self._scanner
         place = self._next()
         self._add(scanner.text[self._start : place], parts)
@@ -67,7 +68,7 @@ class ToolReader:
         return self._candidate is not None
 
     def _next(self) -> int:
-        """The first place where a call may begin, as far as the text is there; else its end."""
+        """The first place in the text so far where a call may begin, or else the end of the text."""
         text, ended = self._scanner.text, self._scanner.ended
         if not self._has_content and self._syntax.opens:
             place = len(text) - len(text[self._start :].lstrip())
@@ -76,7 +77,7 @@ class ToolReader:
         return self._syntax.first(text, self._start, ended=ended)
 
     def _go_on(self, parts: list[ToolPart]) -> bool:
-        """Reads on. False: more text is needed."""
+        """Reads on in the text that may be a call. Returns false if more text is needed."""
         assert self._candidate is not None, "no call has begun"
         try:
             call = next(self._candidate)
@@ -84,7 +85,7 @@ class ToolReader:
             self._candidate, self._start = None, self._scanner.place
         except NoCall:
             self._candidate = None
-            if self._start == self._begun:  # without a call: the next one may begin after its first character
+            if self._start == self._begun:  # no call was read: the next may begin one character later
                 self._add(self._scanner.text[self._start], parts)
                 self._start += 1
         else:
@@ -96,7 +97,8 @@ class ToolReader:
         return True
 
     def _add(self, text: str, parts: list[ToolPart]) -> None:
-        """Adds content. Blanks wait for what follows them; after calls that begin the text they are dropped."""
+        """Adds content. Blanks are held back until more content follows; between calls at the beginning of the text and
+        the content they are dropped."""
         content = text.rstrip()
         if content:
             first = self._calls and not self._has_content
@@ -107,7 +109,7 @@ class ToolReader:
 
 
 def _joined(parts: list[ToolPart]) -> tuple[ToolPart, ...]:
-    """``parts``, with neighbouring pieces of content as one."""
+    """``parts``, with neighbouring pieces of content joined."""
     found: list[ToolPart] = []
     texts: list[str] = []
     for part in (*parts, None):

@@ -1,8 +1,8 @@
 """Reads syntax from a text that is still being written.
 
-The reader of a syntax is a generator: it asks a `Scanner` for literals, blanks and JSON, and stands still (``yield``)
-where the answer depends on text that is not there yet. So it comes to the same end however the text is cut, and reads
-each character once. Where the text is something else it raises `NoCall`.
+The reader of a syntax is a generator: it asks a `Scanner` for literals, blanks and JSON, and pauses (``yield``) while
+the answer depends on text that has not come yet. So the result does not depend on how the text is cut, and each
+character is read once. The reader raises `NoCall` if the text does not follow the syntax.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attrs import define, field
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""Ends with a value. ``None`` on the way: more text is needed."""
+"""A generator that returns a value. It yields ``None`` whenever it needs more text."""
 
 _BLANKS = " \t\r\n"  # JSON's
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')  # of a JSON string
@@ -27,16 +27,16 @@ _DEEPEST = 100  # levels of JSON; readers of JSON have a limit, too
 
 
 class NoCall(Exception):
-    """The text here is no call."""
+    """The text at this place is not a call."""
 
 
 @define(eq=False)
 class Scanner:
-    """A text, as far as it is written, and a place in it.
+    """A text, as far as it has come, and a place in it.
 
     Attributes:
         place: the next character to read.
-        ended: nothing follows ``text``.
+        ended: true if nothing follows ``text``.
     """
 
     text: str = ""
@@ -50,7 +50,7 @@ class Scanner:
         return self.text[self.place : self.place + 1]
 
     def maybe(self, literal: str) -> Steps[bool]:
-        """Reads ``literal`` if it comes next."""
+        """Reads ``literal`` if it comes next; returns whether it did."""
         while not self.text.startswith(literal, self.place):
             there = self.text[self.place : self.place + len(literal)]
             if self.ended or not literal.startswith(there):
@@ -60,17 +60,17 @@ class Scanner:
         return True
 
     def literal(self, literal: str) -> Steps[None]:
-        """Reads ``literal``."""
+        """Reads ``literal``; raises `NoCall` if it does not come next."""
         if not (yield from self.maybe(literal)):
             raise NoCall
 
     def blank(self) -> Steps[None]:
-        """Reads blanks, none or many."""
+        """Reads any number of blanks."""
         while (character := (yield from self.peek())) and character in _BLANKS:
             self.place += 1
 
     def tail(self, literal: str) -> Steps[bool]:
-        """Reads blanks and ``literal``, if they come next: else nothing. An empty literal reads nothing, too."""
+        """Reads blanks and ``literal`` if they come next, or else nothing. Reads nothing if ``literal`` is empty."""
         if not literal:
             return False
         place = self.place
@@ -81,7 +81,7 @@ class Scanner:
         return False
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Reads the longest match of ``pattern``, a class of characters repeated, which may be empty."""
+        """Reads the longest match of ``pattern``, a repeated class of characters. The match may be empty."""
         start = self.place
         while True:
             found = pattern.match(self.text, self.place)
@@ -91,7 +91,7 @@ class Scanner:
             yield
 
     def until(self, literal: str) -> Steps[str]:
-        """Reads up to ``literal`` and over it; returns what stands before it."""
+        """Reads the text up to ``literal`` and ``literal`` itself; returns the text before it."""
         start = seen = self.place
         while (found := self.text.find(literal, seen)) < 0:
             if self.ended:
@@ -107,7 +107,8 @@ class Scanner:
         """Reads an object. Returns the text of each value by its key.
 
         Args:
-            keys: all that may be there; empty: any. A key that is there twice is refused where the keys are given.
+            keys: the keys that the object may have; empty: any. If ``keys`` are given, a key that comes twice is
+                refused.
         """
         found: dict[str, str] = {}
         yield from self.literal("{")

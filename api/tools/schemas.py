@@ -1,4 +1,4 @@
-"""JSON schemas, as far as one must know them to read a text as a value."""
+"""The part of JSON schemas that is needed to read a text as a value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .scanner import is_value
 
 Schema = Any  # a mapping, or true or false
 
-_MOST_REFERENCES = 32  # one may refer to itself
+_MOST_REFERENCES = 32  # a schema may refer to itself
 _KINDS = {
     bool: "boolean",
     int: "integer",
@@ -24,7 +24,8 @@ _SPELLED = {"true": "true", "false": "false", "null": "null", "none": "null"}  #
 
 
 def resolved(schema: Schema, root: Schema) -> Mapping[str, Any]:
-    """``schema``, or the schema to which its ``$ref`` into ``root`` refers; empty where that is not there."""
+    """``schema``, or the schema in ``root`` to which its ``$ref`` refers; an empty schema if there is no such
+    schema."""
     for _ in range(_MOST_REFERENCES):
         if not isinstance(schema, Mapping):
             return {}
@@ -43,8 +44,8 @@ def _at(root: Schema, reference: str) -> Schema:
 
 
 def types_of(schema: Schema, root: Schema, seen: set[int] | None = None) -> tuple[str, ...]:
-    """The types that ``schema`` allows, in its order; empty where it does not say. ``seen``: the schemas that it is
-    part of or stands beside, each of which is read once."""
+    """The types that ``schema`` allows, in its order; empty if it names none. ``seen``: the schemas that were visited
+    on the way to this one; each is visited once."""
     described = resolved(schema, root)
     seen = set() if seen is None else seen
     if id(described) in seen:
@@ -65,11 +66,11 @@ def _list(value: Any) -> list[Any]:
 
 
 def as_json(text: str, types: tuple[str, ...]) -> str:
-    """The JSON of what ``text`` means as the first of ``types`` that it can be; else of the text itself."""
+    """``text`` as JSON: a value of the first of ``types`` as which it can be read, or else a string."""
     bare = text.strip()
     spelled = _SPELLED.get(bare.lower(), bare)
     is_one = is_value(spelled)
-    found = _KINDS[type(json.loads(spelled, parse_int=len))] if is_one else "string"  # no number is too long to count
+    found = _KINDS[type(json.loads(spelled, parse_int=len))] if is_one else "string"  # numbers may have any length
     for kind in types:
         if kind == "string":
             break

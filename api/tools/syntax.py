@@ -13,10 +13,10 @@ from .scanner import Scanner
 
 Tools = Mapping[str, Tool]  # by name
 Calls = Generator[ToolCall | None, None, None]
-"""Gives calls. ``None`` between them: more text is needed."""
+"""Yields calls, and ``None`` whenever more text is needed."""
 
 Write = Callable[[str], str]
-"""Writes literal text as Lark reads it, with the special tokens in it as tokens."""
+"""A function that writes literal text in Lark's syntax; special tokens in the text become tokens."""
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 
@@ -27,11 +27,11 @@ class Syntax(ABC):
     @property
     @abstractmethod
     def begins(self) -> tuple[str, ...]:
-        """The texts with which calls begin."""
+        """The markers with which calls begin."""
 
     @property
     def opens(self) -> tuple[str, ...]:
-        """Characters with which a call may begin, too, where nothing but blanks and calls stands before it."""
+        """Other characters with which a call may begin if only blanks and calls stand before it."""
         return ()
 
     @property
@@ -40,22 +40,23 @@ class Syntax(ABC):
         return ()
 
     def first(self, text: str, start: int, *, ended: bool) -> int:
-        """The first place in ``text``, from ``start`` on, where a call may begin; else its end.
+        """The first place in ``text``, from ``start`` on, where a call may begin, or else the end of ``text``.
 
         Args:
-            ended: nothing follows ``text``; else what its end may become counts, too.
+            ended: true if nothing follows ``text``. Otherwise an end of ``text`` that is the beginning of a marker
+                counts, too.
         """
         return min(_first(begin, text, start, ended=ended) for begin in self.begins)
 
     @abstractmethod
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
-        """Reads a call, or several that belong together, from where one may begin. Gives each as soon as all of it is
-        read. Raises `NoCall`; the text since the last call is content then."""
+        """Reads one call, or several that belong together, from a place where a call may begin. Yields each call as
+        soon as it is complete. If it raises `NoCall`, the text since the last call is content."""
 
     @abstractmethod
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
-        """The rules of a text that is one call of one of ``tools``, or several calls, in llguidance's dialect of Lark.
-        The first rule is ``start``.
+        """The grammar, in llguidance's dialect of Lark, of a text that is a call of one of ``tools`` or, with
+        ``several``, one or more calls. The first rule is ``start``.
 
         Raises:
             InvalidRequest: the syntax cannot force a call of these tools.
@@ -87,10 +88,10 @@ def schema_of(tool: Tool) -> dict[str, Any]:
 
 
 def json_rule(name: str, schema: Mapping[str, Any]) -> str:
-    """The rule ``name`` of JSON that follows ``schema``."""
+    """The rule ``name``, which describes JSON that follows ``schema``."""
     return f"{name}: %json {json.dumps({'x-guidance': _COMPACT, **schema})}"
 
 
 def choice(start: str, rules: Mapping[str, str]) -> str:
-    """The grammar that begins with the rule ``start`` of a ``call``, which is one of ``rules``."""
+    """The grammar that begins with the rule ``start``. In that rule, ``call`` stands for one of ``rules``."""
     return "\n".join((f"start: {start}", f"call: {' | '.join(rules)}", *rules.values()))

@@ -19,20 +19,23 @@ _FIELD = "tool_calls"  # of the assistant's message
 
 @frozen(kw_only=True)
 class TemplatedCalls(Syntax):
-    """The regions that the response template calls ``tool_calls``. Each is found by the template's patterns, and read
-    by transformers alone: so what it cannot read is content, and nothing between the regions is lost."""
+    """The regions that the response template calls ``tool_calls``. Each region is found by the template's patterns and
+    read by transformers on its own. So a region that transformers cannot read is content, and no text between regions
+    is lost."""
 
-    _spec: dict[str, Any] = field(repr=False)  # with the region of calls alone
-    _open: Any = field(repr=False)  # patterns of the package `regex`, which can match a part
+    _spec: dict[str, Any] = field(repr=False)  # only with the region of calls
+    _open: Any = field(repr=False)  # patterns of the package `regex`: partial matches
     _close: Any = field(repr=False)
     _forced: Syntax | None = None
 
     @classmethod
     def of(cls, spec: dict[str, Any], forced: Syntax | None) -> Self | None:
-        """The calls of a tokenizer's ``response_template``; ``None``: it says nothing of calls.
+        """The syntax of the calls in a tokenizer's ``response_template``; ``None``: the template does not describe
+        calls.
 
         Args:
-            forced: the syntax of the chat template, which can be forced: no grammar is made of a response template.
+            forced: the syntax of the chat template, by which calls are forced, since no grammar is made from a response
+                template.
 
         Raises:
             InvalidRequest: transformers cannot read the template.
@@ -52,7 +55,7 @@ class TemplatedCalls(Syntax):
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """None: `first` asks the template's pattern."""
+        """No markers: `first` searches for the template's pattern."""
         return ()
 
     @property
@@ -61,7 +64,8 @@ class TemplatedCalls(Syntax):
         return () if self._forced is None else self._forced.markers
 
     def first(self, text: str, start: int, *, ended: bool) -> int:
-        """The first match of the template's pattern, or of a part of it at the end of the text."""
+        """The place of the first match of the template's pattern. A partial match at the end of the text counts,
+        too."""
         found = self._open.search(text, start, partial=not ended)
         return len(text) if found is None else int(found.start())
 
@@ -77,13 +81,13 @@ class TemplatedCalls(Syntax):
             found = self._open.match(scanner.text, scanner.place, partial=not scanner.ended)
             if found is None:
                 raise NoCall
-            if scanner.ended or not (found.partial or found.end() == len(scanner.text)):  # else it may grow
+            if scanner.ended or not (found.partial or found.end() == len(scanner.text)):  # otherwise the match may grow
                 scanner.place = found.end()
                 return
             yield
 
     def _closed(self, scanner: Scanner) -> Steps[None]:
-        """Reads up to the end of the region and over it; without an end, to the end of the text."""
+        """Reads the region and the marker at its end; without such a marker, reads to the end of the text."""
         seen = scanner.place
         while not scanner.ended:
             found = None if self._close is None else self._close.search(scanner.text, seen, partial=True)
@@ -109,7 +113,7 @@ class TemplatedCalls(Syntax):
         return calls
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
-        """The grammar of the chat template's syntax.
+        """The grammar of the syntax of the chat template.
 
         Raises:
             InvalidRequest: the chat template has none of the known syntaxes.
@@ -120,7 +124,7 @@ class TemplatedCalls(Syntax):
 
 
 def _flat(found: Any) -> Iterator[Any]:
-    """A call, or calls in lists."""
+    """Yields the calls in ``found``, which is a call or nested lists of calls."""
     if isinstance(found, list):
         for one in found:
             yield from _flat(one)

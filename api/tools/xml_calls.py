@@ -1,4 +1,5 @@
-"""Calls as tags: ``<function=name>``, and a ``<parameter=key>`` with plain text for each argument (Qwen3-Coder)."""
+"""Calls that are written as tags: ``<function=name>``, and for each argument ``<parameter=key>`` with plain text
+(Qwen3-Coder)."""
 
 from __future__ import annotations
 
@@ -20,22 +21,22 @@ _KEY = re.compile(r"[^<>\n]+")
 _BEGIN, _FUNCTION, _PARAMETER = "<tool_call>", "<function=", "<parameter="
 _END, _FUNCTION_END, _PARAMETER_END = "</tool_call>", "</function>", "</parameter>"
 _SAID = frozenset({"type", "properties", "required", "additionalProperties"})
-"""The keys of a schema of parameters that a grammar can follow."""
+"""The keys in the schema of parameters that a grammar can follow."""
 _SILENT = frozenset({"title", "description", "$defs", "definitions", "$schema", "x-guidance"})
-"""The keys that say nothing of the parameters."""
+"""The keys that do not restrict the parameters."""
 _NEEDED = frozenset({"pattern", "anyOf", "oneOf", "allOf", "not", "contentEncoding"})
-"""The keys of a schema of a text that a grammar cannot follow."""
+"""The keys in the schema of a text that a grammar cannot follow."""
 
 
 @frozen
 class XmlCalls(Syntax):
-    """The one syntax of this kind. The schema of an argument says what it is, a number for one."""
+    """The syntax of calls as tags. The schema of an argument says how its text is read, for example as a number."""
 
     begins: tuple[str, ...] = (_BEGIN, _FUNCTION)
     markers: tuple[str, ...] = (_BEGIN, _END)
 
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
-        """Reads one call. Models leave out the outer tags now and then."""
+        """Reads one call. Models omit the outer tags now and then."""
         yield from scanner.maybe(_BEGIN)
         yield from scanner.blank()
         yield from scanner.literal(_FUNCTION)
@@ -50,7 +51,7 @@ class XmlCalls(Syntax):
         """The grammar of calls whose parameters come in the order of the schema.
 
         Raises:
-            InvalidRequest: the arguments of a tool are not described one by one.
+            InvalidRequest: the schema of a tool does not describe each argument.
         """
         begin, end = write(_BEGIN + "\n"), write("\n" + _END)
         call = f"{begin} call {end}"
@@ -59,7 +60,7 @@ class XmlCalls(Syntax):
 
 
 def _arguments(scanner: Scanner, schema: Mapping[str, Any]) -> Steps[str]:
-    """Reads parameters up to the end of the function; returns the JSON of them all."""
+    """Reads the parameters up to the end of the function; returns the JSON object of all of them."""
     found: dict[str, str] = {}
     properties = resolved(schema, schema).get("properties", {})
     while not (yield from scanner.tail(_FUNCTION_END)):
@@ -75,7 +76,7 @@ def _arguments(scanner: Scanner, schema: Mapping[str, Any]) -> Steps[str]:
 
 
 def _value(scanner: Scanner) -> Steps[str]:
-    """Reads a parameter's text and its end. Where the text is JSON, the tag may stand in its strings."""
+    """Reads a parameter's text and the tag at its end. If the text is JSON, its strings may contain that tag."""
     start = scanner.place
     yield from scanner.maybe("\n")
     text = scanner.place
@@ -85,7 +86,7 @@ def _value(scanner: Scanner) -> Steps[str]:
             if (yield from scanner.tail(_PARAMETER_END)):
                 return _trimmed(scanner.text[text : scanner.place - len(_PARAMETER_END)])
         except NoCall:
-            pass  # it is text that begins with a bracket
+            pass  # not JSON: a text that begins with a bracket
     scanner.place = start
     return _trimmed((yield from scanner.until(_PARAMETER_END)).removeprefix("\n"))
 
@@ -115,7 +116,7 @@ def _rules(tool: Tool, index: int) -> list[str]:
 
 
 def _value_rule(tool: str, name: str, value: Any, schema: Mapping[str, Any]) -> str:
-    """The rule of a parameter's text and its end."""
+    """The rule for a parameter's text and the tag at its end."""
     types, end = types_of(value, schema), _quoted(_PARAMETER_END)
     if types and "string" not in types:
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -131,7 +132,7 @@ def _value_rule(tool: str, name: str, value: Any, schema: Mapping[str, Any]) -> 
 
 
 def _check(tool: str, what: str, names: Collection[str]) -> None:
-    """Raises `InvalidRequest` where there are ``names`` that a rule cannot follow."""
+    """Raises `InvalidRequest` if there are ``names``: keys of a schema that a rule cannot follow."""
     if names:
         raise InvalidRequest(
             f"a call of {tool!r} cannot be forced in this format: {what} {', '.join(sorted(map(repr, names)))}; "
