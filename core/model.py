@@ -29,17 +29,17 @@ class WhisperTokens:
 
 @frozen(kw_only=True)
 class GenerationRules:
-    """The rules that the generation_config of an encoder-decoder sets for every text, as transformers' `generate` obeys
-    it."""
+    """The rules that the generation_config of an encoder-decoder sets for every text. transformers' `generate` follows
+    the same rules."""
 
     forced_first: int | None = None  # forced_bos_token_id: the token after the start token
-    forced_last: int | None = None  # forced_eos_token_id: the last token, where the text ends by its length
+    forced_last: int | None = None  # forced_eos_token_id: the last token, if the text ends by its length
     no_repeat_ngram: int = 0  # no_repeat_ngram_size
-    min_length: int = 0  # positions before which no text ends, the prompt's included
+    min_length: int = 0  # no text ends before this position; the prompt counts
     min_new_tokens: int = 0
 
     def of(self, rules: LogitRules, *, prompt_length: int, max_tokens: int) -> LogitRules:
-        """``rules`` of a request, and these."""
+        """Returns the ``rules`` of a request, with these rules added."""
         forced = []
         if self.forced_last is not None:
             forced.append((max_tokens - 1, self.forced_last))
@@ -55,10 +55,10 @@ class GenerationRules:
 
 @frozen
 class Lengths:
-    """The least number of tokens that a text can have.
+    """The figures that bound the number of tokens of a text from below.
 
     Args:
-        longest: the most characters that one token stands for.
+        longest: the largest number of characters that one token stands for.
         unread: characters that become no token.
     """
 
@@ -66,7 +66,7 @@ class Lengths:
     unread: str = ""
 
     def least_tokens(self, text: str) -> int:
-        """``text`` has so many tokens or more, whatever it is. It is not tokenized for that."""
+        """Returns a number of tokens that ``text`` has at least. Does not tokenize the text."""
         read = len(text) - sum(map(text.count, self.unread))
         return -(-read // self.longest)
 
@@ -88,52 +88,55 @@ class Prepared:
 
 
 class Preparer(Protocol):
-    """Turns what users write into what the model reads. Called in threads: a preparer never changes."""
+    """Turns the prompts and items of users into tokens and encoder items. Methods are called in threads, so a preparer
+    never changes."""
 
     @property
     def media(self) -> frozenset[str]:
-        """The kinds of items that a prompt may have: ``"image"``, ``"audio"``, or none."""
+        """The kinds of items that a prompt may have: ``"image"``, ``"audio"``, both, or none."""
 
     @property
     def needs_prompt(self) -> bool:
-        """False if items alone make a request: the prompt is how the answer begins."""
+        """False if a request may have items alone. The prompt is then the beginning of the answer."""
 
     @property
     def converses(self) -> bool:
-        """True if there is a chat template for `render`."""
+        """True if the checkpoint has a chat template for `render`."""
 
     def with_items(self, prompt: str, count: int) -> str:
-        """``prompt`` with ``count`` placeholders in front of it, unless the prompt has placeholders already."""
+        """Returns ``prompt`` with ``count`` placeholders in front of it, or unchanged if it has placeholders
+        already."""
 
     def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
-        """``given`` for `prepare`, which takes less time for them then: texts are tokenized in turns, and what else
-        takes long is done before.
+        """Reads the items in ``given`` ahead of `prepare`, which gets the result in their place and then takes less
+        time. Texts are tokenized one after another, so the slow work on items is done before.
 
         Raises:
-            InvalidRequest: one cannot be read.
+            InvalidRequest: an item cannot be read.
         """
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
-        """Tokens and items of ``prompt``: text with the checkpoint's own placeholders, or tokens with one placeholder
-        for each image or audio. An image is a PIL image. An audio is an array of finite float32 samples at
-        ``ModelDescription.sampling_rate``.
+        """Returns the tokens and items of ``prompt``. The prompt is a text with the checkpoint's own placeholders, or
+        tokens with one placeholder for each image or audio. An image is a PIL image. An audio is an array of finite
+        float32 samples at ``ModelDescription.sampling_rate``.
 
         Raises:
             InvalidRequest: placeholders and items do not match, or an item cannot be read.
         """
 
     def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """Tokens of two texts read together, and the position of the second text, for models that tell them apart.
+        """Returns the tokens of two texts that are read together, and the position of the second text for models that
+        distinguish the two.
 
         Raises:
-            InvalidRequest: the tokenizer joins no texts.
+            InvalidRequest: the tokenizer cannot join two texts.
         """
 
     @property
     def tool_template(self) -> str:
-        """The text of the chat template that renders conversations with tools; empty where there is none."""
+        """The source of the chat template that renders conversations with tools; empty if the checkpoint has none."""
 
     def render(
         self,
@@ -142,21 +145,23 @@ class Preparer(Protocol):
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation, by the checkpoint's own chat template.
+        """Returns the prompt of a conversation, rendered by the checkpoint's own chat template.
 
         Args:
             options: further variables of the template.
 
         Raises:
-            InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
+            InvalidRequest: there is no template, or the template refuses the messages, or does not read ``tools`` or
+                ``options``.
         """
 
 
 class Structures(Protocol):
-    """Compiles structures for a model. Called in several threads at once."""
+    """Compiles structures for a model. Methods are called in several threads at once."""
 
     def compile(self, structure: Structure) -> Structure:
-        """A structure equal to ``structure``, with its compiled form: no step has to compile it.
+        """Returns a structure equal to ``structure``, together with its compiled form, so that no step has to compile
+        it.
 
         Raises:
             InvalidRequest: the structure cannot be followed.
@@ -165,12 +170,13 @@ class Structures(Protocol):
 
 @frozen(kw_only=True)
 class ModelDescription:
-    """A loaded model's limits and vocabulary.
+    """The limits and the vocabulary of a loaded model.
 
-    Bytes are of the executor's dtype. ``pages`` pages of ``page_size`` positions each hold the self-attention KV;
-    ``cross_slots`` slots hold the cross-attention KV of one encoder item each. ``encoder_embeddings``,
+    Bytes are counted in the executor's dtype. ``pages`` pages of ``page_size`` positions each hold the self-attention
+    KV; ``cross_slots`` slots hold the cross-attention KV of one encoder item each. ``encoder_embeddings``,
     ``encoder_bytes`` and ``window_samples`` are 0 unless the decoder reads items through cross-attention
-    (encoder-decoder). Whisper's whole windows all have this size; elsewhere it is that of the largest.
+    (encoder-decoder). For Whisper these are the figures of a whole window; for other models they are those of the
+    largest item.
     """
 
     name: str
@@ -194,12 +200,12 @@ class ModelDescription:
     tokenizer: Any = field(repr=False, eq=False)  # transformers', or one with its methods
     lengths: Lengths | None = None  # None: a token may stand for any number of characters
     kind: Kind = Kind.ENCODER_DECODER
-    preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are tokenized as they are
+    preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are only tokenized
     structures: Structures | None = field(default=None, repr=False, eq=False)  # None: the executor compiles in a step
     whole_prompts: bool = False  # every position attends to all others: a prompt is one chunk, and holds no pages
-    default_pooling: Pooling | None = None  # of pooling models
+    default_pooling: Pooling | None = None  # only pooling models have one
     alignment_fault: str | None = "its decoder reads no audio through cross-attention"
-    """Returns why an `Alignment` is not possible; ``None``: it is."""
-    labels: tuple[str, ...] = ()  # of a classification head, in the order of its scores
-    generation: GenerationRules | None = None  # of encoder-decoders but Whisper
+    """The reason why an `Alignment` is not possible; ``None``: it is possible."""
+    labels: tuple[str, ...] = ()  # of the classification head, in the order of the scores
+    generation: GenerationRules | None = None  # only encoder-decoders other than Whisper have them
     native: bool = False  # the native library computes all of its layers, and Python's lock is free meanwhile

@@ -9,14 +9,14 @@ from attrs import evolve, frozen
 
 @frozen(kw_only=True)
 class Timings:
-    """Seconds, from the call on. ``queued``: until the request had a place, waiting at the door included.
-    ``encoder_wait``: the part of ``queued`` spent waiting for encoder outputs. ``first_token``: until the first token;
-    ``None`` where there was none. ``total``: until the end.
+    """The durations of a request, in seconds from the call on. ``queued``: until the request had a place, waiting at
+    the door included. ``encoder_wait``: the part of ``queued`` that the request waited for encoder outputs.
+    ``first_token``: until the first token; ``None``: the request had no token. ``total``: until the end.
 
-    A transcription makes a request for each window, one after another, and perhaps several: ``queued`` and
-    ``encoder_wait`` are the sums over all its requests, ``first_token`` is that of the first window's text, and
-    ``total`` ends with the last window. A slow reader of a stream of segments makes ``total`` longer, since a window's
-    request is only made when its segments are read.
+    A transcription makes one or more requests for each window, one after another. Its ``queued`` and ``encoder_wait``
+    are the sums over all these requests, ``first_token`` is that of the first window's text, and ``total`` ends with
+    the last window. A slow reader of a stream of segments makes ``total`` longer, since the request for a window is
+    only made when the window's segments are read.
     """
 
     queued: float
@@ -25,7 +25,7 @@ class Timings:
     total: float
 
     def since(self, seconds: float) -> Self:
-        """The same timings, counted from ``seconds`` before."""
+        """Returns the same timings, counted from a moment that lies ``seconds`` earlier."""
         return evolve(
             self,
             queued=self.queued + seconds,

@@ -2,7 +2,7 @@
 
 A waiting sequence *seeks* until it has acquired the encoder outputs that it needs to start. The sequence is *ahead*
 from then on, and *ready* once it holds them all. A sequence that needs no encoder output is ready at once. A running
-sequence that has read the outputs that it held *wants* its next items.
+sequence that has read its outputs *wants* its next items.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .sequence import Phase, Sequence
 
 @define(eq=False)
 class Acquirer:
-    """The queues for encoder outputs. ``ready``: waiting sequences that lack nothing but room."""
+    """The queues for encoder outputs. ``ready`` has the waiting sequences that lack nothing but room."""
 
     limits: PlannerLimits
     room: Room
@@ -27,11 +27,11 @@ class Acquirer:
     _seeking: Ordered[Sequence] = field(factory=Ordered, init=False)  # waiting, have not acquired what they need
     _ahead: Ordered[Sequence] = field(factory=Ordered, init=False)  # waiting, have acquired what they need
     _wanting: Ordered[Sequence] = field(factory=Ordered, init=False)  # running, need their next items
-    _stale: bool = field(default=False, init=False)  # since the last decision an acquire may have become possible
+    _stale: bool = field(default=False, init=False)  # an acquire may have become possible since the last decision
 
     def has_what_it_needs(self, sequence: Sequence) -> bool:
-        """True if what made the sequence ready is still there. Since then its cross KV may have lost its slot, and the
-        cached pages that made an encoder output unnecessary may have been evicted."""
+        """True if the sequence is still ready. Since it became ready, its cross KV may have lost its slot, or cached
+        pages that made an encoder output unnecessary may have been evicted."""
         item = sequence.cross_item
         if item is not None:
             return self.room.slots.resident(item.key) or self.holds.holds_all(sequence)
@@ -41,25 +41,26 @@ class Acquirer:
         return first is None or first.key in self.holds.held(sequence)
 
     def _start(self, sequence: Sequence) -> int:
-        """The first position of the sequence that must be fed."""
+        """Returns the first position of the sequence that must be fed."""
         return len(self.room.cached_pages(sequence)) * self.limits.page_size
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def granted(self, holder: str) -> None:
-        """``holder`` holds its encoder output now. An unknown holder has withdrawn its acquire."""
+        """Notes that ``holder`` holds its encoder output now. An unknown holder has withdrawn its acquire."""
         sequence = self.holds.ready(holder)
         if sequence is not None and sequence.phase is Phase.WAITING:
             self.ready.put(sequence, sequence.key)
 
     def refused(self, holder: str) -> Sequence | None:
-        """The encoder cache refuses the acquire. Returns the sequence; ``None``: it has withdrawn the acquire."""
+        """Notes that the encoder cache refuses the acquire. Returns the sequence; ``None``: the sequence has withdrawn
+        the acquire."""
         self._stale = True
         return self.holds.refused(holder)
 
     def waits(self, sequence: Sequence) -> None:
-        """Puts a waiting sequence into the queues that it belongs to. The sequence keeps an acquired output for
-        cross-attention. It releases placed items, since it may need others now."""
+        """Puts a waiting sequence into the queues that it belongs to. The sequence keeps an output that it has acquired
+        for cross-attention. It releases placed items, since it may need others now."""
         if not sequence.request.items:
             self.ready.put(sequence, sequence.key)
             return
@@ -74,23 +75,24 @@ class Acquirer:
         self._stale = True
 
     def waits_no_more(self, sequence: Sequence) -> None:
-        """The sequence starts, or has ended."""
+        """Removes a sequence that starts, or has ended, from the queues."""
         for queue in (self.ready, self._seeking, self._ahead):
             queue.discard(sequence)
         self._stale = True
 
     def has_read(self, sequence: Sequence) -> None:
-        """More positions of the sequence are fed or cached: it releases the items that lie before them."""
+        """Notes that more positions of the sequence are fed or cached. The sequence releases the items that lie before
+        these positions."""
         if self.holds.release_read(sequence) and sequence.phase is Phase.RUNNING:
             self._wanting.put(sequence, sequence.key)
         self._stale = True
 
     def reads_no_more(self, sequence: Sequence) -> None:
-        """The sequence runs no longer."""
+        """Notes that the sequence no longer runs."""
         self._wanting.discard(sequence)
 
     def release(self, sequence: Sequence) -> None:
-        """The sequence releases what it holds, and withdraws its open acquires."""
+        """Releases the outputs that the sequence holds, and withdraws its open acquires."""
         if self.holds.keys(sequence):
             self.holds.release_all(sequence)
             self._stale = True
@@ -98,8 +100,9 @@ class Acquirer:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def acquire_next(self) -> None:
-        """Acquires the next items of running sequences, then what the first waiting sequences need to start, in order
-        and while the encoder cache has room. The last waiting sequences give up theirs for an earlier sequence."""
+        """Acquires the next items of running sequences, then the items that the first waiting sequences need to start,
+        in order and while the encoder cache has room. If room is lacking, the last waiting sequences give up their
+        outputs for an earlier sequence."""
         if not self._stale:
             return
         self._stale = False
@@ -116,8 +119,8 @@ class Acquirer:
             self._seeking.discard(sequence)
 
     def _try_acquire(self, sequence: Sequence, start: int) -> bool:
-        """Acquires what ``sequence`` needs to go on from position ``start``. False: there is no room. A waiting
-        sequence that needs nothing becomes ready."""
+        """Acquires the items that ``sequence`` needs to go on from position ``start``. False if there is no room. A
+        waiting sequence that needs no item becomes ready."""
         item = sequence.cross_item
         if item is None:
             items = self.holds.group(sequence.placeholders.needed(start))
@@ -133,8 +136,8 @@ class Acquirer:
         return True
 
     def _withdraw_for(self, sequence: Sequence) -> bool:
-        """Has the last waiting sequence give up what it acquired, unless ``sequence`` comes later. False: none
-        does."""
+        """Makes the last waiting sequence give up the outputs that it has acquired, unless ``sequence`` comes after it.
+        False if no sequence gives up any."""
         last = self._ahead.last()
         if last is None or (sequence.phase is Phase.WAITING and last.key < sequence.key):
             return False

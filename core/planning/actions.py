@@ -12,10 +12,10 @@ from ..request import EncoderItem, FinishReason
 
 @frozen
 class Acquire:
-    """Acquires the item at the encoder cache, where it is a message too. `Planner.encoder_ready` or `encoder_refused`
-    answers, unless a `Release` comes before.
+    """Orders the encoder cache to acquire the item. The encoder cache gets this action as a message.
+    `Planner.encoder_ready` or `encoder_refused` answers, unless a `Release` comes before.
 
-    ``holder`` is new for every acquire, so that a late answer to a withdrawn acquire is recognised. The smallest
+    ``holder`` is a new name for every acquire, so that a late answer to a withdrawn acquire is recognised. The smallest
     ``order`` is served first."""
 
     holder: str
@@ -26,8 +26,8 @@ class Acquire:
 
 @frozen
 class Release:
-    """``holder`` releases the entry of ``key``, or withdraws its acquire. A message to the encoder cache too, which
-    borrowers send as well."""
+    """Reports that ``holder`` releases the entry of ``key``, or withdraws its acquire. The encoder cache gets this
+    action as a message; borrowers send the same message."""
 
     holder: str
     key: str
@@ -63,7 +63,7 @@ class Suspect:
 
 @frozen
 class Shrink:
-    """Steps feed at most ``tokens`` from now on: a step did not fit the device's memory."""
+    """Steps feed at most ``tokens`` tokens from now on, since a step did not fit the device's memory."""
 
     tokens: int
 

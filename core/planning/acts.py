@@ -1,10 +1,10 @@
-"""The plan of a step: the acts over a `StepDraft`. They read the planner's state and write the draft alone.
+"""The plan of a step: the acts that fill a `StepDraft`. They read the planner's state, and write only the draft.
 
-In this order: running sequences *give way* to a more urgent waiting one; each sequence that *decodes* is fed one token,
-and where pages run out the last running sequences are preempted for it;
-prompts that are partly fed *read on* with the tokens that are left; waiting sequences are *admitted*; tokens that are
-still left *fill up* the prompts that wanted more, and then go to *proposed* draft tokens. `_eligible` alone says which
-sequences a step may run.
+The acts come in this order. Running sequences *give way* to a more urgent waiting sequence. Each sequence that
+*decodes* is fed one token; if pages run out, the last running sequences are preempted for it. Prompts that are partly
+fed *read on* with the tokens that are left. Waiting sequences are *admitted*. Tokens that are still left *fill up* the
+prompts that wanted more, and are then used for *proposed* draft tokens. Only `_eligible` decides which sequences a step
+may run.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .quarantine import Quarantine
 from .room import Room
 from .sequence import Phase, Sequence
 
-_MOST_WORK = 4096  # pages looked up to admit sequences in one step; a page key to compute counts as `_KEY_WORK` pages
+_MOST_WORK = 4096  # page look-ups in one step to admit sequences; computing a page key counts as `_KEY_WORK` look-ups
 _KEY_WORK = 4
 _IN_ORDER = attrgetter("key")
 
 
 @define(eq=False)
 class Acts:
-    """``sequences``: all sequences of the planner, by request id."""
+    """The acts of one planner. ``sequences`` has all sequences of the planner, by request id."""
 
     limits: PlannerLimits
     sequences: Mapping[str, Sequence]
@@ -40,8 +40,8 @@ class Acts:
     step_size: BatchSize
 
     def draft(self) -> StepDraft:
-        """The next step. Suspects run in steps of their own. Where no suspect can run, the other sequences do, but no
-        sequence starts that comes after a suspect that waits for room."""
+        """Returns the draft of the next step. Suspects run in steps of their own. If no suspect can run, the other
+        sequences do. But then no sequence starts that comes after a suspect that waits for room."""
         lost: dict[Sequence, None] = {}
         blocked: Sequence | None = None
         for only in (*self._turns(), None):
@@ -77,7 +77,8 @@ class Acts:
         return self.quarantine.turns(s.request.id for s in sorted(may_run, key=_IN_ORDER))
 
     def _eligible(self, only: frozenset[str] | None) -> tuple[list[Sequence], Iterable[Sequence]]:
-        """The running and the ready sequences that a step may run: ``only`` these; ``None``: all but suspects."""
+        """Returns the running and the ready sequences that a step may run: those in ``only``, or for ``None`` all but
+        suspects."""
         if only is not None:
             chosen = sorted((self.sequences[request_id] for request_id in only), key=_IN_ORDER)
             running = [sequence for sequence in chosen if sequence.phase is Phase.RUNNING]
@@ -88,8 +89,8 @@ class Acts:
         return free, (sequence for sequence in self.acquirer.ready if sequence.request.id not in self.quarantine)
 
     def _split(self, running: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """The sequences that decode (one token, no item), and those that read their prompt. A sequence with draft
-        tokens in flight is neither: how many tokens it will have sampled is not known."""
+        """Returns the sequences that decode (one token, no item), and those that read their prompt. A sequence with
+        draft tokens in flight is in neither list, since the number of tokens that it will have sampled is not known."""
         decoding, reading = [], []
         for sequence in running:
             known = len(sequence.tokens) + sequence.sampling
@@ -105,8 +106,9 @@ class Acts:
     # -- giving way --------------------------------------------------------------------------------------------------
 
     def _give_way(self, draft: StepDraft) -> None:
-        """Preempts running sequences for the first ready one, if they are less urgent and come later: the last ones
-        first, as few as will do, and none where all of them together have too little room."""
+        """Preempts running sequences for the first ready sequence. Only sequences that are less urgent and come later
+        are preempted, the last ones first, and as few as suffice. If all of them together have too little room, none is
+        preempted."""
         urgent, running = self.acquirer.ready.first(), self.room.running
         if urgent is None or self.room.leaving or not running or self.room.is_blocked(urgent):
             return
@@ -127,11 +129,11 @@ class Acts:
         for victim in trial.preempted:
             draft.preempt(victim, self.room.pages.exclusive(victim.pages))
 
-    # -- those that run ----------------------------------------------------------------------------------------------
+    # -- running sequences -------------------------------------------------------------------------------------------
 
     def _decode(self, draft: StepDraft, decoding: list[Sequence]) -> None:
-        """Feeds one token to each sequence, or to each of its beams; where a step has too few, to those that have
-        waited longest."""
+        """Feeds one token to each sequence, or to each beam of a search. If the step has too few tokens, the sequences
+        that have waited longest are fed."""
         page_size = self.limits.page_size
         for sequence in self._chosen(draft, decoding):
             start, has = sequence.dispatched, len(sequence.pages)
@@ -142,8 +144,8 @@ class Acts:
             draft.add(Part(sequence, start, 1, 1, pages, beams=sequence.rows(start)))
 
     def _chosen(self, draft: StepDraft, decoding: list[Sequence]) -> list[Sequence]:
-        """Returns the sequences whose rows the step has tokens for. A search with more rows than a step may have now
-        runs in a step alone."""
+        """Returns the sequences for whose rows the step has enough tokens. A search with more rows than a step may have
+        now runs in a step alone."""
         if sum([sequence.rows(sequence.dispatched) for sequence in decoding]) <= draft.tokens:
             return decoding
         left = draft.tokens
@@ -156,12 +158,12 @@ class Acts:
         return sorted(chosen, key=_IN_ORDER)
 
     def _make_room(self, draft: StepDraft, wanting: Sequence, pages: int) -> bool:
-        """Preempts the last running sequences, perhaps ``wanting`` itself, until ``pages`` are left. False: ``wanting``
-        cannot run in this step."""
+        """Preempts the last running sequences, perhaps ``wanting`` itself, until ``pages`` pages are left. False if
+        ``wanting`` cannot run in this step."""
         while draft.pages < pages:
             if self.room.leaving or draft.awaits:
                 return False  # pages are on their way back already
-            victim = self.room.running[-1 - len(draft.preempted)]  # at least as late as ``wanting``: no part yet
+            victim = self.room.running[-1 - len(draft.preempted)]  # ``wanting`` or a later sequence: no part yet
             alone = victim is wanting and len(self.room.running) == 1
             assert not alone, "one sequence alone does not fit the pages"
             draft.preempt(victim, self.room.pages.exclusive(victim.pages))
@@ -170,7 +172,7 @@ class Acts:
         return True
 
     def _read_on(self, draft: StepDraft, reading: list[Sequence]) -> None:
-        """Shares the tokens that decoding has left among the partly fed prompts: half to the first prompt, half of the
+        """Divides the tokens that decoding has left among the partly fed prompts: half to the first prompt, half of the
         remainder to the next one, and so on. These sequences have had all their pages since they started."""
         for index, sequence in enumerate(reading):
             if draft.tokens <= 0:
@@ -182,18 +184,19 @@ class Acts:
                 draft.add(Part(sequence, sequence.dispatched, length, wanted))
 
     def _wanted(self, sequence: Sequence, start: int) -> int:
-        """Tokens that can be fed from ``start`` on: up to the first item that the sequence does not hold."""
+        """Returns the number of tokens that can be fed from ``start`` on, up to the first item that the sequence does
+        not hold."""
         stop = sequence.known
         if start < sequence.placeholders.stop:
             reach = sequence.placeholders.reach(start, self.acquirer.holds.held(sequence))
             stop = stop if reach is None else min(stop, reach)
         return stop - start
 
-    # -- those that wait ---------------------------------------------------------------------------------------------
+    # -- waiting sequences -------------------------------------------------------------------------------------------
 
     def _admit(self, draft: StepDraft, ready: Iterable[Sequence]) -> None:
-        """Starts ready sequences, in order: none after one that waits for room, and none in a step that had to
-        preempt. A sequence that starts is part of the same step. Where the step fails, the sequence starts anew."""
+        """Starts ready sequences, in order. No sequence starts after one that waits for room, or in a step that had to
+        preempt. A sequence that starts is part of the same step. If the step fails, the sequence starts anew."""
         if draft.preempted:
             return
         for sequence in ready:
@@ -234,8 +237,8 @@ class Acts:
         return True
 
     def _first_share(self, draft: StepDraft, wanted: int) -> int:
-        """The length of a newcomer's first chunk; 0: it waits for a step with more tokens left. A prompt that cannot be
-        divided runs alone where it is too long for a step's tokens."""
+        """Returns the length of a newcomer's first chunk; 0: the newcomer waits for a step with more tokens left. A
+        prompt that cannot be divided runs alone if it is too long for a step's tokens."""
         if self.limits.whole_prompts:
             return wanted if wanted <= draft.tokens or not draft.parts else 0
         others = len(self.acquirer.ready) > len(draft.starts) + 1
@@ -244,7 +247,7 @@ class Acts:
 
     def _fits(self, draft: StepDraft, sequence: Sequence, cached: tuple[int, ...]) -> bool:
         """True if there are a place, a slot, pages for all tokens of ``sequence``, and pages for the next tokens of
-        ``sequence`` and of the sequences beside it."""
+        ``sequence`` and of the other sequences."""
         item = sequence.cross_item
         if draft.places < 1 or (item is not None and draft.slots < self._slots_taken(draft, item)):
             return False
@@ -255,28 +258,31 @@ class Acts:
         return needed + self._growth(sequence, tokens) + self._growth_beside(draft, tokens) <= draft.pages
 
     def _growth_beside(self, draft: StepDraft, tokens: int) -> int:
-        """Pages that the sequences beside a newcomer need for their next ``tokens`` tokens. Summed once a step."""
+        """Returns the number of pages that the sequences beside a newcomer need for their next ``tokens`` tokens. The
+        sum is computed once a step."""
         if tokens not in draft.growth:
             beside = (other for other in (*self.room.running, *draft.starts) if other not in draft.preempted)
             draft.growth[tokens] = sum(self._growth(other, tokens) for other in beside)
         return draft.growth[tokens]
 
     def _grow(self, draft: StepDraft, sequence: Sequence, sign: int) -> None:
-        """Adds (1) ``sequence`` to those beside a newcomer, or removes it (-1)."""
+        """Adds ``sequence`` to the sequences beside a newcomer (``sign`` 1), or removes it (-1)."""
         for tokens in draft.growth:
             draft.growth[tokens] += sign * self._growth(sequence, tokens)
 
     def _growth(self, sequence: Sequence, tokens: int) -> int:
-        """Pages that ``sequence`` needs for its next ``tokens`` tokens."""
+        """Returns the number of pages that ``sequence`` needs for its next ``tokens`` tokens."""
         has = max(len(sequence.pages), self.room.pages_for(sequence, len(sequence.tokens)))
         return max(0, self.room.pages_for(sequence, min(sequence.known + tokens, sequence.limit)) - has)
 
     def _unused(self, draft: StepDraft, cached: Iterable[int]) -> int:
-        """Pages among ``cached`` that count as free until a sequence joins them: no sequence uses or joins them yet."""
+        """Returns how many pages among ``cached`` count as free until a sequence joins them: no sequence uses them, and
+        no start of this draft joins them."""
         return self.room.pages.unused(page for page in cached if page not in draft.joined)
 
     def _slots_taken(self, draft: StepDraft, item: EncoderItem) -> int:
-        """Slots that a start with ``item`` takes from those that are left: none where its cross KV is in use."""
+        """Returns how many slots a start with ``item`` takes from those that are left; 0 if the item's cross KV is in
+        use."""
         return item.key not in draft.slot_keys and not self.room.slots.in_use(item.key)
 
     # -- what is left over -------------------------------------------------------------------------------------------
@@ -292,7 +298,7 @@ class Acts:
                 draft.tokens -= more
 
     def _propose(self, draft: StepDraft) -> None:
-        """Adds draft tokens, from the tokens and pages that no sequence of the step needs otherwise."""
+        """Adds draft tokens, with the tokens and pages that no sequence of the step needs otherwise."""
         running = len(self.room.running) + len(draft.starts)
         if not self.limits.draft_tokens or running > self.limits.draft_running:
             return
@@ -312,5 +318,5 @@ class Acts:
 
 
 def _yields(running: Sequence, urgent: Sequence) -> bool:
-    """True if ``running`` gives way to ``urgent``: the priority of ``running`` is less urgent, and it comes later."""
+    """True if ``running`` gives way to ``urgent``: ``running`` has a less urgent priority and comes later."""
     return running.request.priority > urgent.request.priority and running.key > urgent.key

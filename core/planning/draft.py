@@ -1,4 +1,5 @@
-"""A step while it is being planned: what it takes, what it starts and preempts. Nothing changes before its commit."""
+"""The draft of a step: what the step feeds, which sequences it starts and preempts. Nothing changes before the draft is
+committed."""
 
 from __future__ import annotations
 
@@ -9,20 +10,20 @@ from .sequence import Sequence
 
 @define(eq=False)
 class Part:
-    """One sequence's share of the step: ``length`` of the ``wanted`` tokens from position ``start`` on, of each of
+    """One sequence's share of the step: ``length`` of the ``wanted`` tokens from position ``start`` on, for each of
     ``beams`` beams."""
 
     sequence: Sequence
     start: int
     length: int
     wanted: int
-    pages: int = 0  # new ones
+    pages: int = 0  # new pages
     draft_tokens: int = 0
     beams: int = 1
 
     @property
     def stop(self) -> int:
-        """One past the part's last position, draft tokens not counted."""
+        """One past the part's last position, without draft tokens."""
         return self.start + self.length
 
     @property
@@ -33,22 +34,23 @@ class Part:
 
 @define(eq=False)
 class StepDraft:
-    """``tokens``, ``pages``, ``slots`` and ``places`` are what is left for the sequences that come next."""
+    """The draft of a step. ``tokens``, ``pages``, ``slots`` and ``places`` are what is left for the sequences that come
+    next."""
 
     tokens: int
     pages: int
     slots: int
     places: int
     parts: list[Part] = field(factory=list)
-    starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # each with the cached pages that it joins
-    preempted: dict[Sequence, None] = field(factory=dict)  # the last running ones
-    lost: dict[Sequence, None] = field(factory=dict)  # lost what made them ready: they acquire anew
-    blocked: Sequence | None = None  # the first ready one that lacks room
+    starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # the cached pages that each start joins
+    preempted: dict[Sequence, None] = field(factory=dict)  # the last running sequences
+    lost: dict[Sequence, None] = field(factory=dict)  # no longer ready: these sequences acquire anew
+    blocked: Sequence | None = None  # the first ready sequence that lacks room
     awaits: bool = False  # a preempted sequence is in flight: its room comes back later
     work: int = 0  # pages looked up to admit sequences, see `_MOST_WORK` in `acts`
     joined: set[int] = field(factory=set)  # cached pages that the starts join
     slot_keys: set[str] = field(factory=set)  # content keys whose cross KV the starts join or write
-    growth: dict[int, int] = field(factory=dict)  # by token count: pages that running and started ones need for so many
+    growth: dict[int, int] = field(factory=dict)  # pages that running and started sequences need, by token count
 
     def add(self, part: Part) -> None:
         """Puts ``part`` into the step."""
@@ -61,7 +63,8 @@ class StepDraft:
         return self.blocked is not None and self.blocked.key < sequence.key
 
     def preempt(self, victim: Sequence, pages: int) -> None:
-        """Has ``victim`` give way. Its ``pages`` come back, at once where no step in flight mentions ``victim``."""
+        """Makes ``victim`` give way. Its ``pages`` come back at once if no step in flight mentions ``victim``, and
+        later otherwise."""
         self.preempted[victim] = None
         if victim.in_flight:
             self.awaits = True
@@ -69,7 +72,7 @@ class StepDraft:
             self.pages += pages
 
     def share(self, wanted: int, least: int, *, others: bool) -> int:
-        """Returns how many of ``wanted`` tokens a prompt is fed: up to all that are left; where ``others`` want some,
-        up to half of them, or up to ``least``."""
+        """Returns how many of ``wanted`` tokens a prompt is fed: up to all tokens that are left. If ``others`` want
+        tokens too, the prompt gets up to half of them, or up to ``least``."""
         most = max(self.tokens // 2, least) if others else self.tokens
         return min(wanted, most, self.tokens)

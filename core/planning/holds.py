@@ -1,9 +1,10 @@
 """The encoder outputs that sequences hold, and the rule that keeps sequences from waiting for each other.
 
-*Acquire* asks the encoder cache for an output, *hold* is to have it, *release* gives it back or withdraws the acquire.
+To *acquire* is to request an output from the encoder cache, to *hold* is to have it, and to *release* is to give it
+back or to withdraw the acquire.
 
-Room is granted here, before an output is acquired: all acquired outputs fit the encoder cache together. So no acquire
-waits for another one's release, and no sequence holds one output while it waits for room for the next.
+The planner checks for room before it acquires an output: all acquired outputs fit the encoder cache together. So no
+acquire waits for the release of another, and no sequence holds one output while it waits for room for the next.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from .sequence import Sequence
 
 @define(eq=False)
 class _Hold:
-    """``holder`` is the hold's name at the encoder cache: new for every acquire, so that a late answer to a withdrawn
-    acquire is recognised."""
+    """One acquired output. ``holder`` is the hold's name at the encoder cache. The name is new for every acquire, so
+    that a late answer to a withdrawn acquire is recognised."""
 
     holder: str
     sequence: Sequence
@@ -31,7 +32,8 @@ class _Hold:
 
 @define(eq=False)
 class EncoderHolds:
-    """The acquired outputs of all sequences. Acquires and releases go to ``actions``. ``capacity``: bytes."""
+    """The acquired outputs of all sequences. Acquires and releases are appended to ``actions``. ``capacity`` is in
+    bytes."""
 
     capacity: int
     actions: list[Action]
@@ -39,24 +41,24 @@ class EncoderHolds:
     _holders: dict[str, _Hold] = field(factory=dict, init=False)
     _users: Counter[str] = field(factory=Counter, init=False)  # how many sequences have acquired each key
     _taken: int = field(default=0, init=False)  # bytes of all acquired keys
-    _acquired: int = field(default=0, init=False)  # acquires so far: numbers the holders
+    _acquired: int = field(default=0, init=False)  # the number of acquires so far; it numbers the holders
 
     # -- questions ---------------------------------------------------------------------------------------------------
 
     def keys(self, sequence: Sequence) -> Set[str]:
-        """The keys that the sequence has acquired."""
+        """Returns the keys that the sequence has acquired."""
         return self._holds.get(sequence, {}).keys()
 
     def held(self, sequence: Sequence) -> set[str]:
-        """The keys that the sequence holds."""
+        """Returns the keys that the sequence holds."""
         return {key for key, hold in self._holds.get(sequence, {}).items() if hold.ready}
 
     def holder(self, sequence: Sequence, key: str) -> str:
-        """The sequence's name at the encoder cache for ``key``, which it has acquired."""
+        """Returns the sequence's name at the encoder cache for ``key``, which the sequence has acquired."""
         return self._holds[sequence][key].holder
 
     def holds_all(self, sequence: Sequence) -> bool:
-        """True if the sequence holds all keys that it has acquired, at least one."""
+        """True if the sequence has acquired at least one key, and holds all keys that it has acquired."""
         holds = self._holds.get(sequence)
         return holds is not None and all(hold.ready for hold in holds.values())
 
@@ -66,8 +68,8 @@ class EncoderHolds:
         return self._taken + sum(fresh.values()) <= self.capacity
 
     def group(self, items: Iterable[EncoderItem]) -> list[EncoderItem]:
-        """Returns as many of the first ``items`` as fit half of the encoder cache together, at least one: so the next
-        items are encoded while the decoder reads these."""
+        """Returns as many of the first ``items`` as fit half of the encoder cache together, at least one. So the next
+        items can be encoded while the decoder reads these."""
         chosen: list[EncoderItem] = []
         left = self.capacity // 2
         for item in items:
@@ -93,8 +95,9 @@ class EncoderHolds:
             self.actions.append(Acquire(hold.holder, item, sequence.key[0], name))
 
     def ready(self, holder: str) -> Sequence | None:
-        """``holder`` holds its output now. Returns the sequence if it holds all of its outputs; ``None``: the sequence
-        waits for others, has withdrawn the acquire, or has ended and keeps them until a step in flight is answered."""
+        """Notes that ``holder`` holds its output now. Returns the sequence if it holds all of its outputs. Returns
+        ``None`` if the sequence waits for others, has withdrawn the acquire, or has ended and keeps its outputs until a
+        step in flight is answered."""
         hold = self._holders.get(holder)
         if hold is None:
             return None
@@ -105,7 +108,8 @@ class EncoderHolds:
         return hold.sequence
 
     def refused(self, holder: str) -> Sequence | None:
-        """The encoder cache refuses the acquire. Returns the sequence; ``None``: it has withdrawn the acquire."""
+        """Notes that the encoder cache refuses the acquire. Returns the sequence; ``None``: the sequence has withdrawn
+        the acquire."""
         hold = self._holders.get(holder)
         if hold is None:
             return None
@@ -113,9 +117,9 @@ class EncoderHolds:
         return hold.sequence
 
     def release_read(self, sequence: Sequence) -> bool:
-        """Releases the placed items that answered steps have read wholly. Releases all items where the sequence cannot
-        go on with them: a held item that comes again, but after an item that is not held. True if the sequence must
-        acquire its next items."""
+        """Releases the placed items that answered steps have read completely. If the sequence cannot go on with the
+        items that are left, releases them too: such an item is placed a second time, but after an item that the
+        sequence does not hold. True if the sequence must acquire its next items."""
         for key in [key for key in self.keys(sequence) if sequence.placeholders.is_read(key, sequence.fed)]:
             self._release(sequence, key)
         if self.keys(sequence) and not self.holds_all(sequence):
@@ -125,12 +129,12 @@ class EncoderHolds:
         return not self.keys(sequence) and sequence.fed < sequence.placeholders.stop
 
     def release_all(self, sequence: Sequence) -> None:
-        """Releases what the sequence holds, and withdraws its open acquires."""
+        """Releases the outputs that the sequence holds, and withdraws its open acquires."""
         for key in list(self.keys(sequence)):
             self._release(sequence, key)
 
     def generation_lost(self) -> None:
-        """All outputs are lost. Every acquire stands: the encoder cache answers it once more."""
+        """Notes that all outputs are lost. Every acquire stays open, and the encoder cache answers it once more."""
         for hold in self._holders.values():
             hold.ready = False
 

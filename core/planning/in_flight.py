@@ -1,4 +1,4 @@
-"""`InFlightStep`: a step that was dispatched and is not answered."""
+"""`InFlightStep`: a step that was dispatched and is not answered yet."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class InFlightStep:
 
     plan: StepPlan
     sequences: tuple[Sequence, ...]
-    writes: tuple[Sequence, ...]  # those whose cross KV the step writes
-    reads: tuple[Hold, ...]  # encoder outputs
+    writes: tuple[Sequence, ...]  # sequences whose cross KV the step writes
+    reads: tuple[Hold, ...]  # holds of the encoder outputs that the step reads
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The ids of its requests."""
+        """The ids of the step's requests."""
         return tuple([sequence.request.id for sequence in self.sequences])
 
     @property
     def samples(self) -> tuple[str, ...]:
-        """The ids of those that get a token by the step, or go on with their beam search."""
+        """The ids of the requests that get a token from the step, or go on with their beam search."""
         pairs = zip(self.sequences, self.plan.chunks, strict=True)
         return tuple([one.request.id for one, chunk in pairs if chunk.samples and one.request.reads is None])

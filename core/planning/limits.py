@@ -1,4 +1,4 @@
-"""The limits of a plan: the sizes of a loaded model under an engine's settings."""
+"""The limits of a plan: the sizes that a loaded model and an engine's settings allow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..model import ModelDescription
 
 @frozen(kw_only=True)
 class PlannerLimits:
-    """The sizes that the planner keeps to."""
+    """The sizes that the planner must not exceed, and the settings that it follows."""
 
     max_running: int
     max_step_tokens: int
@@ -19,25 +19,25 @@ class PlannerLimits:
     cross_slots: int
     eos_token_ids: frozenset[int]
     steps_in_flight: int = 2
-    crashes_alone: int = 2  # so many crashes alone in a step make a request poison; more where the device is flaky
-    encoder_cache_bytes: int = 1 << 62  # each item, and those that one sequence acquires together, must fit
-    identity: str = ""  # of the weights: part of the page keys
+    crashes_alone: int = 2  # a request is poison after so many crashes alone in a step; more on a flaky device
+    encoder_cache_bytes: int = 1 << 62  # each item must fit, and so must the items that one sequence acquires together
+    identity: str = ""  # names the weights; part of the page keys
     prefix_caching: bool = False
-    draft_tokens: int = 0  # most draft tokens of one sequence in a step
-    draft_running: int = 1 << 31  # most running sequences beside which draft tokens are proposed, their own included
+    draft_tokens: int = 0  # the most for one sequence in a step
+    draft_running: int = 1 << 31  # no draft tokens are proposed while more sequences run
     whole_prompts: bool = False  # a prompt is one chunk, and holds no pages
     headroom: int = 4  # pages that must be free for each running sequence when another one starts: a newcomer that
     # is preempted after a few tokens was fed in vain
 
     @property
     def acquire_ahead(self) -> int:
-        """The number of waiting sequences that may have acquired encoder outputs: enough to fill the next encode
-        batches, few enough that an urgent sequence finds room."""
+        """The number of waiting sequences that may have acquired encoder outputs. It is large enough to fill the next
+        encode batches, and small enough that an urgent sequence finds room."""
         return self.max_running + max(self.max_running // 2, 8)
 
     @classmethod
     def of(cls, description: ModelDescription, config: EngineConfig) -> PlannerLimits:
-        """The limits of a loaded model under an engine's settings."""
+        """Returns the limits of a loaded model under an engine's settings."""
         speculation = config.speculation_for(description.kind, description.device)
         return cls(
             max_running=config.max_running,

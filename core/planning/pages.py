@@ -1,4 +1,5 @@
-"""The books of pages of self-attention KV and of slots of cross-attention KV. Pure bookkeeping, no tensors."""
+"""The books of the pages of self-attention KV and of the slots of cross-attention KV. Only numbers are kept here, no
+tensors."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ from typing import TypeAlias
 
 from attrs import define, field
 
-Key: TypeAlias = bytes | str  # of a content
+Key: TypeAlias = bytes | str  # names the content of a page or slot
 
 
 @define(eq=False)
 class PageAllocator:
-    """Pages ``0 .. total-1``: free, taken by one or more sequences, or cached.
+    """Pages ``0 .. total-1``. Each page is free, taken by one or more sequences, or cached.
 
     A taken page may be listed under the key of its content (see `triolet.core.planning.prefix`), so that other
-    sequences join it. When its last user has given a listed page back, the page is cached: it stays listed until it
-    is needed for new content. The least recently used page goes first.
+    sequences join it. A listed page is cached when its last user has given it back. It then stays listed until it is
+    needed for new content. The least recently used page is evicted first.
     """
 
     total: int
@@ -33,16 +34,16 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
-        """Pages that can be taken now, cached ones among them."""
+        """The number of pages that can be taken now, cached ones included."""
         return len(self._free) + len(self._cached)
 
     @property
     def cached(self) -> int:
-        """Pages that no sequence uses, kept for their content."""
+        """The number of pages that no sequence uses and that are kept for their content."""
         return len(self._cached)
 
     def try_take(self, count: int) -> tuple[int, ...] | None:
-        """Takes ``count`` pages, or none (``None``) where fewer are free."""
+        """Takes ``count`` pages. Returns ``None`` and takes no page if fewer are free."""
         if count > self.free:
             return None
         pages = tuple(self._pop() for _ in range(count))
@@ -57,15 +58,16 @@ class PageAllocator:
         return page
 
     def find(self, keys: Iterable[Key]) -> tuple[int, ...]:
-        """The pages of the longest listed prefix of ``keys``. Keys after the first unlisted one are not computed."""
+        """Returns the pages of the longest listed prefix of ``keys``. Keys after the first unlisted one are not
+        computed."""
         return tuple(self._listed[key] for key in takewhile(self._listed.__contains__, keys))
 
     def unused(self, pages: Iterable[int]) -> int:
-        """The number of these listed pages that no sequence uses: a join takes these from the free ones."""
+        """Returns how many of these listed pages no sequence uses. Joining them makes so many fewer pages free."""
         return sum(page in self._cached for page in pages)
 
     def exclusive(self, pages: Iterable[int]) -> int:
-        """The number of these taken pages that have one user: these pages are free once that user gives them back."""
+        """Returns how many of these taken pages have only one user. They become free when that user gives them back."""
         return sum(self._users[page] == 1 for page in pages)
 
     def join(self, pages: Iterable[int]) -> None:
@@ -76,16 +78,16 @@ class PageAllocator:
             self._cached.pop(page, None)
 
     def list_as(self, page: int, key: Key) -> None:
-        """Lists the taken ``page`` under ``key``, its content. Where another page is listed under ``key``, that page
-        stays listed."""
+        """Lists the taken ``page`` under ``key``, its content. If another page is listed under ``key``, that page stays
+        listed."""
         assert page in self._users, f"page {page} was listed, but nobody uses it"
         if key not in self._listed and page not in self._keys:
             self._listed[key] = page
             self._keys[page] = key
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Removes one user from each page. Of a sequence's cached pages the last are evicted first: they are of no use
-        without the pages before them."""
+        """Removes one user from each page. The last of a sequence's cached pages are evicted first, since they are of
+        no use without the pages before them."""
         for page in reversed(pages):
             assert page in self._users, f"page {page} was given back, but it is not taken"
             self._users[page] -= 1
@@ -98,7 +100,7 @@ class PageAllocator:
                 self._free.append(page)
 
     def forget_contents(self) -> None:
-        """The contents of all pages are lost: no page is listed any more. Users keep their pages."""
+        """Unlists all pages, since their contents are lost. Sequences keep the pages that they use."""
         self._free.extend(reversed(self._cached))
         self._cached.clear()
         self._keys.clear()
@@ -107,7 +109,7 @@ class PageAllocator:
 
 @define(eq=False)
 class CrossSlots(PageAllocator):
-    """Slots of cross-attention KV: each is listed under its content as soon as it is taken.
+    """The slots of cross-attention KV. Each slot is listed under its content as soon as it is taken.
 
     A slot may be joined once the step that writes it is dispatched, since the runner runs steps in order. If that step
     fails, `write_failed` unlists the slot.
@@ -115,11 +117,11 @@ class CrossSlots(PageAllocator):
 
     @property
     def used(self) -> int:
-        """Slots that some sequence uses."""
+        """The number of slots that sequences use."""
         return self.total - self.free
 
     def resident(self, key: str) -> bool:
-        """True if ``key`` has a slot to share."""
+        """True if ``key`` has a slot that sequences can share."""
         return key in self._listed
 
     def in_use(self, key: str) -> bool:
@@ -127,13 +129,13 @@ class CrossSlots(PageAllocator):
         return self._listed.get(key) in self._users
 
     def share(self, key: str) -> int:
-        """Adds one user to a resident ``key``, and returns its slot."""
+        """Adds one user to the slot of a resident ``key``, and returns the slot."""
         slot = self._listed[key]
         self.join((slot,))
         return slot
 
     def take(self, key: str) -> int:
-        """Takes a slot to write ``key`` into, with one user."""
+        """Takes a slot that ``key`` will be written into, with one user, and returns the slot."""
         assert key not in self._listed, f"cross KV of {key} is resident already"
         slots = self.try_take(1)
         assert slots is not None, "no cross slot is free or idle"
@@ -141,7 +143,7 @@ class CrossSlots(PageAllocator):
         return slots[0]
 
     def write_failed(self, key: str, slot: int) -> None:
-        """Unlists a slot whose write failed, so that no sequence joins it. Its users must leave."""
+        """Unlists a slot whose write failed, so that no sequence joins it. The users of the slot must leave."""
         if self._listed.get(key) != slot:
             return  # already unlisted
         del self._listed[key], self._keys[slot]

@@ -1,5 +1,5 @@
-"""The places where a request's items lie among its tokens, by position. Placeholders that were read cost a question
-nothing."""
+"""The places of a request's items among its tokens, by position. A look-up takes no time for placeholders that were
+read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..request import EncoderItem, Placeholder, Request
 
 @define(eq=False)
 class Reading:
-    """Placeholders in the order of their first positions, and which of them lie wholly before a position."""
+    """Placeholders in the order of their first positions. Finds those that do not lie wholly before a position."""
 
     placeholders: Sequence[Placeholder]
     _stops: list[int] = field(init=False)  # the greatest stop up to each placeholder
@@ -28,7 +28,7 @@ class Reading:
         return self._stops[-1] if self._stops else 0
 
     def unread(self, position: int) -> range:
-        """The indices of the placeholders that may reach beyond ``position``; all others lie before it."""
+        """Returns the indices of the placeholders that may reach beyond ``position``. All others lie before it."""
         return range(bisect_right(self._stops, position), len(self.placeholders))
 
 
@@ -50,7 +50,7 @@ class PlaceholderItems:
 
     @classmethod
     def of(cls, request: Request) -> PlaceholderItems:
-        """The placed items of ``request``."""
+        """Returns the placed items of ``request``."""
         placed = [(item.placeholder, item) for item in request.items if item.placeholder is not None]
         placed.sort(key=lambda pair: pair[0].start)
         return cls(tuple(placeholder for placeholder, _ in placed), tuple(item for _, item in placed))
@@ -59,7 +59,7 @@ class PlaceholderItems:
         return bool(self.all)
 
     def needed(self, start: int) -> Iterator[EncoderItem]:
-        """The items with embeddings at ``start`` or later, each key once."""
+        """Yields the items with embeddings at ``start`` or later, each key once."""
         seen = set()
         for index in self._reading.unread(start):
             item = self._items[index]
@@ -72,8 +72,8 @@ class PlaceholderItems:
         return self._last_stops[key] <= position
 
     def reach(self, start: int, held: Collection[str]) -> int | None:
-        """The first position from ``start`` on whose embedding belongs to an item that is not in ``held``; ``None``:
-        there is none."""
+        """Returns the first position, from ``start`` on, of an embedding of an item that is not in ``held``; ``None``:
+        there is no such position."""
         missing = (
             next(max(first, start) for first, stop in self.all[index].spans if stop > start)
             for index in self._reading.unread(start)
@@ -82,7 +82,7 @@ class PlaceholderItems:
         return min(missing, default=None)
 
     def touched(self, start: int, stop: int) -> list[str]:
-        """The keys with embeddings in ``[start, stop)``."""
+        """Returns the keys of the items with embeddings in ``[start, stop)``."""
         found: dict[str, None] = {}
         for index in self._reading.unread(start):
             placeholder = self.all[index]

@@ -1,7 +1,7 @@
-"""The planner: which sequence runs when, in which pages, and what each step feeds. Continuous batching, pure.
+"""The planner: decides which sequence runs when, in which pages, and what each step feeds (continuous batching). Pure.
 
-Facts come in (`Planner.submit`, `encoder_ready`, `step_done`, ...), `Action` values come out through
-`Planner.take_actions`, steps through `Planner.next_step`. The scheduler actor turns actions into messages.
+The planner is told facts (`Planner.submit`, `encoder_ready`, `step_done`, ...). It returns `Action` values from
+`Planner.take_actions`, and steps from `Planner.next_step`. The scheduler actor turns actions into messages.
 
 A request lives in the planner as a `Sequence`::
 
@@ -9,8 +9,8 @@ A request lives in the planner as a `Sequence`::
                  ^                                                  |
                  +----------- preempted, or its step failed --------+
 
-Up to ``steps_in_flight`` steps are dispatched and not yet answered. The planner therefore plans with tokens that only
-the executor knows yet. *Free follows completion*: pages, slots and encoder outputs of a sequence are given back only
+Up to ``steps_in_flight`` steps are dispatched and not yet answered. So the planner must plan with tokens that only the
+executor knows so far. *Free follows completion*: pages, slots and encoder outputs of a sequence are given back only
 when no dispatched step mentions the sequence any more.
 
 `Room` keeps the books of places, pages and slots, `Acquirer` decides which sequence acquires encoder outputs next, and
@@ -58,7 +58,7 @@ class Planner:
     _acts: Acts = field(init=False)
     _steps: deque[InFlightStep] = field(factory=deque, init=False)
     _actions: list[Action] = field(factory=list, init=False)
-    _to_forget: list[int] = field(factory=list, init=False)  # executor records to drop with the next step
+    _to_forget: list[int] = field(factory=list, init=False)  # ids that the executor drops with the next step
     _arrivals: int = field(default=0, init=False)
     _next_sequence_id: int = field(default=0, init=False)
     _epoch: int = field(default=0, init=False)
@@ -76,7 +76,7 @@ class Planner:
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """A new request joins the queue. The caller has checked its values."""
+        """Adds a new request to the queue. The caller has checked the request's values."""
         assert request.id not in self._sequences, f"request {request.id} was submitted twice"
         sequence = Sequence.of(request, self._arrivals, self.limits)
         self._arrivals += 1
@@ -91,11 +91,11 @@ class Planner:
             self._end(sequence, Fail(request.id, refusal))
 
     def encoder_ready(self, holder: str) -> None:
-        """``holder`` holds its encoder output now. An unknown holder has withdrawn its acquire."""
+        """Notes that ``holder`` holds its encoder output now. An unknown holder has withdrawn its acquire."""
         self._acquirer.granted(holder)
 
     def encoder_refused(self, holder: str, error: Exception) -> None:
-        """The encoder cache refuses the acquire: the request fails. An unknown holder has withdrawn its acquire."""
+        """Fails the request whose acquire the encoder cache refuses. An unknown holder has withdrawn its acquire."""
         sequence = self._acquirer.refused(holder)
         if sequence is not None and not sequence.ended:
             self._end(sequence, Fail(sequence.request.id, error))
@@ -112,7 +112,7 @@ class Planner:
             self.abort(request_id)
 
     def fail_all(self, error: RunnerCrashed) -> None:
-        """The runner has crashed: every request fails, and the steps in flight count as answered."""
+        """Fails every request, since the runner has crashed. The steps in flight count as answered."""
         self._steps.clear()
         for sequence in list(self._sequences.values()):
             sequence.in_flight = 0
@@ -121,14 +121,15 @@ class Planner:
         self.fail_waiting(lambda: _one_more(error))
 
     def fail_waiting(self, make_error: Callable[[], Exception]) -> None:
-        """Every request that has not ended fails, since no device will run it. Each has an error of its own."""
+        """Fails every request that has not ended, since no device will run it. Each gets an error of its own."""
         for sequence in list(self._sequences.values()):
             if not sequence.ended:
                 self._end(sequence, Fail(sequence.request.id, make_error()))
 
     def generation_lost(self) -> None:
-        """The runner has restarted: the steps in flight, the KV and the encoder outputs are lost. A running sequence
-        starts anew from its committed tokens. The acquire of a held output stands: the sequence waits for it again."""
+        """Notes that the runner has restarted: the steps in flight, the KV and the encoder outputs are lost. A running
+        sequence starts anew from its committed tokens. The acquire of a held output stays open, and the sequence waits
+        for the output again."""
         self._epoch += 1
         for step in self._steps:
             self._unanswered(step)
@@ -143,7 +144,7 @@ class Planner:
         self._to_forget.clear()
 
     def step_done(self, result: StepResult) -> None:
-        """The oldest step in flight went well."""
+        """Commits the results of the oldest step in flight, which went well."""
         step = self._answered(result.step_id)
         assert len(result.sampled) == len(step.sequences), "a step result must answer every chunk"
         self._quarantine.step_done()
@@ -173,19 +174,19 @@ class Planner:
             self._room.list_pages(sequence)
         if chunk.start < sequence.placeholders.stop:
             self._acquirer.has_read(sequence)
-        sequence.in_flight -= 1  # only now: a sequence that ends above keeps its pages until here
+        sequence.in_flight -= 1  # not earlier: a sequence that ends above keeps its pages until here
         if sequence in self._room.leaving:
             self._settle(sequence)
 
     def step_failed(self, step_id: int, error: Exception, *, skipped: bool = False) -> None:
-        """The oldest step in flight failed and committed nothing. Its sequences go back to the queue and start anew
-        from their committed tokens. ``skipped``: the step was not run, because the step before it failed.
+        """Notes that the oldest step in flight failed and committed nothing. Its sequences go back to the queue and
+        start anew from their committed tokens. ``skipped``: the step was not run, because the step before it failed.
 
         A step that was too large for the device's memory makes no suspects: the next steps are half as large."""
         step = self._answered(step_id)
         self._unanswered(step)
         if skipped:
-            self._to_forget.extend(step.plan.ended)  # a step that ran has had them forgotten, even where it failed
+            self._to_forget.extend(step.plan.ended)  # the executor forgot them if the step ran, even in vain
         else:
             self._step_raised(step, error)
         for sequence in step.sequences:
@@ -194,7 +195,7 @@ class Planner:
     def _step_raised(self, step: InFlightStep, error: Exception) -> None:
         self._counters.failed_steps += 1
         self._epoch += 1
-        to_clear = _to_clear(step)  # this and the next one before its searches are set back
+        to_clear = _to_clear(step)  # read here, as `replaying` is, before the searches of the step are set back
         replaying = frozenset([sequence.request.id for sequence in step.sequences if sequence.replays])
         for doomed in (step, *self._steps):  # the runner will skip what was dispatched meanwhile
             self._doom(doomed)
@@ -207,13 +208,14 @@ class Planner:
             self._suspect(sequence, error)
 
     def _divisible(self, step: InFlightStep) -> bool:
-        """True if the step could be smaller."""
+        """True if the same work could be done in smaller steps."""
         if len(step.sequences) > 1 or self.limits.whole_prompts:
             return len(step.sequences) > 1
         return any(part.length + part.draft_tokens > 1 for part in step.plan.chunks)  # beams cannot be divided
 
     def _doom(self, step: InFlightStep) -> None:
-        """The step writes nothing: no sequence may join its cross KV, and its sequences leave to start anew."""
+        """Notes that the step writes nothing: no sequence may join its cross KV, and its sequences leave to start
+        anew."""
         for write in step.plan.cross_writes:
             self._room.slots.write_failed(write.key, write.slot)
         for sequence in step.sequences:
@@ -233,14 +235,14 @@ class Planner:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def take_actions(self) -> list[Action]:
-        """The actions since the last call, in order."""
+        """Returns the actions since the last call, in order."""
         self._acquirer.acquire_next()
         actions = list(self._actions)
         self._actions.clear()
         return actions
 
     def next_step(self) -> StepPlan | None:
-        """The next step to dispatch, or ``None`` where there is nothing to do or enough is in flight."""
+        """Returns the next step to dispatch; ``None``: there is nothing to do, or enough steps are in flight."""
         while len(self._steps) < self.limits.steps_in_flight:
             draft = self._acts.draft()
             self._move(draft)
@@ -254,7 +256,7 @@ class Planner:
 
     @property
     def idle(self) -> bool:
-        """No request is here and no step is in flight."""
+        """True if there is no request and no step in flight."""
         return not self._sequences and not self._steps
 
     def has(self, request_id: str) -> bool:
@@ -263,16 +265,16 @@ class Planner:
         return sequence is not None and not sequence.ended
 
     def in_flight(self, step_id: int) -> InFlightStep:
-        """The step in flight with this id."""
+        """Returns the step in flight with this id."""
         return next(step for step in self._steps if step.plan.step_id == step_id)
 
     @property
     def pages_used(self) -> int:
-        """Pages that sequences use now."""
+        """The number of pages that sequences use now."""
         return self.limits.pages - self._room.pages.free
 
     def statistics(self) -> PlannerStatistics:
-        """A snapshot."""
+        """Returns a snapshot of the planner's figures."""
         room = self._room
         return PlannerStatistics(
             waiting=len(self._waiting),
@@ -292,10 +294,10 @@ class Planner:
     # -- committing a draft ------------------------------------------------------------------------------------------
 
     def _move(self, draft: StepDraft) -> None:
-        """Remembers the sequence that lacks room, preempts the draft's victims, and has the sequences that lost what
-        made them ready acquire anew."""
+        """Remembers the sequence that lacks room, preempts the victims of the draft, and makes the sequences that are
+        no longer ready acquire anew."""
         if draft.blocked is not None:
-            self._room.found_none(draft.blocked)  # before the victims leave: what they give back is room that has come
+            self._room.found_none(draft.blocked)  # first, since the room that victims give back counts as new
         for victim in draft.preempted:
             self._counters.preemptions += 1
             self._actions.append(Preempt(victim.request.id))
@@ -325,8 +327,8 @@ class Planner:
         return plan
 
     def _start(self, draft: StepDraft) -> tuple[list[Sequence], list[Hold]]:
-        """Gives the draft's starts their places. Returns which of them write cross KV, and the encoder outputs that
-        they read."""
+        """Gives the draft's starts their places. Returns the sequences that write cross KV, and the holds of the
+        encoder outputs that they read."""
         for sequence, cached in draft.starts.items():  # all joins come first: a new page or slot may evict cached ones
             self._room.join(sequence, cached)
         written, reads = [], []
@@ -351,8 +353,8 @@ class Planner:
         self._actions.append(Start(sequence.request.id))
 
     def _take_slot(self, sequence: Sequence, item: EncoderItem) -> bool:
-        """Gives the sequence a slot. True if the step must write its cross KV. Where the cross KV is resident, the
-        sequence releases its encoder output."""
+        """Gives the sequence a slot. True if the step must write the sequence's cross KV. If the cross KV is resident,
+        the sequence releases its encoder output."""
         slots = self._room.slots
         if sequence.slot is None and slots.resident(item.key):  # an earlier start of this step writes it
             sequence.slot = slots.share(item.key)
@@ -383,7 +385,7 @@ class Planner:
         )
 
     def _reads(self, part: Part) -> Iterator[Hold]:
-        """The placed encoder outputs that ``part`` reads."""
+        """Yields the holds of the placed encoder outputs that ``part`` reads."""
         for key in part.sequence.placeholders.touched(part.start, part.stop):
             yield Hold(self._holds.holder(part.sequence, key), key)
 
@@ -396,7 +398,7 @@ class Planner:
         return step
 
     def _unanswered(self, step: InFlightStep) -> None:
-        """No result of the step will come."""
+        """Notes that no result of the step will come."""
         for sequence, chunk in zip(step.sequences, step.plan.chunks, strict=True):
             sequence.in_flight -= 1
             sequence.sampling -= chunk.samples
@@ -438,14 +440,16 @@ class Planner:
         self._leave(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
-        """A running sequence gets no further chunks. It is settled as soon as no step in flight mentions it."""
+        """Stops a running sequence from getting further chunks. The sequence is settled as soon as no step in flight
+        mentions it."""
         if sequence.phase is Phase.RUNNING:
             self._room.leave(sequence)
             self._acquirer.reads_no_more(sequence)
         self._settle(sequence)
 
     def _settle(self, sequence: Sequence) -> None:
-        """A leaving sequence that no step in flight mentions gives everything back. It is gone then, or waits again."""
+        """Takes everything back from a leaving sequence that no step in flight mentions. The sequence is then gone, or
+        waits again."""
         if sequence.in_flight or sequence not in self._room.leaving:
             return
         if sequence.id is not None:
@@ -465,8 +469,9 @@ class Planner:
 
 
 def _to_clear(step: InFlightStep) -> tuple[str, ...]:
-    """The requests that sample a token in the step, but no search before it is further than ever: no suspects any more
-    if the step goes well. A chunk that goes well says nothing of the chunks to come."""
+    """Returns the requests that are no suspects any more if the step goes well. These sample a token in the step; a
+    search that replays is not among them until it is further than ever before. A chunk that goes well says nothing
+    about later chunks."""
     chunks = zip(step.sequences, step.plan.chunks, strict=True)
     return tuple([sequence.request.id for sequence, chunk in chunks if chunk.samples and not sequence.replays])
 
@@ -478,7 +483,7 @@ def _cross_write(sequence: Sequence) -> CrossWrite:
 
 
 def _one_more(error: RunnerCrashed) -> RunnerCrashed:
-    """A copy of ``error`` for each request: two tasks must not raise the same object."""
+    """Returns a copy of ``error`` for each request: two tasks must not raise the same object."""
     failure = RunnerCrashed(str(error))
     failure.__cause__ = error.__cause__
     return failure

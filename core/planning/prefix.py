@@ -1,7 +1,8 @@
-"""Keys of KV pages by content: what must be equal for two sequences to share a page.
+"""The keys of KV pages by content: two sequences can share pages with equal keys.
 
-A full page is keyed by the key of the page before it, its tokens, and the images or audio placed in it (their content
-keys and which of their embeddings), under a root that names the weights. So equal keys mean equal prefixes.
+The key of a full page is computed from the key of the page before it, its tokens, and the images or audio placed in it
+(their content keys, and which of their embeddings lie there). The root key names the weights. So equal keys mean equal
+prefixes.
 """
 
 from __future__ import annotations
@@ -15,23 +16,25 @@ from attrs import define, field
 from ..request import Placeholder, Request
 from .placeholders import Reading
 
-_BYTES = 16  # of a key: two different prefixes share one with a probability of 2**-64 in 2**32 pages
+_BYTES = 16  # per key: among 2**32 pages, two prefixes have the same key with a probability of about 2**-64
 
 
 def root_key(identity: str, cross_key: str | None = None) -> bytes:
-    """The key before the first page: of the model, and of the item that its decoder reads through cross-attention."""
+    """Returns the key before the first page. It names the model, and the item that the decoder reads through
+    cross-attention."""
     return _digest(b"", repr((identity, cross_key)).encode())
 
 
 def page_key(parent: bytes, token_ids: Sequence[int], start: int, placeholders: Sequence[Placeholder]) -> bytes:
-    """The key of the page after ``parent`` that holds ``token_ids`` from position ``start`` on."""
+    """Returns the key of the page that follows the page ``parent`` and holds ``token_ids`` from position ``start``
+    on."""
     marks = _marks(placeholders, start, start + len(token_ids))
     return _digest(parent, array("q", token_ids).tobytes() + (repr(marks).encode() if marks else b""))
 
 
 def _marks(placeholders: Sequence[Placeholder], start: int, stop: int) -> list[tuple[str, int, int, int]]:
-    """Yields for each span that touches ``[start, stop)``: the item's key, the span's bounds relative to ``start``, and
-    how many of the item's embeddings come before the span."""
+    """Returns a tuple for each span that touches ``[start, stop)``: the item's key, the bounds of the span relative to
+    ``start``, and the number of the item's embeddings before the span."""
     marks = []
     for placeholder in placeholders:
         if placeholder.stop <= start or stop <= placeholder.start:
@@ -49,15 +52,15 @@ def _digest(parent: bytes, content: bytes) -> bytes:
 
 
 def prompt_keys(request: Request, *, page_size: int, identity: str) -> tuple[bytes, ...]:
-    """The keys of all full pages of a request's prompt, for `Request.page_keys`. A long prompt takes milliseconds: call
-    it in a worker thread."""
+    """Returns the keys of all full pages of a request's prompt, for `Request.page_keys`. A long prompt takes
+    milliseconds, so call this function in a worker thread."""
     keys = PageKeys.of(request, page_size=page_size, identity=identity)
     return tuple(keys.upto(request.prompt_token_ids, len(request.prompt_token_ids) // page_size))
 
 
 @define(eq=False)
 class PageKeys:
-    """The keys of a sequence's full pages, computed once each."""
+    """The keys of a sequence's full pages. Each key is computed once."""
 
     page_size: int
     placeholders: tuple[Placeholder, ...]
@@ -74,14 +77,14 @@ class PageKeys:
 
     @classmethod
     def of(cls, request: Request, *, page_size: int, identity: str) -> PageKeys:
-        """The keys of ``request``, which may bring those of its prompt along."""
+        """Returns the keys of ``request``. The request may contain the keys of its prompt already."""
         cross = next((item.key for item in request.items if not item.spans), None)
         placeholders = tuple(item.placeholder for item in request.items if item.placeholder is not None)
         return cls(page_size, placeholders, root_key(identity, cross), list(request.page_keys))
 
     def upto(self, token_ids: Sequence[int], pages: int, *, first: int = 0) -> Iterator[bytes]:
-        """The keys of the pages ``first .. pages-1`` of ``token_ids``, which only ever grow. Each key is computed when
-        the caller asks for it: all keys of a long prompt would hold up the other requests."""
+        """Yields the keys of the pages ``first .. pages-1`` of ``token_ids``, which may only grow. Each key is computed
+        when the caller asks for it: computing all keys of a long prompt at once would delay the other requests."""
         assert pages * self.page_size <= len(token_ids), "only full pages have keys"
         for page in range(first, pages):
             while len(self._keys) <= page:

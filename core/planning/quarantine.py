@@ -1,9 +1,11 @@
-"""The search for the request that crashes steps: suspects, how they are tried, and when one is poison.
+"""The search for the request that crashes steps: which requests are suspects, how they are tried, and when one is
+poison.
 
-The requests of a failed step are suspects until each samples a token. Suspects run in halves, so that bisection finds
-the one that crashes the steps. A device that fails now and then crashes innocent requests too. So a suspect is poison
-only when it has crashed alone in its step more often than chance explains (`StepHistory`). The latest steps give the
-chance: those without the suspect, and failed ones of requests that were cleared since.
+Each request of a failed step is a suspect until it samples a token. Suspects run in halves, so that bisection finds the
+request that crashes the steps. A device that fails now and then crashes innocent requests too. So a suspect is poison
+only when it has crashed alone in its step more often than chance explains. `StepHistory` estimates the chance from the
+latest steps, except the failed steps that the suspect was part of. Failed steps whose requests were cleared since do
+count.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from attrs import define, field
 from ..errors import PoisonRequest
 
 _WINDOW = 64  # steps that are remembered
-_CHANCE = 1e-4  # a request is poison when chance would do the same to an innocent one less often than this
+_CHANCE = 1e-4  # a request is poison if an innocent one would crash as often with a lower probability than this
 _MOST = 8
 
 
@@ -29,29 +31,30 @@ class StepHistory:
     _steps: deque[set[str] | None] = field(factory=lambda: deque(maxlen=_WINDOW), init=False)
 
     def step_done(self) -> None:
-        """A step went well."""
+        """Notes that a step went well."""
         self._steps.append(None)
 
     def step_failed(self, request_ids: Iterable[str]) -> None:
-        """A step with these requests failed."""
+        """Notes that a step with these requests failed."""
         self._steps.append(set(request_ids))
 
     def cleared(self, request_id: str) -> None:
-        """The request has run well since, or is gone: the failed steps that it was in no longer count against it."""
+        """Notes that the request has run well since, or is gone. Its failed steps no longer count against it."""
         for accused in self._steps:
             if accused is not None:
                 accused.discard(request_id)
 
     def condemned(self, request_id: str) -> None:
-        """The request is poison: the failed steps that it was in say nothing of the device."""
+        """Notes that the request is poison. Its failed steps then say nothing about the device."""
         self._steps = deque(
             (None if accused is not None and request_id in accused else accused for accused in self._steps), _WINDOW
         )
 
     def crashes_needed(self, request_id: str, least: int, *, steps: int = 1) -> int:
-        """The number of crashes alone, with no token sampled between them, that make the request poison: ``least`` on a
-        device that fails no other request. More on a device that does, where few steps are known, and where the request
-        takes several ``steps`` to its next token, each of which may fail. At most `_MOST` for each of these steps."""
+        """Returns how many crashes alone, with no token sampled between them, make the request poison. On a device that
+        fails no other request this is ``least``. It is more on a device that does, if few steps are known, and if the
+        request needs several ``steps`` to its next token, each of which may fail. It is at most `_MOST` for each of
+        these steps."""
         others = [accused for accused in self._steps if accused is None or request_id not in accused]
         failures = sum(accused is not None for accused in others)
         rate = (failures + 0.5) / (len(others) + 1)
@@ -61,14 +64,15 @@ class StepHistory:
 
 @define(eq=False)
 class _Suspect:
-    failed_steps: int = 0  # that it was in, since it last sampled a token
+    failed_steps: int = 0  # since the request last sampled a token
     crashes_alone: int = 0
-    crashes_at_its_token: int = 0  # of these, in steps that would have cleared it
+    crashes_at_its_token: int = 0  # the crashes alone in steps that would have cleared the request
 
 
 @define(eq=False)
 class Quarantine:
-    """The suspects, by request id. ``crashes_alone``: the fewest crashes alone that make a request poison."""
+    """The suspects, by request id. ``crashes_alone`` is the smallest number of crashes alone that makes a request
+    poison."""
 
     crashes_alone: int
     _suspects: dict[str, _Suspect] = field(factory=dict, init=False)
@@ -84,19 +88,20 @@ class Quarantine:
         return iter(self._suspects)
 
     def suspect(self, request_id: str) -> None:
-        """The request comes from an engine that was lost with it: it may be the cause."""
+        """Notes a suspect from a lost engine: the request was running there, and may be the cause of the loss."""
         self._suspects[request_id] = _Suspect(failed_steps=1)
 
     def step_done(self) -> None:
-        """A step went well. The caller must `clear` each request that sampled a token in it, and no other."""
+        """Notes that a step went well. The caller must `clear` each request that sampled a token in the step, and no
+        other."""
         self._history.step_done()
 
     def step_failed(
         self, request_ids: tuple[str, ...], *, to_clear: tuple[str, ...], replaying: frozenset[str]
     ) -> None:
-        """A step with these requests failed: each of them is a suspect. ``to_clear``: those that it would have cleared
-        had it gone well. ``replaying``: those whose share of it went well before, so that chance must have failed it
-        unless another one did."""
+        """Notes that a step with these requests failed, and makes each of them a suspect. ``to_clear`` has the requests
+        that the step would have cleared if it had gone well. ``replaying`` has the requests that repeat a part that
+        went well before. If no other request failed the step, chance did."""
         self._history.step_failed(request_id for request_id in request_ids if request_id not in replaying)
         for request_id in request_ids:
             suspect = self._suspects.setdefault(request_id, _Suspect())
@@ -105,10 +110,10 @@ class Quarantine:
             suspect.crashes_at_its_token += request_ids == (request_id,) == to_clear
 
     def poison(self, request_id: str, error: Exception, *, steps: int) -> PoisonRequest | None:
-        """The error of a suspect that is poison now; ``None``: it is not yet.
+        """Returns the error of a suspect that is poison now; ``None``: the suspect is not poison yet.
 
         Args:
-            steps: how many steps the request takes to its next token.
+            steps: the number of steps that the request needs to its next token.
         """
         if not self._is_poison(self._suspects[request_id], request_id, steps):
             return None
@@ -122,22 +127,23 @@ class Quarantine:
         return poison
 
     def _is_poison(self, suspect: _Suspect, request_id: str, steps: int) -> bool:
-        """Crashes in the one step that samples its next token say most: each time that step was run, it crashed. The
-        steps before it went well each time, and are many where a long beam search starts anew."""
+        """True if the suspect is poison. Crashes in the one step that samples its next token prove most, since that
+        step crashed each time it was run. The steps before it went well each time, and there are many of them if a long
+        beam search starts anew."""
         needed = partial(self._history.crashes_needed, request_id, self.crashes_alone)
         return suspect.crashes_alone >= needed(steps=steps) or suspect.crashes_at_its_token >= needed()
 
     def clear(self, request_id: str) -> None:
-        """The request sampled a token, or has ended: it is no suspect any more."""
+        """Removes a suspect that has sampled a token, or has ended."""
         if self._suspects.pop(request_id, None) is not None:
             self._history.cleared(request_id)
 
     def turns(self, request_ids: Iterable[str]) -> Iterator[frozenset[str]]:
-        """Groups of these suspects, each for a step of its own: the caller runs the first group that has work.
+        """Yields groups of these suspects, each for a step of its own. The caller runs the first group that has work.
 
         The first group is half of the suspects with the most failed steps: if that half fails again, it is the most
-        suspicious. Where the half waits for room, the other half may run, and then the less suspicious ones: their end
-        makes room.
+        suspicious. If the first half waits for room, the other half may run, and after it the less suspicious requests.
+        When these end, there is room.
         """
         levels: dict[int, list[str]] = {}
         for request_id in request_ids:

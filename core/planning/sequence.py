@@ -18,7 +18,7 @@ from .prefix import PageKeys
 _MOST_DOUBTS = 4
 
 STAND_IN = -1
-"""Stands in `Sequence.tokens` for a token that a beam search has not decided."""
+"""The value in `Sequence.tokens` for a token that a beam search has not decided yet."""
 
 
 class Phase(enum.Enum):
@@ -26,47 +26,47 @@ class Phase(enum.Enum):
 
     WAITING = "waiting"
     RUNNING = "running"
-    LEAVING = "leaving"  # no further chunks; its pages and slot go back when no step in flight mentions it
+    LEAVING = "leaving"  # gets no further chunks; gives its pages and slot back when no step in flight mentions it
 
 
 @define(eq=False)
 class Sequence:
-    """A request's progress. ``tokens`` is the prompt and the committed tokens. While a beam search runs, which commits
-    nothing before its end, ``tokens`` has a `STAND_IN` for each step of it, so that positions count as usual.
+    """The progress of a request. ``tokens`` has the prompt and the committed tokens. A beam search commits nothing
+    before its end. While it runs, ``tokens`` has a `STAND_IN` for each of its steps, so that positions count as usual.
 
-    Answered steps have fed the positions before ``fed``; with the steps in flight, those before ``dispatched``. Steps
-    in flight sample ``sampling`` tokens.
+    Answered steps have fed the positions before ``fed``. Together with the steps in flight they feed the positions
+    before ``dispatched``. Steps in flight sample ``sampling`` tokens.
     """
 
     request: Request
-    key: tuple[int, int]  # its place in every queue: order, arrival
+    key: tuple[int, int]  # the place of the sequence in every queue: order, arrival
     tokens: list[int]
     page_keys: PageKeys
     placeholders: PlaceholderItems
-    cross_item: EncoderItem | None  # the item that it reads through cross-attention
-    limit: int  # most tokens that it will have, prompt included
-    stops: frozenset[int]  # tokens that end it
+    cross_item: EncoderItem | None  # the item that is read through cross-attention
+    limit: int  # most tokens of the sequence, prompt included
+    stops: frozenset[int]  # tokens that end the sequence
     phase: Phase = Phase.WAITING
-    shuns_cache: bool = False  # it starts without cached pages: the pages it counted on were evicted
-    id: int | None = None  # the executor's name for it; a new one for each start
+    shuns_cache: bool = False  # starts without cached pages, since those that it counted on were evicted
+    id: int | None = None  # the executor's name for the sequence; new for each start
     pages: tuple[int, ...] = ()
     slot: int | None = None
     dispatched: int = 0
     fed: int = 0
-    listed: int = 0  # how many of its first pages are listed, for others to find
+    listed: int = 0  # how many of the first pages are listed for other sequences to find
     sampling: int = 0
-    drafting: int = 0  # steps in flight with draft tokens of it: how many tokens they sample is not known
-    doubts: int = 0  # what its draft tokens were worth so far, and how long it goes without: see `judge_drafts`
-    drafts_from: int = 0  # the length from which on it gets draft tokens again
-    in_flight: int = 0  # steps in flight that mention it
-    last_step: int = -1  # the latest step that mentions it
-    ended: bool = False  # its Finish, Fail or Abort was issued
-    beams: int = 1  # most rows that it feeds after its prompt: more than 1 in a beam search
-    reached: int = 0  # most tokens that it has had, if it is a search: one that starts anew loses them
+    drafting: int = 0  # steps in flight with draft tokens; the number of tokens that they sample is not known
+    doubts: int = 0  # grows when draft tokens prove wrong, and sets how long none are proposed: see `judge_drafts`
+    drafts_from: int = 0  # from this length on draft tokens are proposed again
+    in_flight: int = 0  # steps in flight that mention the sequence
+    last_step: int = -1  # the latest step that mentions the sequence
+    ended: bool = False  # a Finish, Fail or Abort was issued
+    beams: int = 1  # most rows that a chunk feeds after the prompt; more than 1 in a beam search
+    reached: int = 0  # most tokens that a search has had; a search that starts anew loses its tokens
 
     @classmethod
     def of(cls, request: Request, arrival: int, limits: PlannerLimits) -> Sequence:
-        """The sequence of a new request, the ``arrival``-th one."""
+        """Returns the sequence of a new request, which is the ``arrival``-th request."""
         cross = next((item for item in request.items if not item.spans), None)
         assert cross is None or len(request.items) == 1, "a request has one item for cross-attention, or placed ones"
         sampling = request.sampling
@@ -85,15 +85,15 @@ class Sequence:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt."""
+        """The number of tokens of the prompt."""
         return len(self.request.prompt_token_ids)
 
     def rows(self, start: int) -> int:
-        """Rows of a chunk of one token at position ``start``."""
+        """Returns the number of rows of a chunk of one token at position ``start``."""
         return self.beams if start >= self.prompt_length else 1
 
     def pages_for(self, positions: int, page_size: int) -> int:
-        """The number of pages that the first ``positions`` take."""
+        """Returns the number of pages that the first ``positions`` positions need."""
         if self.beams == 1:
             return -(-positions // page_size)
         shared = self.prompt_length // page_size
@@ -101,24 +101,25 @@ class Sequence:
 
     @property
     def known(self) -> int:
-        """Tokens that the sequence will have when the steps in flight are done."""
+        """The number of tokens that the sequence will have when the steps in flight are done."""
         return len(self.tokens) + self.sampling
 
     @property
     def left(self) -> int:
-        """Tokens that the sequence may still sample."""
+        """The number of tokens that the sequence may still sample."""
         return self.limit - self.known
 
     @property
     def may_draft(self) -> bool:
-        """True if draft tokens may be proposed for it: it samples one token after the other, and its last ones were
-        of use or are long ago."""
+        """True if draft tokens may be proposed: the sequence samples one token after another, and its last draft tokens
+        were right or lie far enough back."""
         return self.beams == 1 and self.request.reads is None and self.known >= self.drafts_from
 
     def judge_drafts(self, accepted: int) -> None:
-        """Decides how long the sequence goes without draft tokens, by how many of the last ones were right: a step that
-        has some takes longer, and the next one cannot be planned before its answer. Each step without a right one
-        doubles the pause, from 1 token up to 15; one right token halves it, two end it."""
+        """Decides how long the sequence goes without draft tokens, by the number of ``accepted`` tokens of its last
+        draft. A step with draft tokens takes longer, and the next step cannot be planned before its answer. Each draft
+        without a right token doubles the pause, from 1 token up to 15. One right token halves the pause, and two end
+        it."""
         if accepted > 1:
             self.doubts = 0
         else:
@@ -127,18 +128,19 @@ class Sequence:
 
     @property
     def replays(self) -> bool:
-        """True if the next token is one that it has sampled before: it is a search that started anew."""
+        """True if the sequence has sampled its next token before, as a search that started anew."""
         return len(self.tokens) < self.reached
 
     def steps(self, budget: int) -> int:
-        """The number of steps of up to ``budget`` tokens that it takes from its start to its next token."""
+        """Returns the number of steps, of up to ``budget`` tokens each, that the sequence needs from its start to its
+        next token."""
         if self.beams == 1:
             return -(-len(self.tokens) // budget)
         return -(-self.prompt_length // budget) + self.reached - self.prompt_length
 
     def search_on(self, found: tuple[Hypothesis, ...]) -> FinishReason | None:
-        """A step of its beam search is done, which has ``found`` what it was after, or nothing yet. Returns why the
-        sequence ends; ``None``: it goes on."""
+        """Notes that a step of the beam search is done. ``found`` has the hypotheses if the search is over, and is
+        empty otherwise. Returns the reason why the sequence ends; ``None``: the sequence goes on."""
         if found:
             return FinishReason.STOP if found[0].token_ids[-1] in self.stops else FinishReason.LENGTH
         self.tokens.append(STAND_IN)
@@ -146,7 +148,8 @@ class Sequence:
         return None
 
     def extend(self, sampled: Iterable[SampledToken]) -> FinishReason | None:
-        """Appends the tokens, up to one that ends the sequence. Returns why it ends; ``None``: it goes on."""
+        """Appends the sampled tokens, up to one that ends the sequence. Returns the reason why the sequence ends;
+        ``None``: the sequence goes on."""
         for one in sampled:
             assert one.token_id is not None, "a chunk that samples must answer with a token"
             self.tokens.append(one.token_id)
@@ -157,8 +160,9 @@ class Sequence:
         return None
 
     def most_cached(self) -> int:
-        """The most pages that cached content can spare the sequence from feeding. The last token must be fed, for the
-        logits, and so must the tokens whose logits or hidden states the request asks for."""
+        """Returns the largest number of pages that the sequence may take from the cache instead of feeding them. The
+        last token must be fed, for the logits, and so must the tokens whose logits or hidden states the request asks
+        for."""
         most = len(self.tokens) - 1
         if self.request.probe is not None:
             most = min(most, self.request.probe.position)
@@ -169,7 +173,7 @@ class Sequence:
         return most // self.page_keys.page_size
 
     def as_start(self) -> SequenceStart:
-        """The record that the executor keeps of it."""
+        """Returns the record of the sequence that the executor keeps."""
         assert self.id is not None, "a sequence that starts has an id"
         request = self.request
         return SequenceStart(
@@ -187,7 +191,7 @@ class Sequence:
         )
 
     def rewind(self) -> None:
-        """Sets the sequence back: it will start anew, from its prompt and committed tokens."""
+        """Resets the sequence, which will start anew from its prompt and committed tokens."""
         if self.beams > 1:
             del self.tokens[self.prompt_length :]
         self.id = self.slot = None

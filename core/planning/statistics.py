@@ -1,4 +1,4 @@
-"""Snapshots of the planner, as values."""
+"""Snapshots of the planner's figures, as values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Counters:
     """The planner's counters since the start."""
 
     cross_written: int = 0
-    cross_shared: int = 0  # starts that found their cross KV resident
+    cross_shared: int = 0  # starts whose cross KV was resident already
     steps: int = 0
     tokens_fed: int = 0  # draft tokens included
-    tokens_cached: int = 0  # not fed, since their KV was cached
+    tokens_cached: int = 0  # need not be fed, since their KV was cached
     tokens_drafted: int = 0  # draft tokens that steps made room for
     tokens_accepted: int = 0  # draft tokens that proved right
     tokens_committed: int = 0
@@ -23,7 +23,7 @@ class Counters:
 
 @frozen(kw_only=True)
 class PlannerStatistics(Counters):
-    """A snapshot of the planner."""
+    """A snapshot of the planner's figures."""
 
     waiting: int
     running: int
@@ -35,4 +35,4 @@ class PlannerStatistics(Counters):
     cross_slots: int
     cross_slots_used: int
     cross_slots_idle: int
-    step_tokens: int  # most tokens of a step now; less than ``max_step_tokens`` after a step was too large for memory
+    step_tokens: int  # most tokens of a step now: fewer than ``max_step_tokens`` after a step was too large for memory
