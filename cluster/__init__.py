@@ -1,9 +1,10 @@
-"""Many machines: an engine of replicas on Ray Serve that know where the audio has been. Needs the extra ``cluster``.
+"""Many machines: an engine of replicas on Ray Serve, whose router knows which replica has encoded what. Needs the extra
+``cluster``.
 
-`Cluster` is the engine. `RayBackend` sends its requests to replicas and again where one is lost (`core.flights`
-decides), `ContentRouter` chooses the replica (`core.routing` decides), `Replica` runs the actors there, `Deployment`
-starts and ends all of it. Nothing of Ray is imported before a cluster is entered. May use ``core``, ``actors`` and
-``api``.
+`Cluster` is the engine. `RayBackend` sends its requests to replicas, and sends them again if a replica is lost
+(`core.flights` decides). `ContentRouter` chooses the replica (`core.routing` decides). `Replica` runs the actors.
+`Deployment` starts and ends the replicas. Nothing of Ray is imported before a cluster is entered. May use ``core``,
+``actors`` and ``api``.
 """
 
 from .cluster import Cluster

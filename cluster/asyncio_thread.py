@@ -1,4 +1,4 @@
-"""Named tasks on an asyncio loop, and such a loop in a thread of its own: Ray's answers come on asyncio."""
+"""Named tasks on an asyncio loop, and an asyncio loop in a thread of its own, which Ray's answers need."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class NamedTasks:
-    """Starts tasks in ``loop``, and cancels them, by name and from any thread."""
+    """Starts tasks in ``loop`` and cancels them by their names. Both may be called from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
 
     def start(self, name: Hashable, work: Work) -> None:
-        """Starts ``work()`` as a task of a new ``name``."""
+        """Starts ``work()`` as a task. No other task may have its ``name``."""
         self._loop.call_soon_threadsafe(self._start, name, work)
 
     def cancel(self, name: Hashable) -> None:
-        """Cancels the task of this name, if it runs."""
+        """Cancels the task ``name`` if it still runs."""
         self._loop.call_soon_threadsafe(self._cancel, name)
 
     async def end(self) -> None:
@@ -43,8 +43,8 @@ class NamedTasks:
 
 
 class AsyncioThread:
-    """An asyncio loop in a thread, for the block, whose value are its tasks. Those that are left when it ends are
-    cancelled and awaited."""
+    """An asyncio loop that runs in a thread during the block. The block gets the loop's `NamedTasks`. Tasks that still
+    run at its end are cancelled and awaited."""
 
     def __enter__(self) -> NamedTasks:
         self._ready = threading.Event()

@@ -8,17 +8,18 @@ from ray.serve.config import AutoscalingContext
 
 from ..core.scaling import Demand, wanted_replicas
 
-ENCODINGS = "encodings"  # the metric that replicas tell
+ENCODINGS = "encodings"  # the metric that replicas report
 
 
 class ByDemand:
-    """Serve makes one, and calls it every few seconds. ``places``: requests that one replica runs at once."""
+    """The policy that Serve creates and calls every few seconds. ``places``: the number of requests that one replica
+    runs at once."""
 
     def __init__(self, places: int) -> None:
         self._places = places
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """The number of replicas, and nothing to remember."""
+        """Returns the number of replicas, and an empty state for the next call."""
         told = (context.aggregated_metrics or {}).get(ENCODINGS, {})
         wanted = wanted_replicas(
             Demand(requests=context.total_num_requests, encodings=sum(told.values())),

@@ -1,10 +1,12 @@
-"""`RayBackend`: what runs the requests of a `triolet.cluster.cluster.Cluster`. Each goes to a replica of a Serve
-deployment, and again to another one when its replica is lost.
+"""`RayBackend`: runs the requests of a `triolet.cluster.cluster.Cluster`.
 
-What was on a lost replica goes on in quarantine: on a replica for suspects alone, which is started when it is needed.
+Each request is sent to a replica of a Serve deployment. If that replica is lost, the request is sent to another one.
 
-Two threads: the trio loop of the caller owns the flights and the trials (`triolet.core.flights`); an asyncio loop in a
-thread of its own reads the replicas' answers and hands them over.
+The requests of a lost replica go on in quarantine: on a replica that runs only suspects and is started when it is
+needed.
+
+Two threads work. The caller's trio loop owns the flights and the trials (`triolet.core.flights`). An asyncio loop in a
+thread of its own reads the replicas' answers and passes them to the trio loop.
 """
 
 from __future__ import annotations
@@ -54,20 +56,20 @@ from .register import Departure
 from .statistics import total
 
 _log = logging.getLogger("triolet.cluster")
-_GONE = (LocalRayletDiedError, ObjectLostError, RayActorError)  # the replica's process, or its machine
-_ENDED = (DeviceLost, EngineClosed, EngineTeardownError, LenderLost, RunnerCrashed)  # the replica's engine, or a lender
-_PREFIXES = 8  # keys of a prompt's beginnings that the router is told
-_READY_SECONDS = 0.2  # between two questions whether the replicas are ready
-_TELL_SECONDS = 10.0  # before the log says what is waited for, and between two lines
-_LOOK_SECONDS = 2.0  # between two questions for the replicas' statistics
-_PAUSE_SECONDS = 0.2  # after a loss: until Serve finds the replica no more, and all who were on it are known
-_APART_SECONDS = 60.0  # until suspects are sent to quarantine again, when it had no room
-_ROOM_SECONDS = 60.0  # for Ray to find room for a replica in quarantine; else suspects run among others, apart
+_GONE = (LocalRayletDiedError, ObjectLostError, RayActorError)  # the replica's process or machine is lost
+_ENDED = (DeviceLost, EngineClosed, EngineTeardownError, LenderLost, RunnerCrashed)  # its engine or a lender has ended
+_PREFIXES = 8  # keys of a prompt's beginnings that the router gets
+_READY_SECONDS = 0.2  # between two checks of readiness
+_TELL_SECONDS = 10.0  # before the log says what is missing, and between two such lines
+_LOOK_SECONDS = 2.0  # between two requests for the replicas' statistics
+_PAUSE_SECONDS = 0.2  # after a loss: Serve drops the replica, and all its requests become known
+_APART_SECONDS = 60.0  # without room in quarantine: until suspects are sent there again
+_ROOM_SECONDS = 60.0  # for Ray to find room for the quarantine; after that suspects run among others
 
 
 @frozen
 class _Attempt:
-    """A sending of a request: the name of the task that reads its answers."""
+    """One sending of a request. It is also the name of the task that reads the answers."""
 
     request_id: str
     number: int
@@ -86,14 +88,14 @@ class RayBackend:
     deployment: Deployment
     failure: str | None = field(default=None, init=False)
     departures: list[Departure] = field(factory=list, init=False)
-    """The reports of replicas that have left in order, the latest last; those of a block's end too."""
+    """The reports of replicas that have left in order, the latest last. At the end of the block all replicas leave."""
     _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
     _trials: Trials = field(factory=Trials, init=False)
     _accepting: bool = field(default=False, init=False)
-    _no_room_until: float = field(default=-math.inf, init=False)  # for a replica in quarantine; suspects run apart
+    _no_room_until: float = field(default=-math.inf, init=False)  # until then suspects are not sent to quarantine
     _is_down: bool = field(default=False, init=False)
-    _idle: trio.Event = field(factory=trio.Event, init=False)  # it takes no requests, and none is left
-    _ingress: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other ingresses have the same request ids
+    _idle: trio.Event = field(factory=trio.Event, init=False)  # set when none is accepted and none is left
+    _ingress: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other ingresses use the same request ids
     _statistics: EngineStatistics = field(init=False)  # the latest
     _running: Running = field(init=False)
     _tasks: NamedTasks = field(init=False)
@@ -104,7 +106,7 @@ class RayBackend:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def running(self) -> AsyncIterator[ModelDescription]:
-        """Deploys for the block, and takes the deployment down again, however the block ends."""
+        """Deploys the replicas for the block, and takes the deployment down however the block ends."""
         self._token = trio.lowlevel.current_trio_token()
         self._running = await trio.to_thread.run_sync(self.deployment.begin)
         description, self._statistics = await self._ready()
@@ -121,7 +123,7 @@ class RayBackend:
             await self._take_down_after(sys.exception())
 
     async def _ready(self) -> tuple[ModelDescription, EngineStatistics]:
-        """Returns when every replica is ready; however else it ends, nothing is left."""
+        """Returns when every replica is ready. If that fails, the replicas are ended before the error is raised."""
         try:
             await self._lacks_nothing()
             return await trio.to_thread.run_sync(self._running.describe)
@@ -131,7 +133,7 @@ class RayBackend:
             raise
 
     async def _lacks_nothing(self) -> None:
-        """Returns when every replica is ready. What takes long is logged."""
+        """Returns when every replica is ready. Logs what is missing if that takes long."""
         told, tell_at = "", trio.current_time() + _TELL_SECONDS
         while (lack := await trio.to_thread.run_sync(self._running.lacks)) is not None:
             if lack != told and trio.current_time() >= tell_at:
@@ -140,7 +142,8 @@ class RayBackend:
             await trio.sleep(_READY_SECONDS)
 
     async def _take_down_after(self, body_error: BaseException | None) -> None:
-        """Takes the deployment down. An error of this becomes a note of the body's error, if there is one."""
+        """Takes the deployment down. If the block raised ``body_error``, an error of taking down becomes a note of that
+        error."""
         try:
             await self._take_down()
         except EngineTeardownError as error:
@@ -151,7 +154,7 @@ class RayBackend:
             del body_error  # a frame in its own error's traceback would be a reference cycle
 
     async def _take_down(self) -> None:
-        """Takes the deployment down, once."""
+        """Takes the deployment down; does nothing if that was done before."""
         if self._is_down:
             return
         self._is_down = True
@@ -159,7 +162,7 @@ class RayBackend:
             self.departures = await trio.to_thread.run_sync(self._running.end)
 
     async def stop(self, drain_seconds: float) -> None:
-        """Lets requests end for ``drain_seconds``, and takes the deployment down."""
+        """Waits up to ``drain_seconds`` for requests to end, and takes the deployment down."""
         self._accepting = False
         if self._clients:
             with trio.move_on_after(drain_seconds):
@@ -176,14 +179,14 @@ class RayBackend:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, stream: Stream) -> None:
-        """Sends a request to a replica; its tokens come to ``stream``."""
+        """Sends a request to a replica. The tokens are put into ``stream``."""
         if not self._accepting:
             raise EngineClosed("the cluster is stopping and takes no new requests; open a new one")
         self._clients[request.id] = client = _Client(Flight(request), stream)
         self._send(request.id, client)
 
     def abort(self, request_id: str) -> None:
-        """Withdraws a request. One that is not known changes nothing."""
+        """Withdraws a request; does nothing if the request is not known."""
         client = self._clients.get(request_id)
         if client is None:
             return
@@ -239,14 +242,15 @@ class RayBackend:
             self._send(request_id, client)
 
     def _unplaced(self, attempt: _Attempt) -> None:
-        """Sends a suspect elsewhere: there is no room for a replica in quarantine, or Serve cannot start it."""
+        """Sends a suspect to another replica, since there is no room for one in quarantine, or Serve cannot start
+        one."""
         client = self._clients.get(attempt.request_id)
         if client is not None and client.flight.attempt == attempt.number:
             self._no_room_until = trio.current_time() + _APART_SECONDS
             self._send(attempt.request_id, client)
 
     def _broke(self, attempt: _Attempt, error: Exception) -> None:
-        """Ends a request whose attempt failed by a fault of ours, or of Serve's, and not by the replica's end."""
+        """Ends a request whose attempt failed by a fault in Triolet or Serve rather than by the end of the replica."""
         client = self._clients.get(attempt.request_id)
         if client is not None and client.flight.end(attempt.number):
             self._end(attempt.request_id, Failed(error))
@@ -261,7 +265,8 @@ class RayBackend:
     # -- in the asyncio thread ---------------------------------------------------------------------------------------
 
     async def _fly(self, attempt: _Attempt, keys: tuple[str, ...], request: Request, *, quarantined: bool) -> None:
-        """Reads the answers of one attempt and hands them over. Whatever ends it, the client hears of an end."""
+        """Reads the answers of one attempt and passes them to the trio loop. However the attempt ends, the trio loop is
+        told of its end."""
         try:
             await self._read(attempt, self._call(keys, request, quarantined=quarantined), quarantined=quarantined)
         except _GONE as error:
@@ -275,7 +280,7 @@ class RayBackend:
         except asyncio.CancelledError:
             self._hand(self._broke, attempt, EngineClosed("the cluster ended before the request did"))
             raise
-        except Exception as error:  # noqa: BLE001  (of Serve's; the client is told)
+        except Exception as error:  # noqa: BLE001  (an error of Serve; the client gets it)
             self._hand(self._broke, attempt, _failed(error))
         else:
             self._hand(self._lost, attempt, EngineClosed("the replica ended before the request did"))
@@ -294,12 +299,13 @@ class RayBackend:
             async for news in answers:
                 self._hand(self._took, attempt, news)
         except BaseException:
-            with suppress(Exception):  # what was never sent tells its own error once more
-                answers.cancel()  # Serve would have the replica go on, for nobody
+            with suppress(Exception):  # a call that was never sent raises its error again
+                answers.cancel()  # otherwise the replica would go on, for nobody
             raise
 
     async def _is_placed(self, answers: Any) -> bool:
-        """Returns when a replica in quarantine has the request, or there is no room for one."""
+        """Returns true when a replica in quarantine has the request, or false if there is no room for such a
+        replica."""
         first = asyncio.ensure_future(anext(answers))
         try:
             while not first.done():
@@ -314,7 +320,7 @@ class RayBackend:
         return True
 
     async def _look(self) -> None:
-        """Asks the replicas for their statistics, for ever."""
+        """Asks the replicas for their statistics, again and again. Never returns."""
         while True:
             try:
                 await self._look_once()
@@ -324,7 +330,7 @@ class RayBackend:
 
     async def _look_once(self) -> None:
         told = [await _statistics_of(handle) for handle in self._running.handles]
-        in_quarantine = await _statistics_of(self._running.quarantine)  # of nobody, mostly
+        in_quarantine = await _statistics_of(self._running.quarantine)  # mostly empty
         departures = []
         with suppress(*_GONE):
             departures = await self._running.register.read.remote(len(self.departures))
@@ -333,11 +339,11 @@ class RayBackend:
 
     def _looked(self, statistics: EngineStatistics | None, departures: list[Departure]) -> None:
         self._statistics = statistics or self._statistics
-        if not self._is_down:  # else they are known, all of them
+        if not self._is_down:  # otherwise all departures are known already
             self.departures += departures
 
     async def scale(self, replicas: int) -> None:
-        """Orders ``replicas`` from now on."""
+        """Orders a new number of replicas."""
         if not isinstance(self.deployment.replicas, int):
             raise InvalidRequest(
                 f"replicas={self.deployment.replicas} follow the demand; allowed: a cluster of a number"
@@ -345,7 +351,8 @@ class RayBackend:
         await trio.to_thread.run_sync(self._running.scale, replicas)
 
     def _later(self, call: Callable[[], object]) -> None:
-        """Calls in the trio loop, when what was lost together is known to be lost."""
+        """Calls ``call`` in the trio loop after a pause. By then all requests that were lost together are known to be
+        lost."""
 
         async def wait() -> None:
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -354,8 +361,8 @@ class RayBackend:
         self._tasks.start(object(), wait)
 
     def _hand(self, call: Callable[..., object], *arguments: object) -> None:
-        """Calls in the trio loop."""
-        with suppress(trio.RunFinishedError):  # nobody is there to hear it
+        """Calls ``call`` in the trio loop."""
+        with suppress(trio.RunFinishedError):  # the trio loop has ended: nobody waits
             self._token.run_sync_soon(call, *arguments)
 
     # -- the rest of a backend ---------------------------------------------------------------------------------------
@@ -374,7 +381,8 @@ class RayBackend:
 
 
 async def _statistics_of(handle: DeploymentHandle[Any]) -> list[EngineStatistics]:
-    """Asks the replicas of ``handle``. Returns nothing if there is no replica, or one does not answer."""
+    """Returns the statistics of the replicas of ``handle``; an empty list if there is no replica, or if one does not
+    answer."""
     try:
         return await handle.broadcast("statistics").results_async(timeout_s=_LOOK_SECONDS)
     except (*_GONE, RayServeException, RayTaskError, TimeoutError):
@@ -382,7 +390,7 @@ async def _statistics_of(handle: DeploymentHandle[Any]) -> list[EngineStatistics
 
 
 def _plain(request: Request) -> Request:
-    """Removes the compiled form of a structure, which is for one process."""
+    """Returns ``request`` without the compiled form of its structure, which only one process can use."""
     structure = request.sampling.structure
     if structure is None or type(structure) is Structure:
         return request
@@ -391,14 +399,15 @@ def _plain(request: Request) -> Request:
 
 
 def _keys(request: Request) -> tuple[str, ...]:
-    """Returns the keys for the router: the items, or else the beginnings of the prompt, the longest first."""
+    """Returns the keys for the router: those of the items, or else those of the beginnings of the prompt, the longest
+    first."""
     if request.items:
         return tuple(item.key for item in request.items)
     return tuple(key.hex() for key in request.page_keys[: -_PREFIXES - 1 : -1])
 
 
 def _is_blameless(cause: BaseException) -> bool:
-    """True if no request ended the replica: it ended in order, or its machine was taken away."""
+    """True if no request can have caused the end of the replica: it ended in order, or its machine was taken away."""
     return isinstance(cause, EngineClosed) or (isinstance(cause, RayActorError) and cause.preempted)
 
 

@@ -30,7 +30,7 @@ def _text(value: Any) -> str:
 
 
 def _address(value: Any) -> str:
-    """Ray's client, ray://, does not stream."""
+    """Returns the address; refuses a ray:// address, since Ray's client cannot stream."""
     if "://" in _text(value):
         raise Refused
     return str(value)
@@ -68,7 +68,7 @@ class _Settings:
 
 
 class Cluster(Engine):
-    """An engine on many machines. All else is as with `Engine`: the same methods, options and errors.
+    """An engine on many machines, with the methods, options and errors of `Engine`.
 
     ::
 
@@ -76,40 +76,44 @@ class Cluster(Engine):
             transcript = await engine.transcribe("speech.wav")
 
     Each replica is an engine in a process of its own, deployed on Ray Serve for the block. This process prepares
-    requests: it decodes audio, finds windows, renders prompts and assembles texts. Each request, a window of audio for
-    one, goes to the replica that holds the encoder output of its content, or else to the one that the content's hash
-    names, unless they are busy. A long recording's windows so spread over the replicas.
+    requests: it decodes audio, finds windows, renders prompts and assembles texts. Each request, such as a window of
+    audio, goes to the replica that holds the encoder output of its content, or else to the replica that the hash of the
+    content selects. Busy replicas are avoided. In this way the windows of a long recording spread over the replicas.
 
-    A request whose replica is lost goes on after its last token elsewhere: nothing is lost, and no token comes twice.
-    Since it may be what ended the replica, that is in quarantine: on a replica for suspects alone, which is started
-    when there are some. A request that ends replicas gets `PoisonRequest`; one replica that others use has ended then.
+    If a replica is lost, its requests go on elsewhere after their last tokens: no token is lost, and none comes twice.
+    Since one of them may have caused the loss, they go on in quarantine: on a replica that runs only suspects and is
+    started when there are some. A request that ends replicas fails with `PoisonRequest`. By then it has ended a single
+    replica that other requests used.
 
-    With ``encoders`` so many replicas more only encode, and the others borrow encoder outputs from them. They hold the
-    model's encoder alone. What cannot be borrowed, since none of them answers say, is encoded where it is needed: all
-    others hold the whole model.
+    With ``encoders`` there are additional replicas that only encode and hold only the model's encoder. The other
+    replicas borrow encoder outputs from them. The other replicas hold the whole model, so they encode for themselves
+    what they cannot borrow, for example because no encoder answers.
 
-    When the block ends, requests drain, and every replica gives its device back in order.
+    At the end of the block, requests drain, and every replica frees its device in order.
 
     Args:
         model: a folder with a transformers checkpoint, the same on every machine, or a hub id.
         config: settings of each replica's engine. ``max_pending`` and ``drain_seconds`` hold for the cluster as a
-            whole. An ``observer`` hears nothing: the events are elsewhere.
-        replicas: how many engines. With a pair, the least and the most, there are as many as are in demand: by requests
-            that wait or run, and by encodings that wait.
-        encoders: how many replicas more, that only encode. Their number stays. 0: each replica encodes for itself.
-        cpus: cores that Ray reserves for each, those that only encode too.
-        gpus: GPUs that Ray reserves for each, in the same way.
-        address: of the Ray cluster that this machine is a part of, such as ``head:6379``; ``auto``: the one that runs
-            here. By default the one that this process has joined, or ``RAY_ADDRESS``; without either Ray is started on
-            this machine for the block (``local``). A process joins one Ray.
-        name: of the application on Ray Serve, one for each that lives. By default one of its own.
+            whole. An ``observer`` gets no events, since they happen in other processes.
+        replicas: the number of engines. A pair is the least and the most: the number then follows the demand, which is
+            the requests that wait or run and the encodings that wait.
+        encoders: the number of additional replicas that only encode. It does not follow the demand. 0: each replica
+            encodes for itself.
+        cpus: the cores that Ray reserves for each replica, including those that only encode.
+        gpus: the GPUs that Ray reserves for each replica, including those that only encode.
+        address: the address of the Ray cluster that this machine is a part of, such as ``head:6379``; ``auto``: the
+            cluster that runs on this machine; ``local``: Ray is started on this machine for the block. The default is
+            the cluster that this process has joined, or ``RAY_ADDRESS``, or else ``local``. A process can join only one
+            Ray cluster.
+        name: the name of the application on Ray Serve. Clusters that run at the same time need different names. The
+            default is a new name.
 
     Raises (on making one):
         InvalidRequest: a value that is not allowed, or Ray is not installed.
 
     Raises (on entering):
-        InvalidRequest: a setting that the model cannot have, such as ``encoders`` of one that has no encoder.
-        CheckpointError: no checkpoint there, or one that a replica cannot load.
+        InvalidRequest: a setting that the model does not allow, such as ``encoders`` for a model without an encoder.
+        CheckpointError: there is no checkpoint, or a replica cannot load it.
         EngineError: Ray cannot be reached, or cannot start the replicas.
     """
 
@@ -136,12 +140,12 @@ class Cluster(Engine):
         self.inside = TrioEngine(self.inside.config, partial(_backend, str(model), self.inside.config, settings))
 
     async def scale(self, replicas: int) -> None:
-        """Orders ``replicas`` from now on; returns when it is ordered. Replicas that leave end their requests first,
-        within ten minutes, and then give their device back in order: see `departures`.
+        """Orders a new number of replicas, and returns without waiting for them. Replicas that leave end their requests
+        first, within ten minutes, and then free their devices in order: see `departures`.
 
         Raises:
-            InvalidRequest: not an integer of 1 or more, or the number follows the demand.
-            EngineStateError: not in its block.
+            InvalidRequest: ``replicas`` is not an integer of 1 or more, or the number of replicas follows the demand.
+            EngineStateError: the cluster is not in its block.
         """
         wanted = _COUNT.of("replicas", replicas)
         await self._reached().call(partial(self._ray().scale, wanted))
@@ -160,7 +164,7 @@ class Cluster(Engine):
 
 
 def check_installed() -> None:
-    """Raises `InvalidRequest` where Ray is not installed. Imports nothing of it."""
+    """Raises `InvalidRequest` if Ray is not installed. Does not import Ray."""
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
@@ -176,5 +180,5 @@ def _backend(model: str, config: EngineConfig, settings: _Settings) -> Backend:
 
 
 def _name_of(model: str) -> str:
-    """A name that no other application has."""
+    """Returns a name for the application of ``model`` that no other application has."""
     return f"triolet-{re.sub('[^a-z0-9]+', '-', Path(model).name.lower())}-{uuid4().hex[:8]}"

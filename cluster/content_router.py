@@ -1,4 +1,5 @@
-"""Serve's request router: asks `triolet.core.routing.Router`, and tells it what Serve learns of the replicas."""
+"""Serve's request router. It asks `triolet.core.routing.Router`, and tells that router what Serve learns of the
+replicas."""
 
 from __future__ import annotations
 
@@ -14,27 +15,29 @@ from ..core.routing import Router, RoutingLimits
 
 @frozen(eq=False)
 class _Sending:
-    """A request that a replica has got, and that has not ended."""
+    """A request that a replica has received and that has not ended."""
 
     replica: str
     keys: tuple[str, ...]
 
 
 class ContentRouter(RequestRouter):
-    """A request goes to the replica that holds its content; `triolet.core.routing` decides.
+    """Sends a request to the replica that holds its content; `triolet.core.routing` decides.
 
-    A sending ends with its own result, and not with `RequestRouter.on_request_completed`. Serve calls that by the id of
-    the request alone: of an attempt that was refused too, and maybe before it says that the request was routed.
+    The end of a sending is taken from its own result rather than from `RequestRouter.on_request_completed`. Serve calls
+    that method with nothing but the id of the request: also for an attempt that was refused, and perhaps before it
+    reports that the request was routed.
     """
 
     def initialize_state(self, places: int = 16) -> None:  # type: ignore[override]  # Serve hands on what we name
-        """Serve calls it once, with the arguments that the deployment names."""
+        """Makes the router. Serve calls it once, with the arguments that the deployment names."""
         self._router = Router(random.Random().randrange, RoutingLimits(places=places))
-        self._heard: dict[str, int] = {}  # the number of the last report of each replica that is there
-        self._under_way: dict[str, dict[_Sending, None]] = {}  # by replica, also of those that are not there
+        self._heard: dict[str, int] = {}  # the number of the last report of each present replica
+        self._under_way: dict[str, dict[_Sending, None]] = {}  # by replica, even an absent one
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Serve calls it when replicas come, go, or report: with all replicas, and the last report of each."""
+        """Passes on which replicas there are, and their last reports. Serve calls it when replicas come, go or
+        report."""
         there: dict[str, Any] = {one.replica_id.unique_id: one.routing_stats for one in replicas}
         for name in self._heard.keys() - there.keys():
             self._leave(name)
@@ -46,12 +49,13 @@ class ContentRouter(RequestRouter):
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Serve calls it when it finds a replica dead. The controller may tell of it once more: it comes again then."""
+        """Removes a replica that Serve finds dead. The controller may still list the replica in its next update: it is
+        then added again."""
         self._leave(replica_id.unique_id)
         super().on_replica_actor_died(replica_id)
 
     def _join(self, name: str) -> None:
-        """Adds a replica. One that comes again still has what runs there."""
+        """Adds a replica. If it was there before, the requests that still run on it are counted again."""
         self._heard[name] = 0
         self._router.joined(name)
         for sending in self._under_way.get(name, ()):
@@ -62,7 +66,7 @@ class ContentRouter(RequestRouter):
         self._router.left(name)
 
     def _hear(self, name: str, report: ReplicaReport) -> None:
-        """Counts each report once: what was sent since is not in it."""
+        """Passes on a report. Each report counts once, since it lacks the requests that were sent after it."""
         self._heard[name] = report["number"]
         if "keys" in report:
             self._router.told(name, report["keys"])
@@ -71,7 +75,7 @@ class ContentRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Chooses one replica, by content; the others follow, in case it refuses."""
+        """Chooses one replica by content. The others follow in case the first one refuses."""
         if not candidate_replicas:
             return []
         able = {one.replica_id.unique_id: one for one in candidate_replicas}
@@ -80,7 +84,8 @@ class ContentRouter(RequestRouter):
         return [[able[first]], others] if others else [[able[first]]]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Serve calls it when a replica has got the request, which may have ended since, or the replica be gone."""
+        """Notes that a replica has received the request. By now the request may have ended, or the replica may be
+        gone."""
         sending = _Sending(replica_id.unique_id, _keys(pending_request))
         self._under_way.setdefault(sending.replica, {})[sending] = None
         if sending.replica in self._heard:
@@ -89,7 +94,7 @@ class ContentRouter(RequestRouter):
         result.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end, sending))
 
     def _end(self, sending: _Sending) -> None:
-        """Notes the end of a sending, however it has ended."""
+        """Notes that a sending has ended, successfully or not."""
         there = self._under_way[sending.replica]
         del there[sending]
         if not there:
@@ -99,6 +104,6 @@ class ContentRouter(RequestRouter):
 
 
 def _keys(pending: PendingRequest | None) -> tuple[str, ...]:
-    """Returns the contents of a call of `triolet.cluster.replica.Replica.run`; other calls have none."""
+    """Returns the keys of the contents of a call of `triolet.cluster.replica.Replica.run`; empty for other calls."""
     keys = pending.args[0] if pending is not None and pending.args else ()
     return keys if isinstance(keys, tuple) else ()

@@ -1,4 +1,4 @@
-"""The deployment on Ray Serve: the only place that starts and ends anything there."""
+"""The deployment on Ray Serve: the only module that starts and ends anything on Ray Serve."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from .session import LOGGING, SESSION
 from .statistics import total
 
 REPLICA = "replica"  # the deployment's name within its application
-_ENCODER = "encoder"  # the name of the one that only encodes
-_UP_SECONDS = 5.0  # of demand, before a replica is added
-_DOWN_SECONDS = 60.0  # without, before one is taken away
+_ENCODER = "encoder"  # the name of the deployment that only encodes
+_UP_SECONDS = 5.0  # of high demand before a replica is added
+_DOWN_SECONDS = 60.0  # of low demand before a replica is removed
 _MOST_WATCHERS = 100_000  # replicas that wait at the register
-_POLL_SECONDS = 0.1  # between two questions of Serve
-_BOOKS_SECONDS = 0.5  # between two looks at Ray's books, which have every actor and process that it ever had
-_END_SECONDS = 10.0  # for Serve to tell of the end
-_ASK_SECONDS = 30.0  # for an answer of replicas that are ready
-_UNPLACED = "to be scheduled"  # in Serve's message of a replica that has no room for long
+_POLL_SECONDS = 0.1  # between two requests to Serve
+_BOOKS_SECONDS = 0.5  # between two looks at Ray's books, which list every actor and process so far
+_END_SECONDS = 10.0  # for Serve to report the end
+_ASK_SECONDS = 30.0  # for an answer from replicas that are ready
+_UNPLACED = "to be scheduled"  # in Serve's message on a replica for which there is no room for long
 _LEAVE_SECONDS = 600.0  # for the requests of a replica that is scaled down
 _TELL_SECONDS = 1.0  # between two reports of a replica; more often is too much for the controller (docs/fleet.md)
 
@@ -51,7 +51,7 @@ _log = logging.getLogger("triolet.cluster")
 
 @frozen(kw_only=True)
 class Deployment:
-    """The settings of a `triolet.cluster.cluster.Cluster`, which says what they mean."""
+    """The settings of a `triolet.cluster.cluster.Cluster`, which describes them."""
 
     name: str
     model: str
@@ -61,30 +61,31 @@ class Deployment:
     gpus: float
     address: str | None
     encoders: int = 0
-    most_requests: int = 1_024  # of one replica; the door bounds those of an ingress
+    most_requests: int = 1_024  # on one replica; the door bounds those of an ingress
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names of its applications: the replicas, and the one that suspects have for themselves."""
+        """The names of the two applications: of the replicas, and of the quarantine."""
         return self.name, quarantine_of(self.name)
 
     @property
     def least(self) -> tuple[int, int]:
-        """The numbers of replicas when all are ready: that take requests, and that only encode."""
+        """The least numbers of replicas when all are ready: of those that take requests, and of those that only
+        encode."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas[0], self.encoders
 
     @property
     def stop_seconds(self) -> float:
-        """The seconds in which one replica without requests ends in order."""
+        """The most seconds that a replica without requests takes to end in order."""
         return 3 * self.config.stage_seconds
 
     @property
     def end_seconds(self) -> float:
-        """The seconds in which one replica drains and ends in order."""
+        """The most seconds that a replica takes to drain and end in order."""
         return self.config.drain_seconds + self.stop_seconds
 
     def begin(self) -> Running:
-        """Deploys, and returns before replicas are ready. Blocks: call it in a thread.
+        """Deploys the replicas, and returns before they are ready. Blocks: call it in a thread.
 
         Raises:
             EngineError: Ray cannot be reached, or refuses the deployment.
@@ -106,7 +107,8 @@ class Deployment:
             raise
 
     def _new_register(self) -> Any:
-        """Starts an actor that dies with this process, and otherwise only with its machine. Every replica finds it."""
+        """Starts the `Register`, an actor that every replica can find. It dies with this process or with its
+        machine."""
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         made: Any = ray.remote(num_cpus=0)(Register).options(
             name=name_of(self.name),
@@ -121,8 +123,8 @@ class Deployment:
             raise EngineError(f"another process has {self.name!r} on this Ray ({error}); take another name") from error
 
     def _handles(self) -> tuple[tuple[DeploymentHandle[Any], ...], DeploymentHandle[Any]]:
-        """Returns the handles of the deployment that takes requests and of one that only encodes; and of the
-        quarantine."""
+        """Starts both applications. Returns the handles of the deployment that takes requests and, if there is one, of
+        the one that only encodes; and the handle of the quarantine."""
         targets = [
             serve.RunTarget(
                 target=application,
@@ -148,7 +150,7 @@ class Deployment:
             serve.delete(name, _blocking=blocks)
 
     def _quarantine(self) -> Any:
-        """Makes the application of suspects, whose number of replicas follows its requests: none or one."""
+        """Makes the application for suspects. It has one replica while there are suspects, and otherwise none."""
         scaling = AutoscalingConfig(
             min_replicas=0,
             max_replicas=1,
@@ -173,7 +175,7 @@ class Deployment:
                 policy=policy,
                 upscale_delay_s=_UP_SECONDS,
                 downscale_delay_s=_DOWN_SECONDS,
-                look_back_period_s=2 * _TELL_SECONDS + 10.0,  # Serve's own figures come every ten seconds
+                look_back_period_s=2 * _TELL_SECONDS + 10.0,  # Serve's own figures are made every ten seconds
             )
         }
 
@@ -208,17 +210,17 @@ class Deployment:
 
 
 def _only_encodes(config: EngineConfig) -> EngineConfig:
-    """Returns the settings of a replica that gets no requests, so none would wake it."""
+    """Returns the settings of a replica that only encodes. It never goes to sleep, since no request would wake it."""
     return evolve(config, part="encoder", idle_sleep=math.inf)
 
 
 @frozen(eq=False)
 class Running:
-    """A deployment that runs."""
+    """A deployment that is running on Ray Serve."""
 
     deployment: Deployment
-    handles: tuple[DeploymentHandle[Any], ...]  # of the deployment that takes requests, and of one that only encodes
-    quarantine: DeploymentHandle[Any]  # of no replica, or one: it is started when there are suspects
+    handles: tuple[DeploymentHandle[Any], ...]  # for requests; perhaps one more, for encoding
+    quarantine: DeploymentHandle[Any]  # of one replica, or none while there are no suspects
     register: Any  # the handle of a `Register`
 
     @property
@@ -227,10 +229,10 @@ class Running:
         return self.handles[0]
 
     def lacks(self) -> str | None:
-        """Returns what there is to wait for, in words; ``None``: every replica is ready. Blocks.
+        """Returns a text that says which replicas are not ready; ``None``: every replica is ready. Blocks.
 
         Raises:
-            EngineError: Ray has given up to start them.
+            EngineError: Ray has given up starting the replicas.
         """
         found = serve.status().applications.get(self.deployment.name)
         if found is None or found.status == ApplicationStatus.DEPLOY_FAILED:
@@ -244,7 +246,7 @@ class Running:
         return " ".join([f"replicas that are ready: {ready}.", *told])
 
     def describe(self) -> tuple[ModelDescription, EngineStatistics]:
-        """Returns the model, and the replicas' first statistics. Blocks.
+        """Returns the description of the model, and the first statistics of all replicas together. Blocks.
 
         Raises:
             CallerError: a replica cannot load the model.
@@ -254,7 +256,7 @@ class Running:
             for fault in self._ask("fault"):
                 if fault is not None:
                     raise fault
-            # One is asked, not all: of an answer to all that lies in the object store Ray 2.60 ends this process.
+            # Only one replica is asked: Ray 2.60 ends this process if answers to a broadcast lie in the object store.
             described: bytes = self.handle.describe.remote().result(timeout_s=_ASK_SECONDS)
             ray.get(self.register.open.remote(), timeout=_ASK_SECONDS)
             return pickle.loads(described), total(self._ask("statistics"))
@@ -262,13 +264,13 @@ class Running:
             raise EngineError(f"the replicas were ready, and a question to them failed: {error}") from error
 
     def _ask(self, question: str) -> list[Any]:
-        """Returns the answers of all replicas, but of those in quarantine."""
+        """Returns the answers of all replicas except the one in quarantine."""
         asked = zip(self.handles, self.deployment.least, strict=False)
         return [told for handle, least in asked for told in self._ask_all(handle, question, least)]
 
     def _ask_all(self, handle: DeploymentHandle[Any], question: str, least: int) -> list[Any]:
-        """Returns the answers of ``least`` replicas or more. Serve says that they are ready before a handle hears of
-        them."""
+        """Returns the answers of all replicas of ``handle``. Waits until there are ``least``, since a handle learns of
+        replicas later than Serve reports them as ready."""
         end = time.monotonic() + _ASK_SECONDS
         while time.monotonic() < end:
             try:
@@ -276,12 +278,12 @@ class Running:
                 if len(told) >= least:
                     return told
             except DeploymentUnavailableError:
-                self.lacks()  # of none, as yet; where there will be none, that is raised
+                self.lacks()  # raises if there will never be replicas
             time.sleep(_POLL_SECONDS)
         raise TimeoutError(f"{least} replicas were ready, and fewer have answered in {_ASK_SECONDS:g} s")
 
     def quarantine_loads(self) -> bool:
-        """True if Ray has found room for a replica in quarantine, which is not ready yet. Blocks."""
+        """True if a replica in quarantine is starting: Ray has found room for it, but it is not ready yet. Blocks."""
         found = serve.status().applications.get(self.deployment.names[1])
         if found is None:
             return False
@@ -289,16 +291,16 @@ class Running:
         return starts and not any(_UNPLACED in one.message for one in found.deployments.values())
 
     def scale(self, replicas: int) -> None:
-        """Orders more or fewer replicas, and returns at once. Those that leave drain first. Blocks."""
+        """Orders a new number of replicas, and does not wait for them. Replicas that leave drain first. Blocks."""
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         target = DeploymentID(name=REPLICA, app_name=self.deployment.name)
         ray.get(controller.update_deployment_replicas.remote(target, replicas))
 
     def end(self) -> list[Departure]:
-        """Drains and releases every replica, in order. Returns all departures. Blocks: call it in a thread.
+        """Drains and ends every replica in order. Returns all departures. Blocks: call it in a thread.
 
         Raises:
-            EngineTeardownError: replicas have not ended in their time, or Ray is lost.
+            EngineTeardownError: replicas have not ended in time, or Ray is lost.
         """
         seconds = self.deployment.end_seconds + _END_SECONDS
         try:
@@ -312,8 +314,8 @@ class Running:
         return departures
 
     def give_up(self) -> None:
-        """Ends what was never ready, which has nothing to drain. What Ray finds no room for, or what loads for longer,
-        is told in the log, and Serve ends it alone."""
+        """Ends replicas of which some were never ready; there is nothing to drain. If replicas do not end in time (Ray
+        finds no room for them, or they load for too long), that is logged, and Serve ends them later."""
         seconds = self.deployment.stop_seconds + _END_SECONDS
         try:
             if not self._deleted(seconds):
@@ -322,7 +324,7 @@ class Running:
             self._leave()
 
     def _deleted(self, seconds: float) -> bool:
-        """Has the replicas end. Returns whether all have, with their processes, within ``seconds``."""
+        """Ends the replicas. Returns whether all of them, and their processes, have ended within ``seconds``."""
         self.deployment.delete(blocks=False)
         end, names = time.monotonic() + seconds, self.deployment.names
         return _until(lambda: serve.status().applications.keys().isdisjoint(names), end, _POLL_SECONDS) and _until(
@@ -331,14 +333,14 @@ class Running:
 
     def _leave(self) -> None:
         for handle in (*self.handles, self.quarantine):
-            # It tells the autoscaling of its requests, and would start Ray anew for that.
+            # A handle reports its requests to the autoscaling, and would start Ray again for that.
             handle.shutdown()  # type: ignore[no-untyped-call]
         ray.kill(self.register)
         SESSION.leave()
 
 
 def _until(is_so: Callable[[], bool], end: float, pause: float) -> bool:
-    """True if it is so before ``end``, asked every ``pause`` seconds."""
+    """Calls ``is_so`` every ``pause`` seconds. Returns true as soon as it does, or false after ``end``."""
     while not is_so():
         if time.monotonic() > end:
             return False

@@ -1,8 +1,8 @@
-"""Loans between replicas: `RayLenders` borrows encoder outputs for a replica, `Loan` is where a lender's answer goes.
+"""Loans between replicas: `RayLenders` borrows encoder outputs for a replica, and `Loan` passes on a lender's answer.
 
 An output travels through Ray's object store, as the result of `Replica.lend`. The borrower gives its loans back in
-batches, to all lenders: a handle of Serve's reaches any replica, or every one. A lender passes over what it did not
-lend. What is never given back ends with its term.
+batches, and to all lenders, because a handle of Serve reaches either any replica or every one. A lender ignores loans
+that it did not make. A loan that is never given back ends with its term.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from ..core.request import EncoderItem
 from .asyncio_thread import NamedTasks
 
 _RETURN_SECONDS = 0.1  # between two batches of loans that are given back
-_ASK_SECONDS = 60.0  # for one answer: no lender may be there, and none may come
+_ASK_SECONDS = 60.0  # for one answer: there may be no lender, now and later
 
 
 @define(eq=False)
 class Loan:
-    """A `triolet.actors.messages.Lent` that hands the answer to the replica's loop."""
+    """A `triolet.actors.messages.Lent` that passes the answer of the engine to the replica's asyncio loop."""
 
     loop: asyncio.AbstractEventLoop
     answer: asyncio.Future[LentOutput]
 
     def put(self, output: LentOutput) -> None:
-        """Hands over the output."""
+        """Answers with the output."""
         self._hand(self.answer.set_result, output)
 
     def refuse(self, error: Exception) -> None:
-        """Hands over the error."""
+        """Answers with an error."""
         self._hand(self.answer.set_exception, error)
 
     def _hand(self, answer: Callable[[Any], None], value: object) -> None:
@@ -47,21 +47,21 @@ class Loan:
             if not self.answer.done():
                 answer(value)
 
-        with suppress(RuntimeError):  # the loop has ended, and with it who waits
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits for the answer
             self.loop.call_soon_threadsafe(answer_once)
 
 
 @define(eq=False)
 class RayLenders:
-    """The `triolet.actors.messages.Lenders` of a replica. Asked from the trio loop; works in ``loop``; ``tell`` may be
-    called from any thread."""
+    """The `triolet.actors.messages.Lenders` of a replica. `ask` and `withdraw` are called in the trio loop; the work is
+    done in ``loop``, which calls ``tell``."""
 
-    handle: Any  # of the encoders' deployment
+    handle: Any  # the handle of the deployment that only encodes
     loop: asyncio.AbstractEventLoop
     tell: Callable[[m.Arrived | m.BorrowBroken], None]
-    _name: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other borrowers count from 1 too
+    _name: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other borrowers count from 1, too
     _tasks: NamedTasks = field(init=False)
-    _back: list[tuple[str, str]] = field(factory=list, init=False)  # loans and keys, not told yet
+    _back: list[tuple[str, str]] = field(factory=list, init=False)  # loans and keys that are not given back yet
     _telling: asyncio.Task[None] | None = field(default=None, init=False)
 
     @_tasks.default
@@ -69,7 +69,7 @@ class RayLenders:
         return NamedTasks(self.loop)
 
     def ask(self, number: int, item: EncoderItem) -> None:
-        """Asks a lender for ``item``, as borrow ``number``."""
+        """Asks a lender for ``item``. ``number`` identifies the borrow."""
         self._tasks.start(number, partial(self._borrow, number, item))
 
     def withdraw(self, number: int) -> None:
@@ -83,7 +83,7 @@ class RayLenders:
         try:
             async with asyncio.timeout(_ASK_SECONDS):
                 output = await self.handle.lend.remote((item.key,), loan, item)
-        except Exception as error:  # noqa: BLE001  (whatever it is, the borrower waits for an answer)
+        except Exception as error:  # noqa: BLE001  (the borrower waits for an answer in any case)
             self.tell(m.BorrowBroken(number, _failure(error)))
         else:
             self.tell(m.Arrived(number, output))
@@ -99,14 +99,15 @@ class RayLenders:
         while self._back:
             await asyncio.sleep(_RETURN_SECONDS)
             back, self._back = tuple(self._back), []
-            with suppress(Exception):  # their terms end
+            with suppress(Exception):  # the loans end with their terms
                 await self.handle.broadcast("take_back", back).results_async(timeout_s=_ASK_SECONDS)
         self._telling = None
 
 
 def _failure(error: Exception) -> Exception:
-    """An item that the lender could not encode fails for good, and one that may have ended the lender is not encoded
-    here; all else is the lender's."""
+    """Returns what the borrower gets for ``error``: `EncodeFailed` if the lender could not encode the item, which then
+    fails for good; `LenderLost` if the item may have ended the lender, so that the borrower does not encode it;
+    otherwise `BorrowFailed`."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, EncodeFailed):
         return cause

@@ -1,6 +1,7 @@
-"""The messages between a `triolet.cluster.backend.RayBackend` and its replicas, beside `triolet.core.request.Request`.
+"""The messages between a `triolet.cluster.backend.RayBackend` and its replicas, apart from
+`triolet.core.request.Request`.
 
-All of it is pickled: frozen values, no tensors.
+All messages are pickled: they are frozen values without tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from ..core.plan import SampledToken
 
 @frozen
 class News:
-    """The news of one request: tokens in their order, and its end when it has come."""
+    """The news of one request: its next tokens, in order, and its end if it has ended."""
 
     sampled: tuple[SampledToken, ...] = ()
     end: End | None = None

@@ -1,4 +1,4 @@
-"""The processes of replicas, by Ray's own books."""
+"""The processes of replicas, as listed in Ray's own books."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import ray
 from ray._private.state import state
 from ray.core.generated import gcs_pb2
 
-_ROWS: Any = gcs_pb2  # its names are made when it is imported
+_ROWS: Any = gcs_pb2  # its classes are made at its import: type checkers do not know them
 
 
 def are_left(applications: tuple[str, ...]) -> bool:
     """True if a replica of ``applications`` has a process, or will have one. Blocks.
 
-    Serve says that a replica has stopped when it has told Ray to end the process: that is a moment later, and the
-    device's context and the memory go with it. Of a machine that is lost nothing is left.
+    Serve reports a replica as stopped when it has told Ray to end the process. The process ends a moment later, and
+    only then are the device's context and the memory free. On a machine that is lost, no process counts.
     """
-    books = state._connect_and_get_accessor()  # the public list needs the dashboard
+    books = state._connect_and_get_accessor()  # the public function needs the dashboard
     machines = {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
     workers = [_ROWS.WorkerTableData.FromString(row) for row in books.get_worker_table()]
     live = {

@@ -1,6 +1,7 @@
-"""`Register`: the reports of replicas that have left. An actor of Ray's, one for each deployment.
+"""`Register`: an actor on Ray that keeps the reports of replicas that have left, one for each deployment.
 
-It lives as long as the process that has deployed them, so that its end tells them of that process's death, too.
+The register lives as long as the process that has deployed the replicas. So its end tells them that the process is
+dead.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ class Departure:
     """The report of a replica that has left in order.
 
     Attributes:
-        replica: its name.
-        bytes_held: on its device, after the engine's end: 0, or the end has failed.
-        outputs_held: encoder outputs on its books.
-        error: of the engine's end, or ``None``.
+        replica: the name of the replica.
+        bytes_held: the bytes on its device after the end of the engine; 0 unless the end has failed.
+        outputs_held: the number of encoder outputs in its books.
+        error: the error of the engine's end; ``None``: there was none.
     """
 
     replica: str
@@ -27,18 +28,18 @@ class Departure:
     error: str | None
 
 
-NAMESPACE = "serve"  # of Ray's names: that of the replicas
+NAMESPACE = "serve"  # Ray's namespace of the replicas
 
 
 class Register:
-    """Keeps the departures, in their order."""
+    """Keeps the departures in the order in which they come."""
 
     def __init__(self) -> None:
         self._departures: list[Departure] = []
         self._is_open = False
 
     async def watch(self) -> None:
-        """Never answers. It breaks when the process that has deployed the caller is no more."""
+        """Never returns. The call fails when the process that has deployed the caller has ended."""
         await asyncio.Event().wait()
 
     async def open(self) -> None:
@@ -46,20 +47,21 @@ class Register:
         self._is_open = True
 
     async def is_open(self) -> bool:
-        """True if every replica has loaded the model once: if one cannot later, that is not the model's fault."""
+        """True if every replica has loaded the model before: if a later replica cannot load it, the model is not at
+        fault."""
         return self._is_open
 
     async def note(self, departure: Departure) -> None:
-        """Keeps a departure. A replica calls it last of all."""
+        """Keeps a departure. It is the last call of a replica."""
         self._departures.append(departure)
 
     async def read(self, first: int) -> list[Departure]:
-        """Returns the departures from the ``first`` on."""
+        """Returns the departures from index ``first`` on."""
         return self._departures[first:]
 
 
 def quarantine_of(deployment: str) -> str:
-    """Returns the name of the application that the suspects of a deployment have for themselves."""
+    """Returns the name of the application that runs the suspects of a deployment."""
     return f"{deployment}-quarantine"
 
 

@@ -1,8 +1,8 @@
-"""A replica: the actors of one engine in a process of Ray's, for the life of a Serve replica.
+"""A replica: the actors of one engine, in a process of Ray, for the lifetime of a Serve replica.
 
-Serve calls it on asyncio. The actors run in a trio loop of a thread of their own, which begins with the replica and
-ends with it: `Replica.__del__`, which Serve awaits when it scales down, drains and releases in order, and the thread is
-joined.
+Serve calls the replica on asyncio. The actors run in a trio loop, in a thread of its own that begins and ends with the
+replica. Serve awaits `Replica.__del__` when it scales down: the engine drains, everything is freed in order, and the
+thread is joined.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ from .register import NAMESPACE, Departure, quarantine_of
 
 _log = logging.getLogger("triolet.cluster")
 Told = TypeVar("Told")
-KEYS_SECONDS = 5.0  # between two reports of what is held; more often gains no hits (docs/fleet.md)
-_AGAIN_SECONDS = 1.0  # before a register that is started anew is asked again
+KEYS_SECONDS = 5.0  # between two reports of held keys; more often gains no hits (docs/fleet.md)
+_AGAIN_SECONDS = 1.0  # before a register that may be restarting is asked again
 
 
 @define(eq=False)
 class _Stream:
-    """The stream of one request: the scheduler puts its tokens here, and they are handed to the replica's loop."""
+    """The stream of one request. The scheduler puts tokens here, and the stream passes them to the replica's asyncio
+    loop."""
 
     loop: asyncio.AbstractEventLoop
     queue: asyncio.Queue[News] = field(factory=asyncio.Queue)
@@ -62,21 +63,23 @@ class _Stream:
         self._hand(News(end=end))
 
     def _hand(self, news: News) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and with it who reads
+        with suppress(RuntimeError):  # the loop has ended, and nobody reads
             self.loop.call_soon_threadsafe(self.queue.put_nowait, news)
 
 
 class Replica:
     """The actors of one engine. Serve makes one for each replica, and calls it on asyncio.
 
-    A model that cannot be loaded is told by `fault`: an error here would have Serve try for minutes, and lose its
-    type. A replica that comes later and cannot load it has its error here: it gets no request, and Serve tries again.
+    If a first replica cannot load the model, `fault` returns the error: if the constructor raised it, Serve would try
+    again for minutes, and the type of the error would be lost. If a later replica cannot load the model, the
+    constructor raises: the replica gets no requests, and Serve tries again.
 
     Args:
-        model: a folder with a checkpoint, or a hub id, as on this node.
-        config: settings of the engine.
-        register: the name of the `Register` that is told of the replica's end.
-        encoders: a handle of the deployment that this one borrows encoder outputs from; ``None``: it encodes itself.
+        model: a folder with a checkpoint on this machine, or a hub id.
+        config: the settings of the engine.
+        register: the name of the `Register` that gets the report of the replica's end.
+        encoders: a handle of the deployment from which this replica borrows encoder outputs; ``None``: it encodes for
+            itself.
     """
 
     async def __init__(self, model: str, config: EngineConfig, register: str, encoders: Any = None) -> None:  # type: ignore[misc]  # awaited by Serve
@@ -120,7 +123,7 @@ class Replica:
                 await self._leave.wait()
 
     def _end(self) -> None:
-        """Ends the engine in order, or its loading. Called in the trio loop."""
+        """Ends the engine in order, or cancels its loading. Called in the trio loop."""
         self._leave.set()
         if self._supervisor is None:
             self._loading.cancel()
@@ -131,29 +134,31 @@ class Replica:
                 continue
             if isinstance(ended, outcome.Error):
                 future.set_exception(ended.error)
-                future.exception()  # told by `check_health`; nobody else need ask
+                future.exception()  # marks it as seen: `check_health` reports it
             else:
                 future.set_result(None)
 
     # -- what Serve calls --------------------------------------------------------------------------------------------
 
     async def fault(self) -> CallerError | None:
-        """Returns the reason why the model cannot be loaded."""
+        """Returns the reason why the model cannot be loaded; ``None``: the model is loaded."""
         return self._fault
 
     async def describe(self) -> bytes:
-        """Returns the model's description, pickled; structures are compiled here, not where requests are made."""
+        """Returns the model's description, pickled, without its compiler of structures: they are compiled on the
+        replicas."""
         self._running()
         assert self._description is not None, "an engine that has opened has a description"
         return pickle.dumps(evolve(self._description, structures=None))
 
     async def run(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:
-        """Runs a request. ``keys`` are its contents, for the router. A reader that goes away aborts the request."""
+        """Runs a request and yields its news. ``keys`` are the keys of its content, for the router. If the reader goes
+        away, the request is aborted."""
         del keys
         stream, news = _Stream(self._loop), News()
         try:
             self._token.run_sync_soon(self._submit, _owned(request), stream)
-        except trio.RunFinishedError:  # Serve finds it out within seconds
+        except trio.RunFinishedError:  # Serve notices within seconds
             raise EngineClosed("the engine of this replica has ended") from None
         try:
             while news.end is None:
@@ -167,14 +172,15 @@ class Replica:
                 self._in_trio(partial(self._running().abort, request.id))
 
     async def run_suspect(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:
-        """Does what `run` does, but says first that the request is here: a replica in quarantine may have to be
-        started."""
+        """Runs a request as `run` does, but first yields empty news when the request has arrived, since the replica in
+        quarantine may have to be started."""
         yield News()
         async for news in self.run(keys, request):
             yield news
 
     async def lend(self, keys: tuple[str, ...], loan: str, item: EncoderItem) -> LentOutput:
-        """Lends an encoder output to another replica, until `take_back`. ``keys`` is its key, for the router."""
+        """Lends an encoder output to another replica until `take_back` is called. ``keys`` holds the key of the output,
+        for the router."""
         del keys
         answer: asyncio.Future[LentOutput] = self._loop.create_future()
         owned = evolve(item, payload=_copied(item.payload))
@@ -190,16 +196,17 @@ class Replica:
         return answer.result()
 
     async def take_back(self, loans: tuple[tuple[str, str], ...]) -> None:
-        """Ends ``loans``, each with its key: their borrowers are done. Those of other replicas are passed over."""
+        """Ends ``loans``, pairs of a loan and its key, whose borrowers are done. Loans that this replica did not make
+        are ignored."""
         for loan, key in loans:
             self._tell(m.Release(loan, key))
 
     async def statistics(self) -> EngineStatistics:
-        """Returns a snapshot."""
+        """Returns the statistics of the engine."""
         return await self._told(self._running().statistics)
 
     async def check_health(self) -> None:
-        """Raises if the engine has ended: Serve starts another replica."""
+        """Raises if the engine has ended, so that Serve starts another replica."""
         if self._fault is not None:
             return
         if self._ended.done():
@@ -221,7 +228,7 @@ class Replica:
         )
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns the encodings that wait, for the autoscaling. Serve itself counts requests."""
+        """Returns the number of encodings that wait, for the autoscaling. Serve itself counts requests."""
         if self._fault is not None:
             return {}
         found = await self._told(self._running().statistics)
@@ -238,8 +245,8 @@ class Replica:
             await self._say_goodbye(self._supervisor.statistics())
 
     async def _leave_with_its_process(self) -> None:
-        """Waits for the death of the process that has deployed this replica. Then nobody is left to take the deployment
-        down, and Serve would keep it for ever."""
+        """Waits until the process that has deployed this replica is dead, and takes the deployment down then: nobody
+        else is left who would, and Serve would keep it for ever."""
         while True:
             try:
                 await ray.get_actor(self._register, NAMESPACE).watch.remote()
@@ -251,11 +258,11 @@ class Replica:
                 _log.warning("the register cannot be watched, and is asked again", exc_info=True)
                 await asyncio.sleep(_AGAIN_SECONDS)
         name = serve.get_replica_context().app_name
-        for application in (name, quarantine_of(name)):  # which may have no replica that would see to it
+        for application in (name, quarantine_of(name)):  # the quarantine may have no replica that does it
             await asyncio.to_thread(serve.delete, application, _blocking=False)
 
     async def _is_late(self) -> bool:
-        """True if the cluster is open already."""
+        """True if the cluster is open already: every replica has loaded the model before."""
         try:
             register: Any = ray.get_actor(self._register, NAMESPACE)
             return bool(await register.is_open.remote())
@@ -270,7 +277,7 @@ class Replica:
             outputs_held=left.encoder_cache.entries,
             error=None if error is None else error_text(error),
         )
-        with suppress(RayActorError, ValueError):  # the deployment ends: there is nobody to be told
+        with suppress(RayActorError, ValueError):  # the deployment ends: nobody waits for the report
             await ray.get_actor(self._register, NAMESPACE).note.remote(departure)
 
     # -- between the threads -----------------------------------------------------------------------------------------
@@ -285,8 +292,8 @@ class Replica:
         self._in_trio(partial(self._running().tell, message))
 
     async def _told(self, question: Callable[[], Told]) -> Told:
-        """Returns the answer of the trio loop: books that change there are not read from another thread meanwhile.
-        After its end they do not change."""
+        """Calls ``question`` in the trio loop and returns its answer: no other thread may read the engine's books while
+        they change. After the end of the trio loop they do not change, and ``question`` is called here."""
         answer: asyncio.Future[outcome.Outcome[Told]] = self._loop.create_future()
         self._in_trio(lambda: self._loop.call_soon_threadsafe(answer.set_result, outcome.capture(question)))
         either: list[asyncio.Future[Any]] = [answer, self._ended]
@@ -294,7 +301,7 @@ class Replica:
         return answer.result().unwrap() if answer.done() else question()
 
     def _in_trio(self, call: Any) -> None:
-        with suppress(trio.RunFinishedError):  # all is given back already
+        with suppress(trio.RunFinishedError):  # the engine has ended, and everything is freed
             self._token.run_sync_soon(call)
 
     def _running(self) -> Supervisor:
@@ -304,8 +311,8 @@ class Replica:
 
 
 def _owned(request: Request) -> Request:
-    """Copies the payloads into this process: those that came through the object store lie there, read-only, as long as
-    they are used."""
+    """Copies the payloads into this process. Payloads that came through the object store would otherwise stay there,
+    read-only, as long as they are used."""
     return evolve(request, items=tuple(evolve(item, payload=_copied(item.payload)) for item in request.items))
 
 

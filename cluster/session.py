@@ -1,4 +1,4 @@
-"""Ray in this process: joined for the first cluster, and left with the last."""
+"""The connection of this process to Ray: it is made for the first cluster, and ends with the last."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from ray import serve
 from ..core.errors import EngineError
 
 LOGGING = {"log_level": "WARNING", "enable_access_log": False}
-HERE = "local"  # Ray's word for a cluster of its own, on this machine and for this process
+HERE = "local"  # Ray's word for a new cluster on this machine, for this process
 _FOUND = "auto"  # Ray's word for the cluster that runs on this machine
 _ALLOWED = (
     "allowed: host:port, such as head:6379, of a cluster that this machine has joined (ray start --address=head:6379), "
     "with RAY_AUTH_MODE=token where that was started with a token; auto; or none, and Ray is started here"
 )
-_REACH_SECONDS = 5.0  # Ray itself tries for minutes, and nothing ends it
-_HANDLER = ctypes.c_void_p  # of the process, not Python's, which only the main thread may set
+_REACH_SECONDS = 5.0  # Ray itself tries for minutes, and cannot be interrupted
+_HANDLER = ctypes.c_void_p  # the process's; Python's can be set only in the main thread
 _GET_HANDLER = ctypes.PYFUNCTYPE(_HANDLER, ctypes.c_int)(("PyOS_getsig", ctypes.pythonapi))
 _SET_HANDLER = ctypes.PYFUNCTYPE(_HANDLER, ctypes.c_int, _HANDLER)(("PyOS_setsig", ctypes.pythonapi))
 
 
 class _Stay:
-    """This process on Ray, from the joining to the leaving, both in one thread that lives in between.
+    """A stay of this process on Ray. One thread joins Ray, stays alive, and leaves Ray.
 
-    Linux ends the processes of a Ray that is started here with the *thread* that started them (PR_SET_PDEATHSIG), and
-    trio's threads end when they were idle for ten seconds.
+    If Ray is started here, Linux ends its processes when the *thread* that started them ends (PR_SET_PDEATHSIG). A
+    thread of trio would end after ten idle seconds.
     """
 
     def __init__(self, where: str) -> None:
-        """Blocks until Ray is joined; raises what `_connect` raises, and nothing is left then."""
+        """Joins Ray, and blocks until it is joined. Raises the errors of `_connect`; no thread is left then."""
         self.where = where
         self._joined = threading.Event()
         self._leave = threading.Event()
-        self._outcome: outcome.Outcome[None]  # of the joining, and then of the leaving
-        # A program that ends inside of the block does not wait for a daemon, and Ray's own atexit ends its processes.
+        self._outcome: outcome.Outcome[None]  # first of joining, then of leaving
+        # A program that ends within the block does not wait for a daemon thread; Ray's own atexit ends the processes.
         self._thread = threading.Thread(target=self._live, name="triolet ray", daemon=True)
         self._thread.start()
         self._joined.wait()
@@ -64,20 +64,21 @@ class _Stay:
 
 
 class RaySession:
-    """A process has one connection to Ray, whatever the number of its clusters. One that the program has made itself
-    is used, and left as it is."""
+    """The one connection to Ray that all clusters of a process share. If the program has joined Ray itself, its
+    connection is used, and not ended."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """One cluster is deployed at a time: Serve's own making of a deployment is not for several threads."""
+        """Allows one thread at a time to deploy: Serve cannot make deployments in several threads at once."""
         self._users = 0
-        self._stay: _Stay | None = None  # on a Ray that this session has joined
+        self._stay: _Stay | None = None  # if this session has joined Ray
 
     def join(self, address: str | None) -> None:
         """Joins Ray for one more cluster. Blocks: call it in a thread.
 
         Raises:
-            EngineError: Ray cannot be reached or started there, or this process has joined another one.
+            EngineError: Ray cannot be reached or started at ``address``, or this process has joined another Ray
+                cluster.
         """
         where = address or os.environ.get("RAY_ADDRESS") or HERE
         with self.lock:
@@ -95,7 +96,8 @@ class RaySession:
             self._users += 1
 
     def leave(self) -> None:
-        """Leaves Ray for one cluster. Ray that was started for them ends with the last. Blocks: call it in a thread."""
+        """Notes that one cluster needs Ray no more. The last one ends the connection, and a Ray that was started for
+        it. Blocks: call it in a thread."""
         with self.lock:
             self._users -= 1
             self._leave()
@@ -108,7 +110,7 @@ class RaySession:
 
 
 SESSION = RaySession()
-"""The session of this process: Ray's connection is the process's, too."""
+"""The session of this process. Ray, too, has one connection for each process."""
 
 
 def _connect(where: str) -> None:
@@ -122,21 +124,21 @@ def _connect(where: str) -> None:
 
 
 def _init(where: str) -> None:
-    if ray.is_initialized():  # it would fail, and what is ended then would be the program's
+    if ray.is_initialized():  # init would fail, and shutdown would end the connection of the program
         raise RuntimeError("another thread has joined Ray meanwhile; enter the cluster again")
-    dashboard = False if where == HERE else None  # it takes a gigabyte
+    dashboard = False if where == HERE else None  # the dashboard takes a gigabyte
     try:
         with _handlers_kept():
             ray.init(address=where, include_dashboard=dashboard, logging_level=logging.ERROR, log_to_driver=False)
     except BaseException:
-        ray.shutdown(wait_for_processes=True)  # what was started before it failed
+        ray.shutdown(wait_for_processes=True)  # ends what was started before the failure
         raise
 
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """SIGTERM is the program's own. Ray's handler would call that one, but have an alarm abort the process three
-    seconds later, whatever has still to end."""
+    """Keeps the program's handlers of SIGTERM and SIGALRM while Ray starts. Ray's handler of SIGTERM would call the
+    program's handler, but an alarm would abort the process three seconds later, even if something has still to end."""
     if not hasattr(signal, "SIGALRM"):  # Windows: no alarm, and no such handler
         yield
         return
@@ -144,14 +146,14 @@ def _handlers_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        _SET_HANDLER(signal.SIGTERM, before[signal.SIGTERM])  # from here on nothing sets the alarm
-        if _GET_HANDLER(signal.SIGALRM) != before[signal.SIGALRM]:  # SIGTERM has come meanwhile
+        _SET_HANDLER(signal.SIGTERM, before[signal.SIGTERM])  # from here on no handler sets the alarm
+        if _GET_HANDLER(signal.SIGALRM) != before[signal.SIGALRM]:  # SIGTERM came meanwhile, and Ray set the alarm
             signal.alarm(0)
             _SET_HANDLER(signal.SIGALRM, before[signal.SIGALRM])
 
 
 def _check(where: str) -> None:
-    """Raises what is plain at once: Ray would try for minutes."""
+    """Raises obvious errors at once, for which Ray would try for minutes."""
     if where in (HERE, _FOUND):
         return
     if "://" in where:
