@@ -1,4 +1,4 @@
-"""Gives freed memory back to the operating system. The C library would keep it for later use."""
+"""Return of freed memory to the operating system. The C library would keep the memory for later use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from functools import cache
 
 
 def trim() -> None:
-    """Gives the C library's free memory back; does nothing where it is not GNU's. It takes milliseconds."""
+    """Returns free memory of the C library to the operating system. The call takes milliseconds; it does nothing if the
+    C library is not GNU's."""
     malloc_trim = _malloc_trim()
     if malloc_trim is not None:
         malloc_trim(0)
@@ -17,7 +18,7 @@ def trim() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """Looks the function up once: each look-up makes classes, which only the collector frees."""
+    """Looks the function up once, since each look-up creates classes that only the garbage collector frees."""
     if platform.libc_ver()[0] != "glibc":
         return None
     found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim

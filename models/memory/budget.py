@@ -1,4 +1,4 @@
-"""The memory that keys and values take: as configured, or by the memory that is free when weights are loaded."""
+"""The memory for keys and values: as configured, else chosen by the memory that is free when weights are loaded."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ...core.config import EngineConfig
 from ...core.errors import DeviceOutOfMemory, InvalidRequest
 from ..machine.host import available_memory, read_file
 
-_USUAL_POSITIONS = 1024  # of a running sequence, prompt and answer; longer ones use what others leave
-_LEAST_ROOM = 512 << 20  # bytes on the CPU, where the weights are small
-_CPU_SHARE = 4  # the part of the free memory is one in so many; the rest is the program's that the engine lives in
-_CUDA_SHARE = 2  # the rest is for activations, encoder outputs, and whoever shares the device
-_SELF_SHARE = 4  # of the memory, where cross-attention takes the rest
+_USUAL_POSITIONS = 1024  # of a running sequence, prompt and answer; longer sequences use pages that others do not need
+_LEAST_ROOM = 512 << 20  # bytes on the CPU if the weights are smaller
+_CPU_SHARE = 4  # one part in 4 of the free memory is used; the rest is for the program that the engine lives in
+_CUDA_SHARE = 2  # one part in 2; the rest is for activations, encoder outputs, and other users of the device
+_SELF_SHARE = 4  # self-attention gets one part in 4 if there is cross-attention, which gets the rest
 
 
 @frozen(kw_only=True)
 class Available:
     """The memory for keys and values when the weights are loaded."""
 
-    most: int  # bytes to take of our own accord
-    free: int | None  # bytes that can be had at all; None: the system does not say
+    most: int  # bytes that are used at most unless more are configured
+    free: int | None  # bytes that are free; None: the system does not say
 
     @classmethod
     def of(cls, devices: Sequence[torch.device], weights: int) -> Available:
-        """The memory: on the CPU as much as the weights, 512 MiB at least, but no more than a quarter of what is free;
-        on CUDA half of what is free."""
+        """Returns the memory now. On the CPU it is as much as the weights take, 512 MiB at least, but no more than a
+        quarter of the free memory; on CUDA it is half of the free memory."""
         if devices[0].type == "cuda":
             free = min(torch.cuda.mem_get_info(device)[0] for device in devices) * len(devices)
             return cls(most=free // _CUDA_SHARE, free=free)
@@ -36,7 +36,7 @@ class Available:
 
     @classmethod
     def at_most(cls, devices: Sequence[torch.device], weights: int) -> Available:
-        """The most that `of` gives, however much is free."""
+        """Returns the most that `of` could return, however much memory is free."""
         if devices[0].type == "cuda":
             whole = min(torch.cuda.mem_get_info(device)[1] for device in devices) * len(devices)
             return cls(most=whole // _CUDA_SHARE, free=None)
@@ -44,32 +44,32 @@ class Available:
 
     @classmethod
     def on_cpu(cls, weights: int, free: int | None) -> Available:
-        """The memory on the CPU, by `of`; ``free`` is ``None`` where the system does not say."""
+        """Returns the memory on the CPU by the rule of `of`. ``free`` is ``None`` if the system does not say."""
         wanted = max(weights, _LEAST_ROOM)
         return cls(most=wanted if free is None else min(wanted, free // _CPU_SHARE), free=free)
 
 
 @frozen(kw_only=True)
 class KVSizes:
-    """The units of a model's keys and values, in bytes; 0 where it has none."""
+    """The sizes of a model's keys and values."""
 
-    page: int
-    slot: int  # cross-attention of one window
+    page: int  # bytes of a page; 0: the model has none
+    slot: int  # bytes of the cross-attention KV of one window; 0: the model has none
     positions: int  # of the longest sequence
-    page_size: int
+    page_size: int  # positions of a page
 
     @property
     def full(self) -> int:
-        """Pages of the longest sequence."""
+        """Number of pages of the longest sequence."""
         return -(-self.positions // self.page_size)
 
     @property
     def usual(self) -> int:
-        """Pages of a sequence of usual length."""
+        """Number of pages of a sequence of usual length."""
         return -(-min(self.positions, _USUAL_POSITIONS) // self.page_size)
 
     def beside(self, draft: KVSizes) -> KVSizes:
-        """The sizes with those of a draft model, which has as many pages and slots."""
+        """Returns the sizes together with those of a draft model, which has as many pages and slots."""
         return KVSizes(
             page=self.page + draft.page,
             slot=self.slot + draft.slot,
@@ -80,15 +80,19 @@ class KVSizes:
 
 @frozen(kw_only=True)
 class Budget:
-    """The numbers of pages and slots that are taken."""
+    """The numbers of pages and slots that are allocated."""
 
-    pages: int  # of sequences; one more of zeros is allocated
+    pages: int  # for sequences; the page of zeros is allocated in addition
     slots: int
 
     @classmethod
     def choose(cls, config: EngineConfig, own: KVSizes, together: KVSizes, available: Available) -> Budget:
-        """Chooses the sizes. Configured bytes hold ``own`` KV alone. What is left open shares ``available`` with a
-        draft model.
+        """Chooses the numbers. Configured bytes are for the model's ``own`` KV alone. If nothing is configured, the
+        model shares ``available`` with its draft model.
+
+        Args:
+            own: the sizes of the model's KV.
+            together: ``own`` with the sizes of the draft model, if there is one.
 
         Raises:
             DeviceOutOfMemory: there is no memory for one sequence of full length and one window.
@@ -105,12 +109,12 @@ class Budget:
         return budget
 
     def bytes_of(self, sizes: KVSizes) -> int:
-        """Bytes that they take."""
+        """Returns the bytes of these pages and slots, the page of zeros included."""
         return (self.pages + 1) * sizes.page + self.slots * sizes.slot
 
 
 def check_sizes(config: EngineConfig, own: KVSizes) -> None:
-    """Raises `InvalidRequest` where one sequence of full length, or one window, would not fit what is configured."""
+    """Raises `InvalidRequest` if one sequence of full length, or one window, does not fit the configured bytes."""
     if own.page and config.self_kv_bytes and _configured(config, own)[0] < own.full:
         raise InvalidRequest(
             f"self_kv_bytes={config.self_kv_bytes}; allowed: {(own.full + 1) * own.page} or more, the pages of a "
@@ -124,14 +128,14 @@ def check_sizes(config: EngineConfig, own: KVSizes) -> None:
 
 
 def _configured(config: EngineConfig, own: KVSizes) -> tuple[int, int]:
-    """Pages and slots as configured; 0: left open."""
+    """Returns the configured numbers of pages and slots; 0: not configured."""
     pages = config.self_kv_bytes // own.page - 1 if config.self_kv_bytes else 0
     slots = config.cross_kv_bytes // own.slot if own.slot else 0
     return pages, slots
 
 
 def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, available: Available) -> None:
-    """Raises `DeviceOutOfMemory` if chosen sizes exceed the free memory. Configured sizes are not checked."""
+    """Raises `DeviceOutOfMemory` if the chosen numbers exceed the free memory. Configured bytes are not checked."""
     pages = 0 if config.self_kv_bytes else (budget.pages + 1) * sizes.page
     needed = pages + (0 if config.cross_kv_bytes else budget.slots * sizes.slot)
     if available.free is not None and needed > available.free:

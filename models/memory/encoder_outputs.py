@@ -15,8 +15,8 @@ from ...core.plan import HostArray, LentOutput
 
 @define(eq=False)
 class EncoderOutputs:
-    """Encoder outputs by key, each [embeddings, width] in storage of its own: freeing one frees its bytes, whatever
-    became of the others of its batch."""
+    """Encoder outputs by key, each [embeddings, width]. Each output has its own storage: freeing the output frees its
+    bytes, even if other outputs of the same batch are still held."""
 
     _outputs: dict[str, Tensor] = field(init=False, factory=dict, repr=False)
 
@@ -24,23 +24,23 @@ class EncoderOutputs:
         return key in self._outputs
 
     def add(self, outputs: dict[str, Tensor]) -> None:
-        """Keeps ``outputs``."""
+        """Adds ``outputs``."""
         self._outputs.update(outputs)
 
     def get(self, key: str) -> Tensor:
-        """The output of ``key``, which must be resident."""
+        """Returns the output of ``key``, which must be resident."""
         assert key in self._outputs, f"encoder output {key!r} is read but not resident"
         return self._outputs[key]
 
     def free(self, keys: tuple[str, ...]) -> None:
-        """Drops ``keys``, all of which must be resident: all or none."""
+        """Drops the outputs of ``keys``. If one of them is not resident, none is dropped."""
         missing = [key for key in keys if key not in self._outputs]
         assert not missing, f"encoder outputs {missing} are freed but not resident"
         for key in keys:
             del self._outputs[key]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """All outputs."""
+        """Returns all outputs."""
         return tuple(self._outputs.values())
 
     def release(self) -> None:
@@ -49,14 +49,14 @@ class EncoderOutputs:
 
 
 def to_host(output: Tensor) -> HostArray:
-    """A copy in host memory, bit for bit, whatever the dtype: NumPy does not know all of torch's."""
+    """Copies ``output`` to host memory bit for bit. Bytes are copied, since NumPy does not know all dtypes of torch."""
     copied = output.to("cpu", copy=True).contiguous()
     data = copied.view(-1).view(torch.uint8).numpy()
     return HostArray(shape=tuple(output.shape), dtype=_name(output.dtype), data=data)
 
 
 def from_host(array: HostArray, device: torch.device) -> Tensor:
-    """The tensor that `to_host` was given, on ``device``. Nothing refers to ``array`` afterwards."""
+    """Returns the tensor that was passed to `to_host`, on ``device``. The tensor does not refer to ``array``."""
     dtype: torch.dtype = getattr(torch, array.dtype)
     output = torch.empty(array.shape, dtype=dtype, device=device)
     output.view(-1).view(torch.uint8).copy_(torch.from_numpy(np.array(array.data)))
@@ -64,7 +64,7 @@ def from_host(array: HostArray, device: torch.device) -> Tensor:
 
 
 def check_lent(output: LentOutput, dtypes: Sequence[torch.dtype]) -> None:
-    """Raises `BorrowFailed` unless ``output`` has arrays of ``dtypes``, and as many bytes as it says."""
+    """Raises `BorrowFailed` unless ``output`` has arrays of ``dtypes`` and as many bytes as its ``size`` says."""
     had, wanted = [array.dtype for array in output.arrays], [_name(dtype) for dtype in dtypes]
     size = sum(len(array.data) for array in output.arrays)
     if had != wanted or size != output.size:

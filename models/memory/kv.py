@@ -15,9 +15,9 @@ from ...core.plan import Chunk
 class PagedKV:
     """Self-attention keys and values, [layers, pages + 1, page_size, 2 * width], keys before values.
 
-    Garbage cannot reach a result, not even as ``0 * NaN``: a page is zeroed when its first position is written, so a
-    page in use holds zeros after its last position; and shorter page tables are filled up with the last page, which
-    no sequence owns and which stays zero.
+    Garbage cannot reach a result, not even as ``0 * NaN``. A page is zeroed when its first position is written, so a
+    page in use holds zeros after its last position. Shorter page tables are padded with the last page of the pool,
+    which no sequence owns and which stays zero.
     """
 
     page_size: int
@@ -37,7 +37,7 @@ class PagedKV:
         dtype: torch.dtype,
         device: torch.device,
     ) -> PagedKV:
-        """Takes the memory; on the CPU the system commits it only when it is written."""
+        """Allocates the memory. On the CPU the system commits memory only when it is written."""
         pool = torch.empty(layers, pages + 1, page_size, 2 * width, dtype=dtype, device=device)
         pool[:, pages] = 0
         return cls(page_size, pages, heads, pool)
@@ -45,8 +45,8 @@ class PagedKV:
     def another(
         self, *, pages: int, page_size: int, device: torch.device | None = None, dtype: torch.dtype | None = None
     ) -> PagedKV:
-        """A pool of the same layers and heads with pages of its own, on the same or another device, in the same or
-        another dtype."""
+        """Returns a new pool for the same layers and heads with ``pages`` pages, on the same or another device, in the
+        same or another dtype."""
         layers, _, _, width = self._pool.shape
         return PagedKV.allocate(
             layers=layers,
@@ -59,7 +59,7 @@ class PagedKV:
         )
 
     def enter(self, chunks: Sequence[Chunk]) -> None:
-        """Zeroes the pages whose first position these chunks write."""
+        """Zeroes the pages whose first position is written by one of ``chunks``."""
         entered = [
             part.page_table[block]
             for part in chunks
@@ -69,7 +69,8 @@ class PagedKV:
             self._pool.index_fill_(1, torch.tensor(entered, device=self._pool.device), 0)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copies pages, each pair from one to another, one or more. No page is both."""
+        """Copies pages: for each pair the first page to the second. There is at least one pair, and no page is both
+        source and target."""
         sources, targets = torch.tensor(pairs, device=self._pool.device).T
         self._pool.index_copy_(1, targets, self._pool.index_select(1, sources))
 
@@ -78,8 +79,8 @@ class PagedKV:
         self._pool[layer].view(-1, self._pool.shape[-1]).index_copy_(0, slot_mapping, keys_values)
 
     def gather(self, layer: int, table: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Keys and values, each [count, heads, positions, head_dim], of the pages ``table`` [count * pages]: views of
-        one copy, since they lie side by side."""
+        """Returns keys and values of the pages in ``table`` [count * pages], each [count, heads, positions, head_dim].
+        Both are views of one copy, since keys and values lie side by side."""
         gathered = self._pool[layer].index_select(0, table)  # [count * pages, page_size, 2 * width]
         keys, values = gathered.view(count, -1, 2, self.heads, gathered.shape[-1] // (2 * self.heads)).permute(
             2, 0, 3, 1, 4
@@ -102,7 +103,7 @@ class PagedKV:
         return self._pool.device
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The pool, the page of zeros included."""
+        """Returns the pool, the page of zeros included."""
         return (self._pool,)
 
     def release(self) -> None:

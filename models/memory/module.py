@@ -1,4 +1,4 @@
-"""A module of transformers as a holder of tensors: loaded, taken elsewhere, and emptied to the last byte."""
+"""A module of transformers as a holder of tensors: it is loaded, copied to other devices, and emptied completely."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, nn
 
-_SAMPLE = 256  # values of each tensor that its fingerprint is made of
+_SAMPLE = 256  # values of each tensor that go into a fingerprint
 
 
 @define(eq=False)
@@ -23,18 +23,18 @@ class TransformerModel:
 
     @property
     def module(self) -> Any:
-        """The module; typed loosely, since transformers' modules are."""
+        """The module. Its type is ``Any``, since attributes of transformers' modules have no precise types."""
         assert self._module is not None, "the model is released"
         return self._module
 
     def to(self, device: torch.device, *, copied: bool = False) -> TransformerModel:
-        """The same model with its tensors on ``device``; those that are there already are shared, not copied, unless
-        they are to be ``copied``."""
+        """Returns the same model with its tensors on ``device``. Tensors that are already on ``device`` are shared
+        unless ``copied`` is true."""
         return self.placed(lambda _: device, copied=copied)
 
     def placed(self, where: Callable[[str], torch.device], *, copied: bool = False) -> TransformerModel:
-        """The same model with the tensors of each of its modules on the device that ``where`` gives for its name. A
-        tensor that modules share is shared no more where they are on different devices."""
+        """Returns the same model with the tensors of each of its modules on the device that ``where`` returns for the
+        module's name. If two modules share a tensor and go to different devices, each gets its own."""
         module = copy.deepcopy(self._module, {id(tensor): tensor for tensor in _tensors(self.module)})
         assert module is not None, "the model is released"
         moved: dict[tuple[int, torch.device], Tensor] = {}
@@ -49,12 +49,12 @@ class TransformerModel:
         return TransformerModel(module)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The weights and buffers."""
+        """Returns the weights and buffers."""
         return () if self._module is None else tuple(_tensors(self._module))
 
     def release(self) -> None:
-        """Forgets every tensor. Modules may refer to each other in cycles, so each is emptied: the tensors die now,
-        and nothing waits for the collector."""
+        """Forgets every tensor. Modules may refer to each other in cycles, so each module is emptied: the tensors die
+        now and do not wait for the garbage collector."""
         module, self._module = self._module, None
         for each in () if module is None else list(module.modules()):
             each._parameters.clear()
@@ -65,7 +65,7 @@ class TransformerModel:
 
 @contextmanager
 def forwards(instead: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterator[None]:
-    """Makes each module, within, call what stands beside it instead of its ``forward``."""
+    """Replaces the ``forward`` of each module by the function beside the module, within the block."""
     previous: list[Any] = [vars(module).get("forward") for module, _ in instead]
     try:
         for module, forward in instead:
@@ -74,12 +74,13 @@ def forwards(instead: Sequence[tuple[nn.Module, Callable[..., Any]]]) -> Iterato
     finally:
         for (module, _), own in zip(instead, previous, strict=True):
             vars(module).pop("forward", None)
-            if own is not None:  # the module has one of its own
+            if own is not None:  # the module had an own ``forward``
                 vars(module)["forward"] = own
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Parameters, buffers, and tensors that are neither; one that is shared comes several times."""
+    """Yields parameters, buffers, and tensors that are neither. A tensor that modules share is yielded several
+    times."""
     for each in module.modules():
         for held in (each._parameters, each._buffers, vars(each)):
             for value in held.values():
@@ -96,11 +97,11 @@ def _moved(tensor: Tensor, device: torch.device, *, copied: bool) -> Tensor:
 class ModuleFiles:
     """The weights of a checkpoint as transformers reads them."""
 
-    fingerprint: str = field(init=False, default="")  # see `fingerprint_of`; there when they have been read
+    fingerprint: str = field(init=False, default="")  # see `fingerprint_of`; empty until the weights are read
 
 
 def fingerprint_of(module: nn.Module) -> str:
-    """A hash of a sample of each tensor, enough that two trainings of one model differ."""
+    """Returns a hash of a sample of each tensor. The sample is large enough that two trainings of one model differ."""
     digest = hashlib.sha256()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

@@ -1,7 +1,7 @@
-"""`ResourceStack`: one owner for everything an executor holds, closed in reverse order on every path out.
+"""`ResourceStack`: one owner for everything that an executor holds. It is closed in reverse order on every path out.
 
-What is held is counted in storages, not in promises: a tensor counts with the whole storage it pins, a storage once
-however many tensors share it, and what was released counts until its storage is really dead.
+Bytes are counted by storages. A tensor counts with its whole storage, and a storage counts once, however many tensors
+share it. A released storage counts until it is really dead.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Holder(Protocol):
     """An object that holds tensors: it lists them, and it can forget them."""
 
     def tensors(self) -> Iterable[Tensor]:
-        """All tensors held now, those of other objects excluded; none after `release`."""
+        """Returns all tensors held now, without those that belong to other objects; none after `release`."""
 
     def release(self) -> object:
-        """Forgets them all."""
+        """Forgets all tensors."""
 
 
 AnyHolder = TypeVar("AnyHolder", bound=Holder)
@@ -35,24 +35,24 @@ AnyHolder = TypeVar("AnyHolder", bound=Holder)
 
 @frozen(kw_only=True)
 class ReleaseReport:
-    """Bytes by owner before a release and after it. ``after`` names the same owners, and is measured: zero where every
-    storage is dead, whatever its owner says."""
+    """Bytes by owner before a release and after it. ``after`` has the same owners and is measured: it is zero for an
+    owner if every storage is dead, whatever the owner says."""
 
     before: Mapping[str, int] = field(factory=dict)
     after: Mapping[str, int] = field(factory=dict)
 
     def with_(self, other: ReleaseReport) -> ReleaseReport:
-        """Both reports as one; they have no owner in common."""
+        """Returns both reports as one. They must have no owner in common."""
         return ReleaseReport(before={**self.before, **other.before}, after={**self.after, **other.after})
 
     @property
     def kept(self) -> dict[str, int]:
-        """Bytes that outlived their release, by owner: somebody else holds them, or a reference cycle does."""
+        """Bytes that outlived their release, by owner. Another object or a reference cycle still holds them."""
         return {owner: count for owner, count in self.after.items() if count}
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
-    """The storages of ``tensors``, each once, by identity."""
+    """Returns the storages of ``tensors`` by identity, each once."""
     found: dict[int, UntypedStorage] = {}
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -64,7 +64,7 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, UntypedStorage]:
 class _Resource:
     owner: str
     release: Callable[[], object]
-    list_tensors: Callable[[], Iterable[Tensor]] | None  # None: it holds none
+    list_tensors: Callable[[], Iterable[Tensor]] | None  # None: the resource holds no tensors
 
     def storages(self) -> dict[int, UntypedStorage]:
         return storages(self.list_tensors() if self.list_tensors is not None else ())
@@ -72,8 +72,8 @@ class _Resource:
 
 @frozen(kw_only=True)
 class _Released:
-    """A storage whose owner was asked to forget it. The weak reference asks torch's own count, so neither a reference
-    from C++ nor a cycle that waits for the collector deceives it."""
+    """A storage after the release of its owner. The weak reference reads torch's own reference count, which also covers
+    references from C++ and cycles that wait for the garbage collector."""
 
     owner: str
     nbytes: int
@@ -92,33 +92,34 @@ def _is_alive(reference: StorageWeakRef) -> bool:
 
 @mutable(eq=False)
 class ResourceStack:
-    """Knows what is held, by owner, and how to give it back.
+    """The resources that are held, with their owners and the functions that release them.
 
     Nothing here refers back to the stack's user, so no reference cycle keeps tensors alive.
     """
 
     report: ReleaseReport = field(init=False, factory=ReleaseReport)
-    """The report of the last `close`, also where it raised."""
+    """The report of the last `close`, even if it raised."""
     _resources: list[_Resource] = field(init=False, factory=list)
     _kept: list[_Released] = field(init=False, factory=list, repr=False)
 
     def own(self, owner: str, holder: AnyHolder) -> AnyHolder:
-        """Takes over ``holder``, and returns it.
+        """Takes over ``holder`` and returns it.
 
         Args:
-            owner: the name under which its bytes are reported; several holders may share one.
-            holder: asked for its tensors at every count, and asked to forget them once, by `close`.
+            owner: the name under which the holder's bytes are reported. Several holders may share a name.
+            holder: lists its tensors at every count. `close` calls its ``release`` once.
         """
         self._resources.append(_Resource(owner=owner, release=holder.release, list_tensors=holder.tensors))
         return holder
 
     def callback(self, owner: str, release: Callable[[], object]) -> None:
-        """Takes over what holds no tensors and must be put back all the same; ``release`` is called once, by `close`,
-        and must not lead back to the stack's user."""
+        """Registers a release for something that holds no tensors. `close` calls ``release`` once. ``release`` must not
+        refer back to the stack's user."""
         self._resources.append(_Resource(owner=owner, release=release, list_tensors=None))
 
     def owners(self) -> dict[int, tuple[str, ...]]:
-        """Returns for each storage, by identity, the owners that hold it now: one, unless two share it."""
+        """Returns for each storage, by identity, the owners that hold it now: one owner unless several share the
+        storage."""
         found: dict[int, tuple[str, ...]] = {}
         for resource in self._resources:
             for identity in resource.storages():
@@ -126,8 +127,9 @@ class ResourceStack:
         return found
 
     def bytes_by_owner(self) -> dict[str, int]:
-        """Bytes held now, by owner, in the order of taking, and those that outlived their release; so after `close` it
-        is empty, or shows what is wrong. A storage that two owners share counts for the first."""
+        """Returns the bytes held now, by owner, in the order in which the owners came, including bytes that outlived
+        their release. After `close` the result is therefore empty, or shows a fault. A storage that two owners share
+        counts for the first."""
         held: dict[str, int] = {}
         counted: set[int] = set()
         for resource in self._resources:
@@ -143,19 +145,20 @@ class ResourceStack:
         return held
 
     def unowned(self, root: object) -> list[Tensor]:
-        """The tensors and the native memory that ``root`` leads to and no owner counts: a call of `own` is missing."""
+        """Returns the tensors that ``root`` leads to and that no owner counts. For each of them a call of `own` is
+        missing."""
         owned = self.owners()
         return [tensor for tensor in reachable_tensors(root) if not storages([tensor]).keys() <= owned.keys()]
 
     def close(self, *, handed_on: Iterable[Tensor] = ()) -> ReleaseReport:
-        """Runs every release, the last registered first, although earlier ones raise. Idempotent.
+        """Runs every release, the last registered first, even if some of them raise. A second call does nothing.
 
         Args:
-            handed_on: tensors that have another owner from now on: that they live is no fault.
+            handed_on: tensors that have another owner from now on. They may stay alive.
 
         Raises:
-            ExceptionGroup: what the releases raised, each with a note that names its owner. Everything else was
-                released, as `report` shows. It is a `BaseExceptionGroup` where one of them is no `Exception`.
+            ExceptionGroup: the errors of the releases, each with a note that names the owner. Everything else was
+                released, as `report` shows. The group is a `BaseExceptionGroup` if an error is not an `Exception`.
         """
         errors: list[BaseException] = []
         before: dict[str, int] = {}
@@ -164,7 +167,7 @@ class ResourceStack:
         while self._resources:
             _release(self._resources.pop(), errors)
         for error in errors:
-            clear_frames(error)  # they hold what was to be released
+            clear_frames(error)  # frames hold what was to be released
         kept = [one for identity, one in watched.items() if identity not in expected and one.is_alive()]
         self._kept += kept
         after = dict.fromkeys(before, 0)
@@ -176,7 +179,8 @@ class ResourceStack:
         return self.report
 
     def _watch(self, before: dict[str, int], errors: list[BaseException]) -> dict[int, _Released]:
-        """Weak references to all storages held, by identity; ``before`` gets their bytes, by owner."""
+        """Returns weak references to all storages held, by identity, and writes their bytes by owner into
+        ``before``."""
         watched: dict[int, _Released] = {}
         for resource in self._resources:
             if resource.list_tensors is None:
@@ -197,7 +201,7 @@ def _release(resource: _Resource, errors: list[BaseException]) -> None:
 
 @contextmanager
 def _gathered(errors: list[BaseException], note: str) -> Iterator[None]:
-    """Collects errors of the block in ``errors``."""
+    """Appends an error of the block to ``errors`` instead of raising it."""
     try:
         yield
     except BaseException as error:  # noqa: BLE001 - raised by `close`, after all the other releases
@@ -206,9 +210,10 @@ def _gathered(errors: list[BaseException], note: str) -> Iterator[None]:
 
 
 def reachable_tensors(root: object) -> list[Tensor]:
-    """Every tensor that ``root`` leads to by references, itself included, each once. Modules,
-    classes and the globals of functions are nobody's own: what only they lead to is left out, as is what only C++ knows
-    of."""
+    """Returns every tensor that ``root`` leads to by references, ``root`` included, each once.
+
+    References from modules, classes and the globals of functions are not followed, and references within C++ are
+    invisible: a tensor that is reached only through these is left out."""
     found: list[Tensor] = []
     seen, pending = {id(root)}, [root]
     while pending:

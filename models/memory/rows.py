@@ -1,4 +1,5 @@
-"""`Rows`: where the rows of a step lie. It is made once for each step, and read by the native library and by torch."""
+"""`Rows`: the places of a step's rows in pages and slots. They are found once for each step, and read by the native
+library and by torch."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ class Rows:
     """The rows of a step, one for each token fed, as flat numbers.
 
     Args:
-        positions: of each row; a chunk's follow each other.
-        chunks: for each, how many rows it has, where in ``tables`` its pages begin, its slot, and how many embeddings
-            are in it.
-        tables: the pages of one chunk after the other.
+        positions: the position of each row in its sequence; the rows of one chunk follow each other.
+        chunks: for each chunk, the number of its rows, the index in ``tables`` at which its pages begin, its slot, and
+            the number of embeddings in the slot.
+        tables: the pages of all chunks, one chunk after the other.
         wanted: the rows whose results are wanted.
-        order: which of a step's chunks they are.
-        starts: the first row of each.
+        order: for each of ``chunks``, its index among the chunks of the step.
+        starts: for each of ``chunks``, its first row.
     """
 
     positions: Sequence[int]
@@ -35,7 +36,7 @@ class Rows:
 
     @classmethod
     def all_of(cls, count: int) -> Rows:
-        """The rows of one item that reads no pages: each is wanted."""
+        """Returns ``count`` rows of one item that reads no pages. Every row is wanted."""
         return cls(positions=range(count), chunks=[(count, 0, 0, 0)], tables=(), wanted=range(count))
 
     @classmethod
@@ -46,11 +47,14 @@ class Rows:
         page_size: int,
         lengths: Callable[[int], int] | None = None,
     ) -> Rows:
-        """The rows of a step's chunks, one chunk after the other.
+        """Returns the rows of a step's chunks, one chunk after the other.
 
         Args:
-            wanted: as (index of the chunk, offset in it).
-            lengths: how many embeddings are in a slot. Chunks of one slot are neighbours then.
+            chunks: the chunks of the step.
+            wanted: the rows whose results are wanted, each as (index of the chunk, offset in the chunk).
+            page_size: the number of positions of a page.
+            lengths: returns the number of embeddings in a slot; chunks are then ordered by slot. ``None``: chunks read
+                no slots.
         """
         order: Sequence[int] = range(len(chunks))
         if lengths is not None:
@@ -76,8 +80,8 @@ class Rows:
         )
 
     def pieces(self, most: int, page_size: int) -> Iterator[tuple[int, int, Rows, list[int]]]:
-        """The same in pieces of up to ``most`` rows: the first row and the one after the last, the piece with the pages
-        of its own chunks, and which of the wanted are in it."""
+        """Yields the same rows in pieces of up to ``most`` rows. For each piece: its first row, the row after its last,
+        its rows with the pages that they read, and the indices in ``wanted`` of the wanted rows that it has."""
         count = len(self.positions)
         if count <= most:
             yield 0, count, self, list(range(len(self.wanted)))
@@ -100,7 +104,7 @@ class Rows:
             yield start, stop, piece, inside
 
     def places(self, page_size: int) -> Tensor:
-        """The places of the keys and values of each row in the pages, page * page_size + offset."""
+        """Returns for each row the place of its keys and values in the pages, page * page_size + offset."""
         lengths, tables, _, _ = np.array(self.chunks, np.int64).reshape(-1, 4).T
         positions = np.array(self.positions, np.int64)
         pages = np.array(self.tables, np.int64)[np.repeat(tables, lengths) + positions // page_size]
@@ -108,6 +112,6 @@ class Rows:
 
 
 def slot_of(part: Chunk) -> int:
-    """The slot that a chunk reads."""
+    """Returns the slot that a chunk reads."""
     assert part.cross_slot is not None, f"sequence {part.sequence_id} of an encoder-decoder model has no cross slot"
     return part.cross_slot

@@ -1,14 +1,14 @@
 """`CrossKV`: cross-attention keys and values of encoder outputs, in slots of one tensor.
 
-A step's rows are ordered by slot, so that slots next to each other, of similar lengths and equally many rows, are one
-view of the pool and are attended together::
+A step's rows are ordered by slot. Slots next to each other, with similar lengths and the same number of rows each, are
+one view of the pool and are attended together::
 
     slot        |  2   |  3   |  4 |  7      |          runs: (2..3, 40 positions, the first masked from 38 on),
     length      |  38  |  40  |  9 |  300    |                (4, 9 positions), (7, 300 positions)
 
-A slot is as long as the longest encoder output, so room is counted in slots. What lies past a slot's length is read
-only where a longer neighbour is read beside it; it is zeroed before, and masked: garbage cannot reach a result, not
-even as ``0 * NaN``. The native library reads no further than the length.
+Each slot has room for the longest encoder output, so room is counted in slots. Positions past the length of a slot are
+read only together with a longer neighbour. They are zeroed before and masked: garbage cannot reach a result, not even
+as ``0 * NaN``. The native library reads no further than the length.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .rows import Rows
 
-_FILLED = 0.25  # of what a run reads, at most, lies past the end of a shorter slot
+_FILLED = 0.25  # the largest part of a run that may lie past the ends of shorter slots
 
 
 @define(eq=False)
@@ -35,8 +35,8 @@ class CrossKV:
     slots: int
     embeddings: int  # positions of a slot
     _pool: Tensor = field(repr=False)
-    _lengths: list[int] = field(repr=False)  # positions in use of each slot
-    _clean: list[int] = field(repr=False)  # up to so many positions no garbage is in a slot
+    _lengths: list[int] = field(repr=False)  # positions in use, for each slot
+    _clean: list[int] = field(repr=False)  # positions without garbage, from the first on, for each slot
 
     @classmethod
     def allocate(
@@ -50,12 +50,12 @@ class CrossKV:
         dtype: torch.dtype,
         device: torch.device,
     ) -> CrossKV:
-        """Takes the memory; on the CPU the system commits it only when it is written."""
+        """Allocates the memory. On the CPU the system commits memory only when it is written."""
         pool = torch.empty(layers, 2, slots, heads, embeddings, head_dim, dtype=dtype, device=device)
         return cls(slots, embeddings, pool, [0] * slots, [0] * slots)
 
     def another(self, slots: int, dtype: torch.dtype | None = None) -> CrossKV:
-        """Slots of their own, of the same kind, in the same or another dtype."""
+        """Returns a new pool of ``slots`` slots of the same shape, in the same or another dtype."""
         layers, _, _, heads, embeddings, head_dim = self._pool.shape
         return CrossKV.allocate(
             layers=layers,
@@ -69,21 +69,22 @@ class CrossKV:
 
     @property
     def layers(self) -> int:
-        """Layers of the decoder."""
+        """Number of layers of the decoder."""
         return len(self._pool)
 
     def begin(self, slot: int, length: int) -> None:
-        """The slot is to be written anew, with ``length`` positions in every layer."""
+        """Prepares the slot for new contents with ``length`` positions in every layer."""
         assert 1 <= length <= self.embeddings, f"{length} positions for a slot of {self.embeddings}"
         self._lengths[slot] = self._clean[slot] = length
 
     def write(self, slot: int, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Stores keys and values, each [kv_heads, length, head_dim], where `begin` has set the length."""
+        """Stores keys and values of one layer, each [kv_heads, length, head_dim], with the length that `begin` set."""
         self._pool[layer, 0, slot, :, : self._lengths[slot]] = _nearest(keys, self._pool.dtype)
         self._pool[layer, 1, slot, :, : self._lengths[slot]] = _nearest(values, self._pool.dtype)
 
     def write_all(self, slot: int, keys_values: Tensor) -> None:
-        """Writes the slot anew, with keys and values of all layers, [length, layers * 2 * kv_heads * head_dim]."""
+        """Replaces the contents of the slot by keys and values of all layers,
+        [length, layers * 2 * kv_heads * head_dim]."""
         layers, _, _, heads, _, size = self._pool.shape
         length = len(keys_values)
         self.begin(slot, length)
@@ -91,7 +92,7 @@ class CrossKV:
         self._pool[:, :, slot, :, :length] = rounded.permute(1, 2, 3, 0, 4)
 
     def clean(self, slot: int, length: int) -> None:
-        """Zeroes what is in the slot past its end, up to ``length`` positions."""
+        """Zeroes the positions from the end of the slot's contents up to ``length``."""
         if self._clean[slot] < length:
             self._pool[:, :, slot, :, self._clean[slot] : length] = 0
             self._clean[slot] = length
@@ -101,16 +102,16 @@ class CrossKV:
         return self._pool[layer, 0, slot, :, : self._lengths[slot]]
 
     def read(self, layer: int, run: SlotRun) -> tuple[Tensor, Tensor]:
-        """Keys and values of a run, each [slots, kv_heads, length, head_dim]: views."""
+        """Returns keys and values of a run as views, each [slots, kv_heads, length, head_dim]."""
         keys, values = self._pool[layer, :, run.slot : run.slot + run.slots, :, : run.length]
         return keys, values
 
     def length(self, slot: int) -> int:
-        """Positions in use of a slot."""
+        """Returns the number of positions in use in ``slot``."""
         return self._lengths[slot]
 
     def lengths(self, first: int, count: int) -> list[int]:
-        """Positions in use of ``count`` slots."""
+        """Returns the number of positions in use for each of ``count`` slots, from slot ``first`` on."""
         return self._lengths[first : first + count]
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -124,35 +125,37 @@ class CrossKV:
 
 @frozen(kw_only=True, eq=False)
 class SlotRun:
-    """Neighbouring slots of similar lengths with the same number of reading rows each."""
+    """Neighbouring slots of similar lengths, each read by the same number of rows."""
 
     start: int  # first row, in the order of the slots
     slot: int  # first slot
     slots: int
     rows: int  # per slot
-    length: int  # of the longest
-    mask: Tensor | None  # [slots, 1, 1, length], 0 or -inf; None: all are of one length
+    length: int  # of the longest slot
+    mask: Tensor | None  # [slots, 1, 1, length], 0 or -inf; None: all slots have the same length
 
 
 @define(eq=False)
 class CrossStep:
-    """One step's cross-attention. It lives as long as the step."""
+    """Cross-attention of one step. The object lives as long as the step."""
 
     cross: CrossKV
     _runs: tuple[SlotRun, ...]
 
     @classmethod
     def of(cls, cross: CrossKV, rows: Rows) -> CrossStep:
-        """The step of ``rows``, which are ordered by slot."""
+        """Returns the cross-attention for a step with ``rows``, which are ordered by slot."""
         return cls(cross, tuple(_runs(cross, rows)))
 
     def attend(self, layer: int, queries: Tensor, *, scale: float) -> Tensor:
-        """Attention of ``queries`` [rows, heads, head_dim] over the slots of their sequences, in the same shape."""
+        """Attends from ``queries`` [rows, heads, head_dim] to the slots of their sequences. The result has the same
+        shape."""
         parts = list(map(partial(self._attend_run, layer, queries, scale), self._runs))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_run(self, layer: int, every: Tensor, scale: float, run: SlotRun) -> Tensor:
-        """The query heads that share a key's head are further rows of it: nothing is repeated."""
+        """Attends within one run. Query heads that share a key head become further rows of that head, so that keys need
+        not be repeated."""
         queries = every[run.start : run.start + run.slots * run.rows]
         keys, values = self.cross.read(layer, run)
         heads = keys.shape[1]
@@ -165,8 +168,8 @@ class CrossStep:
 
 
 def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Attends, for one query row on the CPU by two products, which are faster than the fused kernel (2.0 against 2.8 ms
-    a layer for 16 windows of `tiny` on two cores): the row is far too short for its pages."""
+    """Attends, with two products if there is one query row on the CPU, else with the fused kernel. For one row two
+    products are faster (2.0 against 2.8 ms a layer for 16 windows of `tiny` on two cores)."""
     if queries.shape[-2] == 1 and queries.device.type == "cpu" and queries.dtype == torch.float32:
         scores = torch.matmul(queries * scale, keys.transpose(-1, -2))
         return torch.matmul((scores if mask is None else scores + mask).softmax(-1), values)
@@ -174,8 +177,8 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, 
 
 
 def _nearest(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers in perhaps fewer bits, as the native library rounds them: those beyond the range become the largest,
-    infinity and NaN stay."""
+    """Rounds ``numbers`` to ``dtype`` as the native library does: finite numbers beyond the range of ``dtype`` become
+    its largest number or minus that; infinity and NaN stay."""
     if numbers.dtype == dtype:
         return numbers
     most, (least, largest) = torch.finfo(dtype).max, numbers.aminmax()
@@ -185,7 +188,7 @@ def _nearest(numbers: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _runs(cross: CrossKV, rows: Rows) -> list[SlotRun]:
-    taken: list[tuple[int, int, int]] = []  # first slot, slots, rows of each
+    taken: list[tuple[int, int, int]] = []  # for each run: first slot, number of slots, rows per slot
     for slot, members in groupby(rows.chunks, key=itemgetter(2)):
         count = sum(length for length, *_ in members)
         if taken and _joins(cross, taken[-1], slot, count):
@@ -206,7 +209,7 @@ def _runs(cross: CrossKV, rows: Rows) -> list[SlotRun]:
 
 
 def _joins(cross: CrossKV, run: tuple[int, int, int], slot: int, rows: int) -> bool:
-    """True if ``slot`` may be attended with the ``run`` before it."""
+    """True if ``slot`` may be attended together with ``run``, which comes just before."""
     first, count, wanted = run
     if first + count != slot or wanted != rows:
         return False

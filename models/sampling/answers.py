@@ -1,6 +1,6 @@
-"""`Asked`: what a step asks of its rows of logits, and how it is answered: by torch, or by the native library, which
-gives the same answers and needs no other call. Logits that are not finite have no answer there, though a rule may ban
-the very tokens that are broken; torch looks at what is left.
+"""`Asked`: the questions of a step about its rows of logits. Torch answers them, or the native library within the call
+that computes the step. Both give the same answers, with one exception: if a logit is not finite, the native library
+gives no answer for its row, while torch looks only at the tokens that no rule bans.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _T = TypeVar("_T")
 
 @frozen(kw_only=True, eq=False)
 class Asked:
-    """The rows of a step, in this order.
+    """The rows of a step, in the order of the arguments, and what is asked about each.
 
     Args:
-        tokens: a token is sampled of each.
-        beams: the rows of each search's beams, side by side.
-        searches: whose they are.
-        probes: rows, each with tokens whose log-probabilities are returned, as the model gives them. Some are rows of
-            ``tokens``, the others lie after the beams'.
+        tokens: rows from each of which one token is sampled.
+        beams: rows of beams; the beams of one search are side by side.
+        searches: the searches that the beams belong to, in the same order.
+        probes: numbers of rows, each with tokens; the log-probabilities of these tokens are returned as the model
+            gives them, without rules. A row is one of ``tokens`` or comes after all ``beams``.
     """
 
     tokens: Sequence[SamplerInput]
@@ -43,14 +43,14 @@ class Asked:
     probes: Sequence[tuple[int, tuple[int, ...]]]
 
     def with_masks(self, masks: RuleMasks) -> Asked:
-        """The same for torch."""
+        """Returns the same questions with the masks of banned tokens, which torch needs."""
         tokens, beams = (
             [evolve(one, never=masks.mask(one.rules)) for one in inputs] for inputs in (self.tokens, self.beams)
         )
         return evolve(self, tokens=tokens, beams=beams)
 
     def beams_of(self, rows: Sequence[_T]) -> Iterator[tuple[Search, list[_T]]]:
-        """Each search, and those of ``rows`` that are of its beams."""
+        """Yields each search with the items of ``rows`` that belong to its beams."""
         left = iter(rows)
         for search in self.searches:
             yield search, list(islice(left, len(search.state.beams)))
@@ -58,8 +58,9 @@ class Asked:
 
 @frozen(kw_only=True, eq=False)
 class Answers:
-    """The answers to `Asked`: sampled tokens, the candidates of each search (none where its logits are broken or
-    nothing is allowed), and log-probabilities."""
+    """The answers to `Asked`: sampled tokens, the candidates of each search, and log-probabilities.
+
+    A search has no candidates if its logits are broken or no token is allowed."""
 
     tokens: list[SampledToken]
     candidates: list[list[Candidate]]
@@ -67,7 +68,7 @@ class Answers:
 
 
 def answer(logits: Tensor, asked: Asked, eos_token_ids: tuple[int, ...]) -> Answers:
-    """Answers by torch, from ``logits`` (float32 [rows, vocabulary], written to)."""
+    """Answers with torch. ``logits`` (float32 [rows, vocabulary]) is overwritten."""
     first, second = len(asked.tokens), len(asked.tokens) + len(asked.beams)
     probes = [tuple(logits[row].log_softmax(-1)[list(ids)].tolist()) for row, ids in asked.probes]
     tokens = sample_tokens(logits[:first], asked.tokens, eos_token_ids) if asked.tokens else []
@@ -76,8 +77,10 @@ def answer(logits: Tensor, asked: Asked, eos_token_ids: tuple[int, ...]) -> Answ
 
 
 def find_candidates(logits: Tensor, asked: Asked, eos_token_ids: tuple[int, ...]) -> list[list[Candidate]]:
-    """The candidates of each search, of the rows of all beams, which are written to. As in transformers the rules come
-    after the softmax, and what they rule out is not shared out among the others."""
+    """Returns the candidates of each search. ``logits`` has the rows of all beams and is overwritten.
+
+    As in transformers, the rules are applied after the softmax: the probability of banned tokens is not given to the
+    other tokens."""
     logits.copy_(logits.log_softmax(-1))
     apply_rules(logits, asked.beams, eos_token_ids)
     totals = [beam.total for search in asked.searches for beam in search.state.beams]
@@ -90,7 +93,7 @@ def find_candidates(logits: Tensor, asked: Asked, eos_token_ids: tuple[int, ...]
 
 
 def draws_of(asked: Asked, masks: RuleMasks, eos_token_ids: tuple[int, ...]) -> list[Draw]:
-    """The same for the native library."""
+    """Returns the questions in ``asked`` as draws for the native library, one for each row."""
     draws = [draw_of(one, masks, eos_token_ids) for one in asked.tokens]
     for search, inputs in asked.beams_of(asked.beams):
         for beam, one in zip(search.state.beams, inputs, strict=True):
@@ -105,7 +108,7 @@ def draws_of(asked: Asked, masks: RuleMasks, eos_token_ids: tuple[int, ...]) -> 
 
 
 def answers_of(chosen: Sequence[Chosen], asked: Asked, eos_token_ids: tuple[int, ...]) -> Answers:
-    """The answers of the native library to `draws_of`."""
+    """Returns the native library's answers to the draws of `draws_of`."""
     first, second = len(asked.tokens), len(asked.tokens) + len(asked.beams)
     tokens = []
     for one, found in zip(asked.tokens, chosen[:first], strict=True):
@@ -120,7 +123,7 @@ def answers_of(chosen: Sequence[Chosen], asked: Asked, eos_token_ids: tuple[int,
 
 
 def draw_of(one: SamplerInput, masks: RuleMasks, eos_token_ids: tuple[int, ...]) -> Draw:
-    """The choice that `sample_tokens` makes."""
+    """Returns the draw with which the native library makes the same choice as `sample_tokens`."""
     sampling, rules, count = one.sampling, one.rules, len(one.generated)
     warm = sampling.temperature > 0.0
     assert not warm or sampling.seed is not None, "a fresh seed is chosen when a request is built"
@@ -151,7 +154,7 @@ def draw_of(one: SamplerInput, masks: RuleMasks, eos_token_ids: tuple[int, ...])
 
 
 def _edits(one: SamplerInput) -> Iterator[tuple[int, Change, float]]:
-    """Bias, then penalties, as `apply_rules` has them."""
+    """Yields bias, then penalties, in the order of `apply_rules`."""
     sampling = one.sampling
     for token, bias in sampling.logit_bias:
         yield token, Change.ADDED, bias

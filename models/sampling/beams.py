@@ -1,6 +1,6 @@
 """Beam search at work: a sequence's search between its steps, and the best candidates of its beams.
 
-What is decided is in `triolet.core.beams`, which page holds which beam in `triolet.core.beam_pages`.
+`triolet.core.beams` decides how a search goes on, and `triolet.core.beam_pages` which beam is in which page.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class Search:
 
     @classmethod
     def of(cls, start: SequenceStart, page_size: int) -> Self:
-        """The search of a sequence that starts."""
+        """Returns the search for a sequence that starts."""
         settings = BeamSettings.of(start.sampling, max_tokens=start.max_tokens, stops=start.stops)
         pages = BeamPages(page_size=page_size, shared=start.prompt_length // page_size, size=settings.size)
         return cls(start.prompt_length, BeamSearch(settings=settings), pages)
 
     def advance(self, candidates: Sequence[Candidate]) -> SampledToken:
-        """Goes on with the ``candidates`` of a step. Returns the step's result, which is no token where there is no
-        candidate (see `triolet.models.sampler.is_token`)."""
+        """Continues the search with the ``candidates`` of a step, and returns the result of the step.
+
+        Without candidates the result counts as no token (see `triolet.models.sampler.is_token`)."""
         if not candidates:
             return SampledToken(token_id=None, logprob=math.nan)
         self.state = self.state.advance(candidates)
@@ -45,11 +46,11 @@ class Search:
 
 
 def merge(found: Sequence[Sequence[tuple[int, float, float]]], most: int) -> list[Candidate]:
-    """The ``most`` best candidates of a search's beams, best first; of equal ones the first beam's comes first. None
-    where a score is NaN.
+    """Returns the ``most`` best candidates of one search, best first. Equal candidates are in the order of their beams.
+    The list is empty if any score is NaN.
 
     Args:
-        found: for each beam tokens, each with its score and its log-probability.
+        found: for each beam, its tokens, each with its score and its log-probability.
     """
     every = [
         Candidate(beam, token, score, logprob)

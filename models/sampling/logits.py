@@ -1,7 +1,7 @@
 """The way from logits to tokens: logit rules, greedy choice, keyed sampling and log-probabilities.
 
-The order is transformers': bias and penalties, suppressions, then timestamp rules (and what a structure bans), then
-temperature, top-k, top-p and min-p. Log-probabilities are taken after the rules and before the temperature.
+The order is that of transformers: bias and penalties, suppressions, timestamp rules and the bans of a structure, then
+temperature, top-k, top-p and min-p. Log-probabilities are computed after the rules and before the temperature.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ class SamplerInput:
     generated: Sequence[int]  # tokens sampled so far, the prompt excluded
     sampling: SamplingParams
     rules: LogitRules
-    never: Tensor | None = None  # from `RuleMasks`, where torch computes
-    prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; needed for a repetition penalty alone
-    guide: Guide | None = None  # the way through its structure
-    before: Sequence[int] = ()  # the prompt's tokens in order; needed where n-grams may not repeat
+    never: Tensor | None = None  # from `RuleMasks`; only torch needs it
+    prompt: Sequence[int] = ()  # the prompt's tokens, each at least once; only a repetition penalty needs them
+    guide: Guide | None = None  # the way through the structure
+    before: Sequence[int] = ()  # the prompt's tokens in order; only needed if n-grams may not repeat
 
 
 @define(eq=False)
 class RuleMasks:
-    """The tokens that the constant part of `LogitRules` (``suppress``, ``allowed``) never allows, kept for the latest
-    ``capacity`` rules."""
+    """A cache of the tokens that are always banned by the constant part of `LogitRules` (``suppress``, ``allowed``).
+
+    Only the latest ``capacity`` rules are kept."""
 
     vocabulary: int
     device: torch.device
@@ -54,21 +55,22 @@ class RuleMasks:
     _bans: dict[tuple[object, object], array[int]] = field(init=False, factory=dict, repr=False)
 
     def mask(self, rules: LogitRules) -> Tensor | None:
-        """The banned tokens as a mask, bool [vocabulary], or, where they are few, their ids, int64 [banned]; ``None``
-        where all are allowed."""
+        """Returns the banned tokens as a mask, bool [vocabulary], if the rules list the allowed tokens, else as ids,
+        int64 [banned]. ``None``: all tokens are allowed."""
         if not rules.suppress and rules.allowed is None:
             return None
         return self._latest(self._masks, rules, self._build)
 
     def bans(self, rules: LogitRules) -> Sequence[int]:
-        """The banned tokens as ranges: the first token and the one after the last, one pair after the other."""
+        """Returns the banned tokens as flat ranges: first token, token after the last, first token of the next range,
+        and so on."""
         if not rules.suppress and rules.allowed is None:
             return ()
         return self._latest(self._bans, rules, self._find_ranges)
 
     def _latest(self, kept: dict[tuple[object, object], _T], rules: LogitRules, make: Callable[[LogitRules], _T]) -> _T:
         key = (rules.suppress, rules.allowed)
-        kept[key] = found = kept.pop(key) if key in kept else make(rules)  # the last used is the last to go
+        kept[key] = found = kept.pop(key) if key in kept else make(rules)  # the least recently used comes first
         if len(kept) > self.capacity:
             del kept[next(iter(kept))]
         return found
@@ -87,23 +89,24 @@ class RuleMasks:
             mask[1:-1] = 1
             mask[[token + 1 for token in rules.allowed]] = 0
         mask[[token + 1 for token in rules.suppress]] = 1
-        return array("i", np.diff(mask).nonzero()[0].tolist())  # they begin and end where it changes
+        return array("i", np.diff(mask).nonzero()[0].tolist())  # ranges begin and end where the mask changes
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The masks kept."""
+        """Returns the masks that are kept."""
         return tuple(self._masks.values())
 
     def release(self) -> None:
-        """Forgets them."""
+        """Forgets all masks and ranges."""
         self._masks.clear()
         self._bans.clear()
 
 
 def sample_tokens(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids: tuple[int, ...]) -> list[SampledToken]:
-    """Samples one token per row of ``logits`` (float32 [rows, vocabulary], written to), with all that is asked of it.
+    """Samples one token per row, with the log-probabilities that its caller wants. ``logits`` (float32
+    [rows, vocabulary]) is overwritten.
 
-    A log-probability is NaN where nothing could be sampled, unless it is the structure that leaves nothing: that is
-    reported as the token's ``error``.
+    If no token could be sampled, the log-probability is NaN. If the structure is the reason, the ``error`` of the
+    sampled token says so.
     """
     apply_rules(logits, inputs, eos_token_ids)
     tokens, logprobs = choose(logits, inputs)
@@ -116,22 +119,23 @@ def sample_tokens(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids:
 
 
 def told(one: SamplerInput, sampled: SampledToken, eos_token_ids: tuple[int, ...], *, left: bool) -> SampledToken:
-    """``sampled``, or the error of the structure, with an end-of-text as token, or any where there is none.
+    """Returns ``sampled``, or the error of the structure if there is one. An error comes with an end-of-text token, or
+    with the sampled token if the model has no end-of-text token.
 
     Args:
-        left: the structure and the rules have left a token, as far as the logits show.
+        left: true if structure and rules allow at least one token, as far as the logits show.
     """
     guide = one.guide
     if guide is None:
         return sampled
     nothing = "the structure leaves no token that the model may sample; ask for another one"
-    error = guide.error or ("" if left else nothing)  # not kept: perhaps a draft token led here
+    error = guide.error or ("" if left else nothing)  # the guide does not keep it: perhaps a draft token led here
     return SampledToken(token_id=(*eos_token_ids, sampled.token_id)[0], error=error) if error else sampled
 
 
 def apply_rules(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids: tuple[int, ...]) -> None:
-    """Bias and penalties, then what may not be sampled becomes -inf, in place. ``logits``: float32 [rows, vocabulary],
-    one row for each of ``inputs``."""
+    """Applies bias and penalties, then sets the logits of banned tokens to -inf, in place. ``logits`` (float32
+    [rows, vocabulary]) has one row for each of ``inputs``."""
     _apply_bias(logits, inputs)
     _penalise_repetition(logits, inputs)
     _penalise_counts(logits, inputs)
@@ -153,8 +157,8 @@ def _apply_bias(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
 
 
 def _penalise_repetition(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
-    """Penalises as `RepetitionPenaltyLogitsProcessor` does. A token may be named twice: both times the same number is
-    written."""
+    """Penalises repetition as transformers' `RepetitionPenaltyLogitsProcessor` does. A token may occur twice in the
+    indices: the same number is written both times."""
     rows: list[int] = []
     tokens: list[int] = []
     penalties: list[float] = []
@@ -172,7 +176,7 @@ def _penalise_repetition(logits: Tensor, inputs: Sequence[SamplerInput]) -> None
 
 
 def _penalise_counts(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
-    """Presence and frequency penalty, of the generated tokens alone, as OpenAI's reference has them."""
+    """Applies presence and frequency penalties to the generated tokens alone, as OpenAI's reference defines them."""
     entries = [
         (row, token, one.sampling.presence_penalty + one.sampling.frequency_penalty * count)
         for row, one in enumerate(inputs)
@@ -200,7 +204,7 @@ def _apply_constant(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
 
 
 def _ban(logits: Tensor, never: Tensor) -> None:
-    """Bans tokens of one row or of all. Few ids are written much faster than a mask is read."""
+    """Bans tokens in one row or in all rows. Writing a few ids is much faster than reading a mask."""
     if never.dtype == torch.bool:
         logits.masked_fill_(never, _NEVER)
     else:
@@ -208,27 +212,28 @@ def _ban(logits: Tensor, never: Tensor) -> None:
 
 
 def banned_now(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokens that are only banned now: at the beginning, and the ends before ``min_tokens``."""
+    """Returns the tokens that are banned for the next token only: those banned at the beginning, those that would end
+    the text before ``min_tokens``, and those that would repeat an n-gram."""
     count, sampling = len(one.generated), one.sampling
-    first = int(any(index == 0 for index, _ in one.rules.forced))  # after a forced first token is where it begins
+    first = int(any(index == 0 for index, _ in one.rules.forced))  # the text begins after a forced first token
     begin = one.rules.begin_suppress if count == first else ()
     ends = (*eos_token_ids, *sampling.stop_token_ids) if count < sampling.min_tokens else ()
     early = eos_token_ids if count < one.rules.min_tokens else ()
     ngram = one.rules.no_repeat_ngram
-    again = repeats([*one.before, *one.generated], ngram) if ngram else ()  # no copy of all tokens for nothing
+    again = repeats([*one.before, *one.generated], ngram) if ngram else ()  # copies all tokens only if needed
     return (*begin, *ends, *early, *again)
 
 
 def repeats(tokens: Sequence[int], size: int) -> set[int]:
-    """The tokens that would make ``size`` tokens in a row come a second time, as `NoRepeatNGramLogitsProcessor` has
-    them. ``size`` is 1 or more."""
+    """Returns the tokens that would complete an n-gram of ``size`` tokens that occurred before, as transformers'
+    `NoRepeatNGramLogitsProcessor` bans them. ``size`` is 1 or more."""
     last = tuple(tokens[len(tokens) - size + 1 :])
     starts = range(len(tokens) - size + 1)
     return {tokens[start + size - 1] for start in starts if tuple(tokens[start : start + size - 1]) == last}
 
 
 def _force(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
-    """Leaves one token in the rows where it is forced, as `ForcedBOSTokenLogitsProcessor` does."""
+    """Leaves only the forced token in each row that has one, as transformers' `ForcedBOSTokenLogitsProcessor` does."""
     for row, one in enumerate(inputs):
         for index, token in one.rules.forced:
             if index == len(one.generated):
@@ -239,7 +244,8 @@ def _force(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
 def timestamp_bans(
     generated: Sequence[int], rules: TimestampRules, eos_token_id: int, vocabulary: int
 ) -> list[tuple[int, int]]:
-    """Ranges ``[start, stop)`` of tokens that may not come next, as `WhisperTimeStampLogitsProcessor` has them."""
+    """Returns ranges ``[start, stop)`` of tokens that may not come next, as transformers'
+    `WhisperTimeStampLogitsProcessor` bans them."""
     begin = rules.begin_id
     bans = [(rules.no_timestamps_id, rules.no_timestamps_id + 1)]
     if not generated:  # a timestamp comes first, and not too late
@@ -248,20 +254,21 @@ def timestamp_bans(
     ends_in_timestamp = generated[-1] >= begin
     opens = ends_in_timestamp and (
         len(generated) < 2 or generated[-2] >= begin
-    )  # of a pair's second, or the very first
+    )  # the last token is the second of a pair, or the very first token
     closes = ends_in_timestamp and not opens
     if opens:
         bans.append((begin, vocabulary))  # text must follow
     if closes:
-        bans.append((0, eos_token_id))  # its pair, or the end, must follow
+        bans.append((0, eos_token_id))  # the second timestamp of the pair, or the end, must follow
     last = next((token for token in reversed(generated) if token >= begin), None)
-    if last is not None:  # time does not run backwards, and only a pair repeats it
+    if last is not None:  # time does not run backwards, and only a pair repeats a timestamp
         bans.append((begin, last if closes else last + 1))
     return bans
 
 
 def _apply_guides(logits: Tensor, inputs: Sequence[SamplerInput]) -> None:
-    """Bans what a structure does not allow next. The bits are spread on the device: an eighth of the bytes to move."""
+    """Bans the tokens that a structure does not allow next. Packed bits are moved to the device and unpacked there,
+    since they are an eighth of the bytes."""
     allowed = [
         (row, bits)
         for row, one in enumerate(inputs)
@@ -290,7 +297,7 @@ def _apply_timestamps(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_
 
 
 def _force_likely_timestamps(logits: Tensor, begin: int, rows: list[int]) -> None:
-    """Bans text in the rows where timestamps together are likelier than any text token."""
+    """Bans text tokens in each row in which all timestamps together are likelier than any text token."""
     part = logits if len(rows) == len(logits) else logits[rows]
     forced = part[:, begin:].logsumexp(-1) > part[:, :begin].amax(-1)
     part[:, :begin].masked_fill_(forced[:, None], _NEVER)
@@ -302,9 +309,9 @@ def choose(logits: Tensor, inputs: Sequence[SamplerInput]) -> tuple[list[int], l
     """Samples one token per row of ``logits`` (float32 [rows, vocabulary], after `apply_rules`).
 
     Returns:
-        The tokens and their log-probabilities. The latter are NaN where nothing could be sampled.
+        The tokens and their log-probabilities. A log-probability is NaN if no token could be sampled.
     """
-    on_cpu = logits.device.type == "cpu"  # where numpy finds the first of the largest ten times as fast as torch
+    on_cpu = logits.device.type == "cpu"  # numpy finds the first of the largest ten times as fast as torch there
     tokens = torch.from_numpy(logits.numpy().argmax(-1)) if on_cpu else logits.argmax(-1)
     for row, one in enumerate(inputs):
         if one.sampling.temperature > 0.0:
@@ -314,8 +321,8 @@ def choose(logits: Tensor, inputs: Sequence[SamplerInput]) -> tuple[list[int], l
 
 
 def likeliest(logits: Tensor, inputs: Sequence[SamplerInput]) -> list[tuple[tuple[int, float], ...]]:
-    """Returns for each row of ``logits`` (as for `choose`) the likeliest tokens with their log-probabilities, falling:
-    as many as ``logprobs`` asks for, or as can be sampled at all."""
+    """Returns for each row of ``logits`` (as for `choose`) the likeliest tokens with their log-probabilities, likeliest
+    first. Their number is ``logprobs``, or less if fewer tokens can be sampled."""
     found: list[tuple[tuple[int, float], ...]] = [() for _ in inputs]
     for row, one in enumerate(inputs):
         if one.sampling.logprobs:
@@ -326,12 +333,14 @@ def likeliest(logits: Tensor, inputs: Sequence[SamplerInput]) -> list[tuple[tupl
 
 
 def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
-    """One token from ``logits`` [vocabulary] by inverse CDF at ``uniform(seed, position)``; a scalar tensor.
+    """Samples one token from ``logits`` [vocabulary] by inverse CDF at ``uniform(seed, position)``, and returns it as a
+    scalar tensor.
 
-    The token depends on the row, the seed and the position only: batching, chunking and replay leave it as it is.
+    The token depends on the row, the seed and the position only: batching, chunking and replay do not change it.
     """
-    # From the maximum, so that nothing overflows upwards: it stays 0 and a suppressed token -inf, however small the
-    # temperature. CUDA divides by multiplying with the reciprocal, which is finite from the least normal number on.
+    # The maximum is subtracted so that nothing overflows: the maximum becomes 0 and a suppressed token stays -inf,
+    # however small the temperature is. CUDA divides by multiplying with the reciprocal, which is finite only for
+    # normal numbers.
     wide = logits.double()
     scaled = (wide - wide.max()) / max(sampling.temperature, sys.float_info.min)
     if 0 < sampling.top_k < len(scaled):
@@ -352,10 +361,11 @@ def sample(logits: Tensor, sampling: SamplingParams, position: int) -> Tensor:
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """The likeliest tokens, falling, up to the one that makes their sum reach ``top_p``; equal ones in order of id.
+    """Returns the probabilities and ids of the likeliest tokens, likeliest first, up to the token with which their sum
+    reaches ``top_p``. Equally likely tokens are in the order of their ids; the probability of all others is 0.
 
-    Most distributions are steep: where the first thousand reach ``top_p``, the others need no sorting (1.6 instead of
-    5.5 ms for 50,000 tokens on one core).
+    Most distributions are steep: if the first thousand tokens reach ``top_p``, the others need no sorting (1.6 instead
+    of 5.5 ms for 50,000 tokens on one core).
     """
     ids = probabilities.topk(min(_STEEP, len(probabilities))).indices.sort().values
     if probabilities[ids].sum() < top_p:
@@ -367,7 +377,7 @@ def _nucleus(probabilities: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
 
 
 def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1), a pure function of its arguments: 52 bits of BLAKE2b (one less than a double holds, so that a
-    total times it stays below the total)."""
+    """Returns a number in [0, 1), a pure function of its arguments: 52 bits of BLAKE2b. A double holds one bit more, so
+    a sum multiplied by this number stays below the sum."""
     digest = hashlib.blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 12) * 2.0**-52

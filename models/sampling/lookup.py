@@ -1,5 +1,5 @@
-"""Draft tokens from the text itself: what followed the last tokens where they occurred before (prompt lookup
-decoding)."""
+"""Draft tokens from the text itself (prompt lookup decoding): the tokens that followed an earlier occurrence of the
+last tokens."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from attrs import define, field
 
 @define(eq=False)
 class Lookup:
-    """The last places of each short run in a growing list of tokens. Adding a token costs ``match`` entries.
+    """An index of a growing list of tokens: for each short run of tokens, the place of its last occurrence.
 
-    ``match``: the longest run that is looked for.
+    Each token adds up to ``match`` entries, since ``match`` is the length of the longest run.
     """
 
     match: int
-    _ends: dict[tuple[int, ...], int] = field(factory=dict, init=False)  # a run, and where what follows it begins
-    _seen: int = field(default=0, init=False)  # tokens whose runs are in; the last one's are not: nothing follows yet
+    _ends: dict[tuple[int, ...], int] = field(factory=dict, init=False)  # the index of the token after each run
+    _seen: int = field(default=0, init=False)  # tokens whose runs are added; never the last token: nothing follows it
 
     def propose(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
-        """Returns up to ``count`` tokens that may follow ``tokens``, which may only have grown since the last call:
-        what followed the longest run of its last tokens, where that occurred last in what is learned."""
+        """Returns up to ``count`` tokens that may follow ``tokens``: those that followed the last occurrence of the
+        longest run of last tokens that was learned. ``tokens`` may only grow from call to call."""
         for length in range(min(self.match, len(tokens)), 0, -1):
             begin = self._ends.get(tuple(tokens[-length:]))
             if begin is not None:
@@ -29,7 +29,7 @@ class Lookup:
         return ()
 
     def learn(self, tokens: Sequence[int], most: int) -> int:
-        """Adds the runs of up to ``most`` further ``tokens``, from the beginning on; returns how many it added."""
+        """Adds the runs that end at the next ``most`` tokens or fewer, and returns the number of these tokens."""
         before, self._seen = self._seen, max(self._seen, min(len(tokens) - 1, self._seen + most))
         for end in range(before + 1, self._seen + 1):
             for length in range(1, min(self.match, end) + 1):

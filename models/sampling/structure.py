@@ -1,5 +1,7 @@
-"""Structured output: which tokens may come next, so that the whole text follows a `Structure`. By llguidance, which
-parses grammars on tokens (https://github.com/guidance-ai/llguidance). It is imported when the first structure comes.
+"""Structured output: the tokens that may come next if the whole text is to follow a `Structure`.
+
+The work is done by llguidance (https://github.com/guidance-ai/llguidance), which parses grammars on tokens. The package
+is imported with the first structure.
 
 ::
 
@@ -8,9 +10,9 @@ parses grammars on tokens (https://github.com/guidance-ai/llguidance). It is imp
               -> Grammars.guide    (the executor's thread)        copied for each sequence
               -> Guide.allowed     (each token)                   bits of the tokens that may come next
 
-A guide is asked with the tokens sampled so far, whatever it was asked before: it takes back draft tokens that were
-rejected, and reads what is new. So a sequence that is replayed, or several draft tokens in one step, need nothing else;
-`Guide.valid` says beforehand how many draft tokens are worth the work."""
+Each call of a guide names all tokens sampled so far, independent of earlier calls: the guide takes back draft tokens
+that were rejected, and reads the new ones. Replayed sequences and several draft tokens in one step therefore need no
+special care. `Guide.valid` says beforehand how many draft tokens are worth a step."""
 
 from __future__ import annotations
 
@@ -35,13 +37,14 @@ _DEAD_END = (  # llguidance names no reason
     "nothing that it allows ever ends, as where a schema or a rule refers to itself alone; give it another choice, or "
     "an end"
 )
-_LATEST = 16  # states of a guide that are kept; to go back farther, all is read again
+_LATEST = 16  # states of a guide that are kept; to go back farther, the guide reads all tokens again
 
 
 def fault_of(structure: Structure) -> str:
-    """The reason why ``structure`` cannot be followed, as far as it is known without a model; else nothing. Takes
-    milliseconds, for very large schemas up to a second. It raises nothing, since an error that comes out of a thread
-    of trio's is part of a reference cycle."""
+    """Returns the reason why ``structure`` cannot be followed, as far as it is known without a model, else an empty
+    text. The check takes milliseconds, for very large schemas up to a second.
+
+    The fault is returned, not raised, since an error that leaves one of trio's threads is part of a reference cycle."""
     from llguidance import LLMatcher
 
     try:
@@ -52,7 +55,7 @@ def fault_of(structure: Structure) -> str:
 
 
 def _grammar(structure: Structure) -> str:
-    """The structure in llguidance's own terms."""
+    """Returns the structure as a grammar of llguidance."""
     from llguidance import LLMatcher
 
     match structure.kind:
@@ -66,7 +69,7 @@ def _grammar(structure: Structure) -> str:
             except ValueError as error:
                 raise _bad(structure, str(error)) from None
         case _:
-            quoted = [json.dumps(text, ensure_ascii=False) for text in _choices(structure)]  # as Lark writes texts
+            quoted = [json.dumps(text, ensure_ascii=False) for text in _choices(structure)]  # Lark quotes as JSON does
             return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
 
 
@@ -85,7 +88,7 @@ def _bad(structure: Structure, message: str) -> InvalidRequest:
 
 
 def _message(message: str) -> str:
-    """The error without the parser's own state, which follows it."""
+    """Returns the error message without the parser's state, which llguidance appends."""
     told = message.split("\n<state>", maxsplit=1)[0].strip()
     return _DEAD_END if told == "NoExtensionBias" else told
 
@@ -94,16 +97,17 @@ def _message(message: str) -> str:
 class Guide:
     """One sequence's way through its structure.
 
-    It goes back by copies of its latest states. llguidance can roll a matcher back, but tokens that are read after
-    that, when a mask was computed before it, may leave a wrong state (1.9.1); and a copy costs no more than a mask.
+    The guide keeps copies of its latest states to go back to. llguidance can roll a matcher back, too. But if a mask
+    was computed before the roll-back, tokens that are read afterwards may leave a wrong state (1.9.1). A copy costs no
+    more than a mask.
     """
 
-    _fresh: LLMatcher | None  # has read nothing, and never does: it is copied
+    _fresh: LLMatcher | None  # never reads a token, only its copies do
     error: str = ""
-    """The reason why it cannot be followed (any more); once set it stays. Without a matcher there is one from the
-    start."""
+    """The reason why the structure cannot be followed (any more). Once set, it stays. A guide without a matcher has an
+    error from the start."""
     _matcher: LLMatcher = field(init=False)
-    _read: list[int] = field(init=False, factory=list)  # what ``_matcher`` has read
+    _read: list[int] = field(init=False, factory=list)  # the tokens that ``_matcher`` has read
     _past: deque[tuple[int, LLMatcher]] = field(init=False, factory=lambda: deque(maxlen=_LATEST))
 
     def __attrs_post_init__(self) -> None:
@@ -111,14 +115,16 @@ class Guide:
             self._matcher = self._fresh.deep_copy()
 
     def start(self, committed: Sequence[int]) -> None:
-        """Reads what a sequence has already when it begins, anew perhaps."""
+        """Reads the tokens that a sequence already has when it starts, perhaps for the second time."""
         if not self.error and not self._go_to(committed):
             self.error = self._told() or "tokens that were sampled before are none of its"
 
     def allowed(self, generated: Sequence[int]) -> NDArray[np.uint8] | None:
-        """The tokens that may follow ``generated``, one bit each, the lowest first. A finished structure allows
-        only end-of-text tokens. ``None``: there is an `error`, or ``generated`` has a token that was not allowed.
-        Such a token is a draft token, or of an in-flight step: what is sampled after it is dropped."""
+        """Returns the tokens that may follow ``generated``, one bit for each, the lowest first. A finished structure
+        allows only end-of-text tokens.
+
+        ``None``: there is an `error`, or ``generated`` has a token that was not allowed. Such a token is a draft token
+        or belongs to an in-flight step; tokens that are sampled after it are dropped."""
         if self.error or not self._go_to(generated):
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -126,13 +132,13 @@ class Guide:
         return None if self.error else bits
 
     def valid(self, generated: Sequence[int], proposed: Sequence[int]) -> int:
-        """The number of ``proposed``, from the first on, that may come after ``generated``."""
+        """Returns how many of ``proposed``, counted from the first, may follow ``generated``."""
         if self.error or not self._go_to(generated):
             return 0
         return self._matcher.deep_copy().try_consume_tokens(list(proposed))
 
     def _go_to(self, tokens: Sequence[int]) -> bool:
-        """Goes back to the common beginning, and reads the rest of ``tokens``; true if all is read."""
+        """Goes back to the common beginning and reads the rest of ``tokens``. True if all tokens were read."""
         same = _common(self._read, tokens)
         if same < len(self._read):
             self._go_back(same)
@@ -160,7 +166,7 @@ class Guide:
 
 
 def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common beginning."""
+    """Returns the length of the longest common beginning."""
     length = min(len(first), len(second))
     if list(first[:length]) == list(second[:length]):
         return length
@@ -169,34 +175,37 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 
 @frozen(kw_only=True)
 class Compiled(Structure):
-    """A structure with its grammar, compiled for one model. It travels with its request and ends with it."""
+    """A structure with its grammar, compiled for one model. It is sent with its request and lives as long."""
 
-    matcher: LLMatcher = field(eq=False, repr=False)  # has read nothing, and never does: it is copied
+    matcher: LLMatcher = field(eq=False, repr=False)  # never reads a token, only its copies do
 
 
 @define(eq=False)
 class Grammars:
-    """The latest ``capacity`` compiled grammars of one model, and its tokenizer as llguidance needs it, which is built
-    with the first grammar. It holds no tensors.
+    """The latest ``capacity`` compiled grammars of one model, and the model's tokenizer in the form that llguidance
+    needs. That form is built with the first grammar. The object holds no tensors.
 
-    `compile` is called in threads, `guide` in the executor's: what is made is made once, by one thread at a time. A
-    thread that nobody waits for any more may end after `close`, and leaves nothing here. llguidance holds the
-    interpreter's lock while it makes a tokenizer, so this is done in two halves: steps go on between them.
+    `compile` is called in several threads, `guide` in the executor's thread. One thread at a time compiles, and each
+    grammar is compiled once. A thread that nobody waits for any more may end after `close`; its grammar is not kept.
+    llguidance holds the interpreter's lock while it makes a tokenizer, so the tokenizer is made in two halves, between
+    which steps go on.
     """
 
-    tokenizer: Callable[[], Any] = field(repr=False)  # gives transformers'
+    tokenizer: Callable[[], Any] = field(repr=False)  # returns the tokenizer of transformers
     vocabulary: int
     eos_token_ids: tuple[int, ...]
     capacity: int = 32
     _translated: LLTokenizer | None = field(init=False, default=None, repr=False)
     _compiled: dict[Structure, Compiled] = field(init=False, factory=dict, repr=False)
-    _making: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # for as long as it takes
-    _keeping: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # of what is kept; never for long
+    _making: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # held while a grammar is compiled
+    _keeping: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # of the fields; never held long
     _closed: bool = field(init=False, default=False, repr=False)
 
     def guide(self, structure: Structure | None, committed: Sequence[int] = ()) -> Guide | None:
-        """A new sequence's guide, that has read ``committed``; ``None`` where there is no structure. Never raises for a
-        structure that cannot be followed: the guide has the error, so that it is its request's alone."""
+        """Returns a guide for a new sequence, which has read ``committed``; ``None`` if there is no structure.
+
+        If the structure cannot be followed, nothing is raised: the guide has the error, which then affects its own
+        request alone."""
         if structure is None:
             return None
         try:
@@ -207,10 +216,11 @@ class Grammars:
         return guide
 
     def compile(self, structure: Structure) -> Compiled:
-        """``structure`` with its grammar: its own, one that is kept, or made now. One with an error is not kept.
+        """Returns ``structure`` with its grammar, which is compiled now unless the structure has it or it is kept. A
+        grammar with an error is not kept.
 
         Raises:
-            InvalidRequest: the structure cannot be followed, or the checkpoint's tokenizer can follow none.
+            InvalidRequest: the structure cannot be followed, or the checkpoint's tokenizer cannot follow any.
         """
         if isinstance(structure, Compiled):
             return structure
@@ -234,7 +244,7 @@ class Grammars:
             if self._closed:
                 return
             self._compiled.pop(structure, None)
-            self._compiled[structure] = found  # the last used is the last to go
+            self._compiled[structure] = found  # the least recently used comes first
             if len(self._compiled) > self.capacity:
                 del self._compiled[next(iter(self._compiled))]
 
@@ -252,7 +262,7 @@ class Grammars:
 
         try:
             tokenizer = self.tokenizer()
-        except CheckpointError as error:  # read when it is first asked for; its files may have changed
+        except CheckpointError as error:  # the tokenizer is read only now; its files may have changed
             raise InvalidRequest(f"no structure can be followed: {error}") from error
         size = max(self.vocabulary, len(tokenizer))  # a tokenizer may have more than the model samples
         try:
@@ -268,6 +278,6 @@ class Grammars:
             self._translated = None
 
     def close(self) -> None:
-        """Does `release`, for ever: what is still being made is not kept."""
+        """Forgets the grammars and the tokenizer for good: what other threads still compile is not kept."""
         self._closed = True
         self.release()
