@@ -1,8 +1,9 @@
-"""A decoder's layers, compiled by `torch.compile`: transformers' own code, its small operations fused.
+"""A decoder's layers, compiled by `torch.compile`. The code is transformers' own, with small operations fused.
 
-Each layer breaks into two graphs, before its attention and after it: our attention cuts a step as its lengths ask for,
-which no compiler should follow. All layers share the compiled code, and numbers of rows share it too, but for one row,
-which torch treats on its own. The code belongs to the process, as all that torch compiles; no tensor is in it.
+Each layer becomes two graphs, one before its attention and one after it. Attention is not compiled, since it cuts a
+step by the lengths of its sequences. All layers share the compiled code, for any number of rows; only steps of one row
+have code of their own, since torch treats the size 1 separately. The code belongs to the process, like everything that
+torch compiles, and holds no tensors.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from .pipeline import find_layers
 
 @define(eq=False)
 class CompiledLayers:
-    """Layers that are compiled when they are first called, and in the modules during a call and at no other time."""
+    """Compiled layers. Each is compiled at its first call. The modules refer to the compiled code only within
+    `crossing`."""
 
     _layers: list[tuple[nn.Module, Callable[..., Any]]] = field(repr=False)
 
     @classmethod
     def of(cls, language: nn.Module, count: int) -> CompiledLayers:
-        """Takes ``language``'s ``count`` layers. Raises `UnsupportedModel` where it has no list of them."""
+        """Wraps the ``count`` layers of ``language``. Raises `UnsupportedModel` if ``language`` has no list of them."""
         layers = language.get_submodule(find_layers(language, language, count))
         return cls([(layer, torch.compile(layer.forward, dynamic=True)) for layer in layers.children()])
 
     def crossing(self) -> AbstractContextManager[None]:
-        """The compiled layers are called within."""
+        """Returns a context manager within which the model calls the compiled layers."""
         return forwards(self._layers)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Lists nothing: there are no tensors."""
+        """Returns nothing, since compiled layers hold no tensors."""
         return ()
 
     def release(self) -> None:

@@ -1,13 +1,13 @@
 """`GraphManager`: steps that only decode, recorded once for each shape and replayed.
 
-The cost of a small step on a GPU is not the computing but the launching of some hundred kernels. A graph launches them
-at once. It can only do again what was recorded, with the same addresses; so steps come in the shapes of `Buckets`, and
-their numbers are written to static buffers before each replay.
+A small step on a GPU spends its time on launching some hundred kernels, not on computing. A graph launches them all at
+once. It can only repeat what was recorded, with the same addresses. Steps are therefore padded to the shapes of
+`Buckets`, and their numbers are written to static buffers before each replay.
 
-`torch.cuda.make_graphed_callables` records one shape, and does not give its memory back in order.
+`torch.cuda.make_graphed_callables` is not used: it records one shape, and does not release its memory in order.
 
-`CudaRecorder` captures graphs, `EagerRecorder` runs the function each time, with the same
-buffers, shapes and spare rows, on any device.
+`CudaRecorder` captures graphs. `EagerRecorder` runs the function each time, with the same buffers, shapes and spare
+rows, on any device.
 """
 
 from __future__ import annotations
@@ -30,44 +30,46 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 CAPACITY = 32
-"""Most graphs that are kept. Their intermediate results share one pool of memory, as large as the largest needs."""
+"""The largest number of graphs that are kept. Their intermediate results share one pool of memory, which is as large as
+the largest graph needs."""
 _GATHERED = 256 << 20  # bytes of one layer's keys and values that a recorded step gathers
-_WARM_UP = 2  # runs before a capture: libraries choose and load their kernels
+_WARM_UP = 2  # runs before a capture, in which libraries choose and load their kernels
 
 
 Recorded = tuple[Callable[[], object], Callable[[], object]]
-"""A step: the call that runs it on what its inputs hold now, and the call that forgets it."""
+"""A recorded step: the call that runs the step on the present contents of its inputs, and the call that forgets it."""
 
 
 class Decode(Protocol):
-    """Computes a step. Run twice, it does the same: a capture runs it before."""
+    """A function that computes a step. A second run must give the same results, since a step is also run before its
+    capture."""
 
     def __call__(self, inputs: FixedInputs) -> None:
         """Writes the step's logits to ``inputs``."""
 
     def rehearse(self, inputs: FixedInputs) -> None:
-        """Raises `RuntimeError` where it asks the device for something, so that no graph can do it."""
+        """Raises `RuntimeError` if the step waits for results of the device, which no graph can do."""
 
 
 class CannotCaptureError(Exception):
-    """The function does what no graph can, or there is no memory for one; the device is in order."""
+    """The function does something that no graph can do, or there is no memory for a graph. The device still works."""
 
 
 @frozen
 class EagerRecorder:
-    """Records nothing: the function runs each time."""
+    """A recorder that records nothing: the function runs each time."""
 
     def capture(self, function: Decode, inputs: FixedInputs) -> Recorded:
-        """Makes ``function(inputs)`` replayable. Raises `CannotCaptureError` where it cannot be."""
+        """Returns ``function(inputs)`` as a recorded step. Raises `CannotCaptureError` if it cannot be recorded."""
         return partial(function, inputs), self.release
 
     def release(self) -> None:
-        """Forgets what the recorded steps share, when all of them are released."""
+        """Forgets what the recorded steps share. All of them must be released before."""
 
 
 @define(eq=False)
 class CudaRecorder:
-    """Captures CUDA graphs on a stream of its own, from the thread that calls it."""
+    """A recorder that captures CUDA graphs on its own stream, from the calling thread."""
 
     device: torch.device
     _stream: Any = field(init=False, default=None)
@@ -80,8 +82,8 @@ class CudaRecorder:
                 self._warm_up(function, inputs)
                 return self._capture(function, inputs)
         except RuntimeError as error:  # out of memory and errors of the device included
-            torch.cuda.set_stream(stream)  # torch stays on the capture's when that cannot be ended
-            torch.cuda.synchronize(self.device)  # where the device is lost, this raises that
+            torch.cuda.set_stream(stream)  # torch stays on the capture's stream if the capture cannot be ended
+            torch.cuda.synchronize(self.device)  # raises if the device is lost
             raise CannotCaptureError(f"{type(error).__name__}: {error}") from error
 
     def _warm_up(self, function: Decode, inputs: FixedInputs) -> None:
@@ -100,7 +102,7 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         recording = torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        )  # other threads, so other engines, may use the device meanwhile
+        )  # other threads, and thus other engines, may use the device meanwhile
         with _workspaces_apart(), recording:
             function(inputs)
         return graph.replay, graph.reset
@@ -111,9 +113,10 @@ class CudaRecorder:
 
 @contextmanager
 def _workspaces_apart() -> Iterator[None]:
-    """Keeps workspaces apart. cuBLAS keeps its workspaces for good. One that is taken in a capture must come from the
-    graphs' pool, and go back to it: else it would be somebody else's memory, or outlive the pool (as torch's own use of
-    graphs has it)."""
+    """Clears cuBLAS's workspaces before and after a capture, as torch's own use of graphs does.
+
+    cuBLAS never frees its workspaces. A workspace that a capture uses must come from the graphs' pool and go back to
+    the pool. Otherwise the graph would use memory that belongs to others, or the workspace would outlive the pool."""
     clear: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
@@ -129,11 +132,11 @@ Recorder = EagerRecorder | CudaRecorder
 
 @define(eq=False, kw_only=True)
 class GraphManager:
-    """Records and replays steps. Made, used and released on one thread; the executor's stack owns it, and releases it
-    before the weights and pages, whose addresses are in the graphs.
+    """A recorder and player of steps. It is made, used and released on one thread. The executor's stack owns it and
+    releases it before the weights and pages, whose addresses are in the graphs.
 
-    Where a function turns out not to be recordable, the manager says why (a warning, and `refused`), gives its
-    graphs back and takes no further step: it makes steps faster, and none possible that would not be without it.
+    If a step cannot be recorded, the manager logs a warning, keeps the reason in `refused`, releases its graphs and
+    refuses all further steps. This is harmless: graphs make steps faster, and each step can be computed without them.
     """
 
     decode: Decode = field(repr=False)
@@ -143,9 +146,9 @@ class GraphManager:
     capacity: int = CAPACITY
     _numbers: Tensor = field(repr=False)
     _logits: Tensor = field(repr=False)
-    captures: int = field(init=False, default=0)  # shapes, those included that were recorded again
+    captures: int = field(init=False, default=0)  # shapes that were recorded, each counted at every recording
     replays: int = field(init=False, default=0)  # steps
-    refused: str = field(init=False, default="")  # why nothing is recorded any more; empty: it is
+    refused: str = field(init=False, default="")  # the reason why nothing is recorded any more; empty: steps are
     _recorded: dict[Bucket, tuple[FixedInputs, Recorded]] = field(init=False, factory=dict, repr=False)
 
     @classmethod
@@ -160,7 +163,7 @@ class GraphManager:
         vocabulary: int,
         capacity: int = CAPACITY,
     ) -> GraphManager:
-        """Takes the static buffers, for steps of up to ``max_running`` sequences of up to ``positions`` tokens."""
+        """Allocates the static buffers, for steps of up to ``max_running`` sequences of up to ``positions`` tokens."""
         pages = -(-positions // paged.page_size)
         buckets = Buckets(rows=max_running, pages=pages, cells=max(1, _GATHERED // paged.page_bytes))
         return cls(
@@ -174,14 +177,14 @@ class GraphManager:
         )
 
     def run(self, rows: Rows, token_ids: Sequence[int], positions: Sequence[int]) -> Tensor | None:
-        """Feeds one token of each of some sequences, whose pages are entered (`PagedKV.enter`).
+        """Runs a step that feeds one token of each sequence. `PagedKV.enter` must have been called for the step.
 
         Args:
-            positions: as the model counts them.
+            positions: the positions of the tokens as the model counts positions.
 
         Returns:
-            Logits [rows, vocabulary], in the model's dtype, valid until the next call; ``None``: nothing is done, since
-            the step is too large or steps cannot be recorded.
+            Logits [rows, vocabulary], in the model's dtype, valid until the next call. ``None``: nothing was computed,
+            since the step is too large or steps cannot be recorded.
         """
         bucket = self.buckets.fit(rows, self.paged.page_size)
         if bucket is None or self.refused:
@@ -202,15 +205,18 @@ class GraphManager:
         return inputs.logits[: len(token_ids)]
 
     def prove(self) -> None:
-        """Records a step without sequences: what cannot be recorded is known before anybody waits for it."""
+        """Records a step without sequences. Steps that cannot be recorded are thus found out before a request
+        waits."""
         self.run(Rows(positions=(), chunks=(), tables=(), wanted=()), (), ())
 
     def _find(self, bucket: Bucket, inputs: FixedInputs) -> Callable[[], object]:
-        """The call of the recorded step, the last used last. The new one is recorded before an old one goes: their pool
-        of memory would go with the last."""
+        """Returns the call that runs the recorded step, and makes the step the most recently used one.
+
+        A new step is recorded before an old one is released, since the shared pool of memory is freed with the last
+        graph."""
         found = self._recorded.pop(bucket, None)
         if found is None:
-            if not self.captures:  # a first capture that is broken off may leave torch's allocator in it
+            if not self.captures:  # a first capture that fails may leave torch's allocator in capture mode
                 try:
                     self.decode.rehearse(inputs)
                 except RuntimeError as error:
@@ -229,7 +235,7 @@ class GraphManager:
         self.recorder.release()
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The static buffers. What the graphs share is memory of the allocator's, and no tensor."""
+        """Returns the static buffers. The pool that the graphs share belongs to torch's allocator and is no tensor."""
         return (self._numbers, self._logits)
 
     def release(self) -> None:
@@ -239,7 +245,7 @@ class GraphManager:
 
 
 def find_recorder(mode: str, device: torch.device) -> Recorder | None:
-    """The recorder for ``mode``; ``None``: no step is recorded."""
+    """Returns the recorder for ``mode``; ``None``: no step is recorded."""
     if mode == "eager":
         return EagerRecorder()
     return CudaRecorder(device) if mode == "auto" and device.type == "cuda" else None

@@ -1,19 +1,19 @@
-"""A decoder whose layers lie on several devices, one stage after the other.
+"""A decoder whose layers are on several devices, one stage after the other.
 
-accelerate's `dispatch_model` moves arguments too, but by hooks that stay in the modules and hold them in closures.
+The embedding and the encoders of images or audio are on the first device, the last norm and the head on the last. Each
+layer's pages are on the device of the layer. The modules are transformers' own. During a call, and only then, their
+``forward`` is wrapped by a function that moves the arguments to the module's device.
 
-The embedding, and whatever encodes images or audio, is on the first device; the last norm and the head are on the last;
-each layer's pages are where the layer is. The modules stay transformers' own. What they are called with is moved by a
-step before their ``forward``, which is there during a call and at no other time, so nothing of it stays in the modules.
-(torch's own forward pre-hooks would do, but their frames hold the arguments in closures: an error that comes through
-keeps them alive, see `core.frames`.) ::
+accelerate's `dispatch_model` moves arguments too, but with hooks that stay in the modules and hold the arguments in
+closures. torch's forward pre-hooks are not used either: their frames hold the arguments in closures, so an error that
+passes through keeps the arguments alive, see `core.frames`. ::
 
     first device    embedding, rotary, layer 0 .. layer 3 --+
                                                             | hidden states, positions' embeddings and the like,
     last device                      layer 4 .. layer 7  <--+ each moved once a call
                                      norm, head -> logits
 
-One step runs through one stage after the other: this is for models that one device does not hold.
+A step runs through the stages one after the other. The purpose is to run models that do not fit on one device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ..memory.rows import Rows
 
 @frozen(kw_only=True)
 class Stage:
-    """Layers ``first .. stop - 1`` on ``device``."""
+    """The layers ``first .. stop - 1``, which are on ``device``."""
 
     device: torch.device
     first: int
@@ -64,16 +64,17 @@ def cut(layers: int, devices: Sequence[torch.device]) -> tuple[Stage, ...]:
 
 @frozen(kw_only=True, eq=False)
 class Places:
-    """The places that the parts of a module go to."""
+    """The devices for the parts of a module."""
 
     stages: tuple[Stage, ...]
     layers: str  # name of the list of layers
-    last: tuple[str, ...]  # names of what comes after the layers
-    before: tuple[str, ...]  # names of what stands before them
+    last: tuple[str, ...]  # names of the modules after the layers
+    before: tuple[str, ...]  # names of the modules before the layers
 
     @classmethod
     def find(cls, module: nn.Module, language: nn.Module, stages: tuple[Stage, ...]) -> Places:
-        """Raises `UnsupportedModel` where ``language``, a part of ``module``, has no list of its layers."""
+        """Finds the places. Raises `UnsupportedModel` if ``language``, a part of ``module``, has no list of its
+        layers."""
         layers = find_layers(module, language, stages[-1].stop)
         before: list[str] = []
         last: list[str] = []
@@ -86,7 +87,7 @@ class Places:
         return cls(stages=stages, layers=layers, last=tuple(last), before=tuple(before))
 
     def device(self, name: str) -> torch.device:
-        """The device of the module ``name``."""
+        """Returns the device of the module ``name``."""
         if name.startswith(f"{self.layers}."):
             index = int(name.removeprefix(f"{self.layers}.").split(".")[0])
             return next(stage.device for stage in self.stages if index < stage.stop)
@@ -95,10 +96,11 @@ class Places:
 
 
 def find_layers(module: nn.Module, language: nn.Module, count: int) -> str:
-    """The name in ``module`` of the list of ``count`` layers in ``language``, a part of it.
+    """Returns the name in ``module`` of the list of ``count`` layers. The list is in ``language``, a part of
+    ``module``.
 
     Raises:
-        UnsupportedModel: there is none, or there are several.
+        UnsupportedModel: there is no such list, or there are several.
     """
     inside = {id(each) for each in language.modules()}
     found: list[str] = [name for name, each in module.named_modules() if id(each) in inside and _is_layers(each, count)]
@@ -111,7 +113,7 @@ def find_layers(module: nn.Module, language: nn.Module, count: int) -> str:
 
 
 def _is_layers(module: nn.Module, count: int) -> bool:
-    """True if it is a list of ``count`` layers, each with an attention that knows its number."""
+    """True if ``module`` is a list of ``count`` layers, each with an attention that knows the number of its layer."""
     return (
         isinstance(module, nn.ModuleList)
         and len(module) == count
@@ -123,7 +125,7 @@ def _is_layers(module: nn.Module, count: int) -> bool:
 
 
 def _ancestors(name: str) -> Iterator[tuple[str, str]]:
-    """Each ancestor of ``name`` with its child on the way there, the nearest first."""
+    """Yields each ancestor of ``name`` with the child of the ancestor that leads to ``name``, the nearest first."""
     while name:
         parent, _, inner = name.rpartition(".")
         yield parent, inner
@@ -132,22 +134,22 @@ def _ancestors(name: str) -> Iterator[tuple[str, str]]:
 
 @define(eq=False)
 class StagedKV:
-    """`PagedKV` of several stages: a page is one of each, with the stage's layers."""
+    """One `PagedKV` for each of several stages, for the layers of the stage. A page number names one page in each."""
 
     parts: tuple[PagedKV, ...] = field(repr=False)
 
     def another(self, *, pages: int, page_size: int) -> StagedKV:
-        """A pool of other pages, as `PagedKV.another` makes it."""
+        """Returns a new pool, as `PagedKV.another` does."""
         return StagedKV(tuple(part.another(pages=pages, page_size=page_size) for part in self.parts))
 
     @property
     def pages(self) -> int:
-        """Pages that sequences can own."""
+        """Number of pages that sequences can own."""
         return self.parts[0].pages
 
     @property
     def page_size(self) -> int:
-        """Positions of a page."""
+        """Number of positions of a page."""
         return self.parts[0].page_size
 
     @property
@@ -166,7 +168,7 @@ class StagedKV:
             part.copy(pairs)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The pools."""
+        """Returns the pools."""
         return tuple(tensor for part in self.parts for tensor in part.tensors())
 
     def release(self) -> None:
@@ -176,8 +178,8 @@ class StagedKV:
 
 
 _Moved = dict[tuple[int, torch.device], tuple[Tensor, Tensor]]
-"""The tensors that were moved in a call, by identity and device: the tensor (kept, so that the identity stays its own)
-and where it is now."""
+"""The tensors that were moved in a call, by identity and device. Each entry has the tensor, which is kept so that no
+other tensor gets its identity, and the moved copy."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -185,11 +187,11 @@ class Pipeline:
     """A placed model at work."""
 
     stages: tuple[Stage, ...]
-    _modules: tuple[tuple[nn.Module, torch.device], ...] = field(repr=False)  # what arguments are moved for, and where
+    _modules: tuple[tuple[nn.Module, torch.device], ...] = field(repr=False)  # modules whose arguments must be moved
 
     @classmethod
     def of(cls, model: TransformerModel, places: Places) -> Pipeline:
-        """The pipeline of the placed ``model``."""
+        """Returns the pipeline for ``model``, whose parts are already on their devices."""
         layers = [f"{places.layers}.{index}" for index in range(places.stages[0].stop, places.stages[-1].stop)]
         names = (*places.before, *layers, *places.last)
         return cls(
@@ -204,7 +206,7 @@ class Pipeline:
 
     @contextmanager
     def crossing(self) -> Iterator[None]:
-        """The model can be called within."""
+        """Makes the model callable within the block."""
         moved: _Moved = {}
         instead: list[tuple[nn.Module, Callable[..., Any]]] = []
         for module, device in self._modules:  # no comprehension here: it would be a closure
@@ -216,17 +218,17 @@ class Pipeline:
             moved.clear()
 
     def step(self, paged: StagedKV, rows: Rows) -> StagedStep:
-        """A step's attention."""
+        """Returns the attention of a step with ``rows``."""
         return StagedStep(self.stages, tuple(map(PagedStep, paged.parts, repeat(rows))))
 
 
 def _forward(moved: _Moved, device: torch.device, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls ``forward`` with its arguments on ``device``."""
+    """Calls ``forward`` with its arguments moved to ``device``."""
     return forward(*_on(device, args, moved), **_on(device, kwargs, moved))
 
 
 def _on(device: torch.device, value: Any, moved: _Moved) -> Any:
-    """``value`` with its tensors on ``device``, each moved once."""
+    """Returns ``value`` with its tensors on ``device``. Each tensor is moved once a call."""
     if isinstance(value, Tensor):
         if value.device == device:
             return value
@@ -243,7 +245,7 @@ def _on(device: torch.device, value: Any, moved: _Moved) -> Any:
 
 @frozen(eq=False)
 class StagedStep:
-    """One step's attention, as `PagedStep` is: each layer by its stage's."""
+    """The attention of one step. Each layer uses the `PagedStep` of its stage."""
 
     stages: tuple[Stage, ...]
     steps: tuple[PagedStep, ...]

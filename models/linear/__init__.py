@@ -1,4 +1,4 @@
-"""Linear layers that torch computes: how their weights are held (`layers`), those in int8 as modules (`modules`), and
-those that other libraries quantized (`stored`).
+"""Linear layers that torch computes: holders of their weights (`layers`), modules with weights in int8 (`modules`), and
+layers that other libraries quantized (`stored`).
 
-The folder imports `checkpoints` and `native`. Each layer reads the one copy of its weights that there is."""
+The folder imports `checkpoints` and `native`. Weights are held once: each layer reads the only copy."""

@@ -1,5 +1,5 @@
-"""Linear layers with weights as they are, in int8, or in the native library's order: small holders, without a module of
-torch around them. torch computes them here, in one way for each kind of weights."""
+"""Linear layers with weights in the checkpoint's dtype or in int8: small objects that hold the weights without a module
+of torch. Torch computes them here, in one way for each kind of weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..native.panels import Panels
 
 _FEW = 16  # rows up to which converting the weights takes longer than the product
-_WHOLE = 32  # inputs that torch reads at once of weights alone: of another number it reads past their end
+_WHOLE = 32  # inputs that torch reads at once in `_weight_int8pack_mm`: it reads past the end of other numbers
 
 
 @frozen(eq=False)
@@ -28,24 +28,24 @@ class FloatLinear:
         return functional.linear(inputs, self.weight, self.bias)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the weight: a head that is the token embedding, too."""
+        """Returns rows of the weight. A head that is also the token embedding is read this way."""
         return functional.embedding(indices, self.weight)
 
 
 @frozen(eq=False)
 class Int8Linear:
-    """The same, of weights in int8: each output has a scale of its own.
+    """A linear layer with weights in int8. Each output has its own scale.
 
-    In float32 inputs are quantized too, however many rows there are: one model has one kind of numbers. In 16 bits, or
-    where the CPU does not multiply int8 well, they are not.
+    If the scales are in float32, inputs are quantized too, for any number of rows, so that a row's result does not
+    depend on that number. In 16 bits, or if the CPU does not multiply int8 well, inputs are not quantized.
     """
 
     weight: Tensor  # int8 [outputs, inputs]
-    scales: Tensor  # [outputs], in the dtype that is computed in
-    bias: Tensor | None  # [outputs], likewise
+    scales: Tensor  # [outputs], in the dtype of the computation
+    bias: Tensor | None  # [outputs], in the same dtype
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Maps [..., inputs] to [..., outputs], both of the dtype of the scales."""
+        """Maps [..., inputs] to [..., outputs], both in the dtype of the scales."""
         flat = inputs.reshape(-1, inputs.shape[-1])
         if self.scales.dtype == torch.float32 and multiplies_int8():
             found = self._of_quantized(flat)
@@ -57,18 +57,19 @@ class Int8Linear:
         return found.view(*inputs.shape[:-1], len(self.weight))
 
     def exactly(self, inputs: Tensor) -> Tensor:
-        """The product of the weights as they are held and the inputs as they are, however long it takes."""
+        """Multiplies the inputs, which are not quantized, with the weights converted to the dtype of the inputs. This
+        may be slow."""
         return functional.linear(inputs, self.weight.to(inputs.dtype).mul_(self.scales[:, None]), self.bias)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of the weight, in the dtype that is computed in."""
+        """Returns rows of the weight, in the dtype of the scales."""
         return self.weight[indices].to(self.scales.dtype).mul_(self.scales[indices][..., None])
 
     def _of_quantized(self, inputs: Tensor) -> Tensor:
-        """Multiplies int8 by int8: each row of ``inputs``, float32, by its largest value, so that a row's result does
-        not depend on its batch."""
+        """Quantizes ``inputs``, float32, and multiplies int8 by int8. Each row is scaled by its own largest value, so
+        that its result does not depend on the other rows."""
         largest = inputs.abs().amax(-1, keepdim=True)
-        # a row of zeros makes NaN here, which the product with its largest value, 0, turns into 0 again
+        # The quotient of a row of zeros is NaN, which becomes 0.
         quantized = (inputs * (127.0 / largest)).nan_to_num_(0.0).round_().to(torch.int8)
         found = torch._int_mm(quantized, self.weight.T) * self.scales
         found.mul_(largest.div_(127.0))
@@ -77,9 +78,10 @@ class Int8Linear:
 
 @cache
 def multiplies_int8() -> bool:
-    """True if this CPU multiplies int8 fast and exactly. Without VNNI oneDNN adds pairs of products up in 16 bits and
-    cuts off what they do not hold, or torch multiplies one by one: on an AMD EPYC without it a window of whisper-base
-    takes 17 s instead of 1."""
+    """True if this CPU multiplies int8 fast and exactly.
+
+    Without VNNI, oneDNN adds pairs of products in 16 bits, which may overflow and are then clipped; or torch multiplies
+    one pair of numbers at a time. On an AMD EPYC without VNNI a window of whisper-base takes 17 s instead of 1 s."""
     largest = torch.full((4, 64), 127, dtype=torch.int8)
     return torch.cpu._is_vnni_supported() and bool((torch._int_mm(largest, largest.T) == 127 * 127 * 64).all())
 
@@ -88,11 +90,11 @@ Plain = FloatLinear | Int8Linear
 """Layers with weights in the order of a checkpoint."""
 
 Linear = Plain | Panels
-"""The same, or in the native library's order."""
+"""Layers with weights in the order of a checkpoint or of the native library."""
 
 
 def memory_of(linear: Linear) -> list[Tensor]:
-    """Lists the tensors that a layer holds."""
+    """Returns the tensors that a layer holds."""
     if isinstance(linear, Panels):
         held: list[Tensor | None] = [linear.packed, linear.bias]
     elif isinstance(linear, Int8Linear):

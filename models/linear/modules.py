@@ -1,7 +1,7 @@
-"""Modules of torch whose matrices are in int8, in place of a loaded model's own.
+"""Modules of torch whose matrices are in int8. They replace modules of a loaded model.
 
-torchao quantizes when a model is loaded, not while Whisper's weights are read, and transformers imports it for every
-model where it is installed.
+torchao is not used: it quantizes when a model is loaded, not while Whisper's weights are read; and transformers
+imports it for every model if it is installed.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from ..checkpoints.int8 import quantize
 from .layers import Int8Linear
 
-_PLAIN = frozenset({nn.Linear, nn.Embedding})  # not what is made of them, which may compute something else
-_ROWS = 1024  # quantized at a time
+_PLAIN = frozenset({nn.Linear, nn.Embedding})  # no subclasses, which may compute something else
+_ROWS = 1024  # rows that are quantized at a time
 
 
 class QuantizedLinear(nn.Module):
-    """Stands for an `nn.Linear`: `Int8Linear` as a module."""
+    """A replacement for an `nn.Linear`: `Int8Linear` as a module."""
 
     weight: Tensor
     scales: Tensor
     bias: Tensor | None
 
-    exact = False  # it computes what its weights say, however long that takes: in a comparison
+    exact = False  # inputs are not quantized, which may be slow; true within `exactly`
 
     def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -37,12 +37,12 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        linear = Int8Linear(self.weight, self.scales, self.bias)  # as it is now: tensors may have been taken elsewhere
+        linear = Int8Linear(self.weight, self.scales, self.bias)  # made anew, since the tensors may have been moved
         return linear.exactly(inputs) if self.exact else linear(inputs)
 
 
 class QuantizedEmbedding(nn.Module):
-    """Stands for an `nn.Embedding`; a head may share its tensors."""
+    """A replacement for an `nn.Embedding`. A head may share its tensors."""
 
     weight: Tensor
     scales: Tensor
@@ -58,8 +58,8 @@ class QuantizedEmbedding(nn.Module):
 
 @contextmanager
 def exactly(module: nn.Module) -> Iterator[None]:
-    """Makes the quantized layers of a module, within, compute what their weights say: rows give the same numbers
-    however many they are."""
+    """Makes the quantized layers of ``module`` use `Int8Linear.exactly` within the block. A row's result then does not
+    depend on the number of rows."""
     quantized = [each for each in module.modules() if isinstance(each, QuantizedLinear)]
     for one in quantized:
         one.exact = True
@@ -71,15 +71,17 @@ def exactly(module: nn.Module) -> Iterator[None]:
 
 
 def quantize_modules(module: nn.Module, language: nn.Module) -> None:
-    """Puts quantized modules in the places of all plain linear layers and embeddings within ``language``, the part of
-    ``module`` that is a decoder, and of the head that writes its tokens. One goes after the other: at no time is more
-    than one matrix held twice. A matrix that modules share stays shared; one that a module of another kind shares, as a
-    token embedding that scales, stays as it is."""
+    """Replaces all plain linear layers and embeddings in ``language``, the part of ``module`` that is the decoder, and
+    the head of the decoder by quantized modules.
+
+    Modules are replaced one after the other: at no time is more than one matrix held twice. A matrix that several
+    modules share stays shared. A matrix is not quantized if a module of another kind shares it, such as a token
+    embedding that scales."""
     head = getattr(module, "get_output_embeddings", lambda: None)()
     modules, within = list(module.modules()), {id(each) for each in (*language.modules(), head)}
     others = {id(tensor) for each in modules if type(each) not in _PLAIN for tensor in each._parameters.values()}
     uses = Counter(id(tensor) for each in modules for tensor in each._parameters.values())
-    shared: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}  # with the matrix, so that its identity stays its own
+    shared: dict[int, tuple[Tensor, tuple[Tensor, Tensor]]] = {}  # keeps each matrix, so that no other gets its id
     for parent in modules:
         for name, child in list(parent.named_children()):
             plain: Any = child
@@ -96,7 +98,7 @@ def quantize_modules(module: nn.Module, language: nn.Module) -> None:
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantizes as `quantize` does, some rows at a time."""
+    """Quantizes a matrix as `quantize` does, some rows at a time."""
     found, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight), dtype=weight.dtype)
     for start in range(0, len(weight), _ROWS):
         rows = slice(start, start + _ROWS)

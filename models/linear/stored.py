@@ -13,16 +13,19 @@ _PLAIN = frozenset({torch.float32, torch.float16, torch.bfloat16})
 
 
 def adopt_quantized(module: nn.Module, dtype: torch.dtype) -> list[str]:
-    """Puts `QuantizedLinear` in the places of the linear layers of ``module`` that compressed-tensors or torchao
-    quantized to int8, each output by a scale of its own, symmetrically; ``dtype`` is what is computed in. Their weights
-    are copied: they may be views of a mapped file.
+    """Replaces linear layers of ``module`` by `QuantizedLinear`, if compressed-tensors or torchao quantized them to
+    int8 symmetrically with one scale for each output. Their weights are copied, since they may be views of a mapped
+    file.
+
+    Args:
+        dtype: the dtype of the computation.
 
     Returns:
-        The names of the layers that are quantized in another way, and stay as they are.
+        The names of the layers that are quantized in another way. They are not replaced.
     """
     others = list[str]()
     places = [(name, parent, own) for name, parent in module.named_modules() for own, _ in parent.named_children()]
-    for name, parent, own in places:  # it holds no layer that was replaced
+    for name, parent, own in places:  # the list holds no layers, so a replaced layer is freed at once
         child = getattr(parent, own)
         weight: Any = getattr(child, "weight", None)
         plain = type(weight) in {Tensor, nn.Parameter} and weight.dtype in _PLAIN
@@ -34,19 +37,19 @@ def adopt_quantized(module: nn.Module, dtype: torch.dtype) -> list[str]:
         else:
             setattr(parent, own, found)
     hook = getattr(module, "ct_decompress_hook", None)
-    if hook is not None:  # compressed-tensors': nothing is left to be decompressed
+    if hook is not None:  # a hook of compressed-tensors, which has nothing left to decompress
         hook.remove()
     return others
 
 
 def _adopted(linear: Any, dtype: torch.dtype) -> QuantizedLinear | None:
-    """The layer in the place of ``linear``; ``None``: it is quantized in another way."""
+    """Returns the replacement for ``linear``; ``None``: the layer is quantized in another way."""
     weight: Any = getattr(linear, "weight", None)
-    if hasattr(weight, "qdata"):  # of torchao
+    if hasattr(weight, "qdata"):  # from torchao
         if getattr(weight, "act_pre_scale", None) is not None:
             return None
         values, scales, zeros = weight.qdata, weight.scale, getattr(weight, "zero_point", None)
-    else:  # of compressed-tensors
+    else:  # from compressed-tensors
         values = _unpacked(linear) if weight is None else weight
         scales, zeros = getattr(linear, "weight_scale", None), getattr(linear, "weight_zero_point", None)
     rows = linear.out_features
@@ -59,8 +62,8 @@ def _adopted(linear: Any, dtype: torch.dtype) -> QuantizedLinear | None:
 
 
 def _unpacked(linear: Any) -> Tensor | None:
-    """Unpacks int8 values: four bytes of a row are in one integer, the first one lowest, 128 added to each; ``None``:
-    they are not bytes."""
+    """Unpacks the int8 values of compressed-tensors. One integer holds four values of a row, the first in its lowest
+    byte, with 128 added to each. ``None``: the layer is packed in another way."""
     packed: Tensor | None = getattr(linear, "weight_packed", None)
     columns = linear.in_features
     if packed is None or packed.dtype != torch.int32 or packed.shape[1] != -(-columns // 4):

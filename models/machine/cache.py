@@ -1,4 +1,4 @@
-"""Files of the user's cache, by which an engine remembers what it has found out about this machine."""
+"""Files in the user's cache folder, in which an engine keeps what it has measured on this machine."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from attrs import frozen
 
 @frozen
 class CacheFile:
-    """A JSON object in a file that may be removed at any time. One that cannot be read is empty, and one that cannot be
-    written is no fault: what it would remember is found out again."""
+    """A JSON object in a file that may be removed at any time.
+
+    A file that cannot be read counts as an empty object. A file that cannot be written is no error: the engine measures
+    again next time."""
 
     path: Path
 
     @classmethod
     def of_user(cls, name: str, environment: Mapping[str, str] = os.environ) -> CacheFile:
-        """The file ``name`` in the user's cache folder (XDG Base Directory Specification)."""
+        """Returns the file ``name`` in the user's cache folder (XDG Base Directory Specification)."""
         root = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or os.curdir, ".cache")
         return cls(Path(root) / "triolet" / name)
 
     def read(self) -> dict[str, Any]:
-        """Returns the object that is remembered."""
+        """Returns the stored object."""
         try:
             value = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -35,7 +37,8 @@ class CacheFile:
         return value if isinstance(value, dict) else {}
 
     def write(self, value: Mapping[str, Any]) -> None:
-        """Remembers ``value`` instead. Two processes may write at a time: the file is replaced as a whole."""
+        """Stores ``value`` in place of the old object. The file is replaced as a whole, so that two processes may write
+        at the same time."""
         fresh = self.path.with_name(f"{self.path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

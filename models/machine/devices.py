@@ -10,7 +10,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 
 def find_devices(names: tuple[str, ...]) -> tuple[torch.device, ...]:
-    """The devices in ``names``. Raises `InvalidRequest` if one is missing, or their kinds differ."""
+    """Returns the devices ``names``. Raises `InvalidRequest` if a device does not exist, or their kinds differ."""
     devices = tuple(map(find_device, names))
     if len({device.type for device in devices}) > 1:
         raise InvalidRequest(f"devices={names!r}; allowed: devices of one kind, as ('cuda:0', 'cuda:1')")
@@ -25,7 +25,7 @@ def find_device(name: str) -> torch.device:
     except RuntimeError:
         raise InvalidRequest(f"device={name!r}; allowed: 'auto', 'cpu', 'cuda', 'cuda:1' and so on") from None
     if device.type == "cpu":
-        return torch.device("cpu")  # "cpu:0" is the same, but compares as another
+        return torch.device("cpu")  # "cpu:0" is the same device, but not equal to "cpu"
     if device.type != "cuda":
         raise InvalidRequest(f"device={name!r}; allowed: 'auto', 'cpu', 'cuda', 'cuda:1' and so on")
     count = torch.cuda.device_count()
@@ -35,10 +35,10 @@ def find_device(name: str) -> torch.device:
 
 
 def find_dtype(name: str, device: torch.device, *, int8: bool = False) -> torch.dtype:
-    """The dtype that a model computes in.
+    """Returns the dtype that a model computes in.
 
     Args:
-        int8: its matrices are quantized, so that exactness is given up already.
+        int8: true if the model's matrices are quantized. Results are then not exact in any dtype.
     """
     if name == "auto" and int8:
         return torch.bfloat16 if computes_in_bfloat16() else torch.float32
@@ -48,10 +48,10 @@ def find_dtype(name: str, device: torch.device, *, int8: bool = False) -> torch.
 
 
 def find_kv_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """The dtype that keys and values are held in, of a model that computes in ``dtype``."""
+    """Returns the dtype in which keys and values are held, for a model that computes in ``dtype``."""
     return dtype if name == "auto" else _DTYPES[name]
 
 
 def computes_in_bfloat16() -> bool:
-    """True if this CPU has instructions for products of bfloat16; without them it is slower than float32."""
+    """True if this CPU has instructions for products in bfloat16. Without them bfloat16 is slower than float32."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

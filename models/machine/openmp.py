@@ -1,7 +1,8 @@
-"""The way in which OpenMP's threads wait. By default those of GNU's spin in every barrier: with one other busy process
-on the machine each barrier waits for a thread that has no core, and everything takes several times as long.
+"""The way in which OpenMP's threads wait. By default the threads of GNU's library spin in every barrier. If another
+process is busy on the machine, each barrier waits for a thread that has no core, and everything takes several times as
+long.
 
-The library reads its settings once, when torch loads it; so they are made right before the first import of torch.
+The library reads its settings once, when torch loads it. They are therefore set right before torch is first imported.
 """
 
 from __future__ import annotations
@@ -14,25 +15,28 @@ from collections.abc import Container, MutableMapping
 from attrs import frozen
 
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # any of them decides how threads wait
-_POLICY = ("OMP_WAIT_POLICY", "PASSIVE")  # of the standard: GNU's, LLVM's and Intel's libraries read it
+_POLICY = (
+    "OMP_WAIT_POLICY",
+    "PASSIVE",
+)  # of the OpenMP standard: the libraries of GNU, LLVM and Intel read it
 
 
 @frozen(kw_only=True)
 class WaitPolicy:
     """The way in which OpenMP's threads wait in this process."""
 
-    setting: str | None  # "OMP_WAIT_POLICY=PASSIVE", or what somebody else chose; None: the library's default
+    setting: str | None  # "OMP_WAIT_POLICY=PASSIVE", or a setting of the environment; None: the library's default
     reason: str
 
 
 def prepare_openmp(
     environment: MutableMapping[str, str] = os.environ, modules: Container[str] = sys.modules
 ) -> WaitPolicy:
-    """Makes OpenMP's threads sleep while they wait, unless somebody has chosen, or torch is loaded already, which is
-    logged. Call it right before importing torch.
+    """Makes OpenMP's threads sleep while they wait, unless the environment has a setting or torch is already loaded,
+    which is logged. Call this function right before torch is imported.
 
     Args:
-        environment: `os.environ`; processes that are started later inherit what is set there.
+        environment: `os.environ`. Processes that are started later inherit its settings.
     """
     for name in _SETTINGS:
         if name in environment:

@@ -1,7 +1,9 @@
-"""The native library: a decoder's step in one call, outside of Python's lock (`library`), weights in the order that it
-reads them (`panels`), a model as its list of operations (`program`), the same at work (`runner`), and which modules of
-transformers are such lists (`decoders`, `crossed`). What it computes is in the folder `native/` of the repository.
+"""The native library runs a decoder's step in one call, outside of Python's lock.
 
-The folder imports `memory`, for where a step's rows lie. The library owns its threads alone; all memory is tensors of
-torch.
+`library` loads it. `panels` brings weights into the order in which the library reads them. `program` describes a model
+as a list of operations, and `runner` runs such a list. `decoders` and `crossed` write the lists for modules of
+transformers. The source of the library is in the folder `native/` of the repository.
+
+The folder imports `memory`, for the places of a step's rows. The library owns nothing but its threads; all its memory
+is tensors of torch.
 """

@@ -1,8 +1,8 @@
-"""Decoders of encoder-decoders of transformers as programs of the native library.
+"""Decoders of transformers' encoder-decoder models as programs of the native library.
 
-Their layers attend to their own tokens, attend to an encoder output, and feed forward, each with a sum and a norm:
-after the sum in BART (Lewis et al. 2020), before what is summed in mBART (Liu et al. 2020), Pegasus (Zhang et al.
-2020), T5 (Raffel et al. 2020) and Moonshine (Jeffries et al. 2024).
+Each layer has self-attention, cross-attention and a feed-forward part, each with a residual sum and a norm. The norm
+follows the sum in BART (Lewis et al. 2020); it precedes attention or the feed-forward part in mBART (Liu et al. 2020),
+Pegasus (Zhang et al. 2020), T5 (Raffel et al. 2020) and Moonshine (Jeffries et al. 2024).
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from .parts import is_known, norm_of, pack_linears, pack_words, plain, scale_of,
 from .program import MULTIPLE, Attention, Normed, Program
 
 MODEL_TYPES = frozenset({"bart", "mbart", "pegasus", "t5", "mt5", "moonshine"})
-"""Configurations whose decoders have layers that are known here."""
+"""Model types of configurations whose decoder layers this module knows."""
 
 
 @frozen(kw_only=True, eq=False)
 class _Layer:
-    """The parts of one layer, whatever they are called.
+    """The parts of one layer, independent of their names in transformers.
 
     Args:
-        own: attention to its own tokens.
-        cross: attention to the encoder output.
-        norms: of both, and of the feed-forward part.
-        matrices: for each that is read, a module and the names of its linear layers that are one: queries, keys and
-            values; what follows attention; queries of ``cross``; what follows it; both of the feed-forward part.
+        own: self-attention.
+        cross: cross-attention.
+        norms: the norms of self-attention, of cross-attention and of the feed-forward part.
+        matrices: for each packed matrix, a module and the names of its linear layers that the matrix joins. The
+            matrices are: queries, keys and values of ``own``; outputs of ``own``; queries of ``cross``; outputs of
+            ``cross``; the first and the second of the feed-forward part.
         keys_values: the linear layers of ``cross`` that read the encoder output.
-        behind: norms stand after the sums.
+        behind: true if norms follow the sums.
     """
 
     own: Any
@@ -56,14 +57,20 @@ class _Layer:
         return [getattr(parent, name) for parent, names in self.matrices for name in names]
 
     def panels(self) -> list[Panels]:
-        """Panels of each matrix, once they are packed."""
+        """Returns the panels of each matrix. The matrices must be packed."""
         return [getattr(parent, names[0]).panels() for parent, names in self.matrices]
 
 
 def _layer(
     own: Any, cross: Any, names: Sequence[str], feed: Any, widen: tuple[str, ...], narrow: str, **others: Any
 ) -> _Layer:
-    """A layer. ``names``: the linear layers of attention for queries, keys and values, and the one that follows it."""
+    """Builds a `_Layer`.
+
+    Args:
+        names: the names of the linear layers of both attentions: queries, keys, values, outputs.
+        widen: the names of the first linear layers of the feed-forward part ``feed``.
+        narrow: the name of the last one.
+    """
     query, key, value, out = names
     matrices = ((own, (query, key, value)), (own, (out,)), (cross, (query,)), (cross, (out,)), (feed, widen))
     keys_values = (getattr(cross, key), getattr(cross, value))
@@ -127,7 +134,7 @@ _KINDS: dict[str, Callable[[Any], _Layer]] = {
 
 @frozen(eq=False)
 class CrossedDecoder:
-    """The decoder of an encoder-decoder of transformers.
+    """The decoder of one of transformers' encoder-decoder models.
 
     Args:
         module: the whole model.
@@ -142,17 +149,17 @@ class CrossedDecoder:
 
     @property
     def head(self) -> Any:
-        """The module that makes logits of the last hidden states."""
+        """The module that computes logits from the last hidden states."""
         return self.module.get_output_embeddings()
 
     @property
     def layers(self) -> list[Any]:
-        """Its layers' modules."""
+        """The modules of the layers."""
         base = self.base
         return list(getattr(base, "layers", getattr(base, "block", ())))
 
     def unknown(self) -> str | None:
-        """The reason why it is no program; ``None``: it is one."""
+        """Returns the reason why the decoder cannot be a program; ``None``: it can."""
         base, names = self.base, {type(layer).__name__ for layer in self.layers}
         if len(names) != 1 or names - _KINDS.keys():
             return f"its layers are {', '.join(sorted(names)) or 'none'}; known: {', '.join(_KINDS)}"
@@ -171,8 +178,9 @@ class CrossedDecoder:
         return None
 
     def pack(self) -> None:
-        """Puts packed matrices in the places of its linear layers and its embedding, one after the other: at no time
-        is more than one matrix held twice. Those that write slots stay."""
+        """Replaces the linear layers and the embedding of the decoder by packed matrices, one after the other: at no
+        time is more than one matrix held twice. The linear layers that compute the contents of slots are not
+        replaced."""
         for layer in map(_Layer.of, self.layers):
             for parent, names in layer.matrices:
                 pack_linears(parent, names)
@@ -184,8 +192,8 @@ class CrossedDecoder:
         pack_words(self.module, self.base.embed_tokens, self.head, bias=bias[0])
 
     def keys_values(self, layer: int, output: Tensor) -> tuple[Tensor, Tensor]:
-        """A layer's share of an encoder output [length, hidden]: keys and values [kv_heads, length, size], filled up
-        as its module does."""
+        """Computes a layer's keys and values, [kv_heads, length, size] each, of an encoder output [length, hidden].
+        Heads are padded with zeros as the layer's module pads them."""
         parts = _Layer.of(self.layers[layer])
         of_keys, of_values = parts.keys_values
         shape, filled = (len(output), -1, _size(parts.cross)), (0, getattr(parts.cross, "head_dim_padding", 0))
@@ -193,11 +201,12 @@ class CrossedDecoder:
         return functional.pad(keys, filled), functional.pad(values, filled)
 
     def program(self, positions: int, distances: Tensor | None = None) -> Program:
-        """The program of a decoder that is packed.
+        """Writes the program of the decoder, which must be packed.
 
         Args:
-            positions: the most of a sequence.
-            distances: what is added to scores by distance, [distances, heads]; the last row is that of all farther.
+            positions: the largest number of positions of a sequence.
+            distances: numbers that are added to scores by the distance of query and key, [distances, heads]; the last
+                row is for all larger distances, too.
         """
         program, base, layers = Program(), self.base, list(map(_Layer.of, self.layers))
         turned, added = 0, None if distances is None else plain(distances.T)
@@ -237,9 +246,9 @@ class CrossedDecoder:
         return program
 
     def _embed(self, program: Program, hidden: int, positions: int) -> None:
-        """Makes the program look tokens up, as the decoder does it itself."""
+        """Adds the operations that compute embeddings of tokens as the decoder does."""
         base, tokens = self.base, self.base.embed_tokens
-        if not hasattr(base, "embed_positions"):  # attention knows them
+        if not hasattr(base, "embed_positions"):  # positions enter in attention
             program.look_up(hidden, tokens.panels(), tokens.scale)
             return
         added = plain(base.embed_positions(None, position_ids=torch.arange(positions)).view(positions, -1))
@@ -249,11 +258,12 @@ class CrossedDecoder:
             program.norm(hidden, hidden, norm_of(norm))
 
     def _last_norm(self, layer: _Layer) -> Normed:
-        """The norm of the last hidden states, with what they are multiplied with before the head."""
+        """Returns the norm of the last hidden states. If the model scales them before the head, the gain includes the
+        scale."""
         base, config = self.base, self.module.config
         own = [getattr(base, name) for name in ("layer_norm", "final_layer_norm", "norm") if hasattr(base, name)]
         norm = norm_of(layer.norms[2] if layer.behind else own[0])
-        scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0  # of T5
+        scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0  # in T5
         return evolve(norm, gain=norm.gain * scale)
 
 
@@ -264,5 +274,5 @@ def _attention(index: int, attention: Any, queries: Any, keys: Any, **changes: A
 
 
 def _size(attention: Any) -> int:
-    """Numbers of a head, without what it is filled up with."""
+    """Returns the size of a head without padding."""
     return int(getattr(attention, "key_value_proj_dim", None) or attention.head_dim)

@@ -1,8 +1,8 @@
 """Decoders of transformers as programs of the native library.
 
-Their layers are: norm, attention, sum, norm, gated feed-forward, sum (Touvron et al. 2023, "LLaMA", section 2.2), with
-rotary positions in halves (Su et al. 2021), and perhaps biases, norms of each head, sliding windows, layers without
-positions, norms before each sum too, and soft caps (Gemma Team 2024, "Gemma 2", section 2).
+A layer consists of norm, attention, sum, norm, gated feed-forward part, sum (Touvron et al. 2023, "LLaMA", section
+2.2), with rotary positions in halves (Su et al. 2021). A model may add biases, norms of each head, sliding windows,
+layers without positions, norms before each sum, and soft caps (Gemma Team 2024, "Gemma 2", section 2).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .program import MULTIPLE, Attention, Program
 
 _PLAIN = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 _JOINED = frozenset({"Phi3DecoderLayer"})  # queries, keys and values are one matrix already, gates and values another
-_NORMED = frozenset({"Gemma2DecoderLayer", "Gemma3DecoderLayer"})  # before each sum, too; gains are one less
+_NORMED = frozenset({"Gemma2DecoderLayer", "Gemma3DecoderLayer"})  # with norms before each sum; stored gains are 1 less
 _LAYERS = _PLAIN | _JOINED | _NORMED | {"SmolLM3DecoderLayer"}
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3", "gemma3_text", "smollm3"})
-"""Configurations whose models have such layers."""
+"""Model types of configurations whose models have such layers."""
 
 
 @frozen(eq=False)
@@ -31,8 +31,8 @@ class Decoder:
 
     Args:
         module: the whole model.
-        language: the part of it that is the decoder; the model itself where it reads text alone.
-        windows: of each layer, how many positions it sees; ``None``: all.
+        language: the part of ``module`` that is the decoder; equal to ``module`` if the model reads text alone.
+        windows: for each layer, the number of positions that a row attends to; ``None``: all.
     """
 
     module: Any
@@ -51,18 +51,18 @@ class Decoder:
 
     @property
     def head(self) -> Any:
-        """The module that makes logits of the last hidden states; ``None``: the model has none."""
+        """The module that computes logits from the last hidden states; ``None``: the model has none."""
         return getattr(self.module, "get_output_embeddings", lambda: None)()
 
     @property
     def linears(self) -> list[Any]:
-        """The linear layers of one layer after the other, and the head."""
+        """The linear layers of all layers, one layer after the other, and the head."""
         head = self.head
         own = [each for each in self.base.layers.modules() if type(each).__name__.endswith("Linear")]
         return own + ([] if head is None else [head])
 
     def unknown(self) -> str | None:
-        """The reason why it is no program; ``None``: it is one."""
+        """Returns the reason why the decoder cannot be a program; ``None``: it can."""
         base, config = self.base, self.config
         own = list(getattr(base, "layers", ()))
         names = {type(layer).__name__ for layer in own}
@@ -84,11 +84,11 @@ class Decoder:
         return None
 
     def pack(self, *, int8: bool = False) -> None:
-        """Puts packed matrices in the places of its linear layers and its embedding, one after the other: at no time
-        is more than one matrix held twice.
+        """Replaces the linear layers and the embedding of the decoder by packed matrices, one after the other: at no
+        time is more than one matrix held twice.
 
         Args:
-            int8: quantizes them.
+            int8: quantize the matrices.
         """
         for layer in self.base.layers:
             attention, feed = layer.self_attn, layer.mlp
@@ -102,22 +102,23 @@ class Decoder:
         pack_words(self.module, self.module.get_input_embeddings(), self.head, int8=int8)
 
     def program(self, positions: int) -> Program:
-        """The program of a decoder that is packed; of one without a head it ends with the last hidden states.
+        """Writes the program of the decoder, which must be packed. Without a head the program ends with the last hidden
+        states.
 
         Args:
-            positions: the most of a sequence.
+            positions: the largest number of positions of a sequence.
         """
         return _Writer(self, positions).write()
 
 
 @define(eq=False)
 class _Writer:
-    """Writes the program of one decoder."""
+    """A writer of the program of one decoder."""
 
     decoder: Decoder
     positions: int
     program: Program = field(factory=Program, init=False)
-    tables: dict[str, tuple[int, int]] = field(factory=dict, init=False)  # of each kind of layer, with its dimensions
+    tables: dict[str, tuple[int, int]] = field(factory=dict, init=False)  # see `_table`, by kind of layer
 
     def write(self) -> Program:
         base, config, program = self.decoder.base, self.decoder.config, self.program
@@ -154,7 +155,8 @@ class _Writer:
         return program
 
     def _add(self, source: int, hidden: int, summand: int, linear: Any, norm: Any) -> None:
-        """Adds what ``linear`` makes of a buffer to the hidden states, or the norm of it."""
+        """Adds the outputs of ``linear`` for the buffer ``source`` to the hidden states, normalized if there is a
+        ``norm``."""
         if norm is None:
             self.program.linear(source, hidden, linear.panels(), Ending.ADD)
             return
@@ -181,7 +183,8 @@ class _Writer:
         )
 
     def _table(self, kinds: Sequence[str] | None, index: int) -> tuple[int, int]:
-        """The number of the table of a layer's turns, and how many dimensions are turned by it."""
+        """Returns the index of a layer's cosines and sines in `Program.turns`, and the number of dimensions of a head
+        that they turn."""
         rotary = self.decoder.base.rotary_emb
         several = type(rotary).__name__ == "Gemma3RotaryEmbedding"  # one for each kind of layer
         kind = kinds[index] if several and kinds is not None else ""
@@ -201,7 +204,7 @@ def _gates_of(feed: Any) -> tuple[str, ...]:
 
 
 def _neighbours(layer: Any) -> tuple[list[Any], list[Any]]:
-    """The linear layers that become one matrix."""
+    """Returns two groups of linear layers; each group becomes one matrix."""
     attention, feed = layer.self_attn, layer.mlp
     return [getattr(attention, name) for name in _read_by(attention)], [getattr(feed, name) for name in _gates_of(feed)]
 
@@ -212,6 +215,6 @@ def _activation(base: Any) -> str:
 
 
 def _first_of(parent: Any, names: Sequence[str]) -> Panels:
-    """The one matrix of linear layers that are neighbours."""
+    """Returns the matrix that the linear layers ``names`` of ``parent`` share."""
     panels: Panels = getattr(parent, names[0]).panels()
     return panels

@@ -1,4 +1,5 @@
-"""`Draw`: what a step asks of one row's logits; and the same for all rows, as the library reads it."""
+"""`Draw`: the questions of a step about one row's logits. `Arrays`: the draws of all rows in the form that the library
+reads."""
 
 from __future__ import annotations
 
@@ -18,22 +19,23 @@ ALL = -1
 
 @frozen(kw_only=True)
 class Draw:
-    """The questions to a row's logits, in the library's order: what is asked, edits, bans, timestamps, what
-    is allowed, the choice.
+    """The questions about a row's logits. The library answers and applies them in this order: ``asked``, ``edits``,
+    ``bans``, ``timestamps``, ``allowed``, ``choice``.
 
     Args:
-        choice: nothing, a token, or the likeliest ``told`` tokens of a ``BEAM``, whose log-probabilities take the place
-            of its logits before the edits.
-        temperature: 0 chooses the likeliest token, else one at ``point`` of the cumulative chances, in [0, 1).
-            ``top_k``, ``top_p`` and ``min_p`` are as in `SamplingParams`.
-        edits: tokens, each with what changes its logit.
-        bans: tokens that are not allowed: the first one and the one after the last, one pair after the other.
-        timestamps: the first of them. Where they together are likelier than any token before, none of those is allowed.
-            0: there are none.
-        allowed: a bit for each token, the lowest first; ``None``: all are.
-        told: how many of the likeliest tokens are returned.
-        asked: tokens whose log-probabilities are returned, by the logits as they are.
-        total: is added to the scores that are returned.
+        choice: ``NOTHING``; ``TOKEN``: one token; ``BEAM``: the likeliest ``told`` tokens of a beam, whose logits are
+            replaced by log-probabilities before the edits.
+        temperature: 0 chooses the likeliest token. Otherwise the token at ``point`` of the cumulative probabilities is
+            chosen, with ``top_k``, ``top_p`` and ``min_p`` as in `SamplingParams`.
+        point: a number in [0, 1).
+        edits: tokens, each with the change of its logit and the number to change it by.
+        bans: ranges of tokens that are not allowed, as flat pairs: the first token and the token after the last.
+        timestamps: the first timestamp token. If all timestamps together are likelier than any token before them, no
+            token before them is allowed. 0: the model has no timestamps.
+        allowed: a bit for each token, the lowest first; ``None``: all tokens are allowed.
+        told: the number of likeliest tokens that are returned.
+        asked: tokens whose log-probabilities are returned, from the logits before any change.
+        total: the number that is added to the returned scores.
     """
 
     choice: Choice = Choice.TOKEN
@@ -52,16 +54,17 @@ class Draw:
 
 
 NOTHING = Draw(choice=Choice.NOTHING)
-"""The row's logits are left as they are."""
+"""A draw that leaves the row's logits unchanged."""
 
 
 @frozen(eq=False)
 class Chosen:
-    """The answer to a `Draw`. A log-probability is NaN where the logits are broken.
+    """The answer to a `Draw`. A log-probability is NaN if the logits are broken.
 
     Args:
-        token: what was chosen; `NONE`: no token is allowed.
-        asked: the log-probabilities of the tokens that were asked for.
+        token: the chosen token; `NONE`: no token is allowed.
+        logprob: the log-probability of ``token``.
+        asked: the log-probabilities of the draw's ``asked`` tokens.
         found: the likeliest tokens, as (token, score, log-probability).
     """
 
@@ -77,10 +80,11 @@ NONE = -1
 
 @frozen(eq=False)
 class Arrays:
-    """The draws of a step. What is found is written into ``draws`` and ``found``.
+    """The draws of a step as the library reads them. It writes its answers into ``draws`` and ``found``.
 
     Args:
-        edits: of all draws, one after the other, as are ``bans``, ``found`` and ``allowed``.
+        draws: the fixed part of each draw, with indices into the other arrays.
+        edits: the edits of all draws, one draw after the other; likewise ``bans``, ``found`` and ``allowed``.
     """
 
     draws: bytearray
@@ -91,7 +95,7 @@ class Arrays:
 
     @classmethod
     def of(cls, draws: Sequence[Draw]) -> Arrays:
-        """The draws of rows, in their order."""
+        """Packs ``draws``, in their order."""
         told, edits, bans, found, allowed = bytearray(), bytearray(), array("i"), bytearray(), bytearray()
         for draw in draws:
             first_edit, first_ban = len(edits) // _EDIT.size, len(bans) // 2
@@ -127,7 +131,7 @@ class Arrays:
 
     @property
     def counts(self) -> tuple[int, int, int, int]:
-        """Edits, bans, what is found, and bytes of what is allowed."""
+        """Numbers of edits, of bans, of entries in ``found``, and of bytes in ``allowed``."""
         return (
             len(self.edits) // _EDIT.size,
             len(self.bans) // 2,
@@ -136,7 +140,7 @@ class Arrays:
         )
 
     def answers(self) -> Iterator[Chosen]:
-        """The answers, once the step is over."""
+        """Yields the answers, after the step."""
         found = list(_FOUND.iter_unpack(self.found))
         for each in _DRAW.iter_unpack(self.draws):
             first, count, asked, token, logprob = each[10], each[11], each[12], each[-2], each[-1]

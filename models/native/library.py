@@ -1,4 +1,4 @@
-"""The native library as ctypes sees it: `native/step.h`, which says what each number means."""
+"""The native library as ctypes sees it. `native/step.h` explains each field."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attrs import define, field
 from ...core.errors import EngineError
 
 MOST_THREADS = 64
-"""The most threads: the library has counters for so many."""
+"""The largest number of threads, which is the number of counters that the library has."""
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_pytorch_tanh": 2, "gelu_new": 2, "relu": 3}
 """Activations that the library computes, by their names in configurations."""
@@ -30,19 +30,19 @@ class Kind(IntEnum):
 
 
 class Norm(IntEnum):
-    """The norm of each row that an operation reads."""
+    """The norm that is applied to each row that an operation reads."""
 
     NONE, ROOT_MEAN_SQUARE, LAYER = range(3)
 
 
 class Ending(IntEnum):
-    """The way of a linear layer's outputs to their buffer."""
+    """The way in which a linear layer's outputs are written to their buffer."""
 
     STORE, ADD, GATED, ACTIVATED, CAPPED, GATED_BY = range(6)
 
 
 class Part(IntEnum):
-    """The operations that a step runs: all, all but the last one, or that one alone."""
+    """The operations that a step runs: all of them, all but the head, or the head alone. The head is the last one."""
 
     WHOLE, HEADLESS, HEAD = range(3)
 
@@ -54,19 +54,19 @@ class Fault(IntEnum):
 
 
 class Choice(IntEnum):
-    """The choice from a row's logits: nothing, a token, or the likeliest tokens after a beam."""
+    """The choice from a row's logits: nothing, one token, or the likeliest tokens that may follow a beam."""
 
     NOTHING, TOKEN, BEAM = range(3)
 
 
 class Change(IntEnum):
-    """The way of a number to a token's logit."""
+    """The way in which a number changes a token's logit."""
 
     ADDED, SCALED, REPLACED = range(3)
 
 
 class MatrixData(Structure):
-    """``Matrix``"""
+    """The struct ``Matrix``."""
 
     _fields_ = (
         *((name, c_int32) for name in ("format", "inputs", "outputs", "panels")),
@@ -76,7 +76,7 @@ class MatrixData(Structure):
 
 
 class OperationData(Structure):
-    """``Operation``"""
+    """The struct ``Operation``."""
 
     _fields_ = (
         *((name, c_int32) for name in ("kind", "source", "to", "wanted", "norm")),
@@ -98,19 +98,19 @@ class OperationData(Structure):
 
 
 class BufferData(Structure):
-    """``Buffer``"""
+    """The struct ``Buffer``."""
 
     _fields_ = (("data", c_void_p), ("width", c_int32))
 
 
 class TurnsData(Structure):
-    """``Turns``"""
+    """The struct ``Turns``."""
 
     _fields_ = (("cosines", c_void_p), ("sines", c_void_p), ("count", c_int64), ("half", c_int32))
 
 
 class ModelData(Structure):
-    """``Model``"""
+    """The struct ``Model``."""
 
     _fields_ = (
         ("operations", c_void_p),
@@ -127,7 +127,7 @@ class ModelData(Structure):
 
 
 class StepData(Structure):
-    """``Step``"""
+    """The struct ``Step``."""
 
     _fields_ = (
         *((name, c_int32) for name in ("rows", "wanted_count", "chunk_count", "table_size", "part")),
@@ -139,36 +139,36 @@ class StepData(Structure):
 
 @define(eq=False)
 class Library:
-    """The library, loaded. Calls give Python's lock back while they run."""
+    """The loaded library. Its calls release Python's lock while they run."""
 
     _calls: ctypes.CDLL = field(repr=False)
 
     @staticmethod
     def load() -> Library | None:
-        """The library of this process. ``None``: the package was installed without a compiler, or it cannot be
-        loaded."""
+        """Returns the library of this process. ``None``: the package was installed without a compiler, or the library
+        cannot be loaded."""
         return _loaded()
 
     @property
     def level(self) -> int:
-        """The instruction set of this processor, as x86-64 counts them: 1, 3 (AVX2) or 4 (AVX-512 with
-        VNNI); 1 elsewhere."""
+        """The level of this processor's instruction set, as x86-64 counts levels: 1, 3 (AVX2) or 4 (AVX-512 with VNNI).
+        Other processors have level 1."""
         return int(self._calls.triolet_level())
 
     def room(self, model: ModelData) -> int:
-        """Bytes that ``model`` needs beside its buffers."""
+        """Returns the bytes that ``model`` needs in addition to its buffers."""
         size = int(self._calls.triolet_room(byref(model)))
         assert size, "an operation would leave the buffers, pages or tables that the model names"
         return size
 
     def open(self, model: ModelData, level: int) -> Any:
-        """Starts the threads of ``model``, whose memory stays where it is until `close`.
+        """Starts the threads of ``model``, and returns a handle. The memory of ``model`` must not move before `close`.
 
         Args:
-            level: the instruction set; 0: the best one.
+            level: the level of the instruction set to use; 0: the best one.
 
         Raises:
-            EngineError: there are no threads to be had.
+            EngineError: the threads cannot be started.
         """
         handle = self._calls.triolet_open(byref(model), level)
         if not handle:
@@ -179,7 +179,7 @@ class Library:
         return handle
 
     def step(self, handle: Any, step: StepData) -> Fault:
-        """Runs a step, or refuses it before anything is touched."""
+        """Runs a step, or refuses it before any memory is written."""
         return Fault(self._calls.triolet_step(handle, byref(step)))
 
     def close(self, handle: Any) -> None:
@@ -187,14 +187,14 @@ class Library:
         self._calls.triolet_close(handle)
 
 
-@cache  # of the process, as what `dlopen` gives is; ctypes' own objects for it are in cycles
+@cache  # `dlopen` loads a library once for each process, too; ctypes' objects for it are in reference cycles
 def _loaded() -> Library | None:
     found = find_spec(_NAME)
     if found is None or found.origin is None:
         return None
     try:
         calls = ctypes.CDLL(found.origin)
-    except OSError as error:  # of another machine, or another C library
+    except OSError as error:  # built for another machine or another C library
         logging.getLogger("triolet").warning("the native library cannot be loaded: %s; install triolet again", error)
         return None
     calls.triolet_room.argtypes, calls.triolet_room.restype = [POINTER(ModelData)], c_size_t

@@ -1,8 +1,9 @@
-"""Modules of torch whose matrices are in the native library's order, in place of a loaded model's own.
+"""Modules of torch whose matrices are in the native library's order. They replace modules of a loaded model, so that
+its weights are held once.
 
-They compute by torch what they stand for, from matrices that are unpacked part by part: for a comparison, and wherever
-the library does not. So a model's weights are held once. Inputs are not quantized here, as the library does beside
-weights in int8."""
+Torch computes with them for comparisons, and wherever the library does not compute. They unpack their matrix part by
+part and return what the replaced module would. Inputs are not quantized here; the library quantizes inputs if weights
+are in int8."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _PART = 4096  # outputs that are unpacked at a time
 
 
 class PackedLinear(nn.Module):
-    """Stands for an `nn.Linear`: ``outputs`` of a matrix in panels from ``first`` on. The others are neighbours'."""
+    """A replacement for an `nn.Linear`: ``outputs`` outputs of a matrix in panels, from output ``first`` on. The other
+    outputs of the matrix belong to neighbours."""
 
     packed: Tensor
     bias: Tensor | None
@@ -33,7 +35,7 @@ class PackedLinear(nn.Module):
         self.first, self.out_features = first, outputs
 
     def panels(self) -> Panels:
-        """The matrix, the neighbours' outputs included."""
+        """Returns the matrix, with the outputs of the neighbours."""
         return Panels(self.whole, self.in_features, self.packed, self.bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -47,7 +49,7 @@ class PackedLinear(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Stands for an `nn.Embedding`, whose matrix may be the head's, too."""
+    """A replacement for an `nn.Embedding`, which may share its matrix with the head."""
 
     weight: Tensor
 
@@ -57,7 +59,7 @@ class PackedEmbedding(nn.Module):
         self.whole, self.inputs, self.scale = panels.outputs, panels.inputs, scale
 
     def panels(self) -> Panels:
-        """The matrix as it is now."""
+        """Returns the matrix. Its tensors may have been moved since the last call."""
         return Panels(self.whole, self.inputs, self.weight, None)
 
     def forward(self, indices: Tensor) -> Tensor:
@@ -66,7 +68,8 @@ class PackedEmbedding(nn.Module):
 
 
 def packed(modules: Sequence[Any], *, int8: bool) -> list[PackedLinear]:
-    """Linear layers of the same inputs as neighbours in one matrix, in int8 if it is so or is to be."""
+    """Packs linear layers that read the same inputs as neighbours in one matrix. The matrix is in int8 if ``int8`` is
+    true or the layers already are."""
     bias = _bias(modules)
     if hasattr(modules[0], "scales"):  # one for each output
         values = torch.cat([each.weight for each in modules])

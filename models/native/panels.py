@@ -1,5 +1,5 @@
-"""`Panels`: a matrix in the order in which the native library reads it: in int8, or in 16 bits where these hold every
-value, or in float32."""
+"""`Panels`: a matrix in the order in which the native library reads it. Its numbers are in int8, in 16 bits if these
+hold every value exactly, or in float32."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch.nn import functional
 from .library import MatrixData
 
 PANEL = 32  # outputs that lie side by side
-GROUP = 32  # inputs whose values in int8 have one scale
-BATCH = 48  # rows that are attended together where all rows are
+GROUP = 32  # inputs that share a scale in int8
+BATCH = 48  # rows that are attended together if each row attends to all rows
 FORMATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
 _SCALES = 4 * PANEL  # bytes before a group's values
-_PART = 1024  # outputs that are looked at together
+_PART = 1024  # outputs that are converted or compared at a time
 
 
 @frozen(eq=False)
 class Panels:
-    """A matrix [outputs, inputs], filled up with zeros.
+    """A matrix [outputs, inputs] in panels of 32 outputs. The last panel is padded with zeros.
 
     Args:
-        packed: [outputs / 32, inputs, 32]. In int8: bytes [outputs / 32, inputs / 32, 128 + 1024], of each group of
-            inputs the float32 scales [32], then the values [8, 32, 4], of which four inputs lie side by side.
-        bias: float32 [panels * 32], or none.
+        packed: the values, [panels, inputs, 32]. In int8: bytes [panels, groups, 128 + 1024]; each group of 32 inputs
+            has its float32 scales [32], then its values [8, 32, 4], four inputs of an output side by side.
+        bias: float32 [panels * 32]; ``None``: there is no bias.
     """
 
     outputs: int
@@ -41,7 +41,7 @@ class Panels:
         """Packs ``weight`` [outputs, inputs] and ``bias`` [outputs].
 
         Args:
-            dtype: that of the panels, ``torch.int8`` included; by default 16 bits where they hold every value.
+            dtype: the dtype of the panels, perhaps ``torch.int8``; by default one of 16 bits if it holds every value.
         """
         if dtype == torch.int8:
             return cls.of_int8(*quantized(weight), bias)
@@ -76,7 +76,7 @@ class Panels:
 
     @property
     def in_int8(self) -> bool:
-        """True if inputs are quantized, too, in groups."""
+        """True if the matrix is in int8. The library then quantizes the inputs, too, in groups."""
         return self.packed.dtype == torch.uint8
 
     @property
@@ -90,7 +90,7 @@ class Panels:
         return self.packed[..., _SCALES:].view(torch.int8).view(*self.packed.shape[:2], GROUP // 4, PANEL, 4)
 
     def rows(self, places: Tensor) -> Tensor:
-        """Outputs' weights, float32 [places, inputs], as of an embedding."""
+        """Returns the weights of the outputs ``places``, float32 [places, inputs], as an embedding does."""
         panels, outputs = places // PANEL, places % PANEL
         if not self.in_int8:
             return self.packed[panels, :, outputs].float()
@@ -98,29 +98,30 @@ class Panels:
         return (values * self._scales[panels, :, outputs][..., None]).flatten(1)[:, : self.inputs].contiguous()
 
     def part(self, start: int, stop: int) -> Tensor:
-        """The weights of some outputs, float32 [stop - start, inputs]: as they were before they were packed, or as
-        int8 tells them."""
+        """Returns the weights of outputs ``start .. stop - 1``, float32 [stop - start, inputs]. They are equal to the
+        weights before packing, apart from the rounding to int8."""
         return self.rows(torch.arange(start, stop))
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The linear layer by torch, [..., inputs] to [..., outputs], both float32; inputs are not quantized."""
+        """Computes the linear layer with torch, [..., inputs] to [..., outputs], both float32. Inputs are not
+        quantized."""
         bias = None if self.bias is None else self.bias[: self.outputs]
         return functional.linear(inputs, self.part(0, self.outputs), bias)
 
     def data(self) -> Any:
-        """A pointer for the library, good as long as the tensors are."""
+        """Returns a pointer for the library, which is valid as long as the tensors are."""
         bias = None if self.bias is None else self.bias.data_ptr()
         form, panels = FORMATS[self.packed.dtype], len(self.packed)
         return pointer(MatrixData(form, self.inputs, self.outputs, panels, self.packed.data_ptr(), bias))
 
 
 def filled(bias: Tensor, panels: int) -> Tensor:
-    """A bias as long as its panels, in float32."""
+    """Pads a bias with zeros to the outputs of ``panels`` panels, in float32."""
     return functional.pad(bias.float(), (0, panels * PANEL - len(bias))).contiguous()
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantizes as `in_groups` does, some rows at a time."""
+    """Quantizes a matrix as `in_groups` does, some rows at a time."""
     outputs, inputs = weight.shape
     groups = -(-inputs // GROUP)
     values, scales = torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs, groups)
@@ -131,17 +132,18 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_groups(part: Tensor) -> tuple[Tensor, Tensor]:
-    """Int8 values of ``part`` [rows, inputs], and the scales [rows, groups], as the library quantizes inputs."""
+    """Quantizes ``part`` [rows, inputs] as the library quantizes inputs. Returns the int8 values and the scales
+    [rows, groups]."""
     rows, inputs = part.shape
     grouped = functional.pad(part.float(), (0, -inputs % GROUP)).view(rows, -1, GROUP)
     largest = grouped.abs().amax(-1, keepdim=True)
-    inverse = torch.where(largest > 1e-30, 127.0 / largest, 0.0)  # of less it may be infinite
+    inverse = torch.where(largest > 1e-30, 127.0 / largest, 0.0)  # the inverse of a smaller number may be infinite
     values = (grouped * inverse).round_().to(torch.int8).view(rows, -1)[:, :inputs]
     return values, (largest / 127.0)[..., 0]
 
 
 def narrowest(weight: Tensor) -> torch.dtype:
-    """A dtype of the fewest bytes that holds every value of ``weight``."""
+    """Returns the smallest floating-point dtype that holds every value of ``weight`` exactly."""
     if weight.dtype in {torch.float16, torch.bfloat16}:
         return weight.dtype
     for dtype in (torch.bfloat16, torch.float16):

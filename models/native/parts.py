@@ -1,4 +1,4 @@
-"""Parts of programs: the linear layers, embeddings and norms of transformers' modules, packed and read."""
+"""Parts of programs: functions that pack and read the linear layers, embeddings and norms of transformers' modules."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from .modules import PackedEmbedding, PackedLinear, packed
 from .panels import Panels, filled
 from .program import Normed
 
-_FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # ways to turn that do not depend on a sequence's length
+_FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # rotary kinds that do not depend on a sequence's length
 
 
 def is_known(linear: Any) -> bool:
-    """True if a linear layer is torch's, packed already, or in int8 with a scale for each output."""
+    """True if ``linear`` is a linear layer of torch, is already packed, or is in int8 with one scale for each
+    output."""
     return type(linear) in {nn.Linear, PackedLinear} or (
         hasattr(linear, "scales") and linear.weight.dtype == torch.int8 and linear.scales.dim() == 1
     )
 
 
 def scale_of(embedding: Any) -> float | None:
-    """The factor of an embedding's rows; ``None``: it does something else."""
+    """Returns the factor that an embedding multiplies its rows with; ``None``: the embedding computes something
+    else."""
     if type(embedding) in {nn.Embedding, PackedEmbedding}:
         return 1.0
     name = type(embedding).__name__
@@ -34,19 +36,19 @@ def scale_of(embedding: Any) -> float | None:
 
 
 def pack_linears(parent: Any, names: Sequence[str], *, int8: bool = False) -> None:
-    """Puts one packed matrix in the places of the linear layers of ``parent`` that read the same."""
+    """Replaces linear layers of ``parent``, which all read the same inputs, by one packed matrix."""
     modules = [getattr(parent, name) for name in names]
     for name, made in zip(names, packed(modules, int8=int8), strict=True):
         setattr(parent, name, made)
 
 
 def pack_words(module: nn.Module, embedding: Any, head: Any, *, int8: bool = False, bias: Tensor | None = None) -> None:
-    """Puts packed matrices in the places of a token embedding, of all others in ``module`` that share its matrix, and
-    of the head, which may share it, too.
+    """Packs the matrices of a token embedding and of the head, which may share one matrix. Other embeddings in
+    ``module`` that share the matrix are replaced, too.
 
     Args:
-        head: what makes logits; ``None``: there is none.
-        bias: of the head, in place of its own.
+        head: the linear layer that computes logits; ``None``: the model has none.
+        bias: the bias of the head, in place of its own; ``None``: the head keeps its own.
     """
     weight = embedding.weight
     table = Panels.of(weight.detach(), dtype=torch.int8 if int8 else None)
@@ -72,7 +74,7 @@ def _replace(module: nn.Module, old: Any, new: nn.Module) -> None:
 
 
 def norm_of(module: Any) -> Normed:
-    """A norm of layers or of root mean squares."""
+    """Returns a layer norm or a root mean square norm of transformers as a `Normed`."""
     gain, shift = gain_of(module), getattr(module, "bias", None)
     if isinstance(module, nn.LayerNorm):
         shift = torch.zeros_like(gain) if shift is None else plain(shift)
@@ -80,7 +82,7 @@ def norm_of(module: Any) -> Normed:
 
 
 def unknown_turns(config: Any) -> str | None:
-    """The reason why the library does not turn positions as the model does; ``None``: it does."""
+    """Returns the reason why the library cannot compute the model's rotary positions; ``None``: it can."""
     told: Mapping[str, Any] = config.rope_parameters or {}
     each = [one for one in told.values() if isinstance(one, Mapping)] or [told]
     others = {str(one.get("rope_type", "default")) for one in each} - _FIXED
@@ -90,23 +92,23 @@ def unknown_turns(config: Any) -> str | None:
 
 
 def turns_of(rotary: Any, positions: int, *kind: str) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, half], perhaps of one ``kind`` of layers."""
+    """Returns cosines and sines [positions, half] of rotary positions, for one ``kind`` of layers if it is given."""
     cosines, sines = rotary(torch.empty(1), torch.arange(positions)[None], *kind)
     half = cosines.shape[-1] // 2
     return plain(cosines[0, :, :half]), plain(sines[0, :, :half])
 
 
 def epsilon_of(norm: Any) -> float:
-    """The number that is added to a norm's squares."""
+    """Returns the epsilon of a norm."""
     return float(norm.eps if hasattr(norm, "eps") else norm.variance_epsilon)
 
 
 def gain_of(norm: Any) -> Tensor:
-    """The numbers that a norm multiplies with."""
+    """Returns the numbers that a norm multiplies its rows with."""
     gain = plain(norm.weight)
     return gain.add_(1.0) if type(norm).__name__ in {"Gemma2RMSNorm", "Gemma3RMSNorm"} else gain
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """A copy in float32, value by value."""
+    """Returns a contiguous copy in float32."""
     return tensor.detach().to(torch.float32, copy=True).contiguous()

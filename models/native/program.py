@@ -1,7 +1,7 @@
 """`Program`: a decoder or encoder as the list of operations that the native library runs, see `runner`.
 
-A program names buffers, one row for each token fed, and reads weights where they are. It holds tensors, the library
-their addresses: whoever takes the tensors away closes the runner first.
+The operations read and write numbered buffers, which have one row for each token fed. The program holds tensors, and
+the library holds their addresses: the runner must be closed before the tensors are moved or released.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from .library import Kind, Norm, OperationData
 from .panels import Panels
 
-MULTIPLE = 16  # widths that are normalized are multiples of it
+MULTIPLE = 16  # rows that are normalized have a width that is a multiple of this number
 
 
 @frozen(kw_only=True, eq=False)
 class Normed:
-    """A norm of what an operation reads: layer norm where there is a ``shift``, else root mean square."""
+    """A norm of the rows that an operation reads: layer norm if there is a ``shift``, else root mean square norm."""
 
     gain: Tensor  # float32 [width]
     epsilon: float
@@ -33,13 +33,13 @@ class Attention:
     """The attention of a layer.
 
     Args:
-        turned: how many leading dimensions of a head are turned, in halves (Su et al. 2021); 0: none.
-        paired: they are turned with their neighbours instead.
-        table: by which of the program's tables.
-        window: positions that a row sees, its own included; 0: all.
-        distances: float32 [heads, distances], added to scores by the distance of query and key; the last one is that of
-            all farther.
-        soft_cap: scores go through ``soft_cap * tanh(score / soft_cap)``; 0: they do not.
+        turned: the number of leading dimensions of a head with rotary positions (Su et al. 2021); 0: none.
+        paired: a dimension is turned together with its neighbour; otherwise with one in the other half.
+        table: the index of the cosines and sines in `Program.turns`.
+        window: the number of positions that a row attends to, its own included; 0: all.
+        distances: float32 [heads, distances], added to scores by the distance of query and key. The last number is for
+            all larger distances, too.
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: scores are not capped.
     """
 
     layer: int
@@ -52,7 +52,7 @@ class Attention:
     window: int = 0
     soft_cap: float = 0.0
     epsilon: float = 0.0
-    query_gain: Tensor | None = None  # float32 [size] of norms of each head
+    query_gain: Tensor | None = None  # float32 [size], the gain of a norm of each head; None: heads have no norms
     key_gain: Tensor | None = None
     paired: bool = False
     distances: Tensor | None = None
@@ -60,31 +60,36 @@ class Attention:
 
 @define(eq=False)
 class Program:
-    """Is written once, operation after operation. Buffer 0 has the embeddings [rows, hidden], the last one the logits
-    [wanted, vocabulary]."""
+    """A list of operations that is written once, one operation after the other.
+
+    Buffer 0 has the embeddings [rows, hidden], the last buffer the logits [wanted, vocabulary]."""
 
     widths: list[int] = field(factory=list, init=False)
     turns: list[tuple[Tensor, Tensor]] = field(factory=list, init=False)  # cosines and sines [positions, half]
-    chooses: bool = field(default=False, init=False)  # tokens are chosen of its logits
-    has_head: bool = field(default=False, init=False)  # without one the last buffer has the last hidden states
+    chooses: bool = field(default=False, init=False)  # the library may choose tokens from the logits
+    has_head: bool = field(default=False, init=False)  # without a head the last buffer has the last hidden states
     _operations: list[OperationData] = field(factory=list, init=False, repr=False)
     _tensors: list[Tensor] = field(factory=list, init=False, repr=False)
-    _matrices: list[Panels] = field(factory=list, init=False, repr=False)  # others'
+    _matrices: list[Panels] = field(factory=list, init=False, repr=False)  # owned by modules, not by the program
 
     def buffer(self, width: int) -> int:
-        """A new buffer's number."""
+        """Adds a buffer, and returns its number."""
         self.widths.append(width)
         return len(self.widths) - 1
 
     def norm(self, source: int, to: int, norm: Normed, *, wanted: bool = False, add: bool = False) -> None:
-        """The norm of each row of ``source``: of those that are wanted, one after the other; or ``add``\\ ed to
-        ``to``."""
+        """Normalizes each row of ``source`` into ``to``.
+
+        Args:
+            wanted: only the wanted rows, one after the other.
+            add: the result is added to ``to``.
+        """
         kind = Kind.NORM_ADD if add else Kind.NORM
         self._add(kind=kind, source=source, to=to, wanted=int(wanted), **self._normed(norm))
 
     def look_up(self, to: int, matrix: Panels, scale: float, positions: Tensor | None = None) -> None:
-        """Embeddings of the step's tokens, where it is given some: rows of ``matrix``, times ``scale``; and what is
-        added at their ``positions``, float32 [positions, hidden]."""
+        """Writes the embeddings of the step's tokens, if the step has tokens: rows of ``matrix`` times ``scale``, plus
+        the rows of ``positions``, float32 [positions, hidden], for the tokens' positions."""
         self._matrices.append(matrix)
         told = {"shift": self._kept(positions), "distance_count": 0 if positions is None else len(positions)}
         self._add(kind=Kind.LOOKUP, source=to, to=to, matrix=matrix.data(), scale=scale, **told)
@@ -101,7 +106,7 @@ class Program:
         cap: float = 0.0,
         wanted: bool = False,
     ) -> None:
-        """Products of each row with ``matrix``; ``wanted``: the rows are as many as are wanted."""
+        """Multiplies each row with ``matrix``. ``wanted``: the source has the wanted rows only."""
         self._matrices.append(matrix)
         told = {} if norm is None else self._normed(norm)
         self._add(
@@ -117,8 +122,8 @@ class Program:
         )
 
     def attend(self, source: int, to: int, attention: Attention) -> None:
-        """Turns the queries and keys in ``source`` [rows, (heads + 2 * kv_heads) * size], writes keys and values to the
-        pages, and attends."""
+        """Applies rotary positions to the queries and keys in ``source`` [rows, (heads + 2 * kv_heads) * size], writes
+        keys and values to the pages, and attends."""
         told = {
             **asdict(attention, recurse=False),
             "source": source,
@@ -136,34 +141,35 @@ class Program:
         return any(one.in_int8 for one in self._matrices)
 
     def cross(self, source: int, to: int, attention: Attention) -> None:
-        """Attends from the queries in ``source`` [rows, heads * size], which are scaled in place, to the slot of each
-        row."""
+        """Attends from the queries in ``source`` [rows, heads * size] to the slot of each row. The queries are scaled
+        in place."""
         one = attention
         told = {"layer": one.layer, "heads": one.heads, "kv_heads": one.kv_heads, "size": one.size, "scale": one.scale}
         self._add(kind=Kind.CROSS, source=source, to=to, **told)
 
     def attend_all(self, source: int, to: int, *, heads: int, size: int) -> None:
-        """Attends from each row to all rows of the step, by the scaled queries, keys and values in ``source``
-        [rows, 3 * heads * size]."""
+        """Attends from each row to all rows of the step. ``source`` [rows, 3 * heads * size] has the queries, which are
+        already scaled, the keys and the values."""
         told = {"heads": heads, "kv_heads": heads, "size": size, "scale": 1.0}
         self._add(kind=Kind.ATTEND_ALL, source=source, to=to, **told)
 
     @property
     def looks_up(self) -> bool:
-        """True if it may be fed with tokens."""
+        """True if the program may be fed with tokens."""
         return bool(self._operations) and self._operations[0].kind == Kind.LOOKUP
 
     @property
     def attends_to_all(self) -> bool:
-        """True if rows read all rows of their step, which is not to be cut."""
+        """True if rows attend to all rows of their step. Such a step must not be cut into several calls."""
         return any(one.kind == Kind.ATTEND_ALL for one in self._operations)
 
     def operations(self) -> bytearray:
-        """The operations as the library reads them, one after the other, as long as the program has them."""
+        """Returns the operations in the form that the library reads, one after the other. Their addresses are valid
+        until the program is released."""
         return bytearray(b"".join(map(bytes, self._operations)))
 
     def tensors(self) -> Iterator[Tensor]:
-        """The program's own tensors that operations read: not the matrices."""
+        """Yields the program's own tensors, which operations read. Matrices are not among them."""
         yield from self._tensors
         for pair in self.turns:
             yield from pair

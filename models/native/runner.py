@@ -1,4 +1,4 @@
-"""`Runner` runs a program for each step."""
+"""`Runner`: runs a program once for each step."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .program import Program
 
 
 def _place(memory: np.ndarray[Any, Any]) -> int:
-    """The address of an array, as long as it lives."""
+    """Returns the address of an array, which is valid as long as the array lives."""
     place: int = memory.__array_interface__["data"][0]
     return place
 
 
 def _address(memory: bytearray) -> int | None:
-    """The address of ``memory``, as long as it lives and its size stays."""
+    """Returns the address of ``memory``, which is valid as long as ``memory`` lives and keeps its size."""
     return addressof(c_char.from_buffer(memory)) if memory else None
 
 
@@ -43,9 +43,9 @@ class Runner:
     _library: Library = field(repr=False)
     _program: Program = field(repr=False)
     _handle: Any = field(repr=False)
-    _buffers: list[BufferData] = field(repr=False)  # those of the rows and the results are each step's
-    _held: list[Any] = field(repr=False)  # what the library has addresses of
-    _tensors: list[Tensor] = field(repr=False)  # the other buffers, and the room
+    _buffers: list[BufferData] = field(repr=False)  # each step sets the addresses of the first and the last one
+    _held: list[Any] = field(repr=False)  # memory that the library has addresses of
+    _tensors: list[Tensor] = field(repr=False)  # the inner buffers, and the library's working memory
     _rows: int
     _page_size: int
 
@@ -62,17 +62,18 @@ class Runner:
         threads: int,
         level: int = 0,
     ) -> Runner:
-        """Takes the memory, and starts the threads.
+        """Allocates the memory, and starts the threads.
 
         Args:
-            keys_values: the pages, [layers, pages, page_size, 2 * width] of float32, float16 or bfloat16, keys before
-                values; ``None``: the program reads none.
-            cross: the slots, [layers, 2, slots, heads, embeddings, size] of the same dtype, keys before values;
-                ``None``: the program reads none.
-            rows: the most of one call; a step of more is several calls.
-            positions: the most of a sequence.
+            keys_values: the pages, [layers, pages, page_size, 2 * width] in float32, float16 or bfloat16, keys before
+                values; ``None``: the program reads no pages.
+            cross: the slots, [layers, 2, slots, heads, embeddings, size] in the same dtype, keys before values;
+                ``None``: the program reads no slots.
+            rows: the largest number of rows of one call; a larger step takes several calls.
+            positions: the largest number of positions of a sequence.
         """
-        # no ctypes arrays: their types are in cycles; and no comprehensions: closures, see `core.frames`
+        # No ctypes arrays, since their types are in reference cycles. No comprehensions, since they are closures, see
+        # `core.frames`.
         count, inner, operations = len(program.widths), list[Tensor](), program.operations()
         table, buffers, turns = bytearray(count * sizeof(BufferData)), list[BufferData](), bytearray()
         for index, width in enumerate(program.widths):
@@ -122,17 +123,17 @@ class Runner:
         """Runs a step.
 
         Args:
-            fed: embeddings, float32 [rows, hidden], which are overwritten; or tokens [rows], where the program looks
-                them up.
-            hidden: the last hidden states are wanted, though there is a head.
-            kept: is filled with what is in buffers when the step is over, [rows, width] each.
+            fed: embeddings, float32 [rows, hidden], which are overwritten; or tokens [rows], if the program looks
+                tokens up.
+            hidden: return last hidden states, even if the program has a head.
+            kept: for some buffers, a tensor [rows, width] that receives the contents of the buffer.
 
         Returns:
-            What is wanted, float32: logits [wanted, vocabulary], or last hidden states [wanted, hidden].
+            For each wanted row, in float32, logits [wanted, vocabulary] or last hidden states [wanted, hidden].
 
         Raises:
-            EngineError: a number is out of its range. Of rows that are too many for one call, those before may be
-                computed.
+            EngineError: a number of the step is out of its range. If the step takes several calls, earlier calls may
+                have been computed.
         """
         program = self._program
         self._check(fed, rows)
@@ -176,19 +177,21 @@ class Runner:
         draws: Sequence[Draw],
         copies: Sequence[tuple[int, int]] = (),
     ) -> list[Chosen]:
-        """Runs a step, and chooses of each row that is wanted what its draw asks for. Of tokens alone Python's lock is
-        given back once: numpy makes room without that.
+        """Runs a step, and answers the draw of each wanted row. If tokens are fed, Python's lock is released only once:
+        numpy allocates without releasing it.
 
         Args:
             fed: as for `step`.
-            copies: pages that are copied before all else, from one to another; no page is in two of them.
+            draws: one for each wanted row.
+            copies: pairs of pages; before the step the first page of a pair is copied to the second. No page is in two
+                pairs.
 
         Returns:
-            The answers.
+            The answers, one for each draw.
 
         Raises:
-            EngineError: a number is out of its range. Of rows that are too many for one call, those before may be
-                computed.
+            EngineError: a number of the step is out of its range. If the step takes several calls, earlier calls may
+                have been computed.
         """
         program, last = self._program, len(self._program.widths) - 1
         assert program.chooses, "the program chooses no tokens"
@@ -208,7 +211,7 @@ class Runner:
         return found
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] of last hidden states, float32 [rows, hidden]."""
+        """Computes logits [rows, vocabulary] from last hidden states, float32 [rows, hidden]."""
         program = self._program
         assert program.has_head, "the program ends with the last hidden states"
         assert hidden.shape[1] == program.widths[-2], f"hidden states of {hidden.shape[1]}, not {program.widths[-2]}"
@@ -258,16 +261,16 @@ class Runner:
 
     @property
     def in_int8(self) -> bool:
-        """True if inputs of products are quantized."""
+        """True if the library quantizes the inputs of linear layers."""
         return self._program.in_int8
 
     def tensors(self) -> Iterator[Tensor]:
-        """The buffers, the room, and what the program has of its own."""
+        """Yields the buffers, the library's working memory, and the program's own tensors."""
         yield from self._tensors
         yield from self._program.tensors()
 
     def __del__(self) -> None:
-        """Ends the threads of a runner that nobody took over; else `release` has."""
+        """Ends the threads of a runner that was never released, since nobody took it over."""
         self.release()
 
     def release(self) -> None:
