@@ -1,8 +1,8 @@
 """The tools of Triolet's own tests, for yours: a simulated device, deterministic simulation, fault sweeps, a trace
 checker, a conformance kit for model adapters, tiny random checkpoints, and Hypothesis strategies.
 
-What is for any trio program is in `triolet.testing.trio_tools`, and what is for other engines in `triolet.testing.kit`.
-Each name is imported at its first use; some need Hypothesis (``pip install 'triolet[test]'``).
+The tools for any trio program are in `triolet.testing.trio_tools`, those for other engines in `triolet.testing.kit`.
+Each name is imported at its first use. Some names need Hypothesis (``pip install 'triolet[test]'``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _HOMES = {
     ".sweep": "Failure Report sweep_all sweep_scenario",
     ".tensors": "live_bytes",
 }
-"""The module of each name: the first that is asked for imports it, so that a part is had without the others."""
+"""The module of each name. A module is imported when one of its names is first used, so that no other module is
+needed."""
 
 __all__ = [
     "ADAPTER_INVARIANTS",

@@ -1,4 +1,4 @@
-"""``python -m triolet.testing``: the sweep."""
+"""The program ``python -m triolet.testing``, which runs the sweep."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def _print(report: Report, seconds: float) -> None:
 
 
 def begin() -> None:
-    """Runs the program. It logs nothing, since its faults are injected, and its report holds the broken promises."""
+    """Runs the program without logging, since the errors are injected and the report lists the broken promises."""
     logging.getLogger("triolet").setLevel(logging.CRITICAL + 1)
-    gc.freeze()  # present objects stay: the collector need not look at them
+    gc.freeze()  # the collector need not scan present objects
     main()
 
 

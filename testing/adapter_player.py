@@ -1,4 +1,4 @@
-"""The player of an adapter: drives an `Executor` as the engine does, and keeps every sequence's sampled tokens."""
+"""The player of an adapter, which drives an `Executor` as the engine does and keeps every sequence's sampled tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..core.request import EncoderItem, LogitRules, Probe, SamplingParams
 
 @frozen
 class Item:
-    """A sequence: the key and payload that it reads, and its prompt."""
+    """A sequence to play: the key and payload of its encoder item, its prompt, and its probe if it has one."""
 
     key: str
     payload: Any = field(repr=False)
@@ -46,7 +46,7 @@ class PlayedSequence:
 
 @define(eq=False)
 class Player:
-    """Plays the planner of one open adapter."""
+    """A player of the planner's part, for one open adapter."""
 
     adapter: Executor
     description: ModelDescription
@@ -54,7 +54,7 @@ class Player:
     _ids: Iterator[int] = field(factory=itertools.count)
 
     def encode(self, items: Sequence[Item]) -> None:
-        """Encodes in one batch."""
+        """Encodes ``items`` in one batch."""
         size, embeddings = self.description.encoder_bytes, self.description.encoder_embeddings
         self.adapter.encode(
             tuple(EncoderItem(key=item.key, payload=item.payload, embeddings=embeddings, size=size) for item in items)
@@ -64,19 +64,20 @@ class Player:
         self.adapter.free(tuple(item.key for item in items))
 
     def owned(self) -> dict[str, int]:
-        """Bytes by owner, without owners that hold none."""
+        """Returns the bytes by owner, without owners that hold none."""
         return {owner: count for owner, count in self.adapter.memory().by_owner.items() if count}
 
     def held(self) -> int:
-        """Bytes of all owners."""
+        """Returns the bytes of all owners together."""
         return self.adapter.memory().total
 
     def decode(self, items: Sequence[Item], *, chunk: int | None = None) -> list[tuple[SampledToken, ...]]:
-        """Returns what each item samples when all share steps, with at most ``chunk`` tokens of each in a step."""
+        """Returns the sampled tokens of each item. All items share the steps; each feeds at most ``chunk`` tokens in a
+        step."""
         return [tuple(sequence.sampled) for sequence in self.run(items, chunk=chunk)]
 
     def run(self, items: Sequence[Item], *, chunk: int | None = None) -> list[PlayedSequence]:
-        """Starts a sequence for each item, and runs all to their end."""
+        """Starts a sequence for each item, and runs all sequences to their end."""
         running = self.begin(items)
         self.step(running, chunk, started=running, written=running)
         self.finish(running, chunk)
@@ -92,7 +93,8 @@ class Player:
         self.adapter.step(self._plan(ended=tuple(sequence.id for sequence in running)))
 
     def begin(self, items: Sequence[Item]) -> list[PlayedSequence]:
-        """Starts sequences. Pages are dealt out one by one, the last first, so that no sequence has two in a row."""
+        """Makes a sequence for each item. Pages are dealt one by one from the last page down, so that the pages of a
+        sequence are never adjacent."""
         each = max(-(-(len(item.prompt) + self.max_tokens) // self.description.page_size) for item in items)
         pages = range(self.description.pages - 1, -1, -1)
         count = len(items)
@@ -111,7 +113,8 @@ class Player:
         started: Sequence[PlayedSequence] = (),
         written: Sequence[PlayedSequence] = (),
     ) -> None:
-        """Runs one step of all sequences that are not done. It writes the cross slots of those in ``written``."""
+        """Runs one step of all sequences that still need tokens. It writes the cross slots of the sequences in
+        ``written``."""
         active = [sequence for sequence in running if len(sequence.sampled) < self.max_tokens]
         chunks = tuple(self._slice(sequence, chunk) for sequence in active)
         plan = self._plan(
@@ -158,7 +161,7 @@ class Player:
         cross_writes: tuple[CrossWrite, ...] = (),
         chunks: tuple[Chunk, ...] = (),
     ) -> StepPlan:
-        number = next(self._ids)  # sequences and steps are counted together, so that no number comes twice
+        number = next(self._ids)  # one counter for sequences and steps, so that no number comes twice
         return StepPlan(step_id=number, epoch=0, started=started, ended=ended, cross_writes=cross_writes, chunks=chunks)
 
 

@@ -7,32 +7,33 @@
 
 A broken promise is an `InvariantViolation` with the promise's name:
 
-- **payloads are heard**: one prompt does not give the same tokens and log-probabilities on every payload.
-- **batched as alone**: a sequence gets the same tokens, whatever is encoded and decoded together with it.
+- **payloads are heard**: the tokens and log-probabilities of a prompt depend on the payload.
+- **batched as alone**: a sequence gets the same tokens, whatever else is in its batches.
 - **chunked as whole**: a prompt that is fed in pieces gives the same tokens as one that is fed at once.
-- **outputs are copies**: an encoder output does not change when its siblings are freed, nor when others are encoded.
-- **slots are shared**: a sequence that joins a cross slot in a later step than the slot's writer gets the same tokens:
-  while the writer runs, and when the writer has ended and the encoder output was freed.
-- **replayed as whole**: a sequence that was ended and is started again, under its old id and with the tokens that it
-  had sampled, goes on as if it had never ended.
-- **probes are answered**: once, by the chunk that holds the probe's position, with a log-probability for each of its
-  tokens; and alike in any batch and in any pieces.
+- **outputs are copies**: an encoder output does not change when outputs of its batch are freed or others are encoded.
+- **slots are shared**: a sequence that joins a cross slot after the slot's writer gets the same tokens, both while the
+  writer runs and after the writer has ended and the encoder output was freed.
+- **replayed as whole**: a sequence that was ended and is started again with its old id and sampled tokens goes on as if
+  it had never ended.
+- **probes are answered**: a probe is answered once, by the chunk that holds its position, with a log-probability for
+  each of its tokens. The answer is the same in any batch and in any pieces.
 - **memory is told**: an open adapter holds bytes, and more bytes with each encoding.
-- **free gives back**: each free gives the bytes of its output back; a freed key can be encoded again and gives the same
-  tokens; ended work leaves no bytes behind, by owner; freeing an absent key is an `AssertionError` (not checked under
-  ``python -O``).
+- **free gives back**: each free gives the bytes of its output back. A freed key can be encoded again and gives the same
+  tokens. Ended work leaves no bytes behind, for any owner. Freeing an absent key is an `AssertionError` (not checked
+  under ``python -O``).
 - **instances apart**: two open adapters do not change each other, and one goes on when the other is closed.
-- **closed is empty**: after `Executor.close`, which may come twice, an adapter holds zero bytes.
+- **closed is empty**: after `Executor.close`, which may be called twice, an adapter holds zero bytes.
 - **asleep is empty**: after `Executor.sleep` an adapter holds zero bytes, or its parked weights and no more than when
-  it was opened. The sleeping adapter may be reset and closed; any other call is an `AssertionError`, as are a second
-  sleep and a wake of an adapter that is awake.
+  it was opened. A sleeping adapter may be reset, woken and closed; any other call is an `AssertionError`, and so is a
+  wake of an adapter that is awake.
 - **wakes as opened**: after `Executor.wake` an adapter holds the same bytes as when it was opened, by owner, and no
   sequence or encoder output; every sequence gets the same tokens.
-- **bytes are true** (where ``live_bytes`` is given): the adapter tells the bytes that live, at rest, asleep and closed.
+- **bytes are true** (if ``live_bytes`` is given): the adapter reports the bytes that are alive, at rest, asleep and
+  closed.
 
-Tokens are sampled greedily and must be equal; log-probabilities must be close. Not checked: sampling, `LogitRules` and
-stop tokens; whether the tokens are the right ones; records of ended sequences that `Executor.memory` does not tell; the
-state after a call that raises half-way (a wake that fails included); `Executor.close` of an adapter that is half open.
+Tokens are sampled greedily and must be equal; log-probabilities must be close. These are not checked: sampling,
+`LogitRules` and stop tokens; whether the tokens are right; records of ended sequences that `Executor.memory` does not
+report; the state after a call, such as a wake, that fails half-way; `Executor.close` of an adapter that is half open.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from ..core.request import Probe
 from .adapter_player import Item, MakeAdapter, PlayedSequence, Player
 
 LEAST_PAYLOADS = 3
-"""One to free, one to keep, and one to encode later."""
+"""The fewest payloads: one to free, one to keep, and one to encode later."""
 
 
 @define(eq=False)
@@ -63,10 +64,10 @@ class _Check:
     tolerance: float
     live_bytes: Callable[[], int] | None
     truth: list[tuple[SampledToken, ...]] = field(factory=list)  # what each item samples alone in an adapter of its own
-    promise: str = ""  # the one that is checked now
+    promise: str = ""  # the name of the promise that is checked now
 
     def run(self) -> None:
-        """Checks one promise after the other. An error of the adapter meanwhile breaks the promise."""
+        """Checks one promise after the other. If the adapter raises during a check, the promise is broken."""
         self.truth = [self.alone(item) for item in self.items]
         for self.promise, check in _CHECKS.items():
             try:
@@ -82,7 +83,7 @@ class _Check:
 
     @contextmanager
     def open(self) -> Iterator[Player]:
-        """An adapter, closed afterwards."""
+        """Opens an adapter, and closes it at the end of the block."""
         adapter = self.make_adapter()
         try:
             yield Player(adapter, adapter.open(), self.max_tokens)
@@ -95,7 +96,8 @@ class _Check:
             return player.decode([item])[0]
 
     def payloads_are_heard(self) -> None:
-        """Plays each payload with the first one's prompt. Log-probabilities tell apart payloads with equal tokens."""
+        """Plays each payload with the first one's prompt. The log-probabilities distinguish payloads that give equal
+        tokens."""
         others = [self.alone(evolve(item, prompt=self.items[0].prompt)) for item in self.items[1:]]
         if all(sampled == self.truth[0] for sampled in others):
             self.fail(
@@ -115,13 +117,13 @@ class _Check:
                 self.compare(player.decode(self.items, chunk=chunk), f"fed in pieces of {chunk}")
 
     def compare(self, sampled: list[tuple[SampledToken, ...]], how: str, *, first: int = 0) -> None:
-        """Compares ``sampled``, of the items from ``first`` on, with the truth."""
+        """Compares ``sampled``, which begins with item ``first``, with what the items sample alone."""
         for item, true, got in zip(self.items[first:], self.truth[first:], sampled, strict=False):
             tokens, true_tokens = [one.token_id for one in got], [one.token_id for one in true]
             if tokens != true_tokens:
                 self.fail(f"{item.key}, {how}, gets {tokens}; alone it gets {true_tokens}")
             apart = max(abs(one.logprob - other.logprob) for one, other in zip(got, true, strict=True))
-            if not apart <= self.tolerance:  # "not <=", so that NaN fails too
+            if not apart <= self.tolerance:  # not ">", so that NaN fails too
                 self.fail(
                     f"{item.key}, {how}, gets log-probabilities that are {apart:g} from those it gets alone; allowed: "
                     f"{self.tolerance:g}"
@@ -139,7 +141,7 @@ class _Check:
             self.compare(player.decode(self.items), "after an output was encoded anew")
 
     def slots_are_shared(self) -> None:
-        """A second sequence joins the slots while their writers run, a third one when the outputs are gone."""
+        """Lets a second sequence join each slot while its writer runs, and a third one after the output is freed."""
         with self.open() as player:
             player.encode(self.items)
             for number, item in enumerate(self.items):
@@ -176,7 +178,7 @@ class _Check:
             self.compare(sampled, "started again with what it had sampled")
 
     def probes_are_answered(self) -> None:
-        """Each sequence has a probe in the middle of its prompt."""
+        """Plays sequences that have a probe in the middle of their prompts."""
         with self.open() as player:
             ids = (0, player.description.vocabulary_size - 1)
             items = [evolve(item, probe=Probe(position=len(item.prompt) // 2, token_ids=ids)) for item in self.items]
@@ -205,7 +207,7 @@ class _Check:
 
     def free_gives_back(self) -> None:
         with self.open() as player:
-            self.round(player)  # memory that is taken once, at the first use, does not count
+            self.round(player)  # a first round, since memory that is allocated once, at the first use, does not count
             before = player.owned()
             self.one_by_one(player)
             self.round(player)
@@ -223,7 +225,7 @@ class _Check:
             self.free_one(player, number, None)
 
     def one_by_one(self, player: Player) -> None:
-        """Each output gives back what its encoding took."""
+        """Checks that each free gives back the bytes that the encoding took."""
         taken = []
         for item in self.items:
             before = player.held()
@@ -233,7 +235,8 @@ class _Check:
             self.free_one(player, number, share)
 
     def free_one(self, player: Player, number: int, share: int | None) -> None:
-        """Frees an output, which is to give ``share`` bytes back; ``None``: some, since it was encoded in a batch."""
+        """Frees an output, which must give ``share`` bytes back. ``None``: any bytes, since the output was encoded in a
+        batch."""
         before = player.held()
         player.free([self.items[number]])
         given = before - player.held()
@@ -244,7 +247,7 @@ class _Check:
             )
 
     def free_of_nothing(self) -> None:
-        """Frees a key that never was there, and one that was freed already."""
+        """Frees a key that was never encoded, and a key that was freed already."""
         never, once, *_ = self.items
         with self.open() as player:
             player.encode([once])
@@ -306,7 +309,7 @@ class _Check:
             self.fail(f"{who} holds {player.owned()} bytes; allowed: {allowed}")
 
     def wakes_as_opened(self) -> None:
-        """Sleeps and wakes twice: memory that is kept wrongly may show only when it is kept again."""
+        """Sleeps and wakes twice, since memory that a wake wrongly keeps may show only at the second time."""
         for keep_weights in (True, False):
             with self.open() as player:
                 opened = player.owned()
@@ -330,7 +333,7 @@ class _Check:
             if told != live:
                 self.fail(f"{how} it tells of {told} bytes, and {live} live")
 
-        gc.collect()  # else objects that others left in cycles could die meanwhile
+        gc.collect()  # else earlier objects in reference cycles could die meanwhile
         before = live_bytes()
         with self.open() as player:
             check(player, "as opened")
@@ -354,7 +357,7 @@ class _Check:
             player.adapter.close()
 
     def answer(self, sequence: PlayedSequence) -> tuple[float, ...]:
-        """The answer to the sequence's probe."""
+        """Returns the answer to the sequence's probe, after checking that there is exactly one."""
         key, probe = sequence.item.key, sequence.item.probe
         assert probe is not None, "only a sequence with a probe is asked for its answer"
         if len(sequence.probed) != 1:
@@ -397,22 +400,24 @@ def check_model_adapter(
     tolerance: float = 1e-3,
     live_bytes: Callable[[], int] | None = None,
 ) -> None:
-    """Checks an adapter's promises on ``payloads``, of which each is encoded under a key of its own.
+    """Checks an adapter's promises on ``payloads``. Each payload is encoded under a key of its own.
 
     Args:
-        make_adapter: makes an adapter that is not open yet; called often, so let its model be tiny.
-        payloads: what `Executor.encode` takes, three or more, as different as may be: equal outputs are a violation.
-        prompts: token ids, one prompt for each payload, of several lengths; by default Whisper's start token, with some
-            made-up tokens after it.
-        max_tokens: tokens sampled for each payload; end-of-text ends no sequence.
-        tolerance: how far (in nats) log-probabilities may be apart.
-        live_bytes: tells how many bytes of tensors live in this process, as `live_bytes` in `triolet.testing` does for
-            those that are Python objects; without it the adapter's own numbers are taken for true.
+        make_adapter: makes an adapter that is not open yet. It is called often, so its model should be tiny.
+        payloads: three or more payloads for `Executor.encode`, as different as possible, since equal outputs are a
+            violation.
+        prompts: token ids, one prompt for each payload, of several lengths. By default each prompt is Whisper's start
+            token with some made-up tokens after it.
+        max_tokens: how many tokens are sampled for each payload; end-of-text ends no sequence.
+        tolerance: the largest difference, in nats, between log-probabilities.
+        live_bytes: returns how many bytes of tensors are alive in this process, as `live_bytes` of `triolet.testing`
+            does for Python's tensors. ``None``: the adapter's own numbers are trusted.
 
     Raises:
         InvariantViolation: a promise is broken; its cause is the adapter's error, if there was one.
-        ValueError: too few payloads, not as many prompts, or a model too small for all of them at once.
-        Exception: any error of the adapter with one item alone: the adapter does not work at all.
+        ValueError: there are too few payloads, the number of prompts is another, or the model is too small for all at
+            once.
+        Exception: the adapter raised this error with a single item, so it does not work at all.
     """
     if len(payloads) < LEAST_PAYLOADS:
         raise ValueError(f"{len(payloads)} payloads; allowed: {LEAST_PAYLOADS} or more")
@@ -433,7 +438,8 @@ def check_model_adapter(
 
 
 def _default_prompts(description: ModelDescription, count: int) -> list[tuple[int, ...]]:
-    """The start token, with up to a page and more of other tokens after it, so that some prompts end within a page."""
+    """Returns prompts of the start token and up to two pages of other tokens, so that some prompts end within a
+    page."""
     if description.whisper is None:
         raise ValueError(f"no prompts; {description.architecture} has no start token to make some with: give prompts=")
     start, vocabulary = description.whisper.start_id, description.vocabulary_size
@@ -445,7 +451,7 @@ def _default_prompts(description: ModelDescription, count: int) -> list[tuple[in
 
 
 def _check_room(description: ModelDescription, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> None:
-    """Raises unless all sequences fit at once, each in as many pages as the longest needs."""
+    """Raises `ValueError` unless all sequences fit at once, each with as many pages as the longest one needs."""
     count, longest = len(prompts), max(len(prompt) for prompt in prompts) + max_tokens
     if longest > description.max_positions:
         raise ValueError(f"{longest} tokens of prompt and draws; allowed: up to {description.max_positions}")

@@ -1,12 +1,13 @@
-"""Chaos: engines in which several faults meet, each run of one seed.
+"""Chaos: runs of engines in which several faults meet. Each run has a seed of its own.
 
 ::
 
     python -m triolet.testing.chaos --runs 10000 --workers 2
 
-The sweep has one fault a run, at every step of every task. Here steps, encodings, frees, sleeps and wakes fail by
-chance and at once, while clients come, wait, leave and are cancelled, and operators put the engine to sleep and wake
-it. Behind `CALM` virtual seconds nothing fails: then whoever still waits must be served.
+The sweep injects one fault in each run, at every step of every task. Here steps, encodings, frees, sleeps and wakes
+fail by chance, several in one run. Meanwhile clients come, wait, leave and are cancelled, and operators put the engine
+to sleep and wake it. After `CALM` virtual seconds nothing fails any more, and every client that still waits must be
+served.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from .sweep import begin_worker
 from .trio_tools.schedules import Batches, Deadlock, Uniform, run_scheduled
 
 CALM = 20.0
-"""Virtual seconds after which the device works, and the operators have gone."""
+"""The virtual seconds after which the device always works and the operators have gone."""
 GIVEN_UP = 3000.0
-"""Virtual seconds after which a run counts as hung: the longest takes a tenth."""
+"""The virtual seconds after which a run counts as hung; the longest run takes a tenth of them."""
 
 _FAILING = (Job.FREE, Job.STEP, Job.ENCODE, Job.SLEEP, Job.WAKE)
 _CLIENTS = 6
@@ -52,7 +53,7 @@ class WrongTokens(AssertionError):
 
 @define(eq=False)
 class Chaos:
-    """One run: six clients, two operators, and a device that fails by chance. ``dice`` decide all of it."""
+    """One run: six clients, two operators, and a device that fails by chance. ``dice`` decide everything."""
 
     dice: random.Random
     faults: int = field(default=0, init=False)
@@ -75,10 +76,10 @@ class Chaos:
         """Plays the run.
 
         Raises:
-            WrongTokens: to a client.
+            WrongTokens: a client got wrong tokens.
             InvariantViolation: a promise of the trace is broken.
             TooSlowError: somebody waits for ever.
-            AssertionError: the device was misused or kept, or a request holds its place.
+            AssertionError: the device was misused or not given back, or a request keeps its place.
         """
         executor = SimExecutor(self._model, fault=self._fault)
         worker = SimWorker(seconds={job: self.dice.choice([0.001, 0.01, 0.1, 0.3]) for job in Job})
@@ -148,7 +149,7 @@ class Chaos:
             with trio.move_on_after(client.patience) as scope:
                 await self._read(engine, client)
             self.ends["left" if scope.cancelled_caught else "finished"] += 1
-        except TrioletError as error:  # what may be told, and to whom, is the sweep's business
+        except TrioletError as error:  # the sweep checks which errors may reach which clients
             self.ends[type(error).__name__] += 1
 
     async def _read(self, engine: Engine, client: Client) -> None:
@@ -191,7 +192,8 @@ class Chaos:
 
 @frozen
 class Outcome:
-    """The outcome of one run. ``broken``: a hang, a violation, wrong tokens or another error, or ``None``."""
+    """The outcome of one run. ``broken`` names a hang, a violation, wrong tokens or another error; ``None``: the run
+    was good."""
 
     seed: int
     faults: int
@@ -201,7 +203,7 @@ class Outcome:
 
 
 def play(seed: int) -> Outcome:
-    """Plays the run of ``seed``. Never raises for a broken promise: see `Outcome.broken`."""
+    """Plays the run of ``seed``. A broken promise raises nothing, but is reported in `Outcome.broken`."""
     chaos = Chaos(random.Random(seed))
     try:
         run_scheduled(chaos.main, schedule=(Uniform if seed % 2 else Batches)(seed))
@@ -256,5 +258,5 @@ def _report(outcomes: Iterable[Outcome], begun: float) -> None:
 
 
 if __name__ == "__main__":
-    begin_worker(logging.CRITICAL + 1)  # the faults are injected: the log says nothing of them
+    begin_worker(logging.CRITICAL + 1)  # the faults are injected, so their log lines would say nothing new
     main()

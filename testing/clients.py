@@ -1,6 +1,6 @@
-"""Scenarios of the simulation: clients, the times at which they come, and the engine that they meet.
+"""The scenarios of the simulation: clients, the times at which they come, and the engine that they meet.
 
-`SCENARIOS` are shipped; `triolet.testing.simulate` runs these and any other scenarios.
+`triolet.testing.simulate` runs the scenarios of `SCENARIOS`, and any other.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ from .sim_model import (
 )
 
 FOREVER = 1e9
-"""Virtual seconds, longer than any run."""
+"""Virtual seconds that are longer than any run."""
 
 
 @frozen(kw_only=True)
 class Client:
-    """The actions of one client of a scenario: request ``max_tokens`` tokens on audio number ``audio`` at ``arrives``
-    (s), and leave after ``patience`` seconds; ``pause`` seconds pass between two reads.
+    """The actions of one client of a scenario. At ``arrives`` (s) the client requests ``max_tokens`` tokens on audio
+    number ``audio``. It waits ``pause`` seconds between two reads, and leaves after ``patience`` seconds.
 
-    For a model that is no encoder-decoder there is no audio, but ``images``, one for each
-    `triolet.testing.sim_model.IMAGE` of the prompt; a ``pooling`` requests a vector instead of tokens, an
-    ``alignment`` the times of the prompt's tokens. More than one of ``beams`` is a beam search. With a ``probe`` the
-    client awaits all tokens together, as a transcription does."""
+    For a model that is no encoder-decoder, ``images`` replace the audio: one for each `triolet.testing.sim_model.IMAGE`
+    of the prompt. A ``pooling`` requests a vector instead of tokens, an ``alignment`` the times of the prompt's tokens.
+    With two or more ``beams`` the request is a beam search. With a ``probe`` the client awaits all tokens together, as
+    a transcription does.
+    """
 
     audio: int = 0
     images: tuple[int, ...] = ()
@@ -67,7 +68,7 @@ class Client:
 
     @property
     def reads_only(self) -> bool:
-        """True if the client requests something of its prompt, and no tokens."""
+        """True if the client requests a result of its prompt, and no tokens."""
         return self.pooling is not None or self.alignment is not None
 
     @sampling.default
@@ -79,9 +80,9 @@ class Client:
 class Scenario:
     """Clients and the engine that they meet.
 
-    ``leaves`` is when (s) the block ends though clients are not done: the clients are cancelled first, or, where they
-    are ``outside`` of the block, go on while the engine drains. ``refusal`` names an error that any client may get.
-    ``naps`` are the times (s) at which an operator puts the engine to sleep and wakes it, in turn.
+    ``leaves`` is the time (s) at which the block ends even if clients are not done. The clients are cancelled first;
+    clients that are ``outside`` of the block go on while the engine drains. ``refusal`` names an error that any client
+    may get. ``naps`` are the times (s) at which an operator in turn puts the engine to sleep and wakes it.
     """
 
     name: str
@@ -95,12 +96,12 @@ class Scenario:
 
 
 def audio(number: int) -> Samples:
-    """The samples of a client's audio: short, and different for every number."""
+    """Returns the samples of a client's audio, which are short and different for every number."""
     return np.full(1600, number / 100, np.float32)
 
 
 def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
-    """The tokens that a client must get, without end-of-text."""
+    """Returns the tokens that a client must get, without end-of-text."""
     prompt = prompt_of(client, model)
     key = prompt.items[0].key if model.kind is Kind.ENCODER_DECODER else None
     asked = prompt.token_ids, key, client.max_tokens
@@ -112,7 +113,7 @@ def true_tokens(client: Client, model: SimModel) -> tuple[int, ...]:
 
 
 def prompt_of(client: Client, model: SimModel) -> Prepared:
-    """The prompt of any client, with the items that it reads."""
+    """Returns the prompt of any client, with the items that it reads."""
     if model.kind is not Kind.ENCODER_DECODER:
         return SimPreparer(model=model).prepare(client.prompt, images=client.images)
     samples = audio(client.audio)
@@ -126,7 +127,7 @@ def prompt_of(client: Client, model: SimModel) -> Prepared:
 
 
 def request_of(client: Client, model: SimModel, request_id: str) -> Request:
-    """The request of any client. It is made without a thread, which no schedule controls."""
+    """Returns the request of any client. It is made without a thread, since no schedule controls threads."""
     prompt = prompt_of(client, model)
     return Request(
         id=request_id,
@@ -143,7 +144,7 @@ def request_of(client: Client, model: SimModel, request_id: str) -> Request:
 
 
 def true_answer(client: Client, model: SimModel) -> AlignedTokens | tuple[float, ...]:
-    """Returns the answer that a client must get that requests no tokens."""
+    """Returns the answer that a client must get if it requests no tokens."""
     prompt = prompt_of(client, model)
     if client.alignment is not None:
         return expected_alignment(prompt.token_ids, prompt.items[0].key, client.alignment)
@@ -151,7 +152,7 @@ def true_answer(client: Client, model: SimModel) -> AlignedTokens | tuple[float,
 
 
 def true_probe(client: Client) -> tuple[float, ...] | None:
-    """The log-probabilities that a client must get."""
+    """Returns the log-probabilities that the probe of a client must get; ``None``: the client has no probe."""
     return None if client.probe is None else tuple(map(expected_logprob, client.probe.token_ids))
 
 
@@ -200,7 +201,7 @@ _ALL = (
         config={"prefix_caching": False},
     ),
     Scenario(
-        name="leaving while it is encoded",  # 0.3 s: an answer and a withdrawal cross
+        name="leaving while it is encoded",  # 0.3 s: an answer and a withdrawal cross each other
         clients=(Client(audio=1, patience=0.3), Client(audio=2, patience=0.31), Client(audio=1, arrives=0.1)),
     ),
     Scenario(
@@ -232,7 +233,7 @@ _ALL = (
         clients=(Client(audio=1, max_tokens=8), Client(audio=1), Client(audio=2, arrives=0.6)),
         model=SimModel(cross_slots=1),
         config=_ONE_ENTRY | {"encoder_idle_seconds": 0.1},
-        naps=(0.37, 1.0, 1.9215, 2.5),  # the second comes as the entry that the first one cost is freed
+        naps=(0.37, 1.0, 1.9215, 2.5),  # the second sleep comes just as an idle entry is freed
     ),
     Scenario(
         name="sleep for want of work",
@@ -274,7 +275,7 @@ _ALL = (
         config={"encoder_cache_bytes": 90, "max_step_tokens": 5},
     ),
     Scenario(
-        name="shared prefix",  # the third comes when the second has ended, and finds its pages
+        name="shared prefix",  # the third client comes after the second has ended, and finds its pages
         clients=(
             Client(images=(3, 1), prompt=_TWO_IMAGES, max_tokens=6),
             Client(images=(3, 2), prompt=_TWO_IMAGES, arrives=0.33, max_tokens=2),
@@ -293,7 +294,7 @@ _ALL = (
         config=_SPECULATES | {"encoder_cache_bytes": 80},
     ),
     Scenario(
-        name="an urgent image and one place",  # where its step fails, the patient text has the place by then
+        name="an urgent image and one place",  # if its step fails, the patient client has the place by then
         clients=(
             Client(images=(3,), prompt=(START, IMAGE, 5), max_tokens=4),
             Client(prompt=(START, 7, 8), max_tokens=4, priority=1, arrives=0.1),
@@ -357,7 +358,7 @@ _ALL = (
         config={"encoder_cache_bytes": 40, "max_step_tokens": 6},
     ),
     Scenario(
-        name="alignment",  # of texts that are read in chunks, beside others on the same audio; the last one preempts
+        name="alignment",  # of texts that are read in chunks, beside others on the same audio; the last client preempts
         clients=(
             Client(audio=1, max_tokens=6),
             Client(audio=1, prompt=(START, *range(2, 8)), alignment=Alignment(start=1, frames=10)),

@@ -1,4 +1,4 @@
-"""Faults of a simulation, and their injector, which makes each happen at its time."""
+"""The faults of a simulation, and their injector, which makes each fault happen at its time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Injected(Exception):
     """The error that a fault raises."""
 
 
-ACTORS = {  # each with the names of the channels that lead to it; a runner that crashes reads no more
+ACTORS = {  # each actor with the names of its channels; a runner that crashes reads no more
     "triolet scheduler": "_to_scheduler",
     "triolet encoder cache": "_to_encoder_cache",
     "triolet runner": None,
@@ -59,9 +59,9 @@ ACTORS = {  # each with the names of the channels that lead to it; a runner that
 
 
 Fault: TypeAlias = trio_faults.Fault[FaultKind]
-"""``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1. A task that is leaving a nursery
-then crashes at its next step. A kind of `OCCASIONS` happens on the ``step``-th of its occasions instead; ``task`` is
-their name."""
+"""A fault of kind ``kind``, which happens just before ``task`` takes its ``step``-th step, counted from 1. If a task is
+leaving a nursery then, it crashes at its next step instead. A kind of `OCCASIONS` happens on the ``step``-th of its
+occasions, and ``task`` is the name of these occasions."""
 
 
 DEVICE_FAULTS: Mapping[FaultKind, tuple[set[Job], type[Exception]]] = {
@@ -84,22 +84,23 @@ OCCASIONS: Mapping[FaultKind, str] = {
     FaultKind.STEP_HANGS: "calls of step",
     **{kind: f"calls of {', '.join(sorted(job.value for job in jobs))}" for kind, (jobs, _) in DEVICE_FAULTS.items()},
 }
-"""The faults that happen on an occasion, and the name of the occasion. All others happen at a step of a task."""
+"""The kinds of fault that happen on an occasion, each with the name of its occasions. All others happen at a step of a
+task."""
 
 
 @define(eq=False)
 class Injector(StepCounter):
-    """Counts the steps of every task, and makes the fault happen."""
+    """An injector that counts the steps of every task and makes the fault happen."""
 
     scope: trio.CancelScope = field(factory=trio.CancelScope)
-    put_back: Callable[[str, object], None] = lambda *_: None  # a message that an actor was about to read
-    over: bool = False  # the run has ended, and what follows counts no more
+    put_back: Callable[[str, object], None] = lambda *_: None  # returns a message to an actor that was about to read it
+    over: bool = False  # the run has ended; later steps do not count
     release_failed: bool = False
     _releases_fail: bool = False
     _occasions: int = 0
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """trio calls it."""
+        """Implements `trio.abc.Instrument.before_task_step`."""
         if not self.over:
             super().before_task_step(task)
 
@@ -121,7 +122,7 @@ class Injector(StepCounter):
                 self.put_back(role(task), unread)
 
     def happens(self, kind: FaultKind) -> bool:
-        """Counts another occasion for ``kind``. True if the fault happens now."""
+        """Counts another occasion for ``kind``. Returns whether the fault happens now."""
         fault = self.fault
         if fault is None or fault.kind is not kind:
             return False

@@ -1,4 +1,4 @@
-"""Judges whether a simulated run has kept every promise."""
+"""The judge of a simulated run: whether the run has kept every promise."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .run import Run
 
 
 def judge_interrupt(interrupt: BaseException) -> None:
-    """Checks that nothing else went wrong: the ^C has no notes."""
+    """Checks that nothing but the ^C went wrong, as its missing notes show."""
     inside = interrupt.exceptions if isinstance(interrupt, BaseExceptionGroup) else (interrupt,)
     notes = [note for error in (interrupt, *inside) for note in getattr(error, "__notes__", ())]
     assert not notes, f"more than the ^C went wrong: {notes}"
 
 
 def judge(run: Run, *, interrupted: bool) -> None:
-    """Checks that everything was given back, and that every client got the truth."""
+    """Checks that everything was given back, and that every client got the right answer."""
     kind = run.injector.fault.kind if run.injector.fault is not None and run.injector.met else None
     _judge_error(run, kind)
     assert interrupted == (kind is FaultKind.INTERRUPT), "the ^C did not come out"
@@ -82,7 +82,7 @@ _MAY_END: Mapping[FaultKind | None, set[str]] = {
 
 
 def _judge_error(run: Run, kind: FaultKind | None) -> None:
-    """Checks that the error that left the block reports the fault, and nothing else."""
+    """Checks that the error that left the block reports the fault and nothing else."""
     error = run.error
     if kind is FaultKind.CLIENT_RAISES and run.scenario.outside:
         assert error is None, f"a client outside of the block has raised, and {error!r} left it"
@@ -102,7 +102,7 @@ def _judge_error(run: Run, kind: FaultKind | None) -> None:
 
 
 def _tells_of(error: BaseException | None, kind: type[Exception]) -> bool:
-    """True if ``error`` is of ``kind``, holds such an error, or was caused by one."""
+    """Returns whether ``error`` is of ``kind``, contains such an error, or was caused by one."""
     if error is None:
         return False
     inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
@@ -119,7 +119,8 @@ def _judge_teardown(run: Run) -> None:
 
 
 def _judge_switching(run: Run) -> None:
-    """Checks that Python switched quickly exactly while a call was in flight, and the user's interval is back."""
+    """Checks that the switch interval was short exactly while a call was in flight, and that the user's interval is
+    restored."""
     assert run.strange_interval is None, f"the switch interval was {run.strange_interval}"
     interpreter = run.worker.interpreter
     left = f"a switch interval of {interpreter.microseconds} microseconds is left"
@@ -127,11 +128,12 @@ def _judge_switching(run: Run) -> None:
 
 
 def _may_end(run: Run, kind: FaultKind | None) -> set[str]:
-    """Returns the ends that clients may have after a fault of ``kind``, clients outside of the block included."""
+    """Returns the ends that clients may have after a fault of ``kind``. Clients outside of the block may have them
+    too."""
     allowed = set(_MAY_END.get(kind, _WELL))
     alone = Counter(event.keys for event in run.trace if isinstance(event, events.EncodeBroke) and len(event.keys) == 1)
     if not any(count > 1 for count in alone.values()):
-        allowed -= {EncodeFailed.__name__}  # a failed batch is tried again in halves, a failed item once more
+        allowed -= {EncodeFailed.__name__}  # a failed batch is retried in halves, a failed item once more
     failed = [event.actor for event in run.trace if isinstance(event, events.ActorFailed)]
     if failed and failed[0] != "runner":
         allowed -= {RunnerCrashed.__name__}
@@ -151,7 +153,8 @@ def _judge_ends(run: Run, kind: FaultKind | None) -> None:
 
 
 def _judge_books(run: Run, *, opened: bool, whole: bool) -> None:
-    """Checks that no request holds a permit, a place, a page, a slot or an entry. A step that hangs keeps its own."""
+    """Checks that no request holds a permit, a place, a page, a slot or an entry. A step that hangs may keep what it
+    has."""
     engine = run.engine
     pending = engine.inside.pending
     assert not pending, f"{pending} permits of the queue did not come back"
