@@ -93,8 +93,8 @@ class Player:
         self.adapter.step(self._plan(ended=tuple(sequence.id for sequence in running)))
 
     def begin(self, items: Sequence[Item]) -> list[PlayedSequence]:
-        """Makes a sequence for each item. Pages are dealt one by one from the last page down, so that the pages of a
-        sequence are never adjacent."""
+        """Makes a sequence for each item. Pages are dealt one by one from the last page down, so that no sequence has
+        ascending neighbours."""
         each = max(-(-(len(item.prompt) + self.max_tokens) // self.description.page_size) for item in items)
         pages = range(self.description.pages - 1, -1, -1)
         count = len(items)

@@ -1,10 +1,10 @@
 """Findings of the kit, and the search for them, for every protocol.
 
-`examine` draws one workload after the other from a seed and plays each. A `play` that raises `BrokenPromise` is a
-finding: its workload is shrunk, and the search goes on for other promises until the workloads are used up. The same
-seed gives the same findings; no file is read or written, and the clock is not asked.
+`examine` draws one workload after the other from a seed and plays each. If `play` raises `BrokenPromise`, that is a
+finding: the workload is shrunk, and the search for other broken promises goes on with the next workload. The same seed
+gives the same findings; no file is read or written, and the clock is not read.
 
-The shrinking is our own, since Hypothesis shrinks only what it has drawn itself, and the kit does without Hypothesis.
+The kit shrinks workloads itself, since it does without Hypothesis.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ W = TypeVar("W")
 T = TypeVar("T")
 
 WORKLOADS = 1000
-"""How many workloads are played by default."""
+"""The number of workloads that are played by default."""
 
 SHRINKS = 3000
-"""How many workloads are played at most to shrink one finding."""
+"""The most workloads that are played to shrink one finding."""
 
 _WIDTH = 110  # columns of a report's prose
 
 
 class Severity(enum.IntEnum):
-    """The effect of a broken promise in production; the smaller, the worse."""
+    """The effect of a broken promise in production. A smaller number is a worse effect."""
 
     CORRUPTS = 1
     CRASHES = 2
@@ -54,7 +54,7 @@ _EFFECTS = {
 
 @frozen
 class Promise:
-    """A promise of an engine. ``why`` is the sentence that says why a broken one matters in production."""
+    """A promise of an engine. The sentence ``why`` says why a broken one matters in production."""
 
     name: str
     severity: Severity
@@ -66,7 +66,7 @@ RAISES_NOTHING = Promise(
     Severity.CRASHES,
     "An exception in the step loop ends the step, and in most engines every request that runs, or the process.",
 )
-"""The promise of every protocol: the subject raises nothing at the calls that its protocol has."""
+"""A promise of every protocol: the subject raises nothing in the calls of its protocol."""
 NO_FREE_WHILE_HELD = Promise(
     "no free while held",
     Severity.CORRUPTS,
@@ -87,18 +87,18 @@ ENCODE_ONCE = Promise(
     Severity.WASTES,
     "The encoder computes what is there already, and writes over an output that others may be reading.",
 )
-"""These four are of both protocols."""
+"""The four promises that both protocols have."""
 
 
 def tupled(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Returns ``values`` as a tuple: a converter that keeps the types of lists that are given."""
+    """Returns ``values`` as a tuple. As a converter, this function keeps the types of list arguments for mypy."""
     return tuple(values)
 
 
 @frozen
 class Table:
-    """A history as a table of steps. `str` aligns the columns; trailing columns that are empty throughout are left
-    out."""
+    """A history as a table of steps. `str` aligns the columns, and leaves out trailing columns that are empty in every
+    row."""
 
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = field(default=(), converter=tupled)
@@ -114,8 +114,8 @@ class Table:
 
 
 class BrokenPromise(AssertionError):
-    """``promise`` is broken; ``what`` says how, ``table`` what happened until then. ``kind`` tells apart different ways
-    to break one promise: each is a finding of its own."""
+    """The error of a broken ``promise``. ``what`` says how the promise is broken, and ``table`` is the history until
+    then. ``kind`` distinguishes ways to break one promise; each way is a finding of its own."""
 
     def __init__(self, promise: Promise, what: str, table: Table | None = None, kind: str = "") -> None:
         self.promise, self.what, self.table, self.kind = promise, what, table or Table(), kind
@@ -127,7 +127,8 @@ class BrokenPromise(AssertionError):
 
 
 def raised(error: Exception, table: Table) -> BrokenPromise:
-    """Makes a finding of an error that the subject raised. Errors of one type from one function are one kind."""
+    """Makes a broken promise of an error that the subject raised. Errors of one type from one function are of one
+    kind."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return BrokenPromise(
         RAISES_NOTHING,
@@ -139,7 +140,7 @@ def raised(error: Exception, table: Table) -> BrokenPromise:
 
 @frozen
 class Script:
-    """The form of regression tests: the imports of a file, and the call of ``play`` in each test, with the test's
+    """The form of regression tests: the imports of the file, and the call of ``play`` in each test. The call has the
     workload between the arguments ``before`` and ``after``."""
 
     imports: str
@@ -148,13 +149,13 @@ class Script:
     after: tuple[str, ...] = ()
 
     def call(self, workload: Any) -> str:
-        """The source of the call that plays ``workload``."""
+        """Returns the source of the call that plays ``workload``."""
         lines = "".join(f"    {argument},\n" for argument in (*self.before, short(workload), *self.after))
         return f"{self.play}(\n{lines})"
 
 
 def short(value: Any) -> str:
-    """Python that makes ``value``; where its class is one of attrs, without the arguments that are defaults."""
+    """Returns Python source that makes ``value``. If the class is one of attrs, default arguments are left out."""
     if not attrs.has(type(value)):
         return repr(value)
     told = [(one.name, getattr(value, one.name), one.default) for one in attrs.fields(type(value))]
@@ -166,8 +167,8 @@ def short(value: Any) -> str:
 class Finding:
     """One way in which a promise is broken.
 
-    ``workload`` is the source of the shrunk workload; ``number`` counts the workloads until it was found, from 1;
-    ``repeats`` is false where the same workload, played again, did not break the promise again.
+    ``workload`` is the source of the shrunk workload. ``number`` counts workloads from 1, up to the one that broke the
+    promise. ``repeats`` is false if the same workload, played again, did not break the promise again.
     """
 
     promise: Promise
@@ -181,7 +182,7 @@ class Finding:
     shrunk: Any = field(repr=False, eq=False)  # the workload itself
 
     def __str__(self) -> str:
-        """The paragraph of the report."""
+        """Returns the finding's paragraph of the report."""
         promise = self.promise
         told = [
             f"{promise.name} ({_EFFECTS[promise.severity]}; workload {self.number})",
@@ -197,11 +198,12 @@ class Finding:
         return "\n".join(told)
 
     def test(self) -> str:
-        """The source of a file with this regression test alone."""
+        """Returns the source of a file that has only this regression test."""
         return f"{self.script.imports}\n\n{self.test_function()}"
 
     def test_function(self, number: int = 1) -> str:
-        """The source of a regression test, without imports. Several tests of one promise are numbered."""
+        """Returns the source of a regression test, without imports. ``number`` distinguishes several tests of one
+        promise."""
         words = re.findall(r"[a-z0-9]+", self.promise.name.lower())
         name = "_".join(["test", *words, *([str(number)] if number > 1 else [])])
         docstring = textwrap.fill(f"{self.what}. {self.promise.why}", _WIDTH - 4)
@@ -212,7 +214,7 @@ class Finding:
 
 @frozen
 class Findings:
-    """All that was found, the worst first; ``played`` workloads were searched. True if there is anything."""
+    """All findings of a search through ``played`` workloads, the worst first. It is false if there are none."""
 
     found: tuple[Finding, ...]
     played: int
@@ -224,7 +226,7 @@ class Findings:
         return len(self.found)
 
     def __str__(self) -> str:
-        """The report."""
+        """Returns the report."""
         if not self.found:
             return f"no promise was broken in {self.played} workloads"
         several = "a promise is broken" if len(self) == 1 else f"{len(self)} findings"
@@ -236,7 +238,7 @@ class Findings:
         """Raises the worst finding, with the whole report as a note.
 
         Raises:
-            BrokenPromise: there is one.
+            BrokenPromise: there is a finding.
         """
         if self.found:
             worst = self.found[0]
@@ -245,7 +247,7 @@ class Findings:
             raise error
 
     def tests(self) -> str:
-        """The source of a file with a regression test for each finding; empty without findings."""
+        """Returns the source of a file with a regression test for each finding; empty if there is none."""
         if not self.found:
             return ""
         seen = Counter[str]()
@@ -265,16 +267,17 @@ def examine(
     seed: int = 0,
     workloads: int = WORKLOADS,
 ) -> Findings:
-    """Plays ``workloads`` workloads, and shrinks the first of each way in which a promise is broken.
+    """Plays ``workloads`` workloads. For each way in which a promise is broken, the first workload that does so is
+    shrunk.
 
     Args:
-        draw: makes a workload of random numbers, of these alone.
-        play: plays a workload on a new subject. Raises `BrokenPromise`; what else it raises is a fault of the protocol
-            and ends the search (errors of the subject become findings by `raised`).
-        simpler: workloads that are simpler than the one given, the boldest first; see `without_some`.
-        script: how a regression test is written.
-        seed: the same seed gives the same workloads. Workload ``n`` depends on ``seed`` and ``n`` alone.
-        workloads: how many.
+        draw: makes a workload from random numbers, and from nothing else.
+        play: plays a workload on a new subject and may raise `BrokenPromise`. Any other error is a fault of the
+            protocol and ends the search (`raised` turns errors of the subject into findings).
+        simpler: returns workloads that are simpler than the given one, the boldest first; see `without_some`.
+        script: the form of the regression tests.
+        seed: equal seeds give equal workloads. Workload ``n`` depends on ``seed`` and ``n`` alone.
+        workloads: how many workloads are played.
     """
     found: dict[tuple[str, str], Finding] = {}
     for number in range(1, workloads + 1):
@@ -301,8 +304,8 @@ def examine(
 
 
 def without_some(parts: Sequence[T]) -> Iterator[tuple[T, ...]]:
-    """Yields ``parts`` without a run of them: without all of them, then without half of them, at last without a single
-    one. A building block of ``simpler``."""
+    """Yields ``parts`` without one stretch of them: first without all, then without each half, and at last without each
+    single one. This function helps to write ``simpler``."""
     size = len(parts)
     while size:
         yield from ((*parts[:at], *parts[at + size :]) for at in range(0, len(parts), size))
@@ -322,7 +325,7 @@ def _broken(play: Callable[[W], object], workload: W) -> BrokenPromise | None:
 
 
 def _breaks(play: Callable[[W], object], workload: W, identity: tuple[str, str]) -> BrokenPromise | None:
-    """The error by which ``workload`` breaks the promise of ``identity``; ``None``: it does not."""
+    """Returns the error if ``workload`` breaks the promise of ``identity``; ``None``: it does not."""
     broken = _broken(play, workload)
     return broken if broken is not None and _identity(broken) == identity else None
 
@@ -330,7 +333,7 @@ def _breaks(play: Callable[[W], object], workload: W, identity: tuple[str, str])
 def _shrink(
     play: Callable[[W], object], simpler: Callable[[W], Iterable[W]], workload: W, broken: BrokenPromise
 ) -> tuple[W, BrokenPromise]:
-    """The simplest workload found that breaks the same promise in the same way."""
+    """Returns the simplest workload found that breaks the same promise in the same way, with the error."""
     left, identity = SHRINKS, _identity(broken)
     candidates = iter(simpler(workload))
     while left and (candidate := next(candidates, None)) is not None:
@@ -342,8 +345,9 @@ def _shrink(
 
 
 def import_of(make: Callable[..., Any], subject: str | None) -> tuple[str, str]:
-    """The line by which a regression test imports the subject's factory, and the factory's name. ``subject`` is
-    ``module:name``; by default it is where ``make`` was defined, unless ``make`` has no name there."""
+    """Returns the line by which a regression test imports the subject's factory, and the factory's name. ``subject`` is
+    ``module:name``; by default it is where ``make`` was defined. If it cannot be imported, the line asks the reader for
+    a name."""
     named = subject or f"{make.__module__}:{getattr(make, '__qualname__', '')}"
     module, _, name = named.partition(":")
     if module != "__main__" and all(part.isidentifier() for part in (*module.split("."), name)):

@@ -1,8 +1,8 @@
-"""A device of pages, without tensors: what each position of each page holds, and which encoder outputs there are.
+"""A device of pages, without tensors. It knows what each position of each page holds, and which encoder outputs exist.
 
-Every position of a page holds a fingerprint of all that real KV would depend on: the tokens and items up to it. So a
-read of a wrong, stale or foreign page is seen as such. The device runs a step in this order: frees, encodings, all
-writes of the step, all reads. It runs steps in the order they were planned.
+Every position of a page holds a fingerprint of all that real KV would depend on: the tokens and items up to this
+position. So a read of a wrong, stale or foreign page is noticed. The device runs a step in this order: frees,
+encodings, all writes of the step, all reads. It runs steps in the order in which they were planned.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ BALANCE = Promise(
 
 
 def sampled(fingerprint: int) -> int:
-    """The token that is sampled after a position."""
+    """Returns the token that is sampled after a position with this fingerprint."""
     return fingerprint // 7 % 4
 
 
 def first_wrong(held: list[int | None] | None, true: list[int]) -> int:
-    """The first offset of a page that does not hold what it should."""
+    """Returns the first offset of a page at which the page does not hold what it should."""
     return next(offset for offset, one in enumerate(true) if held is None or held[offset] != one)
 
 
@@ -60,13 +60,13 @@ class Record:
         self.tokens = list(request.tokens)
         self.seen = {item.start + row: (item.key, row) for item in request.items for row in range(item.length)}
         self.sizes = {item.key: item.size for item in request.items}
-        self.fingerprints: list[int] = []  # of the positions, as far as they were needed
-        self.began = -1  # the step that ran it first
-        self.verified = 0  # how many positions were right when it ran last
-        self.table: tuple[int, ...] = ()  # its pages then
+        self.fingerprints: list[int] = []  # of the positions, as many as were needed so far
+        self.began = -1  # the first step that ran the request
+        self.verified = 0  # how many positions were right when the request ran last
+        self.table: tuple[int, ...] = ()  # the pages of the request then
 
     def upto(self, stop: int) -> list[int]:
-        """The fingerprints of the positions before ``stop``."""
+        """Returns the fingerprints of the positions before ``stop``."""
         known = self.fingerprints
         for position in range(len(known), stop):
             key, row = self.seen.get(position, ("", 0))
@@ -76,7 +76,7 @@ class Record:
 
 
 class PagedDevice:
-    """Runs steps, and sees what they read and write. ``room`` is for encoder outputs."""
+    """A device that runs steps, and notices what they read and write. ``room`` is its room for encoder outputs."""
 
     def __init__(self, page_size: int, room: int, missed_free: str = "fault") -> None:
         self.page_size = page_size
@@ -85,16 +85,16 @@ class PagedDevice:
         self.steps = 0
         self.pages: dict[int, list[int | None]] = {}
         self.outputs: dict[str, int] = {}
-        self.freed: dict[str, int] = {}  # the step that freed it last
+        self.freed: dict[str, int] = {}  # the step that freed the key last
         self.records: dict[str, Record] = {}
         self.writes: list[tuple[str, int, int, tuple[int, ...]]] = []  # request, first position, stop, pages
 
     def fail(self, promise: Promise, what: str) -> NoReturn:
-        """Raises that a promise is broken."""
+        """Raises `BrokenPromise`."""
         raise BrokenPromise(promise, what)
 
     def add(self, request: Any) -> None:
-        """Adds a request that steps may run from now on."""
+        """Adds a request. Steps may run the request from now on."""
         self.records[request.id] = Record(request)
 
     def run(self, step: Any) -> dict[str, int]:
@@ -137,7 +137,7 @@ class PagedDevice:
             self.fail(BALANCE, f"{there} take {taken} of {self.room} units of the room for encoder outputs")
 
     def read_items(self, chunk: Any) -> None:
-        """Reads the items of a chunk: those that lie among its positions."""
+        """Reads the items of a chunk, which are the items at its positions."""
         record = self.records[chunk.request]
         if record.began < 0:
             record.began = self.steps
@@ -158,7 +158,7 @@ class PagedDevice:
         """Writes the positions of a chunk."""
         record, size, stop = self.records[chunk.request], self.page_size, chunk.start + chunk.length
         if chunk.start != record.verified:
-            record.verified, record.began = 0, -1  # it starts anew, after pages that it takes for computed
+            record.verified, record.began = 0, -1  # the request starts anew, after pages that it considers computed
         true = record.upto(stop)
         for position in range(chunk.start, stop):
             page = chunk.pages[position // size]
@@ -179,14 +179,14 @@ class PagedDevice:
         record.verified, record.table = stop, tuple(chunk.pages)
 
     def sample(self, chunk: Any) -> int:
-        """Samples the token after a chunk. A token that was sampled before, and is computed anew, is the same."""
+        """Samples the token after a chunk. If the token was sampled before and is computed anew, it is the same."""
         record, stop = self.records[chunk.request], chunk.start + chunk.length
         if stop == len(record.tokens):
             record.tokens.append(sampled(record.fingerprints[stop - 1]))
         return int(record.tokens[stop])
 
     def accuse(self, chunk: Any, position: int) -> NoReturn:
-        """Says which promise is broken where a page does not hold what ``chunk`` needs at ``position``."""
+        """Raises the promise that is broken if a page does not hold what ``chunk`` needs at ``position``."""
         reader, record = chunk.request, self.records[chunk.request]
         index, offset = divmod(position, self.page_size)
         page = chunk.pages[index]
@@ -204,8 +204,8 @@ class PagedDevice:
         self.fail(PREFIX_HITS, f"{reader} takes page {page} for its computed position {position}; {wrote}")
 
     def author(self, page: int, offset: int) -> tuple[str, int, bool] | None:
-        """Finds the request that wrote last at an offset of a page, the position that it wrote, and whether the page
-        began with another request's positions."""
+        """Finds the last write to an offset of a page. Returns the request that wrote, the position that it wrote, and
+        whether the page began with another request's positions; ``None``: nobody has written there."""
         for number in range(len(self.writes) - 1, -1, -1):
             request, start, stop, pages = self.writes[number]
             for position in range(stop - 1, start - 1, -1):
@@ -215,7 +215,7 @@ class PagedDevice:
         return None
 
     def began_by_another(self, before: int, page: int, request: str) -> bool:
-        """True if another than ``request`` wrote the first position of ``page`` last."""
+        """Returns whether the last write of the first position of ``page`` was by another request than ``request``."""
         for other, start, stop, pages in reversed(self.writes[:before]):
             for position in range(start, stop):
                 if position % self.page_size == 0 and pages[position // self.page_size] == page:

@@ -1,4 +1,4 @@
-"""The clients and the device of a scheduler in one workload, and the judgement of the scheduler."""
+"""The clients and the device of a scheduler in one workload, and the judge of the scheduler."""
 
 from __future__ import annotations
 
@@ -68,13 +68,14 @@ PROMISES = (
 )
 """The promises of a `Scheduler`, the worst first."""
 
-IDLE = 3  # calls of schedule() that plan nothing, while nothing is in flight, after which nobody can be served any more
+IDLE = 3  # calls of schedule() without a plan or a step in flight, after which nobody can be served any more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The room of a scheduler. ``room`` and the sizes of items are in units of the encoder cache. A request runs alone
-    where the pages suffice for its prompt and all but the last token that it asks for, and the room for each item."""
+    """The room of a scheduler. ``room`` and the sizes of items are in units of the encoder cache. A request can run
+    alone if the pages suffice for its prompt and for all but the last token that it asks for, and ``room`` suffices for
+    each item."""
 
     pages: int
     page_size: int
@@ -86,8 +87,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Item:
-    """An image, or audio: ``length`` positions from ``start`` on read its encoder output. Equal keys, equal content and
-    size. A request may have one item twice."""
+    """An image, or audio: ``length`` positions from ``start`` on read its encoder output. Items with equal keys have
+    equal content and size. A request may have one item twice."""
 
     key: str
     size: int
@@ -97,7 +98,8 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True)
 class NewRequest:
-    """``max_tokens``: how many tokens it asks for; it ends earlier with `EOS`. The smallest ``priority`` is first."""
+    """A request of a client. ``max_tokens`` is how many tokens it asks for; `EOS` ends it earlier. The smallest
+    ``priority`` is served first."""
 
     id: str
     tokens: tuple[int, ...]
@@ -107,9 +109,9 @@ class NewRequest:
 
 
 class SchedulerPlay:
-    """Plays clients and device. ``settled``: the scheduler gives a page to another request only when the steps that use
-    it are done. ``told`` gets a row for each thing that happens: what the clients and the device do, what the scheduler
-    does, what is on the device then; ``None``: nobody reads it."""
+    """A player of the clients and the device. ``settled``: the scheduler must give a page to another request only after
+    the steps that use the page are done. ``told`` is the history, a row for each event: what the clients and the device
+    do, what the scheduler does, and what is on the device then; ``None``: nobody reads the history."""
 
     def __init__(self, scheduler: Any, limits: Any, settled: bool = False, missed_free: str = "fault") -> None:
         check_methods(scheduler, ("add_request", "schedule", "update", "finish"), "triolet.testing.kit.Scheduler")
@@ -119,16 +121,16 @@ class SchedulerPlay:
         self.device = PagedDevice(limits.page_size, limits.room, missed_free)
         self.flights: list[Any] = []
         self.live: dict[str, Any] = {}  # requests that have not ended, by id
-        self.left: set[str] = set()  # whose clients have left: a step in flight may still end them, once
-        self.seen: set[int] = set()  # pages, whatever the scheduler numbers them by
-        self.known: dict[str, int] = {}  # tokens of each, those that steps in flight sample included
-        self.reached: dict[str, int] = {}  # the most positions that steps have run
+        self.left: set[str] = set()  # requests whose clients have left; a step in flight may still end each once
+        self.seen: set[int] = set()  # pages, by the scheduler's own numbers
+        self.known: dict[str, int] = {}  # tokens of each request, including those that steps in flight will sample
+        self.reached: dict[str, int] = {}  # the most positions of each request that steps have run
         self.told: list[tuple[str, str, str]] | None = None
-        self.stuck = 0  # steps in a row that brought nobody further
+        self.stuck = 0  # steps in a row in which no request got further
         self.total = 0  # tokens of all requests
 
     def fail(self, promise: Promise, what: str) -> NoReturn:
-        """Raises that a promise is broken."""
+        """Raises `BrokenPromise`."""
         self.device.fail(promise, what)
 
     def tell(self, event: str, answer: str = "", note: str = "") -> None:
@@ -139,7 +141,7 @@ class SchedulerPlay:
     # -- what happens ------------------------------------------------------------------------------------------------
 
     def ask(self, request: Any) -> None:
-        """Lets a client ask."""
+        """Lets a client submit a request."""
         fits = self.fits(request)
         taken = self.scheduler.add_request(request)
         if self.told is not None:
@@ -157,7 +159,7 @@ class SchedulerPlay:
         self.total += len(request.tokens) + request.max_tokens
 
     def fits(self, request: Any) -> bool:
-        """True if the request could run alone."""
+        """Returns whether the request could run alone."""
         pages = -(-(len(request.tokens) + request.max_tokens - 1) // self.limits.page_size)
         return pages <= self.limits.pages and all(item.size <= self.limits.room for item in request.items)
 
@@ -169,7 +171,7 @@ class SchedulerPlay:
         self.scheduler.finish(request_id)
 
     def plan(self) -> bool:
-        """Plans the next step, if another one may be in flight. False: there is nothing to do in it."""
+        """Plans the next step, if another step may be in flight. Returns whether the step has work to do."""
         if len(self.flights) >= self.limits.steps_in_flight:
             return False
         step = checked(self.scheduler.schedule())
@@ -182,7 +184,7 @@ class SchedulerPlay:
         return has_work(step)
 
     def run(self) -> bool:
-        """Runs the oldest step, and updates the scheduler. False: there was nothing to do in it, or none."""
+        """Runs the oldest step, and updates the scheduler. Returns whether there was a step with work to do."""
         if not self.flights:
             return False
         step = self.flights.pop(0)
@@ -210,12 +212,12 @@ class SchedulerPlay:
         return has_work(step)
 
     def most(self, request_id: str) -> int:
-        """The most positions that a request can need."""
+        """Returns the most positions that a request can need."""
         request = self.live[request_id]
         return int(len(request.tokens) + request.max_tokens - 1)
 
     def end(self, request_id: str) -> None:
-        """Takes the scheduler's word that a request has ended."""
+        """Notes that the scheduler reports the end of a request, and judges the report."""
         if request_id not in self.device.records:
             self.fail(TERMINAL, f"{request_id} is said to end, and it is not known")
         if request_id in self.left:
@@ -229,12 +231,12 @@ class SchedulerPlay:
             self.fail(TERMINAL, f"{request_id} ends with {len(got)} of {request.max_tokens} tokens, and no end-of-text")
 
     def got(self, request_id: str) -> list[int]:
-        """The tokens that a request has got so far."""
+        """Returns the tokens that a request has got so far."""
         tokens: list[int] = self.device.records[request_id].tokens
         return tokens[len(self.live[request_id].tokens) :]
 
     def judge_end(self, request_id: str) -> None:
-        """Judges a request that goes on: it has not got all of its tokens."""
+        """Judges a request that the scheduler has not ended: it must still lack tokens."""
         if request_id not in self.live:
             return
         got, most = self.got(request_id), self.live[request_id].max_tokens
@@ -262,7 +264,7 @@ class SchedulerPlay:
             self.judge_settled(step)
 
     def judge_chunk(self, chunk: Any) -> None:
-        """Judges whether there are a request, tokens and pages for a chunk."""
+        """Judges whether the request, the tokens and the pages of a chunk exist."""
         name, stop = chunk.request, chunk.start + chunk.length
         if name not in self.live:
             why = "has ended" if name in self.device.records else "is not known"
@@ -286,7 +288,7 @@ class SchedulerPlay:
             self.known[name] += 1
 
     def judge_settled(self, step: Any) -> None:
-        """Judges whether a page that the step writes is in use by another request's step in flight."""
+        """Judges whether another request's step in flight uses a page that the step writes."""
         size = self.limits.page_size
         using = {page: chunk.request for flight in self.flights for chunk in flight.chunks for page in chunk.pages}
         for chunk in step.chunks:
@@ -298,20 +300,22 @@ class SchedulerPlay:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Takes one turn of the step loop: plans as far ahead as it may, and runs the oldest step."""
+        """Takes one turn of the step loop: plans as many steps as may be in flight, and runs the oldest one."""
         while self.plan():
             pass
         return self.run()
 
     def turn_until_idle(self) -> int:
-        """Turns until nobody is left, or nobody gets further. Returns how often nothing was planned at the end."""
+        """Takes turns until every request has ended, or none gets further. Returns how many of the last turns did
+        nothing."""
         idle = 0
         while self.live and idle < IDLE and self.stuck < 4 * self.total + 50:
             idle = 0 if self.turn() else idle + 1
         return idle
 
     def storm(self) -> None:
-        """Lets others ask, for little each and with no more urgency, while those who asked before them wait."""
+        """Lets further clients submit small requests, no more urgent than the waiting ones, until the waiting ones have
+        ended."""
         victims, number = list(self.live), 0
         if not victims:
             return
@@ -327,7 +331,7 @@ class SchedulerPlay:
         self.give_up(f"{', '.join(waiting)} wait while {number} requests that came later are served")
 
     def serve_everybody(self) -> None:
-        """Sees every request to its end, while nobody asks any more."""
+        """Runs every request to its end, while nobody submits any more."""
         idle = self.turn_until_idle()
         while self.flights:
             self.run()
@@ -336,7 +340,8 @@ class SchedulerPlay:
             self.give_up(f"{', '.join(self.live)} never end, though nobody else asks: {how}")
 
     def give_up(self, what: str) -> NoReturn:
-        """Raises that requests wait for ever: either pages were lost, or the scheduler forgot the requests."""
+        """Raises that requests wait for ever, because either pages were lost or the scheduler has forgotten the
+        requests."""
         for name in list(self.live):
             self.finish(name)
         while self.flights:
@@ -346,7 +351,8 @@ class SchedulerPlay:
         self.fail(STARVES, what)
 
     def look_for_leaks(self, before: str = "") -> None:
-        """Looks for what has not come back, when nobody is left: asks for all pages, and for the whole room."""
+        """Looks for what was not given back when no request is left, by requests for all pages and for the whole
+        room."""
         limits = self.limits
         tokens = (5,) * (limits.pages * limits.page_size)
         self.serve_alone(NewRequest(id="all pages", tokens=tokens, max_tokens=1), before)
@@ -355,13 +361,13 @@ class SchedulerPlay:
             self.serve_alone(NewRequest(id="the whole room", tokens=(9, 5), max_tokens=1, items=(whole,)), before)
 
     def serve_alone(self, request: Any, before: str) -> None:
-        """Judges a request that is alone, and needs all there is."""
+        """Judges a request that is alone and needs everything."""
         if not self.is_served(request):
             what = f"a request for {request.id} waits for ever, though nobody else is left: some are lost"
             self.fail(ALWAYS_FREED, f"{what} ({before})" if before else what)
 
     def is_served(self, request: Any) -> bool:
-        """True if a request that is alone ends."""
+        """Submits a request while there is no other. Returns whether the request ends."""
         self.stuck = 0
         self.ask(request)
         self.turn_until_idle()
@@ -372,7 +378,7 @@ def checked(step: Any) -> Any:
     """Checks that the scheduler has planned a step, or nothing.
 
     Raises:
-        WrongAdapter: it has planned neither.
+        WrongAdapter: the scheduler has planned something else.
     """
     if step is None:
         return None
@@ -388,7 +394,7 @@ def checked(step: Any) -> Any:
 
 
 def lasting(name: str, steps: int, priority: int) -> NewRequest:
-    """Makes a request for so many tokens, which does not end before."""
+    """Makes a request for ``steps`` tokens that no end-of-text ends earlier."""
     for first in range(3, 1000):
         request = NewRequest(id=name, tokens=(first,), max_tokens=steps, priority=priority)
         record = Record(request)
@@ -400,7 +406,7 @@ def lasting(name: str, steps: int, priority: int) -> NewRequest:
 
 
 def describe(request: Any) -> str:
-    """The client's request in words."""
+    """Returns the client's request in words."""
     items = "".join(f", {item.key} of size {item.size} at {item.start}" for item in request.items)
     priority = f", priority {request.priority}" if request.priority else ""
     tokens = " ".join(map(str, request.tokens))
@@ -408,12 +414,12 @@ def describe(request: Any) -> str:
 
 
 def has_work(step: Any) -> bool:
-    """True if a step does anything."""
+    """Returns whether a step does anything."""
     return bool(step.chunks or step.frees or step.encodes)
 
 
 def describe_step(step: Any) -> str:
-    """The work of a step in words."""
+    """Returns the work of a step in words."""
     if not has_work(step):
         return "a step without work"
     told = [f"frees {', '.join(step.frees)}"] if step.frees else []

@@ -1,7 +1,7 @@
-"""Workloads for schedulers: requests, and the order in which clients, scheduler and device act.
+"""The workloads for schedulers: requests, and the order in which clients, scheduler and device act.
 
-Prompts begin alike, have few different tokens, and go on where another request's answer has ended, so that prefix
-caches hit, and would hit wrongly.
+Many prompts begin alike, use few different tokens, or continue another request's answer. So prefix caches get many
+hits, and wrong hits if they have faults.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from .paged_device import EOS, Record, sampled
 from .scheduler_play import Item, Limits, NewRequest
 
 Operation = tuple[str, int]
-"""``ask`` and ``leave`` of a request, by its number; ``plan``, ``run`` and ``storm``, with 0."""
+"""A word and a number. ``ask`` and ``leave`` have the number of the request; ``plan``, ``run`` and ``storm`` have 0."""
 
-_PLACEHOLDER = 9  # the token at a position of an item
+_PLACEHOLDER = 9  # the token at the positions of items
 
 
 @frozen(kw_only=True)
 class SchedulerDeclaration:
-    """The promises that the scheduler does not make, or makes beyond the others. A declaration turns off one check, or
-    what workloads have, and nothing else.
+    """The ways in which a scheduler differs. Each argument changes one check, or one thing that workloads contain, and
+    nothing else.
 
     Args:
-        steps_in_flight: how many steps may be planned and not answered, at most: 1 for an engine that waits for each.
-        items: requests have items that an encoder encodes. ``False`` for an engine of texts.
-        priorities: requests have priorities, the smallest served first. ``False`` for one that serves by arrival alone.
+        steps_in_flight: the most steps that are planned and not answered; 1 for an engine that waits for each step.
+        items: requests have items that an encoder encodes. ``False`` for an engine that reads only text.
+        priorities: requests have priorities, the smallest served first. ``False`` for a scheduler that serves by
+            arrival alone.
         fair: a request is served at last, however many others of its priority come later. ``False`` for an engine that
-            fills gaps with whoever fits.
-        settled: a page is given to another request only when the steps that use it are done. For an engine whose pages
-            are also read by others than the steps, by a transfer to the host say, or that runs a failed step again. The
-            device runs steps in order, so most engines need not wait.
-        missed_free: ``"harmless"`` for a runner that takes a free of what it does not have for nothing.
-        refuses: workloads have requests that can never fit, which are to be refused. Without it none has. It is the
-            exception here, since most engines refuse before their scheduler hears of a request; an item that is larger
-            than the encoder cache is known to its manager alone, so that the steps' declaration has it by default.
-        page_size: the smallest that the scheduler can have.
+            admits any request that fits.
+        settled: a page is given to another request only after the steps that use the page are done. This is for an
+            engine that runs a failed step again, or in which more than steps read pages (a transfer to the host, for
+            example). Most engines need not wait, since the device runs steps in order.
+        missed_free: ``"harmless"`` for a runner that ignores a free of a key that it does not have.
+        refuses: workloads have requests that can never fit and must be refused. The default is ``False``, since most
+            engines refuse such requests before the scheduler. (`StepDeclaration` has the default ``True``: only the
+            manager of an encoder cache knows which items are larger than the cache.)
+        page_size: the smallest page size that the scheduler supports.
     """
 
     steps_in_flight: int = field(default=2, validator=validators.in_((1, 2)))
@@ -55,7 +56,7 @@ class SchedulerDeclaration:
 
 @frozen(kw_only=True)
 class SchedulerWorkload:
-    """One game. At its end nobody asks any more, and everybody is served."""
+    """One game. At its end nobody submits any more, and every request is served."""
 
     limits: Limits
     requests: tuple[NewRequest, ...]
@@ -125,7 +126,7 @@ def _prompt(
 
 
 def answer(request: NewRequest) -> tuple[int, ...]:
-    """The tokens that a request gets, whatever else happens, without the end-of-text."""
+    """Returns the tokens that a request must get, whatever else happens, without the end-of-text."""
     record = Record(request)
     while len(record.tokens) < len(request.tokens) + request.max_tokens:
         token = sampled(record.upto(len(record.tokens))[-1])
@@ -160,7 +161,7 @@ def _turns(count: int, random: Random) -> list[Operation]:
 
 
 def simpler(workload: SchedulerWorkload) -> Iterator[SchedulerWorkload]:
-    """Yields workloads that are simpler than this one, the boldest first."""
+    """Yields workloads that are simpler than ``workload``, the boldest first."""
     for operations in without_some(workload.operations):
         yield _without_strangers(evolve(workload, operations=operations))
     for number, request in enumerate(workload.requests):
@@ -170,7 +171,7 @@ def simpler(workload: SchedulerWorkload) -> Iterator[SchedulerWorkload]:
 
 
 def _without_strangers(workload: SchedulerWorkload) -> SchedulerWorkload:
-    """Drops the leaving of clients that have not asked, and requests that nobody asks for."""
+    """Drops requests that no operation submits, and the leaving of their clients."""
     operations: list[Operation] = []
     numbers: dict[int, int] = {}
     for what, number in workload.operations:

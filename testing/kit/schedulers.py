@@ -5,9 +5,9 @@
     findings = examine_scheduler(MyAdapter)  # MyAdapter(limits) has the four methods of `Scheduler`
     print(findings)
 
-The kit plays the clients, who ask, leave, and leave again, and the device, which keeps for every position of every page
-a fingerprint of the whole prefix that was written there (`triolet.testing.kit.paged_device`). The kit reads nothing of
-the scheduler's books, and judges what its steps would do to a device.
+The kit plays the clients, who ask, leave, and leave again. It also plays the device, which keeps a fingerprint of the
+whole prefix at every position of every page (`triolet.testing.kit.paged_device`). The kit does not read the scheduler's
+books; it judges what the scheduler's steps would do to a device.
 
 ===================  ==================================================================================
 of an engine         here
@@ -17,13 +17,13 @@ the step loop plans  ``schedule()`` answers a `Step`: frees, encodings, and a `C
 the device runs      the kit: frees, encodings, writes, reads; steps in the order they were planned
 results come         ``update(step, tokens)`` answers the ids of the requests that have ended by them
 a client leaves      ``finish(request_id)``, also for a request that has ended
-preemption           a later chunk of the request begins further in front; nobody needs to say so
+preemption           a later chunk of the request begins at an earlier position; no call reports this
 a prefix hit         the first chunk of a request begins after pages that it did not write
 ===================  ==================================================================================
 
 Values are duck-typed: the attributes of `NewRequest`, `Item`, `Limits`, `Step` and `Chunk` count.
 
-Not seen: steps that fail, pages that move or are copied, draft tokens, beams, and cross-attention.
+The kit does not cover steps that fail, pages that move or are copied, draft tokens, beams, and cross-attention.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ __all__ = [
 
 @frozen
 class Chunk:
-    """One request's part of a step: feed its tokens at positions ``start .. start+length-1``, over ``pages``: position
-    p lies in ``pages[p // page_size]``. All positions before are read. ``samples``: a token is sampled after it."""
+    """One request's part of a step: feed its tokens at positions ``start .. start+length-1``, over ``pages``. Position
+    p lies in ``pages[p // page_size]``. The chunk reads all positions before its end. ``samples``: a token is sampled
+    after it."""
 
     request: str
     start: int
@@ -68,9 +69,8 @@ class Chunk:
 
 @frozen(kw_only=True)
 class Step:
-    """One launch of the device: it frees outputs of the encoder, encodes items and runs chunks, in this order.
-    ``own``: whatever the adapter wants to have at hand when `Scheduler.update` gets the step, the engine's plan say.
-    """
+    """One launch of the device, which frees encoder outputs, encodes items and runs chunks, in this order. ``own`` is
+    whatever the adapter needs when `Scheduler.update` gets the step, for example the engine's plan."""
 
     chunks: tuple[Chunk, ...] = field(default=(), converter=tupled)
     encodes: tuple[str, ...] = field(default=(), converter=tupled)
@@ -82,24 +82,26 @@ class Scheduler(Protocol):
     """A scheduler, as the kit calls it."""
 
     def add_request(self, request: NewRequest) -> bool | None:
-        """A client asks. ``False``: the request is refused, since it can never fit. Every other answer takes it."""
+        """Submits a client's request. ``False``: the request is refused, since it can never fit. Any other answer
+        accepts it."""
         ...
 
     def schedule(self) -> Step | None:
-        """Plans the next step; ``None``: there is nothing to do now. The kit runs what is planned, and calls `update`
-        with it, even if there is nothing to do in it. Three turns in a row that bring nothing to do, while nothing is
-        in flight, are taken for a standstill."""
+        """Plans the next step; ``None``: there is nothing to do now. The kit runs every planned step, even one without
+        work, and calls `update` with it. Three turns in a row without work, while no step is in flight, count as a
+        standstill."""
         ...
 
     def update(self, step: Step, tokens: Mapping[str, int]) -> Iterable[str] | None:
-        """The oldest planned ``step`` has run. ``tokens``: what its sampling chunks have sampled, also for requests
-        that have ended meanwhile. Returns the ids of the requests that have ended by it: by the token `EOS` (0, as
-        the kit's device has it), or with as many tokens as they asked for; by this step, not by a later one."""
+        """Reports that the oldest planned ``step`` has run. ``tokens`` are the tokens that its sampling chunks have
+        sampled, also for requests that have ended meanwhile. Returns the ids of the requests that have ended with this
+        step. A request ends with the token `EOS` (0 on the kit's device), or when it has as many tokens as it asked
+        for."""
         ...
 
     def finish(self, request_id: str) -> None:
-        """The client has left: no step is planned for the request any more. The request may be in a step in flight, may
-        have ended, and may have been refused."""
+        """Reports that the client has left, so that no step is planned for the request any more. The request may be in
+        a step in flight, may have ended, and may have been refused."""
         ...
 
 
@@ -117,11 +119,12 @@ def examine_scheduler(
     """Looks for workloads that break the scheduler's promises. The same arguments give the same findings.
 
     Args:
-        make: makes a scheduler of these limits, with nothing in it.
-        declared: what the scheduler does not promise.
-        seed: of the workloads.
-        workloads: how many are played; a thousand of a small scheduler take about a second.
-        subject: what regression tests import, ``package.module:factory``; by default where ``make`` was defined.
+        make: makes an empty scheduler with the given limits.
+        declared: the ways in which the scheduler differs.
+        seed: the seed of the workloads.
+        workloads: how many workloads are played; a thousand take about a second with a small scheduler.
+        subject: what regression tests import, ``package.module:factory``; by default the place where ``make`` was
+            defined.
 
     Raises:
         WrongAdapter: the adapter lacks a method, or does not speak the protocol.
@@ -150,7 +153,7 @@ def play_scheduler(
     """Plays one workload on a new scheduler.
 
     Raises:
-        BrokenPromise: with the history as a table.
+        BrokenPromise: the scheduler broke a promise. The error has the history as a table.
         WrongAdapter: the adapter does not speak the protocol.
     """
     declared = declared or SchedulerDeclaration()

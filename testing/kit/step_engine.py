@@ -1,4 +1,4 @@
-"""The encoder cache of a small step engine, sound, and its adapter to the step protocol: the example of
+"""The encoder cache of a small, correct step engine, and its adapter to the step protocol. It is the example of
 ``docs/adapt_your_cache.md``. ``triolet verify triolet.testing.kit.step_engine:Adapter`` checks it."""
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from .steps import StepPlanned, Wanted
 
 
 class StepEngine:
-    """The readers of each output, the frees and encodings of the step in planning, and the room that is left."""
+    """The encoder cache of a small step engine: the readers of each output, the frees and encodings of the step that is
+    being planned, and the room that is left."""
 
     def __init__(self, room: int) -> None:
         self.room = self.left = room
-        self.sizes: dict[str, int] = {}  # of what is on the device once the planned steps have run
+        self.sizes: dict[str, int] = {}  # of the outputs that are on the device once the planned steps have run
         self.readers: dict[str, set[str]] = {}
-        self.idle: dict[str, None] = {}  # without readers, the oldest first
+        self.idle: dict[str, None] = {}  # outputs without readers, the oldest first
         self.frees: list[str] = []
         self.encodes: list[str] = []
         self.budget = 0
@@ -27,7 +28,7 @@ class StepEngine:
             self.evict_oldest()
 
     def schedule(self, request: str, key: str, size: int) -> str:
-        """Answers ``request``, which wants to read ``key`` in this step."""
+        """Answers ``request``, which needs to read ``key`` in this step."""
         if size > self.room:
             return "never"
         if key in self.sizes:
@@ -63,7 +64,8 @@ class StepEngine:
         self.idle.pop(key, None)
 
     def preempt(self, request: str) -> None:
-        """While the step is planned: what it was to encode for ``request`` alone is called off."""
+        """Preempts ``request`` while a step is planned. Encodings of this step that only ``request`` needs are
+        cancelled."""
         self.finish(request)
         for key in [key for key in self.encodes if key in self.idle]:
             self.call_off(key)

@@ -1,8 +1,9 @@
-"""The clients and the device of a step engine, and the judgement of its cache manager. `triolet.testing.kit.steps` says
+"""The clients and the device of a step engine, and the judge of its cache manager. `triolet.testing.kit.steps` says
 what the cache must do.
 
-The device runs the steps in their order, and in each the frees, then the encodings, then the reads. So what it will
-hold is known as soon as a step is planned, but for encodings that fail: a step is judged when it is planned.
+The device runs the steps in their order, and in each step first the frees, then the encodings, then the reads. So the
+contents of the device after a step are known as soon as the step is planned, except for encodings that fail. Therefore
+a step is judged when it is planned.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from .findings import (
 )
 from .wrong_adapter import WrongAdapter, as_texts, check_methods
 
-PATIENCE = 8  # empty-handed steps after which whoever still waits counts as waiting for ever
-PLENTY = 4  # times the room: a budget that lets several requests have the same room in one step
+PATIENCE = 8  # steps in a row without progress, after which a wait counts as a wait for ever
+PLENTY = 4  # times the room, so that several requests can use the same room in one step
 ANSWERS = {"hit", "encode", "later", "never"}
 LAST, LATE, EVERYTHING = "last", "late", "everything"
 COLUMNS = ("step", "what happens", "answer", "frees", "encodes", "then on the device")
@@ -69,26 +70,27 @@ PROMISES = (
 
 @frozen(kw_only=True)
 class StepDeclaration:
-    """The ways in which an engine differs. A declaration takes away what the kit does or the one complaint that it
-    names; all other promises stay.
+    """The ways in which an engine differs. Each argument turns off one action of the kit or one complaint; all other
+    promises stay.
 
     Args:
-        closes: the cache has ``close``. False: the manager lives as long as the process.
+        closes: the cache has ``close``. False: the manager is never closed while the process lives.
         resets: the cache has ``reset``, for engines that empty the encoder cache when weights change.
-        shared: requests share the entries of equal keys. False, for caches of one request's own entries, such as the
-            cross-attention of encoder-decoders: no two requests ask for one key.
-        missed_free: a free of what is not on the device is a ``"fault"``, or ``"harmless"`` where the runner takes the
-            key out of a dictionary if it is there. What such a free leaves behind is still found.
+        shared: requests share the entries of equal keys. False: each request has entries of its own, as in the
+            cross-attention of encoder-decoders, so that no two requests ask for one key.
+        missed_free: a free of a key that is not on the device is a ``"fault"``, or ``"harmless"`` if the runner ignores
+            it. Outputs that such a free fails to remove are still found.
         may_fail_after_plan: planned encodings may fail. False: a failed encoding ends the engine.
-        refuses: an output that is larger than the room is answered ``"never"``. False: such requests are refused before
-            they reach the cache manager, so that the kit has none.
-        evicts_within_step: the room of a step's frees is there for its encodings. False: the device frees after the
-            encodings and reads, so that the room is there from the next step on.
-        budgets: the engine has a budget of encoder compute for each step. False: it is always plenty, four times
-            the room.
-        repeats: ``release`` and ``finish`` come again for what was given back, as from a step loop. False: each comes
-            once, where something is held.
-        steps_in_flight: most steps that are planned and have not run. 1: the engine plans one when the last has run.
+        refuses: the cache answers ``"never"`` if an output is larger than the room. False: the engine refuses such
+            requests before they reach the cache manager, so the kit does not make any.
+        evicts_within_step: the encodings of a step may use the room that its frees give back. False: the device frees
+            after the encodings and reads, so that only the next step can use this room.
+        budgets: the engine has a budget of encoder compute for each step. False: the budget is always four times the
+            room.
+        repeats: ``release`` and ``finish`` are called again for what was given back already, as a step loop does.
+            False: they are called once, and only if something is held.
+        steps_in_flight: the most steps that are planned and have not run. 1: the engine plans a step after the last one
+            has run.
     """
 
     closes: bool = True
@@ -104,32 +106,33 @@ class StepDeclaration:
 
 
 class Hold:
-    """A request's hold of a key: the step that began it, and the latest step that reads."""
+    """A request's hold of a key, with the step that began the hold and the latest step that reads the key."""
 
     def __init__(self, step: int) -> None:
         self.since = self.read_in = step
 
 
 class StepGame:
-    """Plays with one cache. What cannot be done now (the end of a step that nobody planned) is passed over."""
+    """A game with one cache. Operations that are impossible now (such as the end of a step that was not planned) are
+    skipped."""
 
     def __init__(self, cache: Any, room: int, sizes: Mapping[str, int], declared: StepDeclaration) -> None:
         _check_methods(cache, declared)
         self.cache, self.room, self.sizes, self.declared = cache, room, dict(sizes), declared
-        self.plenty = PLENTY * room  # of budget
+        self.plenty = PLENTY * room  # a budget that is always enough
         self.steps = self.steps_run = 0
-        self.in_flight: deque[list[str]] = deque()  # what each step encodes
-        self.device: dict[str, int] = {}  # once all steps have run: each key, and the step that encoded it
+        self.in_flight: deque[list[str]] = deque()  # the encodings of each step
+        self.device: dict[str, int] = {}  # each key with the step that encoded it, once all steps have run
         self.holds: dict[tuple[str, str], Hold] = {}
         self.waiting: dict[tuple[str, str], None] = {}
-        self.released: set[tuple[str, str]] = set()  # by requests that go on
+        self.released: set[tuple[str, str]] = set()  # by requests that have not ended
         self.known: set[str] = set()  # requests that have ever asked
-        self.rows: list[tuple[str, ...]] = []  # of the history
+        self.rows: list[tuple[str, ...]] = []  # the rows of the history
 
     # -- what the engine does ----------------------------------------------------------------------------------------
 
     def plan(self, wanted: list[tuple[str, ...]], budget: int | None = None) -> None:
-        """Plans a step of ``("ask", request, key)`` and ``("preempt", request)``; by default with plenty of budget."""
+        """Plans a step of ``("ask", request, key)`` and ``("preempt", request)``. By default the budget is plenty."""
         budget = self.plenty if budget is None else budget
         if len(self.in_flight) >= self.declared.steps_in_flight:
             return
@@ -147,7 +150,8 @@ class StepGame:
         self.in_flight.append(encodes)
 
     def executed(self, failed: list[str] | tuple[str, ...] = ()) -> None:
-        """The oldest planned step has run. Of its encodings those ``failed`` that nobody has freed since."""
+        """Ends the oldest planned step. A ``failed`` encoding of this step fails only if no later step has freed its
+        output."""
         if not self.in_flight:
             return
         encodes = self.in_flight.popleft()
@@ -161,7 +165,8 @@ class StepGame:
         self.cache.executed(lost)
 
     def release(self, request: str, key: str) -> None:
-        """``request`` has read ``key`` and goes on; it says so again, if it is to release once more."""
+        """Releases ``key`` for ``request``, which has read it and goes on. A later call releases again, if
+        ``declared.repeats``."""
         hold = self.holds.get((request, key))
         if hold is None:
             if self.declared.repeats and (request, key) in self.released:
@@ -174,7 +179,7 @@ class StepGame:
             self.cache.release(request, key)
 
     def finish(self, request: str) -> None:
-        """``request`` has ended, or was aborted or preempted between two steps."""
+        """Ends ``request``, which may also be an abort, or a preemption between two steps."""
         there = self.is_there(request)
         if there or (self.declared.repeats and request in self.known):
             self.forget(request)
@@ -182,7 +187,7 @@ class StepGame:
             self.cache.finish(request)
 
     def reset(self) -> None:
-        """The device is emptied and the books with it, between two steps; requests go on and ask anew."""
+        """Empties the device and the books between two steps. Requests go on and ask anew."""
         if not self.declared.resets or self.in_flight:
             return
         for request in self.all_there():
@@ -197,12 +202,12 @@ class StepGame:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """Ends the workload in a way that is fair to the cache: all steps run, all holders release, and who waits goes
-        on asking until it is served.
+        """Ends the workload in a way that is fair to the cache: all steps run, all holders release, and waiting
+        requests ask until they are served.
 
-        Before each release one request asks for the whole room, and another for the oldest output. The former must be
-        served when nobody holds anything; then others ask for the rest. At last each key is asked for once more, and
-        all of them at once.
+        Before each release one request asks for the whole room, and another one for the oldest output. The request for
+        the whole room must be served once nobody holds anything; while it holds, others ask for the remaining keys. At
+        last each key is requested once more, and then all keys at once.
         """
         self.run_all()
         self.sizes[EVERYTHING] = self.room
@@ -223,8 +228,8 @@ class StepGame:
         self.close()
 
     def serve(self, waiting: list[tuple[str, str]], beside: list[tuple[str, ...]] | None = None) -> None:
-        """Each of ``waiting`` asks in every step until it is served, and releases then; those ``beside`` ask while it
-        holds."""
+        """Lets each of ``waiting`` ask in every step until it is served, and then release. The requests ``beside`` ask
+        while it holds."""
         patience = PATIENCE
         while waiting and patience:
             device, told = list(self.device), len(self.rows)
@@ -239,7 +244,7 @@ class StepGame:
             waiting = [hold for hold in waiting if hold not in served]
             patience = PATIENCE if served or device != list(self.device) else patience - 1
             if patience < PATIENCE - 1:
-                del self.rows[told:]  # as the step before
+                del self.rows[told:]  # the rows are the same as those of the step before
         if waiting:
             who = " and ".join(f"{request} for {key}" for request, key in waiting)
             self.broken(EVERY_ASK_ANSWERED, f"{who}: a wait for ever, though nobody holds anything", "waits for ever")
@@ -249,8 +254,8 @@ class StepGame:
             self.executed(failed)
 
     def close(self, failed: list[str] | tuple[str, ...] = ()) -> None:
-        """All requests end, and the cache is closed, while planned steps run, whose encodings may have ``failed``. Then
-        empty steps bring the frees to the device."""
+        """Ends all requests and closes the cache while planned steps run; the ``failed`` of their encodings fail. Then
+        empty steps carry the frees to the device."""
         for request in self.all_there():
             self.finish(request)
         if self.declared.closes:
@@ -271,7 +276,8 @@ class StepGame:
     # -- judgement ---------------------------------------------------------------------------------------------------
 
     def judge_answer(self, hold: tuple[str, str], size: int, answer: str) -> list[tuple[str, str]]:
-        """Lists what is wrong with an answer whatever the device holds, and the kind of it."""
+        """Returns what is wrong with an answer, and the kind of each fault. The contents of the device do not matter
+        here."""
         request, key = hold
         if answer == "later" and hold in self.holds:
             return [(f"{request} is to wait for {key}, which it holds", "waits for its own")]
@@ -282,7 +288,7 @@ class StepGame:
         return []
 
     def judge_step(self, frees: list[str], encodes: list[str], before: dict[str, int]) -> None:
-        """Judges the effects of a step on the device, the worst first."""
+        """Judges the effects of a step on the device. The worst are judged first."""
         step = f"step {self.steps}"
         for (request, key), hold in self.holds.items():
             there = key in self.device
@@ -314,8 +320,8 @@ class StepGame:
     # -- books -------------------------------------------------------------------------------------------------------
 
     def possible(self, wanted: list[tuple[str, ...]]) -> list[tuple[Any, ...]]:
-        """Adds the sizes to ``wanted``. A request asks for nothing more once it is preempted, and is preempted only
-        where it holds, waits or has asked."""
+        """Adds the sizes to ``wanted``, and drops what no request can do. A preempted request asks for nothing more in
+        this step. Only a request that holds, waits or has asked can be preempted."""
         calls: list[tuple[Any, ...]] = []
         gone: set[str] = set()
         for word, request, *keys in wanted:
@@ -332,7 +338,7 @@ class StepGame:
         """Asks the cache for its plan.
 
         Raises:
-            WrongAdapter: the answer is no plan.
+            WrongAdapter: the answer is not a plan.
         """
         plan = self.cache.plan(list(calls), budget)
         if not isinstance(plan, tuple | list) or len(plan) != 3:
@@ -351,10 +357,10 @@ class StepGame:
     def check_answers(
         self, asked: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str]
     ) -> None:
-        """Checks that answers and encodings agree. (A key that is nowhere on the device is for `judge_step`.)
+        """Checks that answers and encodings agree. `judge_step` judges keys that are not on the device at all.
 
         Raises:
-            WrongAdapter: they do not agree.
+            WrongAdapter: answers and encodings do not agree.
         """
         told: dict[str, set[str]] = {}
         for (_, _, key, _), answer in zip(asked, answers, strict=True):
@@ -368,13 +374,13 @@ class StepGame:
                 )
 
     def carry_out(self, frees: list[str], encodes: list[str]) -> None:
-        """Notes the keys that the device will hold once the step has run."""
+        """Notes which keys the device will hold once the step has run."""
         stays = {key: step for key, step in self.device.items() if key not in frees}
         later = [] if self.declared.evicts_within_step else frees
         self.device = {**stays, **{key: self.steps for key in encodes if key not in later}}
 
     def obey(self, calls: list[tuple[Any, ...]], answers: list[str]) -> list[tuple[str, str]]:
-        """Takes the answers into the books, and returns what is wrong with them."""
+        """Notes the answers in the books. Returns what is wrong with them."""
         told, complaints = iter(answers), []
         for word, request, *item in calls:
             if word == "preempt":
@@ -406,7 +412,8 @@ class StepGame:
         self.released = {hold for hold in self.released if hold[0] != request}
 
     def other(self, key: str) -> str:
-        """The request that asks for ``key`` at the end: the key's own, where entries are not shared."""
+        """Returns the request that asks for ``key`` at the end. If requests do not share entries, it is the request
+        that owns the key."""
         return LATE if self.declared.shared else key.partition(".")[0]
 
     # -- the history -------------------------------------------------------------------------------------------------
@@ -417,7 +424,7 @@ class StepGame:
     def tell_plan(
         self, calls: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str], budget: int
     ) -> None:
-        """Adds a row for each ask; the last one has what the device does, and what it holds when the step has run."""
+        """Adds a row for each ask. The last row also shows what the device does, and what it holds after the step."""
         told = iter(answers)
         rows = [
             (f"{call[1]} asks for {call[2]} ({call[3]})", next(told))

@@ -12,13 +12,13 @@ from .findings import without_some
 from .step_game import StepDeclaration
 
 Operation = tuple[str, tuple[Any, ...]]
-"""The name of a `StepGame`'s method, and its arguments."""
+"""The name of a method of `StepGame`, and its arguments."""
 
 
 @frozen
 class StepWorkload:
-    """The actions of requests and device on a cache of ``room``. With ``hurried`` it is closed right after the last
-    operation, with steps in flight, of whose encodings those of ``late_failures`` fail."""
+    """The actions of requests and device on a cache of ``room``. If ``hurried``, the cache is closed right after the
+    last operation, while steps are in flight; the encodings of ``late_failures`` in these steps fail."""
 
     room: int
     sizes: Mapping[str, int]
@@ -28,19 +28,19 @@ class StepWorkload:
 
 
 _KEYS, _REQUESTS = "abcdef", ("r0", "r1", "r2", "r3", "r4", "r5")
-_LARGE = 5_000_000_000  # what one item may take: more than 32 bits hold
+_LARGE = 5_000_000_000  # units of one item that need more than 32 bits
 
 
 @frozen
 class _Rates:
-    """The rates of the events in one workload. They differ from one workload to the next: a fault that needs one event
-    often, and another never, is met sooner."""
+    """The rates of the events in one workload. They differ between workloads, so that a fault that needs one event
+    often and another one never is found sooner."""
 
     preempts: float
-    tight: float  # budgets
-    runs: float  # the oldest planned step, where another one could be planned
+    tight: float  # of budgets that are tight
+    runs: float  # that the oldest planned step runs though another one could be planned
     fails: float
-    ends: float  # of requests, rather than releases
+    ends: float  # that a request ends rather than releases
 
     @classmethod
     def draw(cls, chance: random.Random, declared: StepDeclaration) -> _Rates:
@@ -54,8 +54,8 @@ class _Rates:
 
 
 def draw_workload(chance: random.Random, declared: StepDeclaration) -> StepWorkload:
-    """Draws up to 20 rounds of one to three requests on one to three keys in a room of 1 to 4, rarely of six each: few
-    that get in each other's way find faults soonest."""
+    """Draws a workload of up to 20 rounds. There are one to three requests, one to three keys and a room of 1 to 4,
+    rarely more: a few that get in each other's way find faults soonest."""
     roll = chance.random
     keys = _KEYS[: chance.choice((1, 2, 2, 3, 3, 3, 4, 6))]
     requests = _REQUESTS[: chance.choice((1, 2, 2, 2, 3, 3, 3, 6))]
@@ -82,7 +82,7 @@ def _operations(
     pairs: Sequence[tuple[str, str]],
     sizes: Mapping[str, int],
 ) -> Iterator[Operation]:
-    """Yields plans and ends of steps in turn, with what requests do between them."""
+    """Yields plans and ends of steps in turn, and what requests do between them."""
     roll, in_flight = chance.random, 0
     for _ in range(chance.randint(1, 20)):
         if in_flight == declared.steps_in_flight or (in_flight and roll() < rates.runs):
@@ -101,8 +101,8 @@ def _operations(
 def _plan(
     chance: random.Random, rates: _Rates, pairs: Sequence[tuple[str, str]], sizes: Mapping[str, int]
 ) -> Iterator[Any]:
-    """Yields up to six asks and preemptions, mostly of requests that have asked in the same step; and a budget where it
-    is tight."""
+    """Yields up to six asks and preemptions, mostly preemptions of requests that have asked in the same step. If the
+    budget is tight, it is yielded too."""
     wanted: list[tuple[str, ...]] = []
     asked: list[str] = []
     for _ in range(chance.randint(0, 6)):
@@ -118,7 +118,7 @@ def _plan(
 
 
 def simpler_workloads(workload: StepWorkload) -> Iterator[StepWorkload]:
-    """Yields ``workload`` without some operations, or without a part of one."""
+    """Yields ``workload`` without some operations, or without a part of one operation."""
     for fewer in without_some(workload.operations):
         yield evolve(workload, operations=fewer)
     for at, operation in enumerate(workload.operations):

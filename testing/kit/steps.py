@@ -1,13 +1,14 @@
-"""Is the cache manager of your step engine sound? The step protocol: the kit plays requests and the device.
+"""The step protocol, by which the kit checks the cache manager of a step engine. The kit plays the requests and the
+device.
 
 ::
 
     def test_my_cache_keeps_its_promises():
         examine_steps(MyAdapter).raise_if_any()  # MyAdapter(room) has the methods of `StepCache`
 
-The engine plans steps: in each, requests ask for encoder outputs, and some requests are preempted. The device runs the
-steps in their order, and in each the frees, then the encodings, then the reads. ``docs/adapt_your_cache.md`` has the
-protocol as a table, and adapts a cache manager.
+The engine plans steps. In each step, requests ask for encoder outputs, and some requests are preempted. The device runs
+the steps in their order, and in each step first the frees, then the encodings, then the reads.
+``docs/adapt_your_cache.md`` shows the protocol as a table, and an adapter.
 """
 
 from __future__ import annotations
@@ -34,54 +35,58 @@ __all__ = [
 ]
 
 Wanted = tuple[Literal["ask"], str, str, int] | tuple[Literal["preempt"], str]
-"""``("ask", request, key, size)`` or ``("preempt", request)``."""
+"""One call of a step: ``("ask", request, key, size)`` or ``("preempt", request)``."""
 
 StepPlanned = tuple[Collection[str], Collection[str], Collection[str]]
-"""The answers, the keys that the step frees, and those that it encodes."""
+"""A planned step: the answers, the keys that it frees, and the keys that it encodes."""
 
 
 class StepCache(Protocol):
-    """The cache manager of a step engine, as the kit calls it: it decides about keys and sizes, never tensors. Requests
-    and keys are texts, sizes and room are in one unit (bytes, embeddings), and everything is plain Python, so that an
-    adapter need not import Triolet."""
+    """The cache manager of a step engine, as the kit calls it. It decides about keys and sizes, never about tensors.
+    Requests and keys are texts; sizes and room have one unit (bytes, embeddings). All values are plain Python, so that
+    an adapter need not import Triolet."""
 
     def plan(self, wanted: Sequence[Wanted], budget: int) -> StepPlanned:
-        """Plans the next step. The answers are one for each ``ask``, in order:
+        """Plans the next step. There is one answer for each ``ask``, in their order:
 
-        - ``"hit"``: the output is there when the step reads, since an earlier step, or this one, encodes it.
-        - ``"encode"``: the same, and this step encodes it, for this request and all that share it.
-        - ``"later"``: no room, or no budget. The request asks again in later steps, or ends. Where nobody holds
-          anything, eight steps in a row that serve nobody and change nothing are taken for a wait for ever.
-        - ``"never"``: larger than the whole room.
+        - ``"hit"``: the output is there when the step reads, since an earlier step or this one encodes it.
+        - ``"encode"``: the output is there too, and this step encodes it, for this request and all that share it.
+        - ``"later"``: there is no room, or no budget. The request asks again in later steps, or ends. If nobody holds
+          anything, eight steps in a row that serve nobody and change nothing count as a wait for ever.
+        - ``"never"``: the output is larger than the whole room.
 
         After ``"hit"`` and ``"encode"`` the request holds the key, once, however often it asks again. ``preempt`` takes
-        back all that the request holds and has asked for, in this step too; who shares a key with it keeps it.
+        back everything that the request holds and has asked for, also in this step. Other requests that share a key
+        keep it.
 
-        The encodings of one step take ``budget`` together, at most. The output of ``key`` has ``size`` in every call.
+        The encodings of one step together take at most ``budget``. The output of ``key`` has the same ``size`` in every
+        call.
         """
         ...
 
     def executed(self, failed: Sequence[str]) -> None:
-        """The oldest planned step has run. The encodings of ``failed`` left nothing, and all holds of these keys are
-        over: who still needs one asks anew."""
+        """Reports that the oldest planned step has run. The encodings of ``failed`` left nothing, and all holds of
+        these keys are over: a request that still needs one asks anew."""
         ...
 
     def release(self, request: str, key: str) -> None:
-        """``request`` has read ``key``, and goes on. May come again, as a step loop does in each later step."""
+        """Reports that ``request`` has read ``key`` and goes on. The call may be repeated, as a step loop does in each
+        later step."""
         ...
 
     def finish(self, request: str) -> None:
-        """``request`` has ended, was aborted, or was preempted between two steps: all that it holds and waits for is
-        given back. May come again, and for a request that holds nothing. A preempted request asks anew later."""
+        """Reports that ``request`` has ended, was aborted, or was preempted between two steps. Everything that it holds
+        and waits for is given back. The call may be repeated, and made for a request that holds nothing. A preempted
+        request asks anew later."""
         ...
 
-    # and, where the declaration says so:
+    # and, if the declaration says so:
     # reset(): the device was emptied between two steps; nobody holds anything any more.
     # close(): no request asks any more; the next steps free all that is on the device.
 
 
 MakeStepCache = Callable[[int], StepCache]
-"""Makes an empty cache of so much room."""
+"""Makes an empty cache with the given room."""
 
 
 # -- playing ---------------------------------------------------------------------------------------------------------
@@ -91,7 +96,7 @@ def play_steps(make_cache: MakeStepCache, declared: StepDeclaration, workload: S
     """Plays ``workload`` on a new cache, brings it to its end (`StepGame.end`), and checks every promise on the way.
 
     Raises:
-        BrokenPromise: the cache broke one, or raised an error.
+        BrokenPromise: the cache broke a promise, or raised an error.
         WrongAdapter: the adapter does not speak the protocol.
     """
     rows: list[tuple[str, ...]] = []
@@ -121,11 +126,12 @@ def examine_steps(
     """Looks for workloads that break the promises of a `StepCache`.
 
     Args:
-        make_cache: makes an empty cache of so much room; the adapter's class, if it takes the room alone.
-        declared: what the engine does otherwise.
+        make_cache: makes an empty cache with the given room; the adapter's class, if the room is its only argument.
+        declared: the ways in which the engine differs.
         seed: the same seed plays the same workloads.
-        workloads: how many; a thousand take about a second.
-        subject: what regression tests import, ``package.module:factory``; by default where ``make_cache`` was defined.
+        workloads: how many workloads are played; a thousand take about a second.
+        subject: what regression tests import, ``package.module:factory``; by default the place where ``make_cache`` was
+            defined.
 
     Raises:
         TypeError: the adapter lacks a method, or does not speak the protocol.

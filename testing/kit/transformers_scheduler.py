@@ -1,5 +1,6 @@
 """The continuous batching of transformers as the subject of `examine_scheduler`: its manager, scheduler and paged
-cache, driven without its thread. The kit stands in for the model. It waits for each step, and has no priorities::
+cache, driven without its thread. The kit stands in for the model. The scheduler waits for each step, and has no
+priorities::
 
     findings = examine_scheduler(TransformersScheduler, DECLARED)
 """
@@ -18,11 +19,12 @@ from .paged_device import EOS
 from .schedulers import Chunk, Limits, NewRequest, SchedulerDeclaration, Step
 
 DECLARED = SchedulerDeclaration(steps_in_flight=1, items=False, priorities=False, fair=False, page_size=4)
-"""``fair``: whoever fits is admitted, so that a large request waits while small ones come."""
+"""The declaration. It is not ``fair``, since any request that fits is admitted, so that a large request waits while
+small ones come."""
 
 
 class TransformersScheduler:
-    """`ContinuousBatchingManager`, a turn of its loop in two halves."""
+    """An adapter of `ContinuousBatchingManager`. It takes a turn of the manager's loop in two halves."""
 
     def __init__(self, limits: Limits) -> None:
         sizes: dict[str, Any] = {"page_size": limits.page_size, "num_blocks": limits.pages}
@@ -57,7 +59,7 @@ class TransformersScheduler:
 
 @cache
 def _model() -> Any:
-    """Its sizes alone matter, since it never runs; so no masks are needed for it either."""
+    """Makes a model that never runs. Only its sizes matter, and this attention implementation needs no masks."""
     config = LlamaConfig(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, head_dim=8
     )

@@ -1,4 +1,4 @@
-"""Our own planner and ledger as the subject of `examine_scheduler`. The adapter plays the actors' part."""
+"""Triolet's planner and ledger as the subject of `examine_scheduler`. The adapter plays the actors' part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .schedulers import Chunk, Limits, NewRequest, Step
 
 
 class TrioletScheduler:
-    """`Planner` and `EncoderLedger`. What a step encodes and frees is encoded and freed when the step has run."""
+    """An adapter of `Planner` and `EncoderLedger`. They learn of the frees and encodings of a step when the step has
+    run."""
 
     def __init__(self, limits: Limits) -> None:
         self.planner, self.ledger = Planner(_limits(limits)), EncoderLedger(limits.room)
@@ -64,7 +65,7 @@ class TrioletScheduler:
         for hold in decisions.ready:
             self.planner.encoder_ready(hold.holder)
 
-    # their words for what the kit says
+    # translations of the kit's values
 
     def chunks(self, plan: StepPlan | None) -> list[Chunk]:
         parts = [] if plan is None else zip(self.planner.in_flight(plan.step_id).request_ids, plan.chunks, strict=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class WrongAdapter(TypeError):
-    """The adapter does not speak the protocol."""
+    """The error of an adapter that does not speak its protocol."""
 
 
 def check_methods(adapter: Any, names: tuple[str, ...], protocol: str) -> None:
@@ -17,10 +17,10 @@ def check_methods(adapter: Any, names: tuple[str, ...], protocol: str) -> None:
 
 
 def as_texts(value: Any, what: str) -> list[str]:
-    """Lists the texts that an adapter returned.
+    """Returns the texts of a collection that an adapter returned, as a list.
 
     Raises:
-        WrongAdapter: it is something else; a single text too, which would be taken for its letters.
+        WrongAdapter: ``values`` is something else, or a single text, which would be read as a list of its letters.
     """
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise WrongAdapter(f"{what} is {value!r}; allowed: texts in a list, tuple or set")
