@@ -1,4 +1,4 @@
-"""The way of the planner's chunks to a network: checks of a chunk, and a chunk of a beam search as one chunk for
+"""Prepares the planner's chunks for a network: checks each chunk, and turns a chunk of a beam search into one chunk for
 each beam. No network knows of beams."""
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from .sampling.beams import Search
 
 
 def check_chunk(part: Chunk, record: Record, parts: Parts) -> None:
-    """Asserts that the chunk is possible. A bad index must go no further: on CUDA it ends the process's context."""
+    """Asserts that the chunk is possible. A bad index must not reach the device: on CUDA it would destroy the process's
+    context."""
     end, known = part.start + part.length, _known(record)
     assert 0 <= part.start < end <= known, f"sequence {part.sequence_id}: chunk {part.start}..{end} of {known} tokens"
     assert end + part.draft_tokens <= parts.network.positions, (
@@ -30,12 +31,12 @@ def check_chunk(part: Chunk, record: Record, parts: Parts) -> None:
         _check_pages(parts.paged, part, record.search)
     slots = 0 if parts.cross is None else parts.cross.slots
     assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
-    over = record.search is not None and record.search.state.done  # steps planned before that was known feed nothing
+    over = record.search is not None and record.search.state.done  # a step that was planned before the search ended feeds nothing
     assert not part.samples or end == known or over, f"sequence {part.sequence_id}: samples at {end} of {known} tokens"
 
 
 def _known(record: Record) -> int:
-    """The number of tokens of the sequence; of a search that is done, the most that it may have."""
+    """The number of tokens of the sequence. If a search is done, the most tokens that its request allows."""
     if record.search is None:
         return len(record.tokens)
     if record.search.state.done:
@@ -55,8 +56,8 @@ def _check_pages(paged: PagedKV | StagedKV, part: Chunk, search: Search | None) 
 
 
 def spread_all(feeds: Sequence[Feed]) -> tuple[list[Feed], list[range], list[Copy]]:
-    """The feeds of a step's chunks, one for each beam of a search; which of them are each chunk's; and the pages that
-    are copied before."""
+    """Returns the feeds of a step (a search has one for each beam), the range of feeds that belongs to each chunk, and
+    the pages to copy before the step."""
     every: list[Feed] = []
     owned: list[range] = []
     copies: list[Copy] = []

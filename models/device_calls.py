@@ -1,4 +1,5 @@
-"""Calls of the executor: in inference mode, with errors that keep no tensor alive, and torch's errors as ours."""
+"""Wrappers for calls of the executor: they run in inference mode, their errors keep no tensor alive, and torch's errors
+become ours."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _Result = TypeVar("_Result")
 def device_call(
     method: Callable[Concatenate[_Executor, _Arguments], _Result],
 ) -> Callable[Concatenate[_Executor, _Arguments], _Result]:
-    """A call that works with tensors, in inference mode. Its errors keep no tensor alive, however long they are
-    kept."""
+    """Decorates a method that works with tensors, so that it runs in inference mode. Its errors keep no tensor alive,
+    however long a caller keeps the errors."""
 
     @wraps(method)
     def call(self: _Executor, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -40,7 +41,7 @@ def device_call(
 
 @contextmanager
 def device_errors(what: str) -> Iterator[None]:
-    """Turns torch's errors of the device into ours."""
+    """Turns torch's device errors into ours; ``what`` names the failed work in the message."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -50,6 +51,6 @@ def device_errors(what: str) -> Iterator[None]:
             f"the device broke down in {what}: {error}. Its context is lost for this process; start a new one"
         ) from error
     except RuntimeError as error:
-        if "DefaultCPUAllocator" not in str(error):  # torch has no class of its own for it
+        if "DefaultCPUAllocator" not in str(error):  # torch has no class of its own for this error
             raise
         raise DeviceOutOfMemory(f"{what} does not fit the host's memory: {error}") from error

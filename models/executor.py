@@ -5,7 +5,7 @@ One step, in order::
     StepPlan -> forget `ended`, record `started` -> write cross KV -> feed the chunks (networks/)
              -> logit rules, sampling (sampler.py) -> records grow -> StepResult
 
-`Network` hides the architecture, and a blueprint (blueprints/) hides the memory that is taken for it.
+`Network` hides the architecture, and a blueprint (blueprints/) hides how memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _HOST = torch.device("cpu")
 
 @contextmanager
 def _still_the_same(folder: Path) -> Iterator[None]:
-    """Reports that a checkpoint which is read again is no longer what its description says."""
+    """Turns errors within the block into a `CheckpointError` which says that the checkpoint in ``folder`` has
+    changed."""
     try:
         yield
     except (CheckpointError, OSError) as error:
@@ -61,15 +62,15 @@ def _still_the_same(folder: Path) -> Iterator[None]:
 
 @frozen(kw_only=True, eq=False)
 class _Open:
-    """The parts that an open executor works with. The executor and the resource stack hold it, nothing else.
+    """The parts that an open executor works with. Only the executor and the resource stack refer to this object.
 
     Every holder of tensors here has an owner in the stack: `TorchExecutor._take` looks for tensors without one.
     """
 
     main: Parts
-    draft: Parts | None  # a smaller model that proposes
+    draft: Parts | None  # the smaller model that proposes draft tokens
     outputs: EncoderOutputs
-    draft_outputs: EncoderOutputs  # of its encoder, where it has one
+    draft_outputs: EncoderOutputs  # outputs of the draft model's encoder; empty if it has none
     masks: RuleMasks
     grammars: Grammars
     sampler: Sampler
@@ -81,7 +82,8 @@ class _Open:
         return (self.main,) if self.draft is None else (self.main, self.draft)
 
     def crossed(self) -> list[tuple[Parts, EncoderOutputs]]:
-        """The parts that read items, each with the outputs of its encoder: a draft of a decoder reads text alone."""
+        """The parts that read items, each with the outputs of its encoder. A draft model without an encoder reads text
+        alone and is not among them."""
         both = [(self.main, self.outputs)]
         if self.draft is not None and self.draft.log_mel is not None:
             both.append((self.draft, self.draft_outputs))
@@ -96,14 +98,14 @@ class TorchExecutor:
         model: a checkpoint's folder or a hub id.
         config: the engine's settings; device, dtype, threads and the KV sizes matter here.
 
-    When a step raises, the sequences of its chunks and of its ``started`` are forgotten, and what it wrote to their
-    pages and slots counts for nothing: the planner starts them again under new ids and writes the slots again. All
-    other sequences go on undisturbed. For the same reason an id in ``ended`` may be unknown: there is nothing left to
-    forget.
+    When a step raises, the sequences of its chunks and of its ``started`` are forgotten, and the contents of their
+    pages and slots are no longer valid: the planner starts these sequences again under new ids and writes the slots
+    again. All other sequences go on undisturbed. For the same reason an id in ``ended`` may be unknown: its sequence
+    was forgotten before.
 
-    It is closed (as made), open or asleep. ``_blueprints`` (of the model, and of a draft model if there is one) are
-    there while it is not closed, ``_open`` while it is open; ``_parked`` holds what sleep keeps: ``_parked_models``, or
-    nothing.
+    The executor is closed (as when it is new), open or asleep. ``_blueprints`` (of the model, and of a draft model if
+    there is one) is set unless the executor is closed. ``_open`` is set while it is open. During sleep ``_parked`` owns
+    ``_parked_models``, or nothing if the weights were dropped.
     """
 
     model: str | Path
@@ -122,18 +124,18 @@ class TorchExecutor:
 
     @device_call
     def open(self) -> ModelDescription:
-        """Loads the weights and takes all memory; gives everything back when it fails.
+        """Loads the weights and allocates all memory; releases everything if it fails.
 
         Raises:
             CheckpointError: the checkpoint is missing, incomplete or damaged.
-            UnsupportedModel: of an architecture without an adapter.
-            InvalidRequest: a device that is not there, or sizes too small for one sequence.
-            DeviceOutOfMemory: the memory is not there.
+            UnsupportedModel: the architecture has no adapter.
+            InvalidRequest: the device does not exist, or the sizes are too small for one sequence.
+            DeviceOutOfMemory: the device has too little free memory.
         """
         assert self._blueprints is None, "the executor is open already"
         self._grammars = None
         blueprints = Blueprints.read(self.model, self.config)
-        trim()  # of what reading the tokenizer left, before the weights come
+        trim()  # returns what reading the tokenizer left, before the weights are loaded
         self._device = blueprints.main.device_names
         with self._all_or_nothing():
             blueprints = self._take_and_load(blueprints)
@@ -149,13 +151,13 @@ class TorchExecutor:
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
-        """Gives everything that was taken within the block back, if the block raises."""
+        """Releases everything that was allocated within the block if the block raises."""
         outer = sys.exception()
         try:
             with device_errors("the model"):
                 yield
         except BaseException as error:
-            clear_frames(error, outer=outer)  # first: they hold what was on its way to an owner
+            clear_frames(error, outer=outer)  # first: the frames may hold tensors that have no owner yet
             del outer
             try:
                 self._release()
@@ -164,22 +166,22 @@ class TorchExecutor:
             raise
 
     def _take_and_load(self, blueprints: Blueprints) -> Blueprints:
-        """Takes everything, with weights from the checkpoints' files; returns what is known then: their fingerprints,
-        and how many pages and slots there are."""
+        """Allocates everything, with weights from the checkpoints' files. Returns the blueprints with the fingerprints
+        of the weights and the numbers of pages and slots."""
         all_of_them: tuple[Blueprint, ...] = blueprints.all
         files = [blueprint.files() for blueprint in all_of_them]
         loads = [partial(one.load, weights) for one, weights in zip(all_of_them, files, strict=True)]
         return self._take(blueprints, loads).with_fingerprints([weights.fingerprint for weights in files])
 
     def _take(self, blueprints: Blueprints, loads: Sequence[Callable[[], AnyModel]]) -> Blueprints:
-        """Takes all that an open executor holds, each thing in the name of its owner."""
+        """Allocates all that an open executor holds, each part under the name of its owner."""
         checkpoint, device = blueprints.main.checkpoint, blueprints.main.device
         own, vocabulary = self._stack.own, checkpoint.shape.vocabulary
         self._stack.callback("records", self._records.clear)
         self._set_threads()
         tokenizer = partial(whole_tokenizer, checkpoint.tokenizer)
         grammars = self._grammars or Grammars(tokenizer, vocabulary, checkpoint.eos_token_ids)
-        self._grammars = grammars  # until it is closed: the description of the model refers to it
+        self._grammars = grammars  # kept until the executor is closed: the model's description refers to the grammars
         self._stack.callback("grammars", grammars.release)
         if device.type == "cuda":
             self._stack.callback("workspace", torch.cuda.empty_cache)
@@ -189,7 +191,7 @@ class TorchExecutor:
 
         model = own("weights", loads[0]())
         draft_model = own_drafts("weights", loads[1]()) if blueprints.draft is not None else None
-        trim()  # of what loading left, before what is free is asked
+        trim()  # returns what loading left, before the free memory is measured
         blueprints = blueprints.sized(sum(self._stack.bytes_by_owner().values()))
         blueprint, draft = blueprints.main, blueprints.draft
         main = blueprint.take(own, model)
@@ -233,7 +235,8 @@ class TorchExecutor:
         return DraftModelProposer(sampler=evolve(sampler, network=draft.network, paged=draft.paged, outputs=outputs))
 
     def _set_threads(self) -> None:
-        """The thread count is the process's: it is only touched when asked for or to be another, and restored."""
+        """Sets torch's number of threads if the configuration names one or `choose_threads` finds another than the
+        present one. The number belongs to the process, so closing restores it."""
         before = torch.get_num_threads()
         threads = self.config.threads or choose_threads(before)
         if self.config.threads or threads != before:
@@ -241,26 +244,26 @@ class TorchExecutor:
             torch.set_num_threads(threads)
 
     def _release(self) -> None:
-        """Gives back what `_take` took, even where releases raise. Parked weights stay: on the CPU they are the same
-        tensors."""
+        """Releases what `_take` allocated, even if some releases raise. Parked weights stay, which on the CPU are the
+        same tensors as the model's weights."""
         self._open = None
         handed_on = [tensor for model in self._parked_models for tensor in model.tensors()]
         try:
             self._stack.close(handed_on=handed_on)
         finally:
-            handed_on.clear()  # an error would hold them with this frame
+            handed_on.clear()  # an error would keep the tensors alive with this frame
             self.released = self._stack.report
             trim()
 
     @device_call
     def sleep(self, *, keep_weights: bool) -> None:
-        """Gives the device back, as `close` does; the weights are parked in host memory, or dropped.
+        """Releases the device, as `close` does; the weights are parked in host memory, or dropped.
 
-        On the CPU parked weights stay where they are, in the name of another owner.
+        On the CPU parked weights stay where they are and change only their owner.
 
         Raises:
-            DeviceOutOfMemory: the host has no room for the weights; the executor is awake and undisturbed.
-            ExceptionGroup: the releases' errors; the executor sleeps, and all others were released.
+            DeviceOutOfMemory: the host has no room for the weights; the executor stays awake and unchanged.
+            ExceptionGroup: the errors of some releases; the executor sleeps, and everything else was released.
         """
         self._opened()
         if keep_weights:
@@ -268,7 +271,7 @@ class TorchExecutor:
         self._release()
 
     def _park(self) -> None:
-        """Takes the weights to host memory: all, or none."""
+        """Copies the weights to host memory: all, or none if it fails."""
         parked: list[AnyModel] = []
         with device_errors("a copy of the weights"):
             for parts in self._opened().all_parts:
@@ -277,11 +280,11 @@ class TorchExecutor:
 
     @device_call
     def wake(self) -> None:
-        """Takes the device again; gives it back and stays asleep when it fails.
+        """Allocates the device memory again; if that fails, releases it and stays asleep.
 
         Raises:
             CheckpointError: the weights were dropped, and the checkpoint has changed.
-            DeviceOutOfMemory: the memory is not there now.
+            DeviceOutOfMemory: the device has too little free memory now.
         """
         blueprints = self._blueprints
         assert blueprints is not None, "the executor is not open"
@@ -313,7 +316,7 @@ class TorchExecutor:
 
         Raises:
             InvalidRequest: a payload is not one window of float samples.
-            EncodeFailed: an output is not finite, as from samples that are not.
+            EncodeFailed: an output is not finite, for example because its samples are not.
         """
         now = self._opened()
         keys = [job.key for job in jobs]
@@ -330,7 +333,7 @@ class TorchExecutor:
 
     @device_call
     def take_out(self, key: str) -> LentOutput:
-        """A copy of the encoder output of ``key``, which must be resident."""
+        """Returns a copy, in host memory, of the encoder output ``key``, which must be resident."""
         with device_errors("a copy of an encoder output"):
             arrays = [to_host(outputs.get(key)) for _, outputs in self._opened().crossed()]
         return LentOutput(key=key, size=sum(len(array.data) for array in arrays), arrays=tuple(arrays))
@@ -340,7 +343,8 @@ class TorchExecutor:
         """Keeps an output that another executor has computed, as if it had been encoded here.
 
         Raises:
-            BorrowFailed: it has another dtype than this model, or is none of a draft model's where there is one.
+            BorrowFailed: the output has another dtype than this model, or the two executors differ in whether a draft
+                model has an encoder.
         """
         crossed, blueprints = self._opened().crossed(), self._blueprints
         assert blueprints is not None, "the executor is open"
@@ -353,12 +357,12 @@ class TorchExecutor:
 
     @device_call
     def step(self, plan: StepPlan) -> StepResult:
-        """Runs one decoder step; see the class for what holds when it raises."""
+        """Runs one decoder step. The docstring of the class says what holds if it raises."""
         now = self._opened()
         for sequence in plan.ended:
             self._records.pop(sequence, None)
         fed, started = {part.sequence_id for part in plan.chunks}, {start.sequence_id for start in plan.started}
-        touched = (fed | started) - (started & self._records.keys())  # one that is started twice is an older step's
+        touched = (fed | started) - (started & self._records.keys())  # a sequence that is started twice comes from an older step
         try:
             with device_errors(f"a step of {plan.tokens} tokens"):
                 return self._run(now, plan)
@@ -393,7 +397,7 @@ class TorchExecutor:
         return StepResult(step_id=plan.step_id, sampled=tuple(sampled))
 
     def _record(self, now: _Open, part: Chunk) -> Record:
-        """The record of a possible chunk."""
+        """Returns the record of the chunk's sequence, after a check of the chunk."""
         record = self._records.get(part.sequence_id)
         assert record is not None, (
             f"sequence {part.sequence_id} is not known: it was never started, or an earlier step of it failed"
@@ -402,7 +406,7 @@ class TorchExecutor:
         return record
 
     def _read(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
-        """The vectors and alignments of the chunks that end their prompt."""
+        """Returns the vectors and alignments of those chunks that end their prompt."""
         answers = [SampledToken(token_id=None)] * len(feeds)
         pooled = [index for index, feed in enumerate(feeds) if feed.record.start.pooling is not None]
         aligned = [index for index, feed in enumerate(feeds) if feed.record.start.alignment is not None]
@@ -419,8 +423,8 @@ class TorchExecutor:
         return answers
 
     def _sample(self, now: _Open, feeds: list[Feed]) -> list[SampledToken]:
-        """Sampled tokens, and the accepted draft tokens after them; what searches have found. The records grow once
-        all has gone well."""
+        """Returns the sampled tokens with the accepted draft tokens after them, and the results of beam searches. The
+        records grow only after sampling has succeeded."""
         every, owned, copies = spread_all(feeds)
         if not every:
             return [SampledToken(token_id=None)] * len(feeds)
@@ -438,7 +442,8 @@ class TorchExecutor:
             outputs.free(keys)
 
     def reset(self) -> None:
-        """Forgets sequences and encoder outputs. Pages and slots stay allocated: what is in them counts for nothing."""
+        """Forgets sequences and encoder outputs. Pages and slots stay allocated, but their contents are no longer
+        valid."""
         assert self._blueprints is not None, "the executor is not open"
         self._records.clear()
         if self._open is not None:
@@ -446,18 +451,18 @@ class TorchExecutor:
             self._open.draft_outputs.release()
 
     def memory(self) -> DeviceMemory:
-        """Bytes held now, by owner; asleep, the bytes parked in host memory. None before `open` and after `close`,
-        unless released tensors are still alive: their bytes are counted, too."""
+        """Bytes held now, by owner; during sleep, the bytes parked in host memory. Before `open` and after `close`
+        nothing is held, unless released tensors are still alive: their bytes count as well."""
         by_owner = {**self._stack.bytes_by_owner(), **self._parked.bytes_by_owner()}
         asleep = self._blueprints is not None and self._open is None
         return DeviceMemory(device=str(_HOST) if asleep else self._device, by_owner=by_owner)
 
     def close(self) -> None:
-        """Gives everything back, in reverse order of taking; idempotent; works on an executor that is half open or
-        asleep.
+        """Releases everything, in the reverse order of allocation. Idempotent; works on an executor that is half open
+        or asleep, too.
 
         Raises:
-            ExceptionGroup: the releases' errors; all others were released.
+            ExceptionGroup: the errors of some releases; everything else was released.
         """
         self._blueprints, self._parked_models = None, ()
         if self._grammars is not None:

@@ -1,10 +1,10 @@
 """`Sampler`: which logits a step needs, the tokens sampled from them, and the draft tokens that were right.
 
-A chunk that samples gives the token after its last one. Where draft tokens were proposed after it, the row of each
-draft token gives one more: a draft token is accepted if it is the very token that is sampled before it. So speculation
-changes no token, greedy or not: sampling is keyed by position (`triolet.models.sampling.logits`), and a sampled token
-depends on no draft token that was rejected. The distribution is that of speculative sampling (Leviathan et al. 2023,
-section 2.3), whose acceptance test is replaced by random numbers that proposer and model share.
+A chunk that samples yields the token after its last one. If draft tokens were proposed after the chunk, the row of each
+draft token yields one more. A draft token is accepted if it equals the token that was sampled from the row before it.
+Therefore speculation changes no token, greedy or not: sampling is keyed by position (`triolet.models.sampling.logits`),
+and a sampled token depends on no draft token that was rejected. The distribution is that of speculative sampling
+(Leviathan et al. 2023, section 2.3), whose acceptance test is replaced by random numbers that proposer and model share.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .sampling.logits import RuleMasks, SamplerInput
 
 @frozen(kw_only=True)
 class _Wanted:
-    """The rows whose logits a step needs, as (index of the chunk, offset in it). ``samples`` of them come first: for
-    each chunk (by index) where its rows lie, one for each token that may be sampled. Then come ``searches``: the chunk
-    of each beam. ``probes``: where a chunk's probe lies."""
+    """The rows whose logits a step needs, as (index of the chunk, offset in it). First come the rows of ``samples``:
+    for each chunk (by index) the range of its rows, one for each token that may be sampled. Then comes one row for each
+    beam, whose chunk ``searches`` names. ``probes`` has the row of a chunk's probe."""
 
     rows: list[tuple[int, int]]
     samples: dict[int, range]
@@ -43,14 +43,14 @@ class Sampler:
     """Samples tokens from a network's logits."""
 
     network: Network
-    paged: PagedKV | StagedKV | None  # its pages
+    paged: PagedKV | StagedKV | None  # the pages of the network
     outputs: EncoderOutputs
     masks: RuleMasks
     eos_token_ids: tuple[int, ...]
 
     def sample(self, feeds: Sequence[Feed], copies: Sequence[Copy] = ()) -> list[SampledToken]:
-        """Feeds the chunks; those of a search are one for each beam, side by side. Returns the result of each; the
-        beams of a search have one together. No record changes, but searches go on.
+        """Feeds the chunks; a search has one chunk for each beam, side by side. Returns one result for each chunk; the
+        beams of one search share a result. No record changes, but searches advance.
 
         Args:
             copies: pages that are copied before the chunks are fed.
@@ -68,8 +68,8 @@ class Sampler:
         return sampled
 
     def try_sample(self, feeds: Sequence[Feed], copies: Sequence[Copy] = ()) -> list[SampledToken]:
-        """Samples as `sample` does, but the result of a sequence without a token to sample is no token: see
-        `is_token`."""
+        """Samples as `sample` does, but raises no error for a sequence without a token to sample: `is_token` is false
+        for its result."""
         wanted = _wanted_rows(feeds)
         beams = [feeds[index] for index in wanted.searches]
         owners = list(dict.fromkeys(feed.record.search for feed in beams if feed.record.search is not None))
@@ -98,7 +98,7 @@ class Sampler:
     def _answer(
         self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], asked: Asked, copies: Sequence[Copy]
     ) -> Answers:
-        """Feeds the chunks. The native library copies, computes and chooses in one call."""
+        """Copies the pages, feeds the chunks and answers ``asked``. The native library does all this in one call."""
         if self.network.native is not None:
             fed, told_rows = self.network.fed(feeds, rows, self.outputs)
             draws = draws_of(asked, self.masks, self.eos_token_ids)
@@ -124,13 +124,13 @@ class Sampler:
 
 
 def is_token(sampled: SampledToken) -> bool:
-    """True unless the model's numbers broke down, or the rules left no token."""
+    """True unless the logits were not finite, or the rules allowed no token."""
     return not math.isnan(sampled.logprob)
 
 
 def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
-    """The first sampled token, and those after the draft tokens that were right: a row counts if the draft token that
-    it fed was sampled in the row before."""
+    """Returns the first sampled token, with the tokens that were sampled after accepted draft tokens. A draft token is
+    accepted if it equals the token that was sampled from the row before it."""
     kept = [sampled[0]]
     for draft, behind in zip(feed.proposed, sampled[1:], strict=True):
         if kept[-1].token_id != draft or kept[-1].error:
@@ -140,7 +140,7 @@ def _accept(feed: Feed, sampled: list[SampledToken]) -> SampledToken:
 
 
 def _wanted_rows(feeds: Sequence[Feed]) -> _Wanted:
-    """The rows to compute. A probe may share a sampled row."""
+    """Returns the rows to compute. A probe may share a row with a sampled token."""
     wanted = _Wanted(rows=[], samples={}, searches=[], probes={})
     for index, feed in enumerate(feeds):
         if feed.part.samples and feed.record.search is None:

@@ -1,10 +1,10 @@
 """Proposers of draft tokens: the text itself, or a smaller model that reads along.
 
 A proposer sees every chunk of every step, also those that sample nothing, so that a draft model's KV is always as long
-as the model's own. The draft model's KV lies in pages of the same numbers, in a pool of its own: what the planner knows
-of a page, its content included, is true of both pools.
+as the model's own. The draft model's KV lies in a pool of its own, in pages with the same numbers: what the planner
+knows of a page, its content included, is true of both pools.
 
-Both have ``start``, which takes a sequence before its first chunk, and ``propose``, which returns for each chunk of a
+Both proposers have ``start``, which is called for a sequence before its first chunk, and ``propose``, which returns for each chunk of a
 step up to ``draft_tokens`` tokens that may follow it."""
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .sampling.lookup import Lookup
 class LookupProposer:
     """Proposes the tokens that followed an earlier occurrence of the last tokens.
 
-    It learns a long prompt over several steps, also those that read the prompt and sample nothing: no step learns more
-    than ``pace`` tokens, or ``least`` of each sequence where there are many. Until a prompt is learned, draft
-    tokens come from its beginning.
+    It learns a long prompt over several steps, including steps that read the prompt and sample nothing. No step learns
+    more than ``pace`` tokens in all, or ``least`` tokens of each sequence if there are many sequences. Until a prompt
+    is learned, draft tokens come from its beginning.
     """
 
     match: int
     pace: int = 2_048
-    least: int = 64  # so that what one step adds is learned in the next one
+    least: int = 64  # enough to learn in the next step what one step adds
 
     def start(self, record: Record) -> None:
         record.lookup = Lookup(self.match)
@@ -49,13 +49,13 @@ class LookupProposer:
 
 @frozen(kw_only=True, eq=False)
 class DraftModelProposer:
-    """Proposes what a smaller model with the same vocabulary samples, by the sequence's own rules and random numbers:
-    the closer the two models, the more draft tokens are right, at temperatures above 0 too."""
+    """Proposes what a smaller model with the same vocabulary samples, by the sequence's own rules and random numbers.
+    The more alike the two models are, the more draft tokens are accepted, also at temperatures above 0."""
 
     sampler: Sampler
 
     def start(self, record: Record) -> None:
-        start = evolve(record.start, placeholders=(), probe=None)  # it reads text, or the audio of its own encoder
+        start = evolve(record.start, placeholders=(), probe=None)  # the draft model reads text, or the output of its own encoder
         record.twin = Record(start, record.tokens, record.guide)
         self.sampler.network.start(record.twin)
 
@@ -69,7 +69,7 @@ class DraftModelProposer:
         while now:
             sampled = self.sampler.try_sample(list(now.values()))
             for index, one in zip(now, sampled, strict=True):
-                if one.token_id is not None and is_token(one):  # where its numbers break down, it proposes nothing
+                if one.token_id is not None and is_token(one):  # if its logits are not finite, it proposes nothing
                     proposed[index] = clipped(feeds[index].record, (*proposed[index], one.token_id))
             unread = [index for index, last in now.items() if _read(feeds[index], last) < len(proposed[index])]
             now = {index: _next(feeds[index], proposed[index]) for index in unread}
@@ -77,12 +77,14 @@ class DraftModelProposer:
 
 
 def _read(feed: Feed, last: Feed) -> int:
-    """The number of draft tokens that the smaller model has read after ``last``. It reads all, the last one too."""
+    """The number of draft tokens that the smaller model has read once ``last`` is fed. In the end it reads all of them,
+    also the last one."""
     return last.part.start + last.part.length - feed.part.start - feed.part.length
 
 
 def _next(feed: Feed, proposed: tuple[int, ...]) -> Feed:
-    """The last of ``proposed`` as a chunk of its own; after the last one that is wanted nothing is sampled."""
+    """Returns the last of ``proposed`` as a chunk of its own. The chunk samples only if more draft tokens are
+    wanted."""
     assert feed.record.twin is not None, "a sequence that has been started has a twin"
     start = feed.part.start + feed.part.length + len(proposed) - 1
     part: Chunk = evolve(
@@ -93,5 +95,5 @@ def _next(feed: Feed, proposed: tuple[int, ...]) -> Feed:
 
 
 def clipped(record: Record, proposed: tuple[int, ...]) -> tuple[int, ...]:
-    """The first of ``proposed``, as many as the sequence's structure allows."""
+    """Returns the leading tokens of ``proposed`` that the sequence's structured output allows."""
     return proposed if record.guide is None else proposed[: record.guide.valid(record.generated, proposed)]

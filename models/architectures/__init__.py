@@ -1,6 +1,6 @@
-"""The models that are known besides Whisper: what a checkpoint of each needs, and how its prompts are read.
+"""The models that are known besides Whisper: what their checkpoints need, and how their prompts are read.
 
-`text` reads decoders and encoders of text; `families` knows the multimodal ones, `vision` those of images and `audio`
-those of audio; `crossed` knows the encoder-decoders, `crossed_checkpoint` reads them; `prompts` turns what callers
-write into tokens, `items` into encoder items. The folder imports `checkpoints`. It runs no step.
+`text` reads decoders and encoders of text; `families` knows the multimodal models, with images in `vision` and audio in
+`audio`; `crossed` knows the encoder-decoders, `crossed_checkpoint` reads their checkpoints; `prompts` turns what
+callers write into tokens, `items` into encoder items. The package imports `checkpoints`. It runs no step.
 """

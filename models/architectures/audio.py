@@ -25,7 +25,8 @@ class QwenAudio(Family):
     medium: str = "audio"
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """One batch of whole windows; what follows the end of each is hidden from it and cut off."""
+        """Encodes one batch of padded windows. The padding after each window's audio is masked, and its embeddings are
+        cut off."""
         device, dtype = place_of(module)
         features = torch.stack([payload["input_features"] for payload in payloads]).to(device, dtype)
         frames = torch.stack([payload["frames"] for payload in payloads]).to(device)
@@ -38,7 +39,8 @@ class QwenAudio(Family):
         return apart([row[:length] for row, length in zip(rows, embeddings.tolist(), strict=True)])
 
     def _mask(self, model: Any, heard: Tensor, length: int, dtype: torch.dtype) -> Any:
-        """The mask of transformers' own forward: each window's first ``heard`` positions see each other."""
+        """Returns the mask of transformers' own forward, in which the first ``heard`` positions of each window see each
+        other."""
         from transformers.masking_utils import create_bidirectional_mask
 
         shown = torch.arange(length, device=heard.device) < heard[:, None]
@@ -59,7 +61,7 @@ class QwenAudio(Family):
         return extractor
 
     def template(self, processor: Any, tokenizer: Any) -> str | None:
-        """The template that transformers' processor has for checkpoints without one."""
+        """Returns the template that transformers' processor has for checkpoints without a template."""
         from transformers import Qwen2AudioProcessor
 
         if tokenizer.chat_template:
@@ -69,7 +71,7 @@ class QwenAudio(Family):
         return template
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
-        """The tokens that its processor knows by these names alone."""
+        """Returns the begin and end tokens of audio, which only the names in the processor identify."""
         known = tokenizer.get_vocab()
         begin, end = (text if text in known else "" for text in ("<|audio_bos|>", "<|audio_eos|>"))
         return begin, end

@@ -1,8 +1,8 @@
 """Contents of messages in the form that a chat template reads.
 
-Templates differ in what they take for a content. Those of text models know texts alone, many of the others know lists
-of parts alone, and a content of the other kind they refuse, leave out, or write as a list of Python's. So a
-conversation with media is given in several forms, and the one that shows all its texts is taken.
+Templates differ in the contents that they accept. Templates of text models accept only texts, and many others accept
+only lists of parts. A content of the other kind is refused, left out, or written as a Python list. Therefore a
+conversation with media is rendered in several forms, and the first rendering that shows all its texts is taken.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ _Write = Callable[[Sequence[Message]], Rendered]
 
 
 def render_texts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> Rendered:
-    """Renders ``messages`` that hold texts alone by the tokenizer's chat template. Parts of text are joined by
-    line ends, since templates of text models want texts; the few that refuse texts get parts. ``options`` and errors
-    are those of `render`."""
+    """Renders ``messages`` that hold texts alone by the tokenizer's chat template. Text parts are joined by line ends,
+    since templates of text models expect a text; the few templates that refuse texts get parts. ``options`` and errors
+    are as in `render`."""
     return _fullest(partial(render, tokenizer, **options), messages, [_joined(messages), _parted(messages)])
 
 
 def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> Rendered:
-    """Renders ``messages`` that may hold images or audio. Texts become lists with one part, or lists of texts one text,
-    where some text would be missing otherwise. ``options`` and errors are those of `render`."""
+    """Renders ``messages`` that may hold images or audio. If some text would be missing otherwise, each text becomes a
+    list with one part, or each list of texts becomes one text. ``options`` and errors are as in `render`."""
     return _fullest(partial(render, tokenizer, **options), messages, [messages, _parted(messages), _joined(messages)])
 
 
 def _fullest(write: _Write, messages: Sequence[Message], forms: Sequence[Sequence[Message]]) -> Rendered:
-    """The first of ``forms`` that shows all texts, or else the first of those that show most of them."""
+    """Returns the rendering of the first of ``forms`` that shows all texts. If none does, returns the first rendering
+    that shows the most texts."""
     texts = [text for message in messages for text in _texts(message)]
     best, most, refusals = None, -1, list[InvalidRequest]()
     for form in forms:
@@ -56,7 +57,7 @@ def _fullest(write: _Write, messages: Sequence[Message], forms: Sequence[Sequenc
 
 
 def _has_python(rendered: str, messages: Sequence[Message]) -> bool:
-    """True if a list of parts was written as Python writes it."""
+    """True if the template wrote a list of parts as a Python list."""
     contents = [message.get("content") for message in messages]
     return any(content and not isinstance(content, str) and str(content) in rendered for content in contents)
 

@@ -31,13 +31,13 @@ class Rendered(str):
 
 
 def template_of(tokenizer: Any, own: str | None = None, *, tools: bool) -> str:
-    """The text of the chat template: ``own``, or else the tokenizer's, which may have one for ``tools`` alone; empty
-    where there is none."""
+    """The text of the chat template: ``own``, or else the tokenizer's, which may have a separate one for conversations
+    with ``tools``. Empty if there is none."""
     if not (own or tokenizer.chat_template):
         return ""
     try:
         return str(tokenizer.get_chat_template(own, tools=[] if tools else None))
-    except ValueError:  # several templates, and none of them is the one to take
+    except ValueError:  # there are several templates, and no default among them
         return ""
 
 
@@ -84,7 +84,7 @@ def _write(
         text = tokenizer.apply_chat_template(
             list(messages), chat_template=template, tokenize=False, add_generation_prompt=True, **options
         )
-    except Exception as error:  # templates are programs of others, and raise what they like
+    except Exception as error:  # templates are programs that others wrote, and may raise anything
         raise InvalidRequest(
             f"the checkpoint's chat template refuses the messages: {type(error).__name__}: {error}"
         ) from error
@@ -92,8 +92,8 @@ def _write(
 
 
 def tools_fault(template: str) -> str | None:
-    """The reason why a conversation by ``template`` can have no tools; ``None``: it can, or rendering says what is
-    wrong."""
+    """The reason why conversations by ``template`` cannot have tools. ``None``: they can, or rendering will report what
+    is wrong with the template."""
     try:
         variables, _ = _names(template)
     except TemplateSyntaxError:
@@ -102,7 +102,8 @@ def tools_fault(template: str) -> str | None:
 
 
 def _ours(tokenizer: Any) -> frozenset[str]:
-    """The names that `render` itself gives to the template or to transformers, and those that transformers keeps."""
+    """The option names that `render` itself passes to the template or to transformers, and the names that transformers
+    reserves."""
     theirs = inspect.signature(tokenizer.apply_chat_template).parameters
     return frozenset({"messages", "conversations", *theirs}) - _OPEN
 
@@ -110,10 +111,10 @@ def _ours(tokenizer: Any) -> frozenset[str]:
 def _check_is_read(
     template: str, ours: frozenset[str], *, tools: bool, calls: bool, options: Mapping[str, Any]
 ) -> None:
-    """Raises `InvalidRequest` where a template would pass over what is given."""
+    """Raises `InvalidRequest` if the template would ignore the tools, the tool calls or an option."""
     try:
         variables, members = _names(template)
-    except TemplateSyntaxError:  # which rendering reports
+    except TemplateSyntaxError:  # rendering reports this error
         return
     if tools and "tools" not in variables:
         raise InvalidRequest(_NO_TOOLS)
@@ -132,7 +133,7 @@ def _check_is_read(
 
 
 def _names(template: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The variables that a template names, and the members of them, as ``a.member`` or ``a["member"]``."""
+    """Returns the variables that a template names, and their members, written ``a.member`` or ``a["member"]``."""
     tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
     named = [(before == ".", text) for (_, before), (kind, text) in pairwise([("", ""), *tokens]) if kind == "name"]
     quoted = {text[1:-1] for kind, text in tokens if kind == "string"}
@@ -146,8 +147,8 @@ def _names(template: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _with_read_calls(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """``message`` with the arguments of its tool calls as mappings, as most templates read them: OpenAI has their JSON
-    text. A content of ``None`` beside calls is left out, as transformers does."""
+    """``message`` with the arguments of its tool calls as mappings, which most templates read; OpenAI's clients send
+    them as JSON text. If there are calls, a content of ``None`` is left out, as in transformers."""
     calls = message.get("tool_calls")
     if not calls:
         return message
@@ -167,7 +168,8 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``message`` as `_with_read_calls` gives it, with the arguments as JSON text."""
+    """Returns ``message``, which is an answer of `_with_read_calls`, with the arguments of its tool calls as JSON
+    text."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
         for call in message.get("tool_calls") or ()
