@@ -31,7 +31,7 @@ def check_chunk(part: Chunk, record: Record, parts: Parts) -> None:
         _check_pages(parts.paged, part, record.search)
     slots = 0 if parts.cross is None else parts.cross.slots
     assert part.cross_slot is None or 0 <= part.cross_slot < slots, f"sequence {part.sequence_id}: unknown slot"
-    over = record.search is not None and record.search.state.done  # a step that was planned before the search ended feeds nothing
+    over = record.search is not None and record.search.state.done  # steps planned before the end feed nothing
     assert not part.samples or end == known or over, f"sequence {part.sequence_id}: samples at {end} of {known} tokens"
 
 

@@ -362,7 +362,7 @@ class TorchExecutor:
         for sequence in plan.ended:
             self._records.pop(sequence, None)
         fed, started = {part.sequence_id for part in plan.chunks}, {start.sequence_id for start in plan.started}
-        touched = (fed | started) - (started & self._records.keys())  # a sequence that is started twice comes from an older step
+        touched = (fed | started) - (started & self._records.keys())  # not those of older steps
         try:
             with device_errors(f"a step of {plan.tokens} tokens"):
                 return self._run(now, plan)

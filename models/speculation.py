@@ -4,8 +4,8 @@ A proposer sees every chunk of every step, also those that sample nothing, so th
 as the model's own. The draft model's KV lies in a pool of its own, in pages with the same numbers: what the planner
 knows of a page, its content included, is true of both pools.
 
-Both proposers have ``start``, which is called for a sequence before its first chunk, and ``propose``, which returns for each chunk of a
-step up to ``draft_tokens`` tokens that may follow it."""
+Both proposers have ``start``, which is called for a sequence before its first chunk, and ``propose``, which returns for
+each chunk of a step up to ``draft_tokens`` tokens that may follow it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LookupProposer:
 
     match: int
     pace: int = 2_048
-    least: int = 64  # enough to learn in the next step what one step adds
+    least: int = 64  # what one step adds is learned in the next
 
     def start(self, record: Record) -> None:
         record.lookup = Lookup(self.match)
@@ -55,7 +55,7 @@ class DraftModelProposer:
     sampler: Sampler
 
     def start(self, record: Record) -> None:
-        start = evolve(record.start, placeholders=(), probe=None)  # the draft model reads text, or the output of its own encoder
+        start = evolve(record.start, placeholders=(), probe=None)  # they name the main model's items
         record.twin = Record(start, record.tokens, record.guide)
         self.sampler.network.start(record.twin)
 

@@ -71,7 +71,7 @@ class QwenAudio(Family):
         return template
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
-        """Returns the begin and end tokens of audio, which only the names in the processor identify."""
+        """Returns the begin and end tokens of audio. The checkpoint's processor knows them only by these names."""
         known = tokenizer.get_vocab()
         begin, end = (text if text in known else "" for text in ("<|audio_bos|>", "<|audio_eos|>"))
         return begin, end

@@ -1,8 +1,8 @@
-"""Encoder-decoders besides Whisper: where the parts of each lie, how large they are, and how items are encoded.
+"""Encoder-decoders besides Whisper: where their parts lie, how large these are, and how items are encoded.
 
-A family knows some ``model_type`` of transformers, whose modules compute: the encoder with attention of its own, the
-decoder with ours, which reads pages and cross-attention slots. Most of what they need is found in all of them; what a
-module takes by no argument is given by `CrossedFamily.instead`.
+A family covers some ``model_type`` of transformers. The modules of transformers compute: the encoder with its own
+attention, the decoder with ours, which reads pages and cross-attention slots. Most inputs are arguments that all the
+modules accept; `CrossedFamily.instead` supplies inputs for which a module has no argument.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .prompts import settled
 Forward = tuple[nn.Module, Callable[..., Any]]
 """A module, and what is called instead of its ``forward`` during a call; see `memory.module.forwards`."""
 
-_MOST_SECONDS = 30  # of an item of Moonshine, whose training has none longer (Jeffries et al. 2024)
-_USUAL_POSITIONS = 512  # of T5, whose relative positions have no end of their own
+_MOST_SECONDS = 30  # the longest audio in Moonshine's training (Jeffries et al. 2024)
+_USUAL_POSITIONS = 512  # for T5, whose relative positions have no limit
 
 
 @frozen
@@ -37,18 +37,19 @@ class CrossedFamily:
 
     loader: str  # the class of transformers that loads it
     crossing: str = "encoder_attn"  # the name that its cross-attention modules have in their layers
-    payload: tuple[str, torch.dtype | None] = ("input_ids", torch.long)  # the encoder's argument; None: the weights'
+    payload: tuple[str, torch.dtype | None] = ("input_ids", torch.long)  # the encoder's argument, and its dtype; None: that of the weights
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
-        """The sizes that ``config`` has for the checkpoint in ``folder``.
+        """Returns the sizes that ``config`` names for the checkpoint in ``folder``.
 
         Raises:
-            UnsupportedModel: one is missing.
+            UnsupportedModel: a size is missing.
         """
         raise NotImplementedError
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """The outputs of payloads of one length, [embeddings, hidden], each in storage of its own."""
+        """Returns the encoder outputs of ``payloads``, which have one length. Each is [embeddings, hidden], in storage
+        of its own."""
         device, own = place_of(module)
         name, dtype = self.payload
         batch = torch.stack([payload[name] for payload in payloads]).to(device, dtype or own)
@@ -58,12 +59,13 @@ class CrossedFamily:
         return apart(list(hidden.to(own)))
 
     def distances(self, module: nn.Module, positions: int) -> Tensor | None:  # noqa: ARG002
-        """The numbers that the decoder adds to its scores by the distance of query and key, [distances, heads]. The
-        last row is that of all farther ones, up to ``positions``. ``None``: nothing is added."""
+        """Returns the numbers [distances, heads] that the decoder adds to its scores by the distance of query and key.
+        The last row applies to all greater distances, up to ``positions``. ``None``: nothing is added."""
         return None
 
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:
-        """The calls that give the decoder the ``positions`` [rows] of its rows, and what it adds by distance."""
+        """Returns the replaced calls by which the decoder gets the ``positions`` [rows] of its rows, and ``distances``,
+        which it adds to its scores."""
         raise NotImplementedError
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
@@ -72,7 +74,7 @@ class CrossedFamily:
 
 
 def find_crossed_family(model_type: object) -> CrossedFamily | None:
-    """The family of a ``model_type``; ``None``: it is not known here."""
+    """The family of a ``model_type``; ``None``: no family knows this type."""
     return _families().get(model_type) if isinstance(model_type, str) else None
 
 
@@ -95,7 +97,7 @@ def _families() -> dict[str, CrossedFamily]:
 @frozen
 class Moonshine(CrossedFamily):
     """Speech of any length up to 30 seconds, as raw samples (Jeffries et al. 2024): rotary positions, heads that are
-    filled up to a multiple."""
+    padded to a multiple of some size."""
 
     loader: str = "MoonshineForConditionalGeneration"
     payload: tuple[str, torch.dtype | None] = ("input_values", None)
@@ -137,14 +139,15 @@ class Moonshine(CrossedFamily):
 
 
 def _normalized(extractor: Any, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Normalizes one piece of audio as the extractor does. A call of it would leave a cycle, for the
-    collector."""
+    """Normalizes one piece of audio as the extractor does. A call of the extractor itself would leave a reference
+    cycle."""
     read: np.ndarray[Any, Any] = extractor.zero_mean_unit_var_norm([samples], attention_mask=None)[0]
     return read
 
 
 def moonshine_embeddings(samples: int) -> int:
-    """Embeddings of so many samples: three convolutions; 0 or less where there are too few."""
+    """The number of embeddings that the three convolutions make of ``samples`` samples; 0 or less if there are too
+    few."""
     for size, stride in ((127, 64), (7, 3), (3, 2)):
         samples = (samples - size) // stride + 1
     return samples
@@ -168,7 +171,8 @@ class Bart(CrossedFamily):
         )
 
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:  # noqa: ARG002
-        """The table of positions gets those of the rows, since the decoder counts them itself."""
+        """Replaces the look-up in the position table. The decoder would count positions itself, so the table gets the
+        rows' positions instead."""
         table = _decoder(module).embed_positions
         return [(table, partial(_look_up, table.forward, positions))]
 
@@ -193,7 +197,7 @@ class T5(CrossedFamily):
         )
 
     def distances(self, module: nn.Module, positions: int) -> Tensor:
-        """The module's own numbers for its last query, which sees every distance."""
+        """Returns the numbers that the module itself adds for the last query, from which every distance occurs."""
         attention = _first_attention(module)
         count = min(positions, attention.relative_attention_max_distance + 1)
         with torch.no_grad():
@@ -201,13 +205,14 @@ class T5(CrossedFamily):
         return row[0, :, 0].flip(-1).T.contiguous()
 
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:  # noqa: ARG002
-        """The first layer hands on to all others what it is given."""
+        """Replaces the call of the first layer's attention alone, since that layer passes its ``position_bias`` on to
+        all others."""
         attention = _first_attention(module)
         return [(attention, partial(told, attention.forward, {"position_bias": distances}))]
 
 
 def told(forward: Callable[..., Any], what: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """``forward`` with further keyword arguments, which go before its caller's."""
+    """Calls ``forward`` with the further keyword arguments ``what``, which override the caller's."""
     return forward(*args, **{**kwargs, **what})
 
 

@@ -1,5 +1,5 @@
-"""Reads the checkpoint of an encoder-decoder besides Whisper, all but the weights: what it is, its sizes, its special
-tokens, and what its generation_config asks of every text.
+"""Reads the checkpoint of an encoder-decoder besides Whisper, except the weights: its architecture, sizes and special
+tokens, and the rules that its generation_config sets for every text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .text import read_transformers_config
 
 _REFUSED: dict[
     str, tuple[object, ...]
-] = {  # settings of generation_config that change every greedy text and are not done, and what changes nothing
+] = {  # unsupported settings of generation_config that change even greedy texts, with values that change nothing
     "encoder_no_repeat_ngram_size": (None, 0),
     "encoder_repetition_penalty": (None, 1.0),
     "exponential_decay_length_penalty": (None,),
@@ -29,7 +29,7 @@ _REFUSED: dict[
     "sequence_bias": (None, {}),
     "watermarking_config": (None,),
 }
-_THE_CALLERS = {  # settings that are for a request to say, and what `SamplingParams` has by default
+_THE_CALLERS = {  # settings that a request chooses, and the defaults of `SamplingParams`
     "do_sample": (None, False),
     "num_beams": (None, 1),
     "repetition_penalty": (None, 1.0),
@@ -51,19 +51,19 @@ class CrossedCheckpoint(ModuleCheckpoint):
 
 
 def is_crossed(folder: Path) -> bool:
-    """True if the checkpoint in ``folder`` is an encoder-decoder with a `CrossedFamily`, by its architecture. Raises
-    `CheckpointError` when there is none."""
+    """True if the checkpoint in ``folder`` is an encoder-decoder with a `CrossedFamily`, judged by its architecture.
+    Raises `CheckpointError` if there is no checkpoint."""
     config = read_config(folder)
     family = find_crossed_family(config.get("model_type"))
     return family is not None and config.get("architectures") == [family.loader]
 
 
 def read_crossed_checkpoint(folder: Path) -> CrossedCheckpoint:
-    """Reads everything but the weights of the checkpoint in ``folder``, see `is_crossed`.
+    """Reads everything but the weights of the checkpoint in ``folder``, for which `is_crossed` is true.
 
     Raises:
         CheckpointError: a file is missing or damaged.
-        UnsupportedModel: it asks for what the engine does not do.
+        UnsupportedModel: the checkpoint asks for something that the engine does not do.
     """
     plain = Settings(folder / "config.json", read_config(folder))
     family = find_crossed_family(plain.get("model_type"))
@@ -100,7 +100,7 @@ def read_crossed_checkpoint(folder: Path) -> CrossedCheckpoint:
 
 
 def _generation(folder: Path, config: Any) -> Any:
-    """transformers' GenerationConfig: of its own file or, in older checkpoints, of config.json."""
+    """Returns transformers' GenerationConfig, read from its own file or, in older checkpoints, from config.json."""
     from transformers import GenerationConfig
 
     if (folder / "generation_config.json").is_file():
@@ -129,22 +129,22 @@ class _Tokens:
 
     def one(self, name: str) -> int | None:
         found = self.several(name)
-        if len(found) > 1:  # of forced tokens, one for each beam group or language: nobody knows which
+        if len(found) > 1:  # several forced tokens: one for each beam group or language, unknown which
             raise UnsupportedModel(f"{self.folder} has {name}={list(found)}; allowed: one token")
         return found[0] if found else None
 
     def bad_words(self) -> tuple[int, ...]:
-        """The tokens of bad_words_ids, each of which must be a word of its own."""
+        """The tokens of bad_words_ids, in which every word must be a single token."""
         words = self.generation.bad_words_ids or []
         if any(len(word) != 1 for word in words):
             raise UnsupportedModel(
                 f"{self.folder} has bad_words_ids={words!r} in its generation settings; allowed: words of one token"
             )
-        ends = self.several("eos_token_id")  # which `generate` lets pass
+        ends = self.several("eos_token_id")  # `generate` never suppresses these
         return tuple(token for word in words for token in word if token not in ends)
 
     def start(self) -> int:
-        """The token that `generate` finds: the start token, or else the token that begins texts."""
+        """The token that `generate` would begin with: decoder_start_token_id, or else bos_token_id."""
         for name in ("decoder_start_token_id", "bos_token_id"):
             token = self.one(name)
             if token is not None:
@@ -156,7 +156,7 @@ class _Tokens:
 
 
 def _check_generation(folder: Path, generation: Any) -> None:
-    """Refuses what is not done, and logs what a request is to ask for itself."""
+    """Refuses unsupported settings, and logs settings that each request must choose itself."""
     asked = {name: getattr(generation, name, None) for name in (*_REFUSED, *_THE_CALLERS)}
     refused = [f"{name}={asked[name]!r}" for name, nothing in _REFUSED.items() if asked[name] not in nothing]
     if refused:

@@ -1,7 +1,7 @@
 """The multimodal families that are known here.
 
-A family knows one ``model_type`` of transformers. The engine runs the language model with attention of its own; what
-the family leaves as it is, the encoder and the projector, is transformers' own module.
+A family covers one ``model_type`` of transformers. The engine runs the language model with its own attention. The
+encoder and the projector stay transformers' own modules.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config")
 
 
 def find_family(config: Any) -> Family | None:
-    """The family of a transformers configuration; ``None``: it reads text alone.
+    """Returns the family of a transformers configuration; ``None``: the model reads text alone.
 
     Raises:
-        UnsupportedModel: it reads images, audio or video as well, in a way that is not known here.
+        UnsupportedModel: the model also reads images, audio or video, and no family is known for it.
     """
     families = _families()
     if config.model_type in families:

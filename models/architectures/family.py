@@ -24,11 +24,12 @@ class Family:
     """One kind of multimodal checkpoint. It has no state."""
 
     architecture: str  # the class of transformers that loads it
-    language: str = "model.language_model"  # the name of the language model, whose attention becomes ours
+    language: str = "model.language_model"  # the submodule of the language model, whose attention becomes ours
     medium: str = "image"  # or "audio"
 
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        """The model on the CPU, in eval mode: whole, or ``without`` some parts. See `load_module` for its errors."""
+        """Returns the model on the CPU, in eval mode: whole, or ``without`` some parts. Raises the errors of
+        `load_module`."""
         return load_module(self.architecture, folder, dtype, without=without)
 
     def text(self, module: nn.Module) -> nn.Module:
@@ -37,14 +38,15 @@ class Family:
         return part
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """The embeddings of each payload, [embeddings, hidden], each in storage of its own."""
+        """Returns the embeddings [embeddings, hidden] of each payload, in storage of their own."""
         raise NotImplementedError
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:
-        """One image or audio as ``processor`` reads it; ``token`` stands for each of its embeddings. Called in threads.
+        """Reads one image or audio with ``processor``; in the prompt, one ``token`` stands for each embedding. Called
+        in threads.
 
         Raises:
-            InvalidRequest: it cannot be read; the message does not say which item it is.
+            InvalidRequest: the item cannot be read; the message does not say which item it is.
         """
         raise NotImplementedError
 
@@ -54,8 +56,9 @@ class Family:
         token_ids: Sequence[int],  # noqa: ARG002
         placeholders: Sequence[Placeholder],  # noqa: ARG002
     ) -> tuple[Tensor, int] | None:
-        """Positions of a prompt in three dimensions, int64 [3, len], and the number that is added to a later token's
-        index to give its position in each of them. ``None``: a position is the index."""
+        """Returns the positions of a prompt in three dimensions, int64 [3, len], and the number to add to the index of
+        a later token to get its position, which is the same in all three. ``None``: every position is the token's
+        index."""
         return None
 
     def preparer(
@@ -65,7 +68,7 @@ class Family:
         ``identity`` names the weights, and goes into content keys.
 
         Raises:
-            UnsupportedModel: a variant that is not read.
+            UnsupportedModel: the checkpoint is a variant that is not supported.
             CheckpointError: the tokenizer does not know the placeholder.
         """
         processor, placeholder_id = self.processor(folder, config), getattr(config, f"{self.medium}_token_id")
@@ -93,17 +96,18 @@ class Family:
         )
 
     def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002
-        """transformers' processor of images, or of audio. Raises as `preparer`."""
+        """Returns transformers' processor for images or audio. Raises the errors of `preparer`."""
         return load_part("AutoImageProcessor", folder, backend="pil", trust_remote_code=False)
 
     def template(self, processor: Any, tokenizer: Any) -> str | None:  # noqa: ARG002
-        """The chat template of checkpoints that have none in a file of its own; ``None``: the tokenizer's."""
+        """Returns the chat template for checkpoints that have no file with a template; ``None``: the tokenizer's
+        template is used."""
         return None
 
     def unread(self, config: Any) -> tuple[int, ...]:  # noqa: ARG002
-        """The tokens that stand for what is not read, such as videos."""
+        """The ids of tokens that stand for media which are not read, such as videos."""
         return ()
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
-        """The texts that the model knows before and after the placeholder of an item."""
+        """The texts that the model expects before and after the placeholder of an item."""
         return "", ""

@@ -1,5 +1,5 @@
-"""Prompts of encoder-decoders: what is written or spoken becomes the one item that the encoder reads, and the decoder
-begins with its start token.
+"""Prompts of encoder-decoders: the text or audio becomes the one item that the encoder reads, and the decoder begins
+with its start token.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class ItemSettings:
     """The settings that the items of one checkpoint have in common."""
 
     start_id: int  # decoder_start_token_id: the decoder's first token
-    identity: str  # of all that an encoder output depends on beside the item itself
+    identity: str  # hash of all that an encoder output depends on, except the item
     embedding_bytes: int
     most_embeddings: int
 
     def item(self, payload: Mapping[str, Tensor], embeddings: int) -> EncoderItem:
-        """The item of ``payload``, which is keyed by its content."""
+        """Returns the item of ``payload``, keyed by its content."""
         return EncoderItem(
             key=payload_key(self.identity, payload),
             payload=payload,
@@ -41,17 +41,17 @@ class ItemSettings:
 
 @frozen(kw_only=True)
 class TextItems(TextPreparer):
-    """Prompts of models that read a text: the prompt is the encoder's, and the decoder begins with the start token."""
+    """Prompts of models that read a text: the encoder reads the prompt, and the decoder begins with the start token."""
 
     settings: ItemSettings
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
-        """The item of ``prompt``: its tokens as ``tokenizer(prompt)`` gives them.
+        """Returns ``prompt`` as an item; its tokens are those of ``tokenizer(prompt)``.
 
         Raises:
-            InvalidRequest: there is no token, or images or audio.
+            InvalidRequest: the prompt has no token, or images or audio are given.
             ContextLengthExceeded: there are more tokens than the encoder reads.
         """
         tokens = super().prepare(prompt, images=images, audio=audio).token_ids
@@ -68,30 +68,30 @@ class TextItems(TextPreparer):
 
 @frozen(kw_only=True)
 class AudioItems(TextPreparer):
-    """Prompts of models that read samples: one piece of audio is the encoder's, and the prompt, if there is one, is how
-    the decoder's text begins."""
+    """Prompts of models that read samples: the encoder reads one piece of audio, and the decoder's text begins with the
+    prompt, if there is one."""
 
     media: frozenset[str] = frozenset({"audio"})
     needs_prompt: bool = False
     settings: ItemSettings
     sampling_rate: int  # Hz
     most_samples: int
-    _read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = field(repr=False)  # samples as the encoder's
-    _count: Callable[[int], int]  # embeddings of so many samples; less than 1 where there are too few
+    _read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = field(repr=False)  # makes the encoder's input of samples
+    _count: Callable[[int], int]  # the embeddings of a number of samples; less than 1: too few samples
 
     @property
     def converses(self) -> bool:
-        """False: audio is one piece, and no part of a conversation."""
+        """False, since the audio is a single piece and cannot be part of a conversation."""
         return False
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
-        """The item of the one piece of ``audio``. The decoder begins with the start token and ``prompt``.
+        """Returns the single piece of ``audio`` as an item. The decoder begins with the start token and ``prompt``.
 
         Raises:
-            InvalidRequest: not one piece of audio, or one that is too short.
-            RequestTooLarge: audio longer than the model reads at once.
+            InvalidRequest: there is not exactly one piece of audio, or it is too short.
+            RequestTooLarge: the audio is longer than the model reads at once.
         """
         if images or len(audio) != 1:
             raise InvalidRequest(
@@ -107,7 +107,7 @@ class AudioItems(TextPreparer):
         if isinstance(prompt, str):
             return (start, *tokenize(self.tokenizer, prompt, special=False))
         given = tuple(prompt)
-        return given if given[:1] == (start,) else (start, *given)  # as transformers' `generate` has it
+        return given if given[:1] == (start,) else (start, *given)  # as in transformers' `generate`
 
     def _checked(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if len(samples) > self.most_samples:
@@ -124,7 +124,7 @@ class AudioItems(TextPreparer):
 
     @property
     def tool_template(self) -> str:
-        """Empty: there are no conversations."""
+        """Empty, since the model has no conversations."""
         return ""
 
     def render(
@@ -134,7 +134,7 @@ class AudioItems(TextPreparer):
         tools: Sequence[Tool] = (),  # noqa: ARG002  (see `Preparer`)
         options: Mapping[str, Any] | None = None,  # noqa: ARG002
     ) -> Rendered:
-        """Raises `InvalidRequest`: audio is one piece, and no part of a conversation."""
+        """Raises `InvalidRequest`, since the audio is a single piece and cannot be part of a conversation."""
         raise InvalidRequest(
             f"{len(messages)} messages, but the model reads one piece of audio; give audio=..., and prompt=... for how "
             "its text begins"

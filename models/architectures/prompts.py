@@ -1,5 +1,5 @@
-"""Prompts as the model reads them: text becomes tokens, a conversation becomes text, and what stands in a prompt for an
-image or audio becomes as many tokens as the item has embeddings.
+"""Prompts as the model reads them: text becomes tokens, a conversation becomes text, and each placeholder of an image
+or audio becomes as many tokens as the item has embeddings.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class TextPreparer:
     tokenizer: Any
     media: frozenset[str] = frozenset()
     needs_prompt: bool = True
-    chat_template: str | None = field(default=None, repr=False)  # which goes before the tokenizer's own
+    chat_template: str | None = field(default=None, repr=False)  # a chat template that overrides the tokenizer's own
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextPreparer:
-        """The preparer of a transformers tokenizer."""
+        """Makes the preparer for a transformers tokenizer."""
         return cls(tokenizer=settled(tokenizer))
 
     @property
@@ -40,7 +40,7 @@ class TextPreparer:
         return bool(self.chat_template or self.tokenizer.chat_template)
 
     def with_items(self, prompt: str, count: int) -> str:  # noqa: ARG002  (see `Preparer`)
-        """``prompt`` as it is: there is nothing to place in it."""
+        """Returns ``prompt`` unchanged, since text models have no items."""
         return prompt
 
     def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
@@ -50,8 +50,8 @@ class TextPreparer:
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
-        """Tokens of ``prompt``, as ``tokenizer(prompt)`` gives them; those of a rendered conversation as
-        ``tokenizer.apply_chat_template`` does.
+        """Returns the tokens of ``prompt``: the same as ``tokenizer(prompt)`` or, for a rendered conversation, as
+        ``tokenizer.apply_chat_template``.
 
         Raises:
             InvalidRequest: there are images or audio, which this model does not read.
@@ -63,7 +63,8 @@ class TextPreparer:
         return Prepared(token_ids=tokenize(self.tokenizer, prompt, special=not isinstance(prompt, Rendered)))
 
     def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """Tokens of two texts, as ``tokenizer(first, second)`` gives them, and where the token types become 1."""
+        """Returns the tokens of two texts, the same as ``tokenizer(first, second)``, and the index from which the token
+        types are 1."""
         check_characters(first)
         check_characters(second)
         encoded = self.tokenizer(first, second, verbose=False)
@@ -82,7 +83,7 @@ class TextPreparer:
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation, by the tokenizer's chat template, up to where the assistant's turn begins.
+        """Renders a conversation as a prompt by the chat template, up to the beginning of the assistant's turn.
 
         Raises:
             InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
@@ -95,7 +96,7 @@ class Read:
     """One image or audio as the family reads it."""
 
     payload: Mapping[str, Tensor] = field(repr=False)  # what `Family.encode` takes, on the CPU
-    text: str = field(repr=False)  # what stands for it in the prompt: ``embeddings`` placeholders, and what goes around
+    text: str = field(repr=False)  # its text in the prompt: ``embeddings`` placeholders, and texts around
     embeddings: int
     grid: tuple[int, ...] = ()  # see `Placeholder`
 
@@ -104,24 +105,24 @@ class Read:
 class MediaPreparer(TextPreparer):
     """Prompts with images, or with audio, placed among the tokens."""
 
-    sampling_rate: int  # at which audio is given, in Hz; 0 for images
+    sampling_rate: int  # of the audio, in Hz; 0 for images
     placeholder: str  # stands for one item in a prompt
     placeholder_id: int
-    written: str  # one item where a prompt does not say how: the placeholder, and what models know around it
-    identity: str  # of all that an encoding depends on beside the item itself
+    written: str  # an item that we place ourselves: the placeholder, with the texts around it
+    identity: str  # hash of all that an encoder output depends on, except the item
     embedding_bytes: int
-    unread: tuple[tuple[str, int], ...]  # tokens that stand for what is not read, such as videos, and their ids
+    unread: tuple[tuple[str, int], ...]  # tokens of media that are not read, such as videos, with ids
     medium: str  # "image" or "audio"
     _read: Callable[[Any], Read]  # see `Family.read`
 
     def with_items(self, prompt: str, count: int) -> str:
-        """``prompt`` with ``count`` items in front of it, unless it has a placeholder."""
+        """Returns ``prompt`` with the texts of ``count`` items in front of it, unless it has placeholders already."""
         return prompt if self.placeholder in prompt else self.written * count + prompt
 
     def prepare(
         self, prompt: str | Sequence[int], *, images: Sequence[Any] = (), audio: Sequence[Any] = ()
     ) -> Prepared:
-        """Tokens and items, as the checkpoint's own processor gives them; see `Preparer`.
+        """Returns the same tokens and items as the checkpoint's own processor; see `Preparer`.
 
         Raises:
             InvalidRequest: placeholders and items do not match, or an item cannot be read.
@@ -135,7 +136,7 @@ class MediaPreparer(TextPreparer):
         read = self.read_media(given)
         between = [*(item.text for item in read), ""]
         text = "".join(map("".join, zip(prompt.split(self.placeholder), between, strict=True)))
-        begin = self.tokenizer.bos_token  # which a processor adds to a rendered conversation too, if that lacks it
+        begin = self.tokenizer.bos_token  # a processor adds it to a rendered conversation too, if missing
         special = not (isinstance(prompt, Rendered) and begin is not None and prompt.startswith(begin))
         return self._place(tokenize(self.tokenizer, text, special=special), read)
 
@@ -146,7 +147,7 @@ class MediaPreparer(TextPreparer):
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt of a conversation, whose contents are texts or lists of parts.
+        """Renders a conversation, whose contents are texts or lists of parts, as a prompt.
 
         Raises:
             InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
@@ -163,7 +164,7 @@ class MediaPreparer(TextPreparer):
 
     def _standing(self, item: Read) -> tuple[int, ...]:
         """The tokens that stand for ``item``."""
-        if item.text == self.placeholder * item.embeddings:  # a run needs no tokenizer
+        if item.text == self.placeholder * item.embeddings:  # placeholders alone need no tokenizer
             return (self.placeholder_id,) * item.embeddings
         return tokenize(self.tokenizer, item.text, special=False)
 
@@ -181,10 +182,10 @@ class MediaPreparer(TextPreparer):
             )
 
     def read_media(self, given: Sequence[Any]) -> list[Read]:
-        """Reads ``given`` as the family does. What was read before stays as it is.
+        """Reads ``given`` as the family does. Items that are read already stay as they are.
 
         Raises:
-            InvalidRequest: one cannot be read.
+            InvalidRequest: an item cannot be read.
         """
         read = []
         for number, item in enumerate(given, 1):
@@ -216,17 +217,17 @@ class MediaPreparer(TextPreparer):
 
 
 def settled(tokenizer: Any) -> Any:
-    """A tokenizer that can be called from several threads: it turns truncation and padding off on its first call, and
-    only reads on later ones."""
+    """Returns ``tokenizer`` ready for several threads. Its first call, which is made here, turns truncation and padding
+    off; later calls change nothing."""
     tokenizer("")
     return tokenizer
 
 
 def tokenize(tokenizer: Any, text: str, *, special: bool) -> tuple[int, ...]:
-    """The ids of ``text``; ``special``: with the tokens that the tokenizer puts around every text.
+    """Returns the token ids of ``text``; ``special``: including the tokens that the tokenizer puts around every text.
 
     Raises:
-        InvalidRequest: it has lone surrogates, which are no characters.
+        InvalidRequest: the text has lone surrogates, which are no characters.
     """
     check_characters(text)
     return tuple(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
@@ -247,7 +248,7 @@ def _refuse(name: str, given: Sequence[Any], reads: str) -> None:
 
 
 def _spans(places: list[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending positions as ranges: 3, 4, 5, 9 are (3, 6), (9, 10)."""
+    """Turns ascending positions into ranges: 3, 4, 5, 9 become (3, 6), (9, 10)."""
     spans: list[tuple[int, int]] = []
     for place in places:
         if spans and spans[-1][1] == place:

@@ -1,8 +1,8 @@
-"""Reads a text model's checkpoint, all but the weights: what it is, its sizes, its special tokens; and refuses what the
-engine's attention would compute wrongly.
+"""Reads a text model's checkpoint, except the weights: its architecture, sizes and special tokens. Refuses models that
+the engine's attention would compute wrongly.
 
-What config.json shows is refused here, before the weights are read. The comparison at open
-finds the rest.
+If config.json shows the reason, the model is refused here, before the weights are read. The comparison at open finds
+all other cases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .family import Family
 
 _LAYERS = {"full_attention", "sliding_attention"}
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
-_OFFSET_POSITIONS = {  # the first positions are of padding, so a text has fewer than the table
+_OFFSET_POSITIONS = {  # the first positions are for padding, so texts have fewer positions than the table
     "camembert",
     "data2vec-text",
     "esm",
@@ -48,10 +48,10 @@ _OFFSET_POSITIONS = {  # the first positions are of padding, so a text has fewer
 class TextCheckpoint(ModuleCheckpoint):
     """The facts in a text model's files, apart from the weights."""
 
-    loader: str  # the class of transformers that loads it, where it has no family
-    family: Family | None = field(repr=False)  # of models that read images or audio
+    loader: str  # the class of transformers that loads the model, if it has no family
+    family: Family | None = field(repr=False)  # set for models that read images or audio
     kind: Kind
-    causal: bool  # False: every position sees all others
+    causal: bool  # False: every position attends to all others
     default_pooling: Pooling | None
     labels: tuple[str, ...]
     allowed: str = field(
@@ -62,7 +62,7 @@ class TextCheckpoint(ModuleCheckpoint):
 
     @property
     def quantized(self) -> bool:
-        """True if another library quantized the weights, to int8 or not."""
+        """True if another library quantized the weights, to int8 or to another format."""
         return quantized_by(self.config) is not None
 
 
@@ -71,7 +71,7 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
 
     Raises:
         CheckpointError: a file is missing or damaged.
-        UnsupportedModel: an architecture that the engine would compute wrongly, or that transformers does not know.
+        UnsupportedModel: the engine would compute the architecture wrongly, or transformers does not know it.
     """
     plain = Settings(folder / "config.json", read_json(folder / "config.json"))
     stamps = file_stamps(folder)
@@ -119,10 +119,10 @@ _GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def read_transformers_config(folder: Path, plain: Settings) -> Any:
-    """transformers' configuration of the checkpoint in ``folder``, whose config.json is ``plain``.
+    """Returns transformers' configuration of the checkpoint in ``folder``, whose config.json is ``plain``.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the configuration is damaged.
         UnsupportedModel: transformers does not know the model type.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
@@ -140,7 +140,7 @@ def read_transformers_config(folder: Path, plain: Settings) -> Any:
 
 
 def _architecture(plain: Settings, config: Any) -> str:
-    """The class named in config.json, which must be one of transformers and of this model type."""
+    """Returns the class that config.json names, which must be a class of transformers for this model type."""
     import transformers
 
     found = plain.get("architectures") or []
@@ -163,7 +163,7 @@ def _architecture(plain: Settings, config: Any) -> str:
 
 
 def _reason(config: Any, text: Any) -> str | None:
-    """The reason why the engine does not compute what the configuration asks; ``None``: it does."""
+    """The reason why the engine does not support the configuration; ``None``: it does."""
     layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
@@ -184,7 +184,7 @@ def _reason(config: Any, text: Any) -> str | None:
 
 
 def quantized_by(config: Any) -> str | None:
-    """The library that quantized the checkpoint's weights; ``None``: they are as they were trained."""
+    """The library that quantized the checkpoint's weights; ``None``: the weights are not quantized."""
     told = getattr(config, "quantization_config", None)
     if told is None:
         return None
@@ -193,7 +193,7 @@ def quantized_by(config: Any) -> str | None:
 
 
 def _ropes(text: Any) -> list[Mapping[str, Any]]:
-    """The rotary settings, one for each type of layer where they differ."""
+    """The rotary settings: one for all layers, or one for each type of layer."""
     settings = getattr(text, "rope_parameters", None) or {}
     nested = [value for value in settings.values() if isinstance(value, Mapping)]
     return nested or [settings]
@@ -224,7 +224,8 @@ def _shape(folder: Path, text: Any) -> DecoderShape:
 
 
 def _positions(folder: Path, text: Any) -> int:
-    """Positions of one sequence: those of which the rotary numbers do not depend on the others of the batch."""
+    """The most positions of one sequence. For longrope, whose rotary numbers change with the longest sequence of a
+    batch, only the original positions count."""
     positions = whole(folder, text, "max_position_embeddings")
     if text.model_type in _OFFSET_POSITIONS:
         positions -= (text.pad_token_id or 0) + 1
@@ -246,7 +247,8 @@ def _windows(folder: Path, text: Any, layers: int) -> tuple[int | None, ...]:
 
 
 def _eos(generation: Settings | None, plain: Settings, text: Any, tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
-    """The tokens that end a text: of generation_config.json, else of config.json, else of the tokenizer."""
+    """Returns the tokens that end a text, from generation_config.json, else from config.json, else from the
+    tokenizer."""
     for settings in (generation, plain):
         value = None if settings is None else settings.get("eos_token_id")
         if settings is not None and value is not None:
@@ -275,7 +277,7 @@ def _listed(generation: Settings | None, name: str, vocabulary: int) -> tuple[in
 
 
 def _sentence_pooling(folder: Path) -> Pooling | None:
-    """The pooling that sentence-transformers' files ask for; ``None`` where there are none."""
+    """The pooling that the files of sentence-transformers ask for; ``None`` if there are no such files."""
     path = folder / "modules.json"
     if not path.is_file():
         return None

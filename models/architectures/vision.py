@@ -1,7 +1,8 @@
 """The families that read images: Qwen2.5-VL, LLaVA, Idefics3 and SmolVLM.
 
-Images become pixel values by the checkpoint's own image processor, in its PIL form, so that they are the same whatever
-else is installed. They become embeddings by the encoder and projector that transformers has for the checkpoint.
+The checkpoint's own image processor turns images into pixel values. Its PIL form is used, so that the values do not
+depend on other installed packages. The encoder and projector that transformers has for the checkpoint turn pixel values
+into embeddings.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ..checkpoints.loading import apart, place_of
 from .family import Family
 from .prompts import Read
 
-_CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # of the encoders that LLaVA may have
+_CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # the encoders that LLaVA may have
 
 
 @frozen
@@ -29,7 +30,7 @@ class QwenVision(Family):
     """Qwen2-VL and Qwen2.5-VL (Wang et al. 2024; Bai et al. 2025): images of any size, positions in three axes."""
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """One batch: the encoder takes patches of images of any size, one after the other."""
+        """Encodes all payloads in one batch: the patches of images of any size follow each other."""
         pixels = torch.cat([payload["pixel_values"] for payload in payloads])
         grids = torch.stack([payload["image_grid_thw"] for payload in payloads])
         device, dtype = place_of(module)
@@ -41,8 +42,8 @@ class QwenVision(Family):
     def positions(
         self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]
     ) -> tuple[Tensor, int]:
-        """Returns positions: text counts on; an image's rows and columns count from where it stands, and the text after
-        it goes on after the longer side."""
+        """Returns positions in three dimensions. In text, all three count up. In an image, rows and columns count from
+        the position where the image begins. The text after an image continues after the longer side of the image."""
         config: Any = module.config
         merge = config.vision_config.spatial_merge_size
         parts, index, position = [], 0, 0
@@ -66,7 +67,7 @@ class QwenVision(Family):
         return begin, end
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:  # noqa: ARG002
-        """Reads as many patches as the image needs, each ``merge_size`` squared of them one embedding."""
+        """Reads as many patches as the image needs; ``merge_size`` squared patches become one embedding."""
         outputs = _process(processor, item)
         grid = outputs["image_grid_thw"][0]
         embeddings = int(grid.prod()) // processor.merge_size**2
@@ -80,12 +81,12 @@ class QwenVision(Family):
 
 @frozen
 class Llava(Family):
-    """LLaVA (Liu et al. 2023): every image becomes one square, and a fixed number of embeddings."""
+    """LLaVA (Liu et al. 2023): every image becomes one square and has the same number of embeddings."""
 
     architecture: str = "LlavaForConditionalGeneration"
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """One batch: all images have one size."""
+        """Encodes all payloads in one batch, since all images have the same size."""
         pixels = torch.stack([payload["pixel_values"] for payload in payloads])
         device, dtype = place_of(module)
         model: Any = module.get_submodule("model")
@@ -113,13 +114,13 @@ class Llava(Family):
 
 @frozen
 class Tiled(Family):
-    """Idefics3 and SmolVLM (Laurençon et al. 2024; Marafioti et al. 2025): an image is cut into square tiles, with the
-    whole image as one more; each tile has a span of its own in the prompt."""
+    """Idefics3 and SmolVLM (Laurençon et al. 2024; Marafioti et al. 2025): an image is cut into square tiles, and the
+    whole image is one more tile. Each tile has its own span in the prompt."""
 
     language: str = "model.text_model"
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """One batch of the tiles of all images."""
+        """Encodes the tiles of all images in one batch."""
         pixels = torch.cat([payload["pixel_values"] for payload in payloads])
         masks = torch.cat([payload["pixel_attention_mask"] for payload in payloads])
         device, dtype = place_of(module)
@@ -127,14 +128,15 @@ class Tiled(Family):
         with torch.no_grad():
             output = model.get_image_features(
                 pixels[None].to(device, dtype), masks[None].to(device), return_dict=True
-            )  # as one prompt with all the tiles
+            )  # as if one prompt had all the tiles
         (rows,) = output.pooler_output
         config: Any = module.config
         embeddings = _cells_of(pixels, config)
         return apart(torch.split(rows, [len(payload["pixel_values"]) * embeddings for payload in payloads]))
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:
-        """Reads rows and columns of tiles, then the whole image; the text says which is which."""
+        """Reads rows and columns of tiles, then the whole image; the text in the prompt names the place of each
+        tile."""
         outputs = _process(processor, item, return_row_col_info=True)
         pixels = outputs["pixel_values"][0]
         tiles, embeddings = len(pixels), _cells_of(pixels, config)
@@ -149,8 +151,8 @@ class Tiled(Family):
 
 
 def _process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, Any]:
-    """The outputs of ``processor`` for an image, which `load_image` has read: in RGB, transparency on white, as
-    transformers converts it."""
+    """Returns the outputs of ``processor`` for an image, which `load_image` has read. The image is converted to RGB,
+    with transparency on white, as in transformers."""
     from transformers.image_transforms import convert_to_rgb
 
     if 0 in item.size:
@@ -162,7 +164,7 @@ def _process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, 
         raise InvalidRequest(f"it cannot be decoded: {type(error).__name__}: {error}; mend or leave it out") from error
     try:
         outputs: Mapping[str, Any] = processor([image], return_tensors="pt", **options)
-    except Exception as error:  # of sizes that it refuses, each in a way of its own
+    except Exception as error:  # processors refuse some sizes, with various errors
         raise InvalidRequest(
             f"an image of {image.width} by {image.height} pixels, which the checkpoint's processor refuses: "
             f"{error}; resize or crop it"
@@ -181,7 +183,7 @@ def _text_of_tiles(rows: int, columns: int, tile: str) -> str:
 
 
 def _cells_of(pixels: Tensor, config: Any) -> int:
-    """Embeddings of each tile of ``pixels``, [..., height, width]."""
+    """The number of embeddings of each tile of ``pixels`` [..., height, width]."""
     side = config.vision_config.patch_size * config.scale_factor
     height, width = pixels.shape[-2:]
     return int((height // side) * (width // side))
@@ -192,6 +194,6 @@ def _straight(start: int, length: int) -> Tensor:
 
 
 def _cells(frames: int, height: int, width: int) -> Tensor:
-    """Time, row and column of each cell, [3, cells], columns fastest."""
+    """Returns the time, row and column of each cell, [3, cells]; the column changes fastest."""
     axes = torch.meshgrid(torch.arange(frames), torch.arange(height), torch.arange(width), indexing="ij")
     return torch.stack(axes).reshape(3, -1)
