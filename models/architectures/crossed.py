@@ -37,7 +37,7 @@ class CrossedFamily:
 
     loader: str  # the class of transformers that loads it
     crossing: str = "encoder_attn"  # the name that its cross-attention modules have in their layers
-    payload: tuple[str, torch.dtype | None] = ("input_ids", torch.long)  # the encoder's argument, and its dtype; None: that of the weights
+    payload: tuple[str, torch.dtype | None] = ("input_ids", torch.long)  # argument, dtype (None: the weights')
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         """Returns the sizes that ``config`` names for the checkpoint in ``folder``.

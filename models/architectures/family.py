@@ -33,7 +33,7 @@ class Family:
         return load_module(self.architecture, folder, dtype, without=without)
 
     def text(self, module: nn.Module) -> nn.Module:
-        """The language model."""
+        """The language model within ``module``."""
         part: nn.Module = module.get_submodule(self.language)
         return part
 

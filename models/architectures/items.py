@@ -76,7 +76,7 @@ class AudioItems(TextPreparer):
     settings: ItemSettings
     sampling_rate: int  # Hz
     most_samples: int
-    _read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = field(repr=False)  # makes the encoder's input of samples
+    _read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = field(repr=False)  # prepares samples
     _count: Callable[[int], int]  # the embeddings of a number of samples; less than 1: too few samples
 
     @property

@@ -22,7 +22,7 @@ from ..checkpoints.loading import apart, place_of
 from .family import Family
 from .prompts import Read
 
-_CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # the encoders that LLaVA may have
+_CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}  # by the type of encoder that LLaVA has
 
 
 @frozen

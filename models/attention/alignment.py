@@ -1,7 +1,7 @@
-"""The times at which tokens are spoken, from the decoder's cross-attention: smoothed weights, then the best monotone
-path.
+"""Finds the times at which tokens are spoken from the decoder's cross-attention: it smooths the weights, then finds the
+best monotone path.
 
-A few heads of a Whisper decoder attend to the frames in which the next token is spoken. Their weights are brought to
+A few heads of a Whisper decoder attend to the frames in which the next token is spoken. Their weights are normalized to
 one scale, smoothed over time and averaged. Dynamic time warping finds the path through tokens and frames with the
 greatest sum (Sakoe and Chiba 1978)::
 
@@ -10,7 +10,7 @@ greatest sum (Sakoe and Chiba 1978)::
     " cat"     . . # # # . . . .       begins at frame 2
     end        . . . . . # # # #       begins at frame 5: so " cat" ends there
 
-The scheme is that of openai/whisper's ``timing.py`` and of transformers' Whisper, whose numbers it has.
+The scheme is that of openai/whisper's ``timing.py`` and of transformers' Whisper, and yields the same numbers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_TINY = torch.finfo(torch.float32).tiny  # a frame to which all tokens attend alike says nothing: 0 / 0 would be NaN
+_TINY = torch.finfo(torch.float32).tiny  # avoids 0 / 0 (NaN) at a frame to which all tokens attend alike
 
 
 def cross_weights(queries: Tensor, keys: Tensor, frames: int) -> Tensor:
-    """The share of their attention that tokens give to each of the first ``frames`` frames, float32
-    [heads, tokens, frames].
+    """Returns the share of attention that each token pays to each of the first ``frames`` frames, float32 [heads,
+    tokens, frames].
 
-    The shares of all frames are taken before the others are cut off, as in transformers: a token that attends to the
-    silence after the audio gives little to the audio.
+    As in transformers, the shares are computed over all frames before the later frames are cut off. So a token that
+    attends to the silence after the audio has small shares in the audio.
 
     Args:
         queries: scaled, [heads, tokens, head_dim].
@@ -41,15 +41,15 @@ def cross_weights(queries: Tensor, keys: Tensor, frames: int) -> Tensor:
 
 
 def smoothed(weights: Tensor, width: int) -> Tensor:
-    """One head's ``weights`` [tokens, frames] on one scale: at each frame the tokens' weights have mean 0 and standard
-    deviation 1. Then the median of ``width`` frames is taken around each."""
+    """Normalizes and smooths one head's ``weights`` [tokens, frames]. At each frame, the weights of the tokens get mean
+    0 and standard deviation 1. Then each weight becomes the median of the ``width`` frames around it."""
     deviation, mean = torch.std_mean(weights, dim=-2, keepdim=True, correction=0)
     return median_filtered((weights - mean) / deviation.clamp(min=_TINY), width)
 
 
 def median_filtered(values: Tensor, width: int) -> Tensor:
-    """The median of each ``width`` (odd) neighbours along the last dimension, which is mirrored at its ends. A
-    dimension too short to be mirrored stays as it is."""
+    """Replaces each value by the median of the ``width`` (odd) values around it along the last dimension, whose ends
+    are mirrored. If this dimension is too short to mirror, the values stay as they are."""
     half = width // 2
     if values.shape[-1] <= half:
         return values
@@ -58,8 +58,9 @@ def median_filtered(values: Tensor, width: int) -> Tensor:
 
 
 def _median(lanes: list[Tensor]) -> Tensor:
-    """The elementwise median of an odd number of tensors, without sorting: of half of them and two more, the least and
-    the greatest cannot be the median of all. They are dropped, and the next tensor joins the rest."""
+    """The elementwise median of an odd number of tensors, without sorting. Among half of the tensors plus two, the
+    least and the greatest value cannot be the median of all. These two are dropped, the next tensor joins the rest, and
+    so on."""
     if len(lanes) == 1:
         return lanes[0]
     room = len(lanes) // 2 + 2
@@ -72,18 +73,18 @@ def _median(lanes: list[Tensor]) -> Tensor:
 
 def _without_extremes(lanes: list[Tensor]) -> list[Tensor]:
     for order in (range(len(lanes) - 1), range(len(lanes) - 3, -1, -1)):
-        for index in order:  # upwards the greatest comes to the end, then downwards the least to the beginning
+        for index in order:  # upwards moves the greatest to the end, then downwards the least to the beginning
             low, high = torch.minimum(lanes[index], lanes[index + 1]), torch.maximum(lanes[index], lanes[index + 1])
             lanes = [*lanes[:index], low, high, *lanes[index + 2 :]]
     return lanes[1:-1]
 
 
 def mean_weights(heads: Iterable[Tensor], width: int) -> Tensor:
-    """The mean over all heads of the smoothed weights, [tokens, frames]. ``heads`` gives them in parts, each
-    [heads, tokens, frames], so that no two parts lie in memory together."""
+    """Returns the mean of the smoothed weights over all heads, [tokens, frames]. ``heads`` yields the weights in parts
+    [heads, tokens, frames], so that only one part is in memory at a time."""
     total, count = None, 0
     for weights in heads:
-        for head in weights:  # one at a time: what fits the processor's cache is twice as fast
+        for head in weights:  # one head at a time fits the processor's cache and is twice as fast
             part = smoothed(head, width)
             total = part if total is None else total.add_(part)
             count += 1
@@ -92,21 +93,21 @@ def mean_weights(heads: Iterable[Tensor], width: int) -> Tensor:
 
 
 def first_frames(gains: Any) -> list[int]:
-    """The frame at which each token begins, on the best path.
+    """Returns the frame at which each token begins on the best path.
 
     The path goes through ``gains`` (numpy [tokens, frames]) from the first token and frame to the last token and frame,
-    and its sum is the greatest. A step goes to the next frame, to the next token, or to both. Where several ways are
-    equally good, the way to a cell comes from the frame before rather than from the token before, and from both rather
-    than from the token alone.
+    and its sum is the greatest. A step goes to the next frame, to the next token, or to both. If several paths to a
+    cell are equally good, a step from the frame before is preferred to a step from both before, and this one to a step
+    from the token before.
 
-    A row is computed at once. Along a row the sum is a running one, so the best place to enter the row is a running
+    Each row is computed at once. Along a row the sums accumulate, so the best place to enter the row is a running
     maximum: ``best[j] = sums[j] + max(entry[k] - sums[k - 1] for k <= j)``.
     """
     tokens, frames = gains.shape
     assert frames, "a window has one frame or more"
-    above = np.full(frames, -np.inf)  # the best sums of the row before
-    entered = np.empty((tokens, frames), np.int64)  # where the best way to a cell enters its row
-    both = np.empty((tokens, frames), bool)  # whether the way enters there from the frame before
+    above = np.full(frames, -np.inf)  # the best sums in the row before
+    entered = np.empty((tokens, frames), np.int64)  # the frame at which the best path to a cell enters its row
+    both = np.empty((tokens, frames), bool)  # whether the path enters diagonally, from the frame before
     for token, row in enumerate(np.asarray(gains, np.float64)):
         sums = np.cumsum(row)
         diagonal = np.concatenate([[0.0 if token == 0 else -np.inf], above[:-1]])
@@ -120,7 +121,7 @@ def first_frames(gains: Any) -> list[int]:
 
 
 def _traced(entered: Any, both: Any) -> list[int]:
-    """The frames at which the best path enters each row, from the last row back."""
+    """Returns the frames at which the best path enters the rows, found from the last row back."""
     frame, found = entered.shape[1] - 1, []
     for token in range(len(entered) - 1, -1, -1):
         frame = int(entered[token, frame])

@@ -1,9 +1,10 @@
-"""Attention of encoder-decoders' decoders: over pages of their own tokens as other decoders, and over slots.
+"""Attention in the decoders of encoder-decoders: over pages of their own tokens, as in other decoders, and over
+cross-attention slots.
 
-One name among transformers' implementations serves both, since all attention of a decoder goes by one setting. Which
-it is says the argument that a module is called with: `PagedCall` for its own tokens, `CrossCall` for a slot, and
-`WriteCall` for the writing of a slot, which keeps the keys and values that the module has made of an encoder output.
-So whatever a module does to them (projections, norms, filled-up heads) is as it is in transformers.
+Both kinds share one name among transformers' implementations, since one setting applies to all attention of a decoder.
+The argument of a module's call tells the kinds apart: `PagedCall` for the decoder's own tokens, `CrossCall` to read a
+slot, and `WriteCall` to write a slot. A write stores the keys and values that the module has computed from an encoder
+output. So all that a module does to keys and values (projections, norms, padded heads) is the same as in transformers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ CROSSED = "triolet_crossed"
 
 
 def register_crossed() -> None:
-    """Makes `CROSSED` known to transformers; doing it again changes nothing."""
+    """Registers `CROSSED` with transformers. Idempotent."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(CROSSED, attend_crossed)
@@ -60,7 +61,7 @@ def attend_crossed(
     head_dim]; returns [1, rows, heads, head_dim].
 
     Raises:
-        UnsupportedModel: the layer asks for something else than is known here.
+        UnsupportedModel: the layer asks for something that is not supported here.
     """
     layer = getattr(module, "layer_idx", None)
     if triolet is None or not isinstance(layer, int):

@@ -1,15 +1,15 @@
-"""Steps in which every sequence feeds one token, in fixed shapes: what a captured graph can replay.
+"""Steps in which every sequence feeds one token, in fixed shapes, so that a captured graph can replay them.
 
-`PagedStep` (paged.py) cuts a step as its lengths ask for; a graph knows no lengths. So here a step has as many rows and
-pages as its `Bucket` says, and everything that differs from step to step lies in tensors whose addresses stay. Rows
-that are left over read and write the page that no sequence owns; so that it stays zero, zeros are written::
+`PagedStep` (paged.py) cuts a step according to its lengths, but the shapes of a graph are fixed. So here a step has as
+many rows and pages as its `Bucket` says, and everything that differs from step to step lies in tensors with fixed
+addresses. Spare rows read and write the page that no sequence owns; they write zeros, so the page stays zero::
 
     bucket of 4 rows, 2 pages    token  start  slot            page table
     a sequence at position 5       17     5     page 9, 1        3  9
     a sequence at position 2        4     2     page 0, 2        0  zeros
     left over                       0     0     zeros            zeros  zeros     (twice)
 
-Nothing here asks the device for a number, nor takes one to it: that could not be captured.
+Nothing here copies a number from or to the device, since a graph cannot capture such a copy.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from ..memory.kv import PagedKV
 from ..memory.rows import Rows
 from .paged import Short, mask_of
 
-_NUMBERS = 4  # of a row, beside its page table
+_NUMBERS = 4  # numbers of a row, not counting its page table
 
 
 @frozen
 class Bucket:
-    """The shape of a step."""
+    """The fixed shape of a step."""
 
     rows: int
-    pages: int  # of the longest sequence
+    pages: int  # of each row, as many as the longest sequence needs
 
 
 @frozen(kw_only=True)
 class Buckets:
-    """The shapes that there are: rows by powers of two up to 8, then by eights; pages by powers of two."""
+    """The available shapes. The number of rows is a power of two up to 8, then a multiple of 8; the number of pages is
+    a power of two."""
 
     rows: int  # most, 1 or more
-    pages: int  # most, 1 or more: those of a sequence of full length
-    cells: int  # most rows times pages, 1 or more: what attention gathers at once is bounded
+    pages: int  # most, 1 or more: the pages of a sequence of full length
+    cells: int  # most rows times pages, 1 or more; bounds what attention gathers at once
 
     def fit(self, rows: Rows, page_size: int) -> Bucket | None:
-        """The bucket of a step; ``None``: it is too large."""
+        """Returns the smallest bucket that fits a step; ``None``: the step is too large for all."""
         pages = max(rows.positions, default=0) // page_size + 1
         count = max(1, len(rows.positions))
         if count > self.rows or pages > self.pages:
@@ -55,7 +56,7 @@ class Buckets:
 
     @property
     def numbers(self) -> int:
-        """Most numbers that describe a step."""
+        """The most numbers that describe a step."""
         return _NUMBERS * self.rows + min(self.rows * self.pages, self.cells)
 
 
@@ -65,7 +66,7 @@ def _power(number: int) -> int:
 
 @frozen(kw_only=True, eq=False)
 class FixedInputs:
-    """A step's tensors, views of buffers that outlive it."""
+    """The tensors of a step: views of buffers that outlive the step."""
 
     bucket: Bucket
     token_ids: Tensor  # [rows]
@@ -77,7 +78,8 @@ class FixedInputs:
 
     @classmethod
     def of(cls, bucket: Bucket, numbers: Tensor, logits: Tensor) -> FixedInputs:
-        """Views the beginnings of ``numbers`` [`Buckets.numbers`] and ``logits`` [most rows, vocabulary]."""
+        """Makes the inputs as views of the first elements of ``numbers`` [`Buckets.numbers`] and ``logits`` [most rows,
+        vocabulary]."""
         rows = bucket.rows
         lengths = [*[rows] * _NUMBERS, rows * bucket.pages]
         token_ids, starts, positions, slot_mapping, table = torch.split_with_sizes(numbers[: sum(lengths)], lengths)
@@ -92,7 +94,7 @@ class FixedInputs:
         )
 
     def on(self, device: torch.device) -> FixedInputs:
-        """The same on ``device``."""
+        """Returns the same inputs on ``device``."""
         tensors = asdict(self, recurse=False, filter=lambda _, value: isinstance(value, Tensor))
         return FixedInputs(bucket=self.bucket, **{name: tensor.to(device) for name, tensor in tensors.items()})
 
@@ -100,11 +102,11 @@ class FixedInputs:
 def describe(
     bucket: Bucket, rows: Rows, token_ids: Sequence[int], positions: Sequence[int], page_size: int, nobodys: int
 ) -> Tensor:
-    """The numbers of a step, on the host, in the order of `FixedInputs`.
+    """Returns the numbers that describe a step, on the host, in the order of `FixedInputs`.
 
     Args:
-        rows: one of each chunk.
-        positions: as the model counts them.
+        rows: the rows of the step, one for each chunk.
+        positions: the positions of the rows, as the model counts them.
         nobodys: the page that no sequence owns.
     """
     spare = bucket.rows - len(token_ids)
@@ -119,7 +121,7 @@ def describe(
 
 @define(eq=False)
 class FixedStep:
-    """One step's attention, as `paged.PagedStep` is: handed to every layer, and gone with the step."""
+    """The attention of one step, like `paged.PagedStep`: passed to every layer, and dropped with the step."""
 
     paged: PagedKV
     inputs: FixedInputs

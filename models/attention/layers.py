@@ -1,7 +1,7 @@
 """The attention function that transformers' layers call in place of their own: paged, over a flattened batch.
 
-transformers looks an implementation up by name (`AttentionInterface`) and hands it what the layer has computed. What a
-layer asks for and we do not know must not be left out silently: it is refused, see `check_request`.
+transformers looks up an implementation by name (`AttentionInterface`) and passes it the queries, keys and values of the
+layer. A layer's wish that we do not know must not be ignored silently, so `check_request` refuses it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PAGED_APART = "triolet_paged_apart"
 
 
 def register(name: str) -> None:
-    """Makes `PAGED` or `PAGED_APART` known to transformers; doing it again changes nothing."""
+    """Registers `PAGED` or `PAGED_APART` with transformers. Idempotent."""
     import torch
     from transformers import AttentionInterface
 
@@ -47,7 +47,7 @@ def register(name: str) -> None:
 
 @frozen(kw_only=True)
 class LayerRequest:
-    """The request that one layer makes to attention."""
+    """The sizes and the window with which one layer calls attention."""
 
     layer: int
     kv_heads: int
@@ -57,7 +57,7 @@ class LayerRequest:
 
     @classmethod
     def of(cls, layer: int, key: Tensor, value: Tensor, window: int | None = None) -> LayerRequest:
-        """The request of a layer with keys and values [1, kv_heads, rows, head_dim]."""
+        """Makes the request of a layer with ``key`` and ``value`` [1, kv_heads, rows, head_dim]."""
         return cls(
             layer=layer,
             kv_heads=key.shape[1],
@@ -68,15 +68,16 @@ class LayerRequest:
 
 
 Witness = Callable[[LayerRequest], None]
-"""Hears what the layers ask for, before they are answered, and may raise `UnsupportedModel`; see `comparison.py`."""
+"""Called with the request of each layer before attention is computed; may raise `UnsupportedModel`. See
+`comparison.py`."""
 
 
 @define(kw_only=True, eq=False)
 class PagedCall:
-    """The argument that the model's forward hands to every layer. Clear ``step`` when the forward has ended:
-    compiled code keeps the call that it was made with."""
+    """The argument that the model's forward passes to every layer. Clear ``step`` when the forward has ended, since
+    compiled code keeps a reference to the call that it was compiled with."""
 
-    step: Any  # `paged.PagedStep`, or what attends as it does
+    step: Any  # `paged.PagedStep`, or an object with the same `attend`
     witness: Witness | None = None
 
 
@@ -99,7 +100,7 @@ def attend_paged(
     head_dim]; returns [1, rows, heads, head_dim].
 
     Raises:
-        UnsupportedModel: the layer asks for something else than causal attention with a window and a soft cap.
+        UnsupportedModel: the layer asks for more than causal attention with a window and a soft cap.
     """
     layer = getattr(module, "layer_idx", None)
     if triolet is None or triolet.step is None or not isinstance(layer, int):
@@ -131,12 +132,12 @@ def attend_paged(
 def check_request(
     module: nn.Module, mask: Tensor | None, others: Mapping[str, Any], asked: Mapping[str, bool], allowed: str
 ) -> None:
-    """Raises `UnsupportedModel` where a layer asks for more than our attention does.
+    """Raises `UnsupportedModel` if a layer asks for more than our attention does.
 
     Args:
-        mask: of the layer's own.
-        others: keywords that our attention does not know.
-        asked: names of further wishes, and whether the layer has them.
+        mask: the layer's own mask, if it has one.
+        others: keyword arguments that our attention does not know.
+        asked: further features by name, and whether the layer asks for them.
     """
     wishes = {"a mask of its own": mask is not None, **asked}
     wishes |= {name: bool(value is not None and value is not False) for name, value in others.items()}

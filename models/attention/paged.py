@@ -1,17 +1,18 @@
-"""Attention of decoders over paged KV: a step's chunks of any lengths, flattened into `Rows`, whose order is free.
+"""Attention of decoders over paged KV: the chunks of a step have any lengths and are flattened into `Rows`, in any
+order.
 
-Chunks are taken by length, those of one length by position: the sequences that decode (one row each) come first, the
-short contexts before the long ones::
+Chunks are sorted by length, and chunks of the same length by position. So the sequences that decode (one row each) come
+first, with short contexts before long ones::
 
     chunks  | 1 row at 3 | 1 row at 9 | 1 row at 300 | 40 rows at 0 | 64 rows at 128 |
     spans   | short chunks with similar contexts     | fresh        | long           |
 
-A span of short chunks gathers its pages and is attended in one call; how many chunks it holds is bounded by what it
-gathers (`_Limits`), since on the CPU a copy that stays in the cache is several times faster. A chunk from position 0 on
-needs no pages: its keys are those just computed. A long chunk in the middle is attended in pieces, each of which reads
-no further than it may see.
+For a span of short chunks, the pages are gathered and attention is computed in one call. The gathered bytes (`_Limits`)
+bound the number of chunks in a span, since on the CPU a copy that stays in the cache is several times faster. A chunk
+that begins at position 0 needs no pages, since its keys have just been computed. A long chunk that begins later is cut
+into pieces, each of which reads no further than its rows may see.
 
-Spans and masks are made once per step for each sliding window that occurs, and shared by the layers.
+Spans and masks are made once per step for each sliding window that occurs, and all layers share them.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..memory.kv import PagedKV
 from ..memory.rows import Rows
 
-_SHORT = 16  # rows of a chunk that is attended together with others
-_PIECE = 256  # rows of a long chunk that are attended together
+_SHORT = 16  # most rows of a chunk that shares a call with other chunks
+_PIECE = 256  # most rows of a long chunk in one call
 
 
 @frozen(kw_only=True)
 class _Limits:
-    """Bytes of one layer that a span of short chunks gathers."""
+    """The most bytes of one layer that a span of short chunks gathers."""
 
     gathered: int
-    wasted: int  # of those, for filling up the shorter ones
+    wasted: int  # the part of these bytes that pads the shorter chunks
 
     @classmethod
     def of(cls, device: torch.device) -> _Limits:
-        """The limits: on the CPU what stays in the cache (16 sequences of 1,024 positions in 5 instead of 27 ms on one
-        core); else few launches count more."""
+        """Chooses the limits for ``device``. On the CPU they keep the copy in the cache (on one core, 16 sequences of
+        1,024 positions take 5 ms instead of 27). On other devices few launches matter more."""
         if device.type == "cpu":
             return cls(gathered=2 << 20, wasted=128 << 10)
         return cls(gathered=256 << 20, wasted=64 << 20)
@@ -51,19 +52,19 @@ class _Limits:
 class _Chunk:
     """A chunk of the step."""
 
-    row: int  # its first
-    start: int  # position of that row
+    row: int  # its first row
+    start: int  # the position of that row
     length: int
-    table: Sequence[int]  # its pages, up to that of its last row
+    table: Sequence[int]  # the sequence's pages up to the page of the last row
 
     def pages(self, page_size: int, window: int | None) -> tuple[int, Sequence[int]]:
-        """The pages that it reads, and how many are left out before them."""
+        """Returns the number of pages that are skipped, and the pages that the chunk reads after these."""
         first = 0 if window is None else max(0, self.start - window + 1) // page_size
         return first, self.table[first:]
 
 
 def _chunks(rows: Rows, page_size: int) -> list[_Chunk]:
-    """Returns the chunks by length, then by position."""
+    """Returns the chunks, sorted by length, then by position."""
     found: list[_Chunk] = []
     row = 0
     for length, table, _, _ in rows.chunks:
@@ -77,17 +78,17 @@ def _chunks(rows: Rows, page_size: int) -> list[_Chunk]:
 class Short:
     """Short chunks of one length, each reading equally many pages."""
 
-    rows: Tensor | None = None  # [count * length]; None: all of the step
+    rows: Tensor | None = None  # [count * length]; None: all rows of the step
     count: int
     length: int
     table: Tensor  # [count * pages] pages
     mask: Tensor  # [count, 1 or heads, length, pages * page_size], see `mask_of`
 
     def attend(self, paged: PagedKV, layer: int, queries: Tensor, scale: float, softcap: float | None) -> Tensor:
-        """Attention of ``queries`` [count * length, heads, head_dim], in the same shape."""
+        """Computes the attention of ``queries`` [count * length, heads, head_dim]; the result has the same shape."""
         keys, values = paged.gather(layer, self.table, self.count)
         heads = keys.shape[1]
-        if self.length == 1:  # the query heads that share a key's head are its rows: nothing is repeated
+        if self.length == 1:  # query heads that share a key head become its rows, so that nothing is repeated
             split = queries.reshape(self.count, heads, queries.shape[1] // heads, -1)
             mask = self.mask if self.mask.shape[1] == 1 else self.mask.view(*split.shape[:3], -1)
             return _attention(split, keys, values, mask, scale, softcap).reshape(queries.shape)
@@ -98,7 +99,7 @@ class Short:
 
 @frozen(kw_only=True, eq=False)
 class _Fresh:
-    """A chunk from position 0 on."""
+    """A chunk that begins at position 0."""
 
     rows: slice
     mask: Tensor | None  # [length, length], or one for each head; None: causal
@@ -110,8 +111,8 @@ class _Fresh:
 
 @frozen(kw_only=True, eq=False)
 class _Long:
-    """A chunk in the middle: pieces of (first row of the chunk, rows, first and past last position of the gathered
-    that they read, mask [rows, positions])."""
+    """A long chunk that begins after position 0. Each of its ``pieces`` is (first row in the chunk, number of rows,
+    start and stop of the gathered positions that the rows read, mask [rows, positions])."""
 
     rows: slice
     table: Tensor
@@ -131,10 +132,10 @@ _Span = Short | _Fresh | _Long
 
 @define(eq=False)
 class PagedStep:
-    """One step's attention: handed to every layer's attention function. It lives as long as the step.
+    """The attention of one step, passed to the attention function of every layer. It lives as long as the step.
 
-    ``distances`` [distances, heads] is added to the scores by the distance of query and key; the last row is that of
-    all farther keys (T5; Raffel et al. 2020, section 2.1). ``None``: nothing is added.
+    ``distances`` [distances, heads] is added to the scores by the distance of query and key; the last row applies to
+    all greater distances (T5; Raffel et al. 2020, section 2.1). ``None``: nothing is added.
     """
 
     paged: PagedKV
@@ -158,8 +159,8 @@ class PagedStep:
         window: int | None,
         softcap: float | None,
     ) -> Tensor:
-        """Stores ``keys`` and ``values`` [rows, kv_heads, head_dim] and attends causally, each chunk to its own
-        sequence.
+        """Stores ``keys`` and ``values`` [rows, kv_heads, head_dim] and computes causal attention of each chunk to its
+        own sequence.
 
         Args:
             queries: [rows, heads, head_dim], heads a multiple of kv_heads.
@@ -188,10 +189,10 @@ class PagedStep:
         return attended
 
     def _spans_of(self, window: int | None, *, masked: bool) -> tuple[_Span, ...]:
-        """The step's rows as they are attended together under ``window``.
+        """Returns the step's rows in spans, each attended in one call, for ``window``.
 
         Args:
-            masked: whether a mask is needed even where causality would do.
+            masked: whether a chunk needs a mask even if causal attention without one would do.
         """
         if (window, masked) not in self._spans:
             self._spans[window, masked] = tuple(self._cut(window, masked=masked))
@@ -230,7 +231,7 @@ class PagedStep:
         for part in sorted(chunks, key=attrgetter("row")):
             left_out, pages = part.pages(size, window)
             table += pages
-            table += [self.paged.pages] * (most - len(pages))  # the page of zeros
+            table += [self.paged.pages] * (most - len(pages))  # padding: the page of zeros
             firsts.append(part.start - left_out * size)
             rows += range(part.row, part.row + length)
         queries = torch.tensor(firsts, device=device)[:, None] + torch.arange(length, device=device)
@@ -270,8 +271,9 @@ class PagedStep:
 def mask_of(
     queries: Tensor, width: int, window: int | None, dtype: torch.dtype, distances: Tensor | None = None
 ) -> Tensor:
-    """Returns a mask: 0, or the addend by distance, where a query at position ``queries`` sees one of ``width`` keys,
-    else -inf: in the shape of both, or with the heads before the queries."""
+    """Returns the mask for queries at the positions ``queries`` and ``width`` keys. If a query sees a key, the mask has
+    0 or the number that ``distances`` adds, otherwise -inf. The shape is that of queries and keys; with ``distances``,
+    the heads come before the queries."""
     keys = torch.arange(width, device=queries.device)
     hidden = keys > queries
     if window is not None:
@@ -286,8 +288,8 @@ def mask_of(
 def _attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
 ) -> Tensor:
-    """Attention [n, heads, rows, head_dim] over ``keys`` [n, kv_heads, positions, head_dim]; without a mask it is
-    causal."""
+    """Computes attention [n, heads, rows, head_dim] over ``keys`` [n, kv_heads, positions, head_dim]. Without a mask it
+    is causal."""
     if softcap is None:
         return scaled_dot_product_attention(
             queries,

@@ -1,7 +1,7 @@
-"""The facts that are found out once about a checkpoint and its device, and how a model is built from them: on open, and
-again on wake.
+"""The facts that are found once about a checkpoint and its device, and how a model is built from these facts on open,
+and again on wake.
 
-`read` chooses the blueprint; `whisper`, `crossed` (other encoder-decoders) and `text` are the three there are.
-`comparison` refuses a model that our attention would compute wrongly. The folder imports every other folder of
-`models`. A blueprint holds no tensor.
+`read` chooses one of the three blueprints: `whisper`, `crossed` (other encoder-decoders) or `text`. `comparison`
+refuses a model that our attention would compute wrongly. The package imports every other folder of `models`. A
+blueprint holds no tensor.
 """

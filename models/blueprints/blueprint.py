@@ -1,4 +1,5 @@
-"""`Blueprint`: the facts that are found out once about a model and its device, and how the model is built from them."""
+"""`Blueprint`: the facts that are found once about a model and its device, and how the model is built from these
+facts."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ Own = Callable[[str, Any], Any]
 
 @frozen(kw_only=True, eq=False)
 class Parts:
-    """The parts of an open executor's model, each owned. ``None``: this kind of model has none."""
+    """The parts of an open executor's model, each with an owner. ``None``: this kind of model has no such part."""
 
     network: Network
     model: AnyModel
@@ -61,18 +62,19 @@ class Parts:
 
 @frozen(kw_only=True, eq=False)
 class Blueprint:
-    """`TorchExecutor.open` makes it once. `open` and `wake` build the model from it. It holds no tensor."""
+    """The plan by which `TorchExecutor.open` and `wake` build the model. `open` makes the blueprint once. It holds no
+    tensor."""
 
     config: EngineConfig
     device: torch.device
-    dtype: torch.dtype  # that the model computes in
+    dtype: torch.dtype  # the dtype that the model computes in
     checkpoint: Checkpoint | ModuleCheckpoint
-    budget: Budget | None = None  # when the weights are loaded
-    fingerprint: str = ""  # of the weights, when they have been read
+    budget: Budget | None = None  # known when the weights are loaded
+    fingerprint: str = ""  # of the weights, once they have been read
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """The stages' devices; empty on one device."""
+        """The devices of the pipeline's stages; empty if there is a single device."""
         return ()
 
     @property
@@ -98,12 +100,12 @@ class Blueprint:
 
     @property
     def keeps_kv(self) -> bool:
-        """False where there is no decoder, or one that reads prompts whole."""
+        """False if the model has no decoder, or reads each prompt whole, in one step."""
         return self.config.decodes
 
     @property
     def sizes(self) -> KVSizes:
-        """The units of its keys and values."""
+        """The sizes of the model's pages and slots, in bytes, and how many positions they hold."""
         shape = self.decoder
         position = shape.layers * 2 * shape.kv_heads * shape.head_dim * self.kv_dtype.itemsize * self.keeps_kv
         return KVSizes(
@@ -120,8 +122,8 @@ class Blueprint:
         return self.budget
 
     def not_native(self) -> str | None:
-        """The reason why torch computes the model, as far as it is known before the weights. ``None``: the native
-        library may."""
+        """The reason why torch computes the model, as far as it is known before the weights are read. ``None``: the
+        native library may compute it."""
         if self.device.type != "cpu":
             return f"it runs on {self.device}"
         if self.dtype != torch.float32:
@@ -129,10 +131,10 @@ class Blueprint:
         return "the package was installed without a compiler" if Library.load() is None else None
 
     def check_kv_dtype(self, why_not: str | None) -> None:
-        """Raises `InvalidRequest` where torch computes a model whose keys and values are to be held in another dtype.
+        """Raises `InvalidRequest` if torch computes the model, but its keys and values are to be held in another dtype.
 
         Args:
-            why_not: the reason why the native library does not compute it; ``None``: it does.
+            why_not: the reason why the native library does not compute the model; ``None``: the library computes it.
         """
         if why_not is None or not self.config.decodes or self.kv_dtype == self.dtype:
             return
@@ -152,36 +154,36 @@ class Blueprint:
             log.info("%s runs by torch's operations, not by the native library: %s", name, why_not)
 
     def files(self) -> WeightFiles | ModuleFiles:
-        """The weights, to be loaded. Raises `CheckpointError` when they cannot be read."""
+        """Opens the weights, to be loaded later. Raises `CheckpointError` if they cannot be read."""
         raise NotImplementedError
 
     def load(self, files: Any) -> AnyModel:
-        """The model, with weights of `files`."""
+        """Loads the model with the weights that `files` returned."""
         raise NotImplementedError
 
     def place(self, model: Any, *, copied: bool = False) -> AnyModel:
-        """``model`` on the device, or the devices: tensors that are there already are shared, unless they are to be
-        ``copied``."""
+        """Returns ``model`` on its device or devices. Tensors that are on their device already are shared, unless
+        ``copied`` is true."""
         raise NotImplementedError
 
     def take(self, own: Own, model: Any) -> Parts:
-        """Takes all that the loaded ``model`` needs beside its weights, each thing in the name of its owner."""
+        """Allocates all that the loaded ``model`` needs besides its weights, each part under the name of its owner."""
         raise NotImplementedError
 
     def hasten(self, network: Network, own: Own) -> Network:  # noqa: ARG002
-        """``network`` with what makes it faster and refers to all the rest, so is taken after it and released
-        before."""
+        """Returns ``network`` with the parts that make it faster. These refer to all other parts, so they are allocated
+        last and released first."""
         return network
 
     def prove(self, network: Network) -> None:
-        """Raises `UnsupportedModel` where the loaded model is not what was thought."""
+        """Raises `UnsupportedModel` if the loaded model does not compute as expected."""
 
     def describe(self, name: str) -> ModelDescription:
-        """The facts that the engine must know."""
+        """Returns the facts about the model that the engine needs."""
         raise NotImplementedError
 
     def allocate_pages(self, layers: int = 0, device: torch.device | None = None) -> PagedKV:
-        """Takes the pages: of all layers, or of so many on ``device``."""
+        """Allocates the pages, for all layers, or for ``layers`` layers on ``device``."""
         shape = self.decoder
         return PagedKV.allocate(
             layers=layers or shape.layers,
@@ -194,7 +196,7 @@ class Blueprint:
         )
 
     def allocate_slots(self) -> CrossKV:
-        """Takes the cross-attention slots."""
+        """Allocates the cross-attention slots."""
         shape = self.decoder
         return CrossKV.allocate(
             layers=shape.layers,
@@ -207,7 +209,7 @@ class Blueprint:
         )
 
     def described(self, name: str, **own: Any) -> ModelDescription:
-        """The description of a model, with what is its ``own``."""
+        """Returns the description of a model; ``own`` has the fields that only its kind sets."""
         shape, checkpoint, embedding = self.decoder, self.checkpoint, self.decoder.hidden * self.dtype.itemsize
         return ModelDescription(
             name=name,
@@ -232,11 +234,11 @@ class Blueprint:
     def open_runner(
         self, program: Program, paged: PagedKV | None = None, cross: CrossKV | None = None, *, rows: int = NATIVE_ROWS
     ) -> Runner:
-        """Opens the native library with a ``program``, over pages and slots."""
+        """Opens the native library for ``program``, over pages and slots."""
         library = Library.load()
         assert library is not None, "a model was packed without the library"
         pages, slots = (None if kv is None else kv.tensors()[0] for kv in (paged, cross))
-        positions = rows if paged is None else max(LONGEST, self.positions)  # a comparison is as long
+        positions = rows if paged is None else max(LONGEST, self.positions)  # a comparison needs LONGEST
         threads = torch.get_num_threads()
         return Runner.open(library, program, pages, slots, rows=rows, positions=positions, threads=threads)
 
@@ -251,9 +253,10 @@ class ModuleBlueprint(Blueprint):
         return ModuleFiles()
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        """The module, read and changed before it is placed: the decoder's weights are put in the order of the native
-        library where that computes the model, or quantized if they are to be. It has no view of a mapped file, which
-        may change; the fingerprint is of what was read."""
+        """Reads the module, changes it, and places it on the device. If the native library computes the model, the
+        decoder's weights are put in the library's order; if the configuration asks for it, they are quantized. The
+        module keeps no view of a mapped file, which may change. The fingerprint is that of the weights as they were
+        read."""
         loaded = TransformerModel(self.read().eval())
         files.fingerprint = fingerprint_of(loaded.module)
         decoder = self.native_decoder(loaded.module)
@@ -269,22 +272,23 @@ class ModuleBlueprint(Blueprint):
         return whole.to(self.device, copied=copied)
 
     def read(self) -> nn.Module:
-        """The module, on the CPU."""
+        """Reads the module, on the CPU."""
         raise NotImplementedError
 
     def find_decoder(self, module: nn.Module) -> Decoder | CrossedDecoder:
-        """The decoder in a module, for the native library."""
+        """Returns the decoder in ``module`` as the native library needs it."""
         raise NotImplementedError
 
     def native_decoder(self, module: nn.Module) -> Any:
-        """The decoder that the native library computes, or a text that says why it does not."""
+        """Returns the decoder that the native library computes, or the reason, as text, why the library does not
+        compute it."""
         if why_not := self.not_native():
             return why_not
         decoder = self.find_decoder(module)
         return decoder.unknown() or decoder
 
     def pack(self, module: nn.Module, decoder: Any) -> None:  # noqa: ARG002
-        """Packs the ``decoder``'s weights; ``None``: torch computes the module."""
+        """Packs the weights of ``decoder``; ``None``: torch computes the module, and nothing is packed."""
         if decoder is not None:
             decoder.pack()
 
@@ -302,7 +306,8 @@ class ModuleBlueprint(Blueprint):
         return evolve(network, native=own("native", self.open_native(decoder, network)))
 
     def compare_once(self, compare: Any, *computed: object) -> None:
-        """Calls ``compare`` unless this model has passed it before; ``computed``: what else it depends on."""
+        """Calls ``compare`` unless this model has passed it before; ``computed``: further values that the outcome
+        depends on."""
         devices, settings = self.devices or (self.device,), (self.config.quantization, self.kv_dtype, *computed)
         key = comparison_key(self.checkpoint.stamps, self.fingerprint, devices, self.dtype, *settings)
         PassedComparisons.of_user().once(key, compare)

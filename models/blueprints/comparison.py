@@ -1,6 +1,6 @@
-"""The comparison with transformers before an engine opens: a few tokens through the module as transformers runs it, and
-as the engine does. A decoder is read by our attention, in chunks and side by side, an encoder with prompts that are
-filled up to one length. A model whose numbers differ, or that cannot be run, is refused.
+"""The comparison with transformers before an engine opens: a few tokens run through the module by transformers and by
+the engine. A decoder runs with our attention, in chunks and with two prompts side by side; an encoder runs with prompts
+that are padded to one length. A model is refused if the numbers differ, or if it cannot be run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.network import Feed, Record
 
-_LENGTHS = (11, 5)  # of a decoder's two prompts; the first is read in two chunks
+_LENGTHS = (11, 5)  # lengths of a decoder's two prompts; the first is read in two chunks
 LONGEST = max(_LENGTHS)
-_EMBEDDINGS = (9, 7)  # of the encoder outputs that they read: near enough to be attended together
-_SIMILAR = (17, 13)  # of an encoder's prompts: they share a batch, and the second is filled up
-_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # of the largest number
-_TOLERANCE_OF_INT8 = 0.1  # where inputs are quantized, one between two values may be rounded to either
+_EMBEDDINGS = (9, 7)  # of the encoder outputs that they read: similar enough to share a call
+_SIMILAR = (17, 13)  # lengths of an encoder's prompts: they share a batch, and the second is padded
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.1}  # relative to the largest number
+_TOLERANCE_OF_INT8 = 0.1  # a quantized input between two values may be rounded to either
 
 Checkpoint = TextCheckpoint | CrossedCheckpoint
 Decoder = CausalNetwork | EncoderDecoderNetwork
@@ -50,13 +50,14 @@ def compare_decoder(
     """Compares a decoder, and refuses the model or attaches our attention to it.
 
     Args:
-        dtype: what the module computes in.
-        open_native: opens the native library over the pages and slots of a network; ``None``: the module computes.
-            Where the network's pages are of another dtype, both are compared: pages of ``dtype`` show that the library
-            computes the model, the others that their format costs no more than its bits.
+        dtype: the dtype that the module computes in.
+        open_native: opens the native library over the pages and slots of a network; ``None``: the module computes. If
+            the network's pages have another dtype, both are compared: pages of ``dtype`` show that the library computes
+            the model correctly, and the network's pages show that their format loses no more than its rounding
+            explains.
 
     Raises:
-        UnsupportedModel: a layer asks attention for what we do not do, or the numbers differ.
+        UnsupportedModel: a layer asks attention for something that we do not do, or the numbers differ.
     """
     prompts, outputs = _prompts(checkpoint, _LENGTHS), _outputs(network, dtype)
     compiled, kept = getattr(network, "compiled", None), network.paged.dtype
@@ -69,8 +70,8 @@ def compare_decoder(
     with refused(partial(_refusal, checkpoint)), exactly(own.decoder):
         if not own.decoder._can_set_attn_implementation():
             raise _refusal(checkpoint, "does not let its attention be replaced")
-        own.attach("eager")  # transformers' exact one
-        expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension: a closure, `core.frames`
+        own.attach("eager")  # transformers' exact implementation
+        expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension, see `core.frames`
         own.attach()
         found = _read(witnessed, prompts, outputs, witnesses)
     _compare(expected, found, checkpoint, dtype, "with the engine's attention than with its own")
@@ -89,11 +90,11 @@ def compare_decoder(
 
 
 def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: torch.dtype) -> None:
-    """Compares prompts that share a batch with each of them alone: padding of the shorter one is masked, but some
-    architectures mix it in all the same (by convolutions, Fourier transforms or pooling).
+    """Compares two prompts that share a batch with each prompt alone. The padding of the shorter prompt is masked, but
+    some architectures mix it in all the same (by convolutions, Fourier transforms or pooling).
 
     Raises:
-        UnsupportedModel: it cannot be run, or the numbers differ.
+        UnsupportedModel: the model cannot be run, or the numbers differ.
     """
     prompts = _prompts(checkpoint, _SIMILAR)
     with refused(partial(_refusal, checkpoint)), exactly(network.model.module):
@@ -106,7 +107,7 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
 
 
 def _over(network: Decoder, dtype: torch.dtype) -> Decoder:
-    """The network by torch alone, with a page, and a slot, of its own for each prompt."""
+    """Returns the network as torch alone computes it, with one page and one slot for each prompt."""
     changes: dict[str, Any] = {"dtype": dtype} if isinstance(network.paged, PagedKV) else {}
     paged: Any = network.paged.another(pages=len(_LENGTHS), page_size=LONGEST, **changes)
     if isinstance(network, CausalNetwork):
@@ -124,7 +125,7 @@ def _opened(open_native: Callable[[Any], Runner], network: Decoder) -> Iterator[
 
 
 def _compile(network: CausalNetwork, prompts: list[list[int]]) -> list[Tensor]:
-    """Each last row, by compiled layers. The code for all numbers of rows is made here.
+    """Returns the last row of each prompt, computed by compiled layers. This compiles the code for all numbers of rows.
 
     Raises:
         InvalidRequest: torch cannot compile here.
@@ -147,19 +148,20 @@ def _compile(network: CausalNetwork, prompts: list[list[int]]) -> list[Tensor]:
 
 @contextmanager
 def refused(refusal: Callable[[str], UnsupportedModel]) -> Iterator[None]:
-    """Turns a module's errors into a ``refusal`` of the checkpoint. Errors of memory and of the device pass."""
+    """Turns a module's errors into a ``refusal`` of the checkpoint. Errors of memory or of the device pass
+    unchanged."""
     try:
         yield
     except (UnsupportedModel, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # modules raise many kinds: wrapped, not hidden
-        if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for it
+        if "DefaultCPUAllocator" in str(error):  # torch has no class of its own for this error
             raise
         raise refusal(f"cannot be run ({type(error).__name__}: {error})") from error
 
 
 def _prompts(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[list[int]]:
-    """Tokens from all over the vocabulary, but none that stands for an item."""
+    """Returns prompts with tokens from all over the vocabulary, but without multimodal placeholders."""
     special = {getattr(checkpoint.config, name, None) for name in vars(checkpoint.config) if name.endswith("token_id")}
     special |= set(checkpoint.tokenizer.all_special_ids)
     size = checkpoint.shape.vocabulary
@@ -168,7 +170,7 @@ def _prompts(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _outputs(network: Decoder, dtype: torch.dtype) -> list[Tensor]:
-    """An encoder output for each prompt of an encoder-decoder, as there may be one."""
+    """Returns a made-up encoder output for each prompt; empty for a model without cross-attention."""
     if isinstance(network, CausalNetwork):
         return [torch.empty(0)] * len(_LENGTHS)
     lengths = [min(length, network.cross.embeddings) for length in _EMBEDDINGS]
@@ -177,7 +179,7 @@ def _outputs(network: Decoder, dtype: torch.dtype) -> list[Tensor]:
 
 
 def _reference(network: Decoder, prompt: list[int], output: Tensor) -> Tensor:
-    """The last position's row, by transformers alone."""
+    """Returns the row of the last position, computed by transformers alone."""
     tokens, module = torch.tensor([prompt], device=network.device), network.model.module
     if isinstance(network, EncoderDecoderNetwork):
         read = network.encoder_output(output[None])
@@ -191,7 +193,7 @@ def _reference(network: Decoder, prompt: list[int], output: Tensor) -> Tensor:
 
 
 def _mean(network: EncoderNetwork, prompt: list[int]) -> Tensor:
-    """The mean of one prompt's last hidden states, by transformers alone."""
+    """Returns the mean of one prompt's last hidden states, computed by transformers alone."""
     hidden: Tensor = network.model.module.base_model(torch.tensor([prompt], device=network.device)).last_hidden_state
     return hidden[0].float().mean(0).cpu()
 
@@ -199,7 +201,8 @@ def _mean(network: EncoderNetwork, prompt: list[int]) -> Tensor:
 def _read(
     network: Decoder, prompts: list[list[int]], outputs: list[Tensor], witnesses: Sequence[_Witness] = ()
 ) -> list[Tensor]:
-    """The last position's rows, by the engine: the first prompt's beginning beside the second, then its rest."""
+    """Returns the row of each prompt's last position, computed by the engine: first the beginning of the first prompt
+    beside the second prompt, then the rest of the first."""
     if isinstance(network, EncoderDecoderNetwork):
         for slot, output in enumerate(outputs):
             network.write_cross(slot, output)
@@ -221,7 +224,7 @@ def _started(network: Decoder, prompts: list[list[int]]) -> list[Record]:
 
 
 def _last(network: Decoder, feeds: list[Feed]) -> list[Tensor]:
-    """The last row of each chunk."""
+    """Returns the last row of each chunk."""
     wanted = [(index, feed.part.length - 1) for index, feed in enumerate(feeds)]
     rows = network.rows if isinstance(network, CausalNetwork) else network.logits
     return list(rows(feeds, wanted, EncoderOutputs()))
@@ -248,7 +251,8 @@ def _feed(record: Record, start: int, length: int) -> Feed:
 
 @define(eq=False)
 class _Witness:
-    """Notes that each layer asks once in a step, for what the KV was laid out for."""
+    """Checks that each layer calls attention once in a step, with the sizes and window that the KV was allocated
+    for."""
 
     checkpoint: Checkpoint
     layers: list[int] = field(init=False, factory=list)
@@ -277,7 +281,8 @@ class _Witness:
             )
 
     def check(self) -> None:
-        """Refuses the model after a step in which not all layers have asked: somebody else mixes the positions."""
+        """Refuses the model if some layer did not call attention in the step, since then something else mixes the
+        positions."""
         silent = sorted(set(range(self.checkpoint.shape.layers)) - set(self.layers))
         if silent:
             raise _refusal(self.checkpoint, f"asks for no attention in its layers {', '.join(map(str, silent))}")

@@ -31,7 +31,7 @@ class CrossedBlueprint(ModuleBlueprint):
     def read(self) -> nn.Module:
         loader, folder = self.checkpoint.family.loader, self.checkpoint.folder
         if not self.config.decodes:
-            return load_module(  # the encoder has token embeddings of its own where it reads any
+            return load_module(  # an encoder that reads tokens has its own token embeddings
                 loader,
                 folder,
                 self.dtype,
@@ -71,13 +71,13 @@ class CrossedBlueprint(ModuleBlueprint):
         return Parts(network=network, model=model, paged=paged, cross=cross)
 
     def open_native(self, decoder: CrossedDecoder, network: EncoderDecoderNetwork) -> Runner:
-        positions = max(LONGEST, self.positions)  # a comparison is as long
+        positions = max(LONGEST, self.positions)  # a comparison needs LONGEST
         distances = self.checkpoint.family.distances(decoder.module, positions)
         return self.open_runner(decoder.program(positions, distances), network.paged, network.cross)
 
     def prove(self, network: Network) -> None:
         if not isinstance(network, EncoderDecoderNetwork):
-            return  # an encoder alone has attention of its own
+            return  # an encoder alone keeps its own attention
         decoder = self.native_decoder(network.model.module)
         native = None if isinstance(decoder, str) else partial(self.open_native, decoder)
         compare = partial(compare_decoder, network, self.checkpoint, self.dtype, native)
@@ -106,8 +106,8 @@ class CrossedBlueprint(ModuleBlueprint):
 
 
 def _set_apart(module: Any) -> None:
-    """Gives the decoder a configuration of its own. In some models it shares the encoder's, whose attention would
-    become ours too."""
+    """Gives the decoder its own copy of the configuration. In some models encoder and decoder share one, so our
+    attention would be set for the encoder too."""
     decoder = module.get_decoder()
     shared, own = decoder.config, copy.deepcopy(decoder.config)
     for part in decoder.modules():

@@ -1,7 +1,7 @@
-"""The bytes that an engine will hold, before anything is loaded: by the checkpoint's files, and the settings.
+"""Estimates the bytes that an engine will hold before anything is loaded, from the checkpoint's files and the settings.
 
-The estimate is an upper bound but for odds and ends: a matrix counts with all its values in the dtype that it is
-computed in, although it may be packed or shared when it is loaded, and keys and values as if memory were plentiful.
+The estimate is an upper bound except for small buffers. A matrix counts with all its values in the dtype that it is
+computed in, although it may be packed or shared when it is loaded. Keys and values count as if memory were plentiful.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .whisper import WhisperBlueprint
 
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
-_ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in names of weights: parts that are not quantized
-_DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # of encoder-decoders
-_CROSS = (  # torch multiplies with these
+_ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in the names of unquantized weights
+_DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # names in encoder-decoders
+_CROSS = (  # torch multiplies with these, not the native library
     "encoder_attn.k_proj.weight",
     "encoder_attn.v_proj.weight",
     "EncDecAttention.k.weight",
     "EncDecAttention.v.weight",
 )
-_SHARED = "shared.weight"  # the token embedding of both parts
+_SHARED = "shared.weight"  # the token embedding that encoder and decoder share
 _SCALED = (
     "self_attn.q_proj.weight",
     "self_attn.k_proj.weight",
@@ -46,7 +46,7 @@ _SCALED = (
     "encoder_attn.q_proj.weight",
 )
 _ROOM = 1 << 18  # bytes for the native library's plans and counters
-_SCALES = "gemma"  # in model types: token embeddings that scale, and are not quantized
+_SCALES = "gemma"  # in model types whose token embeddings scale and are not quantized
 
 
 @frozen
@@ -58,13 +58,13 @@ class StoredShape:
 
 
 def estimate(model: str | Path, config: EngineConfig) -> DeviceMemory:
-    """The bytes that an engine of the checkpoint ``model`` will hold, by owner, at most. Downloads the checkpoint where
-    it is not here; reads no weight.
+    """Returns the most bytes, by owner, that an engine for the checkpoint ``model`` will hold. Downloads the checkpoint
+    if there is no local copy; reads no weight.
 
     Raises:
-        CheckpointError: it is missing, incomplete or damaged.
-        UnsupportedModel: of an architecture that the engine cannot run.
-        InvalidRequest: a device that is not there, or sizes too small for one sequence.
+        CheckpointError: the checkpoint is missing, incomplete or damaged.
+        UnsupportedModel: the engine cannot run the architecture.
+        InvalidRequest: the device does not exist, or the sizes are too small for one sequence.
     """
     blueprints = Blueprints.read(model, config)
     stored = list(map(stored_shapes, blueprints.all))
@@ -73,8 +73,8 @@ def estimate(model: str | Path, config: EngineConfig) -> DeviceMemory:
 
 
 def planned(blueprints: Blueprints, weights: int, native: int = 0) -> DeviceMemory:
-    """The memory with so many bytes of ``weights`` and of the ``native`` library: with keys and values, and the
-    encoder cache."""
+    """Adds the bytes of keys, values and the encoder cache to those of the ``weights`` and of the ``native``
+    library."""
     main, draft = blueprints.main, blueprints.draft
     together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
     budget = Budget.choose(
@@ -99,7 +99,7 @@ def encodes(blueprint: AnyBlueprint) -> bool:
 
 
 def stored_shapes(blueprint: AnyBlueprint) -> dict[str, StoredShape]:
-    """The tensors of the checkpoint's files, by name."""
+    """Returns the shape and dtype of each tensor in the checkpoint's files, by name."""
     found: dict[str, StoredShape] = {}
     for path in find_weights(blueprint.checkpoint.folder):
         found.update((name, StoredShape(one.shape, one.dtype)) for name, one in open_weights(path).items())
@@ -107,18 +107,18 @@ def stored_shapes(blueprint: AnyBlueprint) -> dict[str, StoredShape]:
 
 
 def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
-    """Bytes of the tensors when they are loaded."""
+    """The bytes of all tensors once they are loaded."""
     return sum(_bytes_of(blueprint, name, one) for name, one in _used(blueprint, stored))
 
 
 def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
-    """Bytes of the native library's buffers: the rows of one call, at each place between two operations, and in each
-    thread the rows of a product."""
+    """The bytes of the native library's buffers. They hold the rows of one call between any two operations and, for
+    each thread, the rows of one matrix product."""
     if not may_be_native(blueprint):
         return 0
     shape, found = blueprint.checkpoint.shape, 0
     threads = blueprint.config.threads or torch.get_num_threads()
-    if isinstance(shape, WhisperShape):  # the encoder: all rows of a window, their keys and values, and their scores
+    if isinstance(shape, WhisperShape):  # the encoder: the rows of a window, with keys, values and scores
         between, largest = _widths(stored, "encoder.layers.0.")
         rows, own = shape.embeddings, max(64 * largest, BATCH * (shape.embeddings + PANEL))
         found += 4 * (rows * (between + largest + 2 * shape.width) + threads * own) + _ROOM
@@ -127,16 +127,16 @@ def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
     first = ("layers.0.",) if isinstance(blueprint, TextBlueprint) else ("decoder.layers.0.", "decoder.block.0.")
     between, largest = _widths(stored, *first)
     if isinstance(shape, WhisperShape):
-        between += shape.decoder_layers * shape.width  # queries are kept for words
+        between += shape.decoder_layers * shape.width  # queries are kept to align words
     turns = 16 * blueprint.decoder.head_dim if isinstance(blueprint, TextBlueprint) else 0
     positions = blueprint.positions
-    own = max(64 * largest, 3 * shape.vocabulary)  # to draw tokens
+    own = max(64 * largest, 3 * shape.vocabulary)  # the second is for sampling
     found += 4 * (NATIVE_ROWS * (between + largest) + threads * own)
     return found + positions * (turns + largest // 8) + _ROOM
 
 
 def _widths(stored: Mapping[str, StoredShape], *layers: str) -> tuple[int, int]:
-    """All outputs of a layer's matrices, and the most outputs or inputs of one."""
+    """Returns the sum of the outputs of a layer's matrices, and the most outputs or inputs of a single matrix."""
     own = [one.shape for name, one in stored.items() if len(one.shape) == 2 and any(part in name for part in layers)]
     return sum(outputs for outputs, _ in own), max(map(max, own), default=0)
 
@@ -152,7 +152,8 @@ def may_be_native(blueprint: AnyBlueprint) -> bool:
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
-    """The tensors that are read: no head that is the token embedding, no decoder where the engine has none."""
+    """Yields the tensors that are read: without a head that equals the token embedding, and without the decoder if the
+    engine only encodes."""
     if not blueprint.config.decodes:
         return ((name, one) for name, one in stored.items() if _is_of_encoder(blueprint, name))
     tied = isinstance(blueprint, TextBlueprint) and getattr(blueprint.checkpoint.config, "tie_word_embeddings", False)
@@ -177,7 +178,7 @@ def _bytes_of(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
 
 
 def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
-    """True if it is a matrix that the native library computes."""
+    """True if the tensor is a matrix with which the native library multiplies."""
     if len(stored.shape) != 2 or not name.endswith(".weight") or "positions" in name:
         return False
     if isinstance(blueprint, TextBlueprint):
@@ -185,23 +186,25 @@ def _is_packed(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
     if isinstance(blueprint, WhisperBlueprint):
         return True
     if name.endswith(_SHARED):
-        return bool(blueprint.checkpoint.config.tie_word_embeddings)  # else nobody reads it
+        return bool(blueprint.checkpoint.config.tie_word_embeddings)  # otherwise nothing reads this tensor
     return not _is_of_encoder(blueprint, name) and not name.endswith(_CROSS)
 
 
 def _packed_bytes(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> int:
-    """Bytes of a matrix that is filled up to panels of outputs, in int8 to groups of inputs; 16 bits stay 16 bits."""
+    """The bytes of a packed matrix. Its outputs are padded to whole panels and, in int8, its inputs to whole groups.
+    Values of 16 bits keep 16 bits."""
     outputs, inputs = stored.shape
     panels = -(-outputs // PANEL)
     quantized = blueprint.config.quantization is not None and _is_quantized(blueprint, name, stored)
     if quantized or stored.dtype == torch.int8:
         return panels * -(-inputs // GROUP) * (4 + GROUP) * PANEL
-    scaled = isinstance(blueprint, WhisperBlueprint) and name.endswith(_SCALED)  # perhaps by no power of two
+    scaled = isinstance(blueprint, WhisperBlueprint) and name.endswith(_SCALED)  # scaling may not be exact in 16 bits
     return panels * PANEL * inputs * (4 if scaled else min(4, stored.dtype.itemsize))
 
 
 def _is_quantized(blueprint: AnyBlueprint, name: str, stored: StoredShape) -> bool:
-    """True if quantization takes it: a linear layer's matrix or a token embedding, of the part that decodes."""
+    """True if quantization applies to the tensor: a linear layer's matrix or a token embedding, in the part that
+    decodes."""
     if len(stored.shape) != 2 or not name.endswith(".weight"):
         return False
     if not isinstance(blueprint, TextBlueprint):

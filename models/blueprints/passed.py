@@ -1,4 +1,4 @@
-"""Comparisons that were passed before, in the user's cache: the same weights, code and machine pass them again."""
+"""Remembers passed comparisons in the user's cache: with the same weights, code and machine they would pass again."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from attrs import frozen
 from ..machine.cache import CacheFile
 from ..machine.host import INSTRUCTIONS, cpu_flags, cpu_name, read_file
 
-_KEPT = 200  # the latest
+_KEPT = 200  # the number of latest comparisons to keep
 
 
 @frozen
 class PassedComparisons:
-    """The comparisons that were passed, by hashes."""
+    """The keys of the comparisons that were passed."""
 
     file: CacheFile
 
     @classmethod
     def of_user(cls) -> PassedComparisons:
-        """The comparisons that this user's engines remember."""
+        """Opens the comparisons that engines of this user have passed."""
         return cls(CacheFile.of_user("comparisons.json"))
 
     def once(self, key: str, prove: Callable[[], None]) -> None:
@@ -42,13 +42,13 @@ class PassedComparisons:
 def comparison_key(
     stamps: Mapping[str, str], fingerprint: str, devices: Sequence[torch.device], dtype: torch.dtype, *computed: object
 ) -> str:
-    """A hash of all that the outcome of a comparison depends on: the checkpoint's files and weights, the devices and
-    the dtype, what else is ``computed`` in another way, the machine, and the code of the models."""
+    """Returns a hash of all that the outcome of a comparison depends on: the checkpoint's files and weights, the
+    devices, the dtype, the further values ``computed``, the machine, and the code of the models."""
     import transformers
 
     models = Path(__file__).parents[1]
     sources = hashlib.sha256()
-    for path in sorted((*models.rglob("*.py"), *models.rglob("*.so"))):  # the native library, too
+    for path in sorted((*models.rglob("*.py"), *models.rglob("*.so"))):  # includes the native library
         sources.update(f"{path.relative_to(models)}".encode() + path.read_bytes())
     depends = {
         "checkpoint": (dict(stamps), fingerprint),
@@ -61,7 +61,7 @@ def comparison_key(
 
 
 def machine_name() -> str:
-    """This machine with this torch and the number of its threads. A CPU's name alone is not the machine: virtual ones
-    hide instructions."""
+    """Returns a name for this machine, with torch's version and the number of threads. The CPU's name alone is not
+    enough, since virtual machines hide some instructions."""
     able = " ".join(sorted(cpu_flags(read_file) & INSTRUCTIONS))
     return f"{cpu_name(read_file)} ({able}), torch {torch.__version__}, {torch.get_num_threads()} threads"

@@ -28,19 +28,19 @@ _AnyBlueprint = TypeVar("_AnyBlueprint", "WhisperBlueprint", "CrossedBlueprint",
 
 
 def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
-    """The blueprint of the checkpoint ``model``, a folder or hub id.
+    """Returns the blueprint of the checkpoint ``model``, a folder or hub id.
 
     Raises:
-        CheckpointError: it is missing, incomplete or damaged.
-        UnsupportedModel: of an architecture that the engine cannot run.
-        InvalidRequest: a device that is not there, or sizes too small for one sequence.
+        CheckpointError: the checkpoint is missing, incomplete or damaged.
+        UnsupportedModel: the engine cannot run the architecture.
+        InvalidRequest: the device does not exist, or the sizes are too small for one sequence.
     """
     devices = find_devices(config.devices)
     device = devices[0] if devices else find_device(config.device)
     int8 = config.quantization is not None
     if int8 and device.type != "cpu":
         raise InvalidRequest(f"quantization={config.quantization!r} on {device}; allowed: on the CPU. Use device='cpu'")
-    dtype = find_dtype(config.dtype, device, int8=int8 and Library.load() is None)  # it computes in float32
+    dtype = find_dtype(config.dtype, device, int8=int8 and Library.load() is None)  # the library has float32
     folder = resolve(model)
     if is_whisper(folder):
         _refuse(config, "Whisper")
@@ -100,13 +100,13 @@ class Blueprints:
         """Reads the blueprints, each as `read_blueprint` does.
 
         Raises:
-            InvalidRequest: a draft model of another kind or vocabulary, too.
+            InvalidRequest: as in `read_blueprint`, or the draft model has another kind or vocabulary.
         """
         main = read_blueprint(model, config)
         name = config.speculation.draft if isinstance(config.speculation, Speculation) else None
-        if name is None or not (config.decodes or isinstance(main, WhisperBlueprint)):  # other drafts encode nothing
+        if name is None or not (config.decodes or isinstance(main, WhisperBlueprint)):  # others encode nothing
             return cls(main=main, draft=None)
-        device = config.devices[-1] if config.devices else config.device  # where the model's logits are
+        device = config.devices[-1] if config.devices else config.device  # the device that has the model's logits
         own = evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0)
         try:
             draft = read_blueprint(name, own)
@@ -126,11 +126,12 @@ class Blueprints:
         return self.main.checkpoint.kind if isinstance(self.main, TextBlueprint) else Kind.ENCODER_DECODER
 
     def sized(self, weights: int) -> Blueprints:
-        """The blueprints with as many pages and slots as there is room for beside the ``weights`` (bytes); the draft
-        model has as many as the model: page for page, they hold the same tokens. What was chosen once stays.
+        """Returns the blueprints with the numbers of pages and slots that fit beside ``weights`` bytes. The draft model
+        gets the same numbers as the model, since page for page they hold the same tokens. Numbers that were chosen
+        before stay.
 
         Raises:
-            DeviceOutOfMemory: not even one sequence has room.
+            DeviceOutOfMemory: there is not enough room for one sequence.
         """
         if self.main.budget is not None:
             return self
@@ -146,13 +147,14 @@ class Blueprints:
         return Blueprints(main=main, draft=rest[0] if rest else None)
 
     def describe(self, name: str) -> ModelDescription:
-        """The facts that the engine must know: an encoder output takes the bytes of both encoders."""
+        """Returns the facts about the model that the engine needs. An encoder output counts with the bytes of both
+        encoders."""
         sizes = [blueprint.describe(name).encoder_bytes for blueprint in self.all]
         return evolve(self.main.describe(name), encoder_bytes=sum(sizes))
 
 
 def _check_draft(main: AnyBlueprint, draft: AnyBlueprint) -> None:
-    """Raises `InvalidRequest` where the draft cannot propose for this model."""
+    """Raises `InvalidRequest` if the draft model cannot propose tokens for this model."""
     ours, its = main.decoder.vocabulary, draft.decoder.vocabulary
     if ours != its:
         raise InvalidRequest(f"the draft model has a vocabulary of {its} tokens; allowed: the model's own, of {ours}")

@@ -36,7 +36,7 @@ class TextBlueprint(ModuleBlueprint):
     """The blueprint of decoder-only and pooling models."""
 
     checkpoint: TextCheckpoint
-    stages: tuple[Stage, ...] = ()  # where the layers are, if on several devices
+    stages: tuple[Stage, ...] = ()  # the devices of the layers, if there are several
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
@@ -89,7 +89,7 @@ class TextBlueprint(ModuleBlueprint):
         return Decoder(module, self._language(module), self.checkpoint.shape.windows)
 
     def _language(self, module: nn.Module) -> nn.Module:
-        """The part of a module that is a decoder of text; the others of it, which encode, are small."""
+        """Returns the part of ``module`` that decodes text. Its other parts, which encode, are small."""
         family = self.checkpoint.family
         return module if family is None else family.text(module)
 
@@ -134,7 +134,7 @@ class TextBlueprint(ModuleBlueprint):
             network.attach()
         recorder = find_recorder(self.config.graphs, self.device)
         if recorder is None or not network.generates or isinstance(network.paged, StagedKV):
-            return network  # a graph is of one device
+            return network  # a graph belongs to one device
         shape = self.checkpoint.shape
         graphs = GraphManager.allocate(
             decode=CausalDecode.of(network),
@@ -148,19 +148,19 @@ class TextBlueprint(ModuleBlueprint):
 
     def open_native(self, decoder: Decoder, network: CausalNetwork) -> Runner:
         assert not isinstance(network.paged, StagedKV), "the library reads pages of one device"
-        return self.open_runner(decoder.program(max(LONGEST, self.positions)), network.paged)  # a comparison is as long
+        return self.open_runner(decoder.program(max(LONGEST, self.positions)), network.paged)  # for comparisons
 
     def prove(self, network: Network) -> None:
         if isinstance(network, EncoderNetwork):
             self.compare_once(partial(compare_encoder, network, self.checkpoint, self.dtype))
-        if self.checkpoint.family is not None:  # transformers imports this for the first image, while everybody waits
+        if self.checkpoint.family is not None:  # else imported for the first image
             importlib.import_module("torch._dynamo")
         if isinstance(network, CausalNetwork):
             decoder = self.native_decoder(network.model.module)
             native = None if isinstance(decoder, str) else partial(self.open_native, decoder)
             compare = partial(compare_decoder, network, self.checkpoint, self.dtype, native)
             if network.compiled is not None:
-                compare()  # which compiles, too
+                compare()  # this compiles the layers, too
             else:
                 self.compare_once(compare, network.native is not None)
             if network.graphs is not None:

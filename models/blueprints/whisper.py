@@ -20,7 +20,7 @@ from .blueprint import Blueprint, Own, Parts
 
 @frozen(kw_only=True, eq=False)
 class WhisperBlueprint(Blueprint):
-    """The blueprint of Whisper, which is computed by code of our own, so that nothing is to be proved."""
+    """The blueprint of Whisper. Our own code computes this model, so no comparison is needed."""
 
     checkpoint: Checkpoint
 
