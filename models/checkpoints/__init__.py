@@ -1,4 +1,4 @@
-"""The part that lies on the disk: the files of a checkpoint, their settings, special tokens and weights.
+"""Checkpoints on the disk: their files, settings, special tokens and weights.
 
-A file that is damaged is reported by its name and setting. The folder imports `core`, and torch only inside functions
-that read weights, so that a wrong folder is refused at once. It never allocates on the device."""
+Errors name the damaged file and its setting. The package imports `core`, and imports torch only inside functions that
+read weights, so that a wrong folder is refused at once. It never allocates memory on the device."""

@@ -1,4 +1,4 @@
-"""The heads of a Whisper checkpoint's decoder that show when words are spoken, as generation_config.json names them."""
+"""The decoder's heads that show when words are spoken, as generation_config.json of a Whisper checkpoint names them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from attrs import frozen
 
 from .settings import Settings
 
-_FILTER_WIDTH = 7  # where neither file says one: transformers' default
+_FILTER_WIDTH = 7  # transformers' default, used if neither file has a width
 
 
 @frozen(kw_only=True)
 class AlignmentSettings:
-    """The settings by which words are aligned. ``fault`` says why they cannot be; ``None``: they can."""
+    """The settings for the alignment of words. ``fault`` says why words cannot be aligned; ``None``: they can."""
 
     heads: tuple[tuple[int, int], ...]  # (layer, head) of the decoder
-    filter_width: int  # frames of the median filter, odd
+    filter_width: int  # width of the median filter in frames, odd
     fault: str | None = None
 
     @property
@@ -30,10 +30,10 @@ class AlignmentSettings:
 
     @classmethod
     def read(cls, generation: Settings | None, config: Settings, *, layers: int, heads: int) -> AlignmentSettings:
-        """The settings for a decoder of ``layers`` layers with ``heads`` heads each.
+        """Reads the settings for a decoder of ``layers`` layers with ``heads`` heads each.
 
-        Without ``alignment_heads`` in generation_config.json all heads of the upper half of the layers are taken, as
-        openai/whisper does. A checkpoint is not refused for what it says here: it still transcribes.
+        If generation_config.json has no ``alignment_heads``, all heads of the upper half of the layers are taken, as in
+        openai/whisper. Wrong settings do not refuse the checkpoint, since it can still transcribe.
         """
         written = None if generation is None else generation.get("alignment_heads")
         width, source = _filter_width(generation, config)
@@ -53,7 +53,7 @@ class AlignmentSettings:
 
 
 def _filter_width(generation: Settings | None, config: Settings) -> tuple[Any, Settings]:
-    """The width as it is written, and where."""
+    """Returns the width as it is written, and the file that has it."""
     if generation is not None and generation.get("median_filter_width") is not None:
         return generation.get("median_filter_width"), generation
     width = config.get("median_filter_width")
@@ -61,7 +61,7 @@ def _filter_width(generation: Settings | None, config: Settings) -> tuple[Any, S
 
 
 def _fault(written: Any, layers: int, heads: int) -> str | None:
-    """The reason why ``written`` names no heads of the decoder; ``None`` where it does."""
+    """The reason why ``written`` is not a list of heads of the decoder; ``None``: it is."""
     allowed = f"allowed: pairs of [layer, head], layers 0 to {layers - 1} and heads 0 to {heads - 1} of its decoder"
     if not isinstance(written, list) or not written:
         return allowed

@@ -1,6 +1,6 @@
-"""The files of a checkpoint: where they lie, which of them hold the weights, and whether they have changed.
+"""Finds the files of a checkpoint and those that hold weights, and tells whether files have changed.
 
-Nothing here needs torch or transformers, so that a wrong folder is refused at once.
+Nothing here needs torch or transformers, so a wrong folder is refused at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SETTINGS = (
     "1_Pooling/config.json",
 )
 _ALLOWED = "a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'"
-_CTRANSLATE2 = ("model.bin", "vocabulary.txt", "vocabulary.json")  # what CTranslate2 alone writes
+_CTRANSLATE2 = ("model.bin", "vocabulary.txt", "vocabulary.json")  # files that only CTranslate2 writes
 _OF_WHISPER = (
     "allowed: checkpoints in transformers' layout. Give the one that it was converted from, as openai/whisper-base"
 )
@@ -48,24 +48,24 @@ _SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
 
 
 def resolve(model: str | Path) -> Path:
-    """The folder of ``model``: itself, or the local copy of a hub id, downloaded where needed.
+    """Returns the folder of ``model``: the folder itself, or the local copy for a hub id, downloaded if needed.
 
     Raises:
-        CheckpointError: nothing is there, or a file (`UnsupportedModel`, where another program's), or the hub cannot be
-            reached and has left no copy here.
+        CheckpointError: ``model`` does not exist or is a file, or the hub cannot be reached and there is no local copy.
+        UnsupportedModel: ``model`` is a file of another program.
     """
     folder = local_folder(model)
     return _from_hub(str(model)) if folder is None else folder
 
 
 def local_folder(model: str | Path) -> Path | None:
-    """The folder that ``model`` names; ``None`` where it may be a hub id.
+    """Returns the folder that ``model`` names; ``None``: ``model`` may be a hub id.
 
     Raises:
-        CheckpointError: it names nothing that is here, or a file.
+        CheckpointError: ``model`` is a path that does not exist, or a file.
     """
     folder = Path(model).expanduser()
-    if os.path.isdir(folder):  # unlike those of Path, these are no error where a folder may not be searched
+    if os.path.isdir(folder):  # unlike Path's methods, os.path raises no error without permission
         return folder
     if os.path.exists(folder):
         raise _is_a_file(folder)
@@ -111,14 +111,14 @@ def _from_hub(name: str) -> Path:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of the checkpoint in ``folder``.
+    """Reads config.json of the checkpoint in ``folder``.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
-        UnsupportedModel: the folder holds an adapter, or a model as another program has it.
+        CheckpointError: config.json is missing or damaged.
+        UnsupportedModel: the folder holds an adapter, or a model in the format of another program.
     """
     path = folder / "config.json"
-    if (folder / "adapter_config.json").is_file():  # beside a model it would be left out without a word
+    if (folder / "adapter_config.json").is_file():  # beside a model, the adapter would be ignored silently
         raise UnsupportedModel(
             f"{folder} holds an adapter (adapter_config.json), which is not applied; allowed: whole models. Merge it "
             "into its model (merge_and_unload of peft) and save that"
@@ -136,10 +136,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def find_weights(folder: Path) -> tuple[Path, ...]:
-    """The weight files of a checkpoint, each shard once, safetensors before pickles.
+    """Returns the weight files of a checkpoint, each shard once. Safetensors are preferred to pickles.
 
     Raises:
-        CheckpointError: there are none, or a shard that the index names is missing.
+        CheckpointError: there are no weight files, or a shard that the index names is missing.
     """
     for name in _WEIGHTS:
         path = folder / name
@@ -164,18 +164,18 @@ def _shards(index: Path) -> tuple[Path, ...]:
 
 
 def is_mapped(folder: Path) -> bool:
-    """True if the weights of the checkpoint are pickles, which torch maps: they are views of a file that may change.
-    Raises `CheckpointError` as `find_weights` does."""
+    """True if the weights of the checkpoint are pickles. torch maps pickles, so the tensors are views of a file that
+    may change. Raises `CheckpointError` as `find_weights` does."""
     return find_weights(folder)[0].suffix != ".safetensors"
 
 
 def file_stamps(folder: Path) -> dict[str, str]:
-    """A hash of each settings file there is in ``folder``."""
+    """Returns a hash of each settings file that exists in ``folder``."""
     names = [name for name in _SETTINGS if (folder / name).is_file()]
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
 def changed_files(folder: Path, stamps: Mapping[str, str]) -> tuple[str, ...]:
-    """The settings files that are not what they were when ``stamps`` were taken."""
+    """Returns the settings files that have changed since ``stamps`` were taken."""
     now = file_stamps(folder)
     return tuple(name for name in _SETTINGS if now.get(name) != stamps.get(name))

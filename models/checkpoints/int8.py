@@ -1,4 +1,4 @@
-"""Matrices in int8, quantized while they are read: each row by its largest value, symmetrically (Jacob et al. 2018,
+"""Quantizes matrices to int8 while they are read: each row symmetrically, by its largest value (Jacob et al. 2018,
 "Quantization and training of neural networks for efficient integer-arithmetic-only inference", section 2.1, with a zero
 point of 0)."""
 
@@ -12,16 +12,18 @@ from torch import Tensor
 
 
 def quantize(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``weight`` [outputs, inputs] in int8, and the scales [outputs] in ``dtype``: symmetric, each output by its
-    largest value. What is rounded is the quotient by the scale as it is stored."""
+    """Returns ``weight`` [outputs, inputs] in int8, and the scales [outputs] in ``dtype``. Each output is quantized
+    symmetrically, by its largest value. Values are divided by the scale as it is stored, in ``dtype``, and then
+    rounded."""
     wide = weight.float()
     scales = (wide.abs().amax(1) / 127.0).clamp_(min=torch.finfo(dtype).tiny).to(dtype)
     return (wide / scales.float()[:, None]).round_().clamp_(-127, 127).to(torch.int8), scales
 
 
 def fill_quantized(weight: Tensor, scales: Tensor, pieces: Generator[Tensor, None, None], scale: float = 1.0) -> None:
-    """Writes all values times ``scale`` to ``weight`` (int8 [outputs, inputs]) and ``scales`` (see `quantize`), some
-    rows at a time, so that the matrix is never held as it was stored. Closes ``pieces`` however it ends."""
+    """Multiplies all values by ``scale`` and quantizes them into ``weight`` (int8 [outputs, inputs]) and ``scales``
+    (see `quantize`). Works on some rows at a time, so that the stored matrix is never in memory as a whole. Closes
+    ``pieces`` in every case."""
     width, row = weight.shape[1], 0
     left = torch.empty(0)
     with closing(pieces):

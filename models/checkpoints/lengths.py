@@ -1,11 +1,13 @@
-"""The fewest tokens of a text, by the most characters that a token stands for, where a tokenizer's parts prove it.
+"""Bounds the number of a text's tokens from below, by the most characters that one token can stand for.
 
-Then a text of n characters has n / most tokens or more, and one that is far too long for a model is refused before it
-is tokenized. Every character of a text must be in some token for that, and no token may stand for any number of them.
-So it is with byte pairs over all 256 bytes, or with a token for each byte or each unknown character, as in Whisper and
-nearly all decoders. It is not so where characters are dropped (blanks between words, control characters, accents, those
-that a charset map of sentencepiece leaves out), where a word of any length is one unknown token (WordPiece, WordLevel),
-where unknown characters in a row are one (Unigram), or where a special token takes the blanks around it with it.
+A text of n characters has at least n / most tokens, so a text that is far too long for a model is refused before it is
+tokenized. The bound holds if every character of a text is in some token, and no token can stand for any number of
+characters. This is true for byte pairs over all 256 bytes, and if each byte or each unknown character has its own
+token, as in Whisper and nearly all decoders.
+
+The bound does not hold if characters are dropped (blanks between words, control characters, accents, characters that a
+charset map of sentencepiece leaves out), if a word of any length can be one unknown token (WordPiece, WordLevel), if
+several unknown characters in a row become one token (Unigram), or if a special token absorbs the blanks around it.
 """
 
 from __future__ import annotations
@@ -19,25 +21,25 @@ from tokenizers import models
 
 from ...core.model import Lengths
 
-_COMPOSED = 4  # characters at most that Unicode's compositions make one (UAX #15: no decomposition is longer)
+_COMPOSED = 4  # most characters that Unicode composes into one (UAX #15: no decomposition is longer)
 _KEPT = {"NFD": 1, "NFKD": 1, "NFC": _COMPOSED, "NFKC": _COMPOSED, "Lowercase": 1, "Prepend": 1, "ByteLevel": 1}
 _SPLITTING = frozenset({"ByteLevel", "Metaspace", "Digits", "Punctuation", "Split", "UnicodeScripts"})
 _ASCII = range(128)
 _CONTROLS = "".join(map(chr, range(32)))
-_SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that stand for themselves in vocabularies
+_SEEN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that vocabularies write as themselves
 _OTHERS = [byte for byte in range(256) if byte not in _SEEN]
 _LETTERS = [chr(byte) if byte in _SEEN else chr(256 + _OTHERS.index(byte)) for byte in range(256)]
 Part = Mapping[str, Any]
 
 
 def lengths_of(tokenizer: Any) -> Lengths | None:
-    """The lengths that are sure of ``tokenizer``; ``None``: nothing is.
+    """Returns the lengths that are certain for ``tokenizer``; ``None``: no bound is certain.
 
     Args:
-        tokenizer: transformers', or `WhisperTokenizer`.
+        tokenizer: a tokenizer of transformers, or a `WhisperTokenizer`.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not isinstance(backend.model, models.BPE):  # Python's own, slow ones have no backend
+    if backend is None or not isinstance(backend.model, models.BPE):  # slow tokenizers, in Python, have none
         return None
     vocabulary = backend.get_vocab(with_added_tokens=True)
     shrinks, unread = _shrinks(_state(backend.normalizer)), _unread(backend, vocabulary)
@@ -52,13 +54,13 @@ def lengths_of(tokenizer: Any) -> Lengths | None:
 
 
 def _state(part: Any) -> Part | None:
-    """A normalizer, or what parts a text into words, as tokenizer.json has it."""
+    """Returns a normalizer or pre-tokenizer as tokenizer.json describes it."""
     found: Part | None = None if part is None else json.loads(part.__getstate__())
     return found
 
 
 def _shrinks(normalizer: Part | None) -> int | None:
-    """The most characters that become one; ``None``: any number, or nobody knows."""
+    """The most characters that ``normalizer`` turns into one; ``None``: any number, or unknown."""
     if normalizer is None:
         return 1
     kind = normalizer["type"]
@@ -73,7 +75,7 @@ def _shrinks(normalizer: Part | None) -> int | None:
 
 
 def _keeps(parting: Part | None) -> bool:
-    """True if words have all characters of the text together."""
+    """True if the words together contain all characters of the text."""
     if parting is None:
         return True
     if parting["type"] == "Sequence":
@@ -82,7 +84,7 @@ def _keeps(parting: Part | None) -> bool:
 
 
 def _unread(backend: Any, vocabulary: Mapping[str, int]) -> str | None:
-    """The characters that become no token; ``None``: nobody knows which."""
+    """The characters that become no token; ``None``: unknown."""
     if any(_has_bytes(_state(part)) for part in (backend.normalizer, backend.pre_tokenizer)):
         return _without_bytes(vocabulary, normalized=backend.normalizer is not None)
     model = backend.model
@@ -92,8 +94,9 @@ def _unread(backend: Any, vocabulary: Mapping[str, int]) -> str | None:
 
 
 def _without_bytes(vocabulary: Mapping[str, int], *, normalized: bool) -> str | None:
-    """The characters of bytes that the vocabulary lacks: it has those that its training saw. All but ASCII have a byte
-    of 128 to 191. What a normalizer makes is no control character, but may be any other."""
+    """Returns the characters whose bytes the vocabulary lacks, since its training never saw them. ``None``: unknown.
+    Every character outside ASCII has a byte from 128 to 191. A normalizer can produce any character except control
+    characters."""
     lacks = [byte for byte, letter in enumerate(_LETTERS) if letter not in vocabulary]
     if any(128 <= byte < 192 for byte in lacks):
         return None

@@ -1,4 +1,4 @@
-"""Loads the modules of transformers, turns its errors into ours, and copies results so that they stand alone.
+"""Loads modules of transformers, turns its errors into ours, and copies results so that they share no storage.
 
 Whisper's weights are read by name in `triolet.models.networks.whisper` instead.
 """
@@ -19,7 +19,7 @@ from .parts import Find, cut_off, leaving_out
 from .settings import Settings
 from .stored import StoredTensor, stored_tensors
 
-_NAMED = 3  # of many missing weights
+_NAMED = 3  # how many missing weights an error names
 
 
 def load_module(
@@ -31,16 +31,16 @@ def load_module(
     quantized: bool = False,
     without: Find | None = None,
 ) -> nn.Module:
-    """The model that transformers' class ``loader`` reads from ``folder``, on the CPU and in eval mode.
+    """Returns the model that transformers' class ``loader`` reads from ``folder``, on the CPU and in eval mode.
 
     Args:
-        spare: the name of a part that nobody uses, so that its weights may be missing.
-        without: names parts that the model is to lack; their weights are not read.
-        quantized: another library quantized the weights, and transformers reads them by it.
+        spare: the name of an unused part, whose weights may be missing.
+        without: finds parts to leave out of the model; their weights are not read.
+        quantized: another library quantized the weights, and transformers uses this library to read them.
 
     Raises:
-        UnsupportedModel: that library is not installed.
-        CheckpointError: weights are missing (which transformers would draw at random), of another shape, or damaged.
+        UnsupportedModel: the library that quantized the weights is not installed.
+        CheckpointError: weights are missing (transformers would fill them at random), damaged, or of another shape.
     """
     with _quiet():
         load = load_part if quantized else _load
@@ -61,8 +61,8 @@ def load_module(
 
 
 def _load(loader: str, folder: Path, **options: Any) -> Any:
-    """Calls `load_part` with safetensors weights that are read piece by piece, each into its own memory. transformers
-    alone would map the files, and touched pages count as the process's memory."""
+    """Calls `load_part` so that safetensors weights are read piece by piece, each tensor into its own memory.
+    transformers itself would map the files, and mapped pages that are read count as the process's memory."""
     if is_mapped(folder):
         return load_part(loader, folder, **options)
     config = load_part("AutoConfig", folder)
@@ -74,7 +74,7 @@ def _load(loader: str, folder: Path, **options: Any) -> Any:
 
 
 def _base_class(config: Any) -> str:
-    """The class that AutoModel stands for; AutoModel itself loads from folders only."""
+    """Returns the name of the class that AutoModel would choose, since AutoModel itself loads only from folders."""
     from transformers import MODEL_MAPPING
 
     found: Any = MODEL_MAPPING[type(config)]
@@ -85,9 +85,9 @@ def _base_class(config: Any) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps transformers from showing progress bars and its report of a load: what is wrong becomes an error. Both
-    settings are the process's. Whoever finds them changed leaves them so: the one that changed them, in another thread
-    perhaps, puts them back."""
+    """Keeps transformers from showing progress bars and its report of a load, since we raise an error for anything
+    wrong. Both settings belong to the process. Only the block that changed a setting restores it; another block,
+    perhaps in another thread, that finds the setting changed leaves it."""
     from transformers.utils import logging as untyped
 
     logging: Any = untyped
@@ -105,12 +105,12 @@ def _quiet() -> Iterator[None]:
 
 
 def load_part(loader: str, folder: Path, *, without: Find | None = None, **options: Any) -> Any:
-    """Makes what transformers' class ``loader`` makes of ``folder``, or of ``options`` where they name another
-    ``source``; a model ``without`` some parts is still to be cut off of them.
+    """Calls ``from_pretrained`` of transformers' class ``loader`` for ``folder``, or for the ``source`` in ``options``
+    if there is one. For a model ``without`` some parts, the caller must still call `cut_off`.
 
     Raises:
         UnsupportedModel: transformers needs a package that is not installed.
-        CheckpointError: it raises anything else.
+        CheckpointError: transformers raises any other error.
     """
     import transformers
 
@@ -123,7 +123,7 @@ def load_part(loader: str, folder: Path, *, without: Find | None = None, **optio
         if isinstance(error, ImportError):
             raise UnsupportedModel(f"{folder} needs a package that is not installed: {error}") from error
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
-            raise  # nothing is wrong with the checkpoint
+            raise  # out of memory: nothing is wrong with the checkpoint
         raise CheckpointError(
             f"{loader} cannot be made from {folder}: {type(error).__name__}: {error}; "
             "download or save the checkpoint again"
@@ -131,18 +131,18 @@ def load_part(loader: str, folder: Path, *, without: Find | None = None, **optio
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """transformers' tokenizer of the checkpoint in ``folder``.
+    """Returns transformers' tokenizer for the checkpoint in ``folder``.
 
     Raises:
-        CheckpointError: it is missing or damaged.
-        UnsupportedModel: it is code of its own.
+        CheckpointError: the tokenizer is missing or damaged.
+        UnsupportedModel: the tokenizer needs code from the checkpoint.
     """
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
-        if "custom code" in str(error):  # a ValueError like others
+        if "custom code" in str(error):  # transformers has no class of its own for this error
             raise UnsupportedModel(
                 f"the tokenizer of {folder} is code of its own, which is never run; allowed: tokenizers that "
                 "transformers has. Save it as one, as a PreTrainedTokenizerFast"
@@ -154,8 +154,9 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def processor_template(folder: Path) -> str | None:
-    """The chat template of an older checkpoint's processor, in a file of its own; ``None``: it is the tokenizer's."""
-    if (folder / "chat_template.jinja").exists():  # which the tokenizer has read
+    """The chat template of a processor, which older checkpoints have in a separate file; ``None``: the tokenizer's
+    template is used."""
+    if (folder / "chat_template.jinja").exists():  # the tokenizer has read this file
         return None
     written = Settings.read_if_there(folder / "chat_template.json")
     template = written.get("chat_template") if written else None
@@ -169,5 +170,5 @@ def place_of(module: nn.Module) -> tuple[torch.device, torch.dtype]:
 
 
 def apart(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Each in storage of its own: a view would keep the whole batch alive."""
+    """Copies each tensor into storage of its own, since a view would keep the whole batch alive."""
     return [part.clone(memory_format=torch.contiguous_format) for part in parts]

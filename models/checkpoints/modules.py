@@ -1,4 +1,5 @@
-"""The common part of checkpoints whose modules are transformers': their sizes, and which files they were read from."""
+"""The common part of checkpoints that use modules of transformers: their sizes, and the files that these were read
+from."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from .files import changed_files
 
 @frozen(kw_only=True)
 class DecoderShape:
-    """The sizes of a decoder; those of keys and values as its modules hand them to attention."""
+    """The sizes of a decoder. The sizes of keys and values are those that its modules pass to attention."""
 
     layers: int
     kv_heads: int
     head_dim: int
-    hidden: int  # numbers of one embedding, of an encoder output too
+    hidden: int  # numbers of one embedding, also in an encoder output
     vocabulary: int
     positions: int
     embeddings: int = 0  # most rows of an encoder output that cross-attention reads
-    windows: tuple[int | None, ...] = field()  # of each layer: how many positions it sees; None: all
+    windows: tuple[int | None, ...] = field()  # for each layer the number of positions that it sees; None: all
 
     @windows.default
     def _all(self) -> tuple[int | None, ...]:
@@ -42,10 +43,10 @@ class AnyCheckpoint:
     eos_token_ids: tuple[int, ...]
     suppress_token_ids: tuple[int, ...]
     begin_suppress_token_ids: tuple[int, ...]
-    stamps: Mapping[str, str] = field(repr=False)  # a hash of each file that all this was read from
+    stamps: Mapping[str, str] = field(repr=False)  # a hash of each file that was read for this
 
     def changed_files(self) -> tuple[str, ...]:
-        """The files beside the weights that are not what they were when this was read."""
+        """Returns the files, except weights, that have changed since the checkpoint was read."""
         return changed_files(self.folder, self.stamps)
 
 
@@ -55,19 +56,19 @@ class ModuleCheckpoint(AnyCheckpoint):
 
     config: Any = field(repr=False, eq=False)
     shape: DecoderShape
-    allowed: str = field(repr=False)  # models that the engine computes, for a refusal
+    allowed: str = field(repr=False)  # which models the engine computes, for the message of a refusal
 
     def identity(self, fingerprint: str, dtype: str) -> str:
-        """A hash of all that KV and encoder outputs depend on beside tokens, pixels and samples."""
+        """Returns a hash of all that KV and encoder outputs depend on, except tokens, pixels and samples."""
         settings = {"files": dict(self.stamps), "weights": fingerprint, "dtype": dtype}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 
 def whole(folder: Path, config: Any, name: str) -> int:
-    """The number ``name`` of a transformers configuration.
+    """Returns the number ``name`` of a transformers configuration.
 
     Raises:
-        UnsupportedModel: it is missing, or no positive integer.
+        UnsupportedModel: the number is missing, or is not a positive integer.
     """
     value = getattr(config, name, None)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -1,7 +1,7 @@
-"""Modules of transformers without some of their parts, whose weights are not read.
+"""Loads modules of transformers without some of their parts, whose weights are not read.
 
-transformers makes a module without memory, and then reads the weights that the module has; others of the checkpoint are
-left over. So the parts are taken out in between.
+transformers first makes a module without memory, then reads the weights for the parameters that the module has, and
+ignores all other weights. So the parts are removed between these two stages.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from typing import Any
 from torch import nn
 
 Find = Callable[[Any], Iterable[nn.Module]]
-"""Tells the parts of a module that are left out."""
+"""Returns the parts of a module that are left out."""
 
 
 def leaving_out(made: type[nn.Module], find: Find) -> type[nn.Module]:
-    """A class like ``made``, whose modules have no more of the parts that ``find`` names than the weights that other
-    parts share: a checkpoint may have these under the name of a part that is left out. See `cut_off`."""
+    """Returns a subclass of ``made``, whose modules lack the parts that ``find`` returns. Only weights that other parts
+    share are kept, since a checkpoint may store them under the name of a part that is left out. See `cut_off`."""
 
     def begin(self: Any, *args: Any, **options: Any) -> None:
         made.__init__(self, *args, **options)
         _empty(self, find)
 
-    members = {"__init__": begin, "__module__": made.__module__}  # transformers knows its own by the module
+    members = {"__init__": begin, "__module__": made.__module__}  # tells transformers that the class is its own
     return type(made.__name__, (made,), members)
 
 
 def cut_off(module: Any) -> None:
-    """Takes from a loaded ``module`` of such a class what it has left of the parts. The parts' attributes are gone, and
-    the class is the plain one again."""
+    """Removes the rest of the left-out parts from a loaded ``module``, whose class `leaving_out` made. Afterwards it
+    has no attributes for these parts, and its class is the original one."""
     for name in module._left_out:
         parent, _, key = name.rpartition(".")
         delattr(module.get_submodule(parent), key)
-    module._buffers.clear()  # of the head: what encodes has modules of its own
+    module._buffers.clear()  # buffers of the head: encoders have theirs in submodules
     del module._left_out
     module.__class__ = type(module).__base__
 
@@ -43,7 +43,7 @@ def _empty(module: Any, find: Find) -> None:
     found = {names[id(part)] for part in find(module)}
     left_out = tuple(sorted(name for name in found if not _is_in(found, name)))
     weights = dict(module.named_parameters(remove_duplicate=False))
-    tied: dict[str, str] = module.all_tied_weights_keys  # each to the name of what it is tied to
+    tied: dict[str, str] = module.all_tied_weights_keys  # each weight's name to that of the weight it is tied to
     sources = {source for name, source in tied.items() if not (_is_in(left_out, name) and _is_in(left_out, source))}
     module.all_tied_weights_keys = {name: source for name, source in tied.items() if source in sources}
     kept = {id(weights[name]) for name in (*module.all_tied_weights_keys, *sources)}
@@ -58,7 +58,7 @@ def _is_in(parts: Iterable[str], name: str) -> bool:
 
 
 def _bare(part: nn.Module, kept: set[int]) -> nn.Module:
-    """A module with the parameters of ``part`` that are ``kept``, by identity, and nothing else."""
+    """Returns a module with nothing but those parameters of ``part`` whose `id` is in ``kept``."""
     bare = nn.Module()
     for key, weight in part._parameters.items():
         if id(weight) in kept:

@@ -1,4 +1,5 @@
-"""The settings in a checkpoint's JSON files, each checked where it is read: damage is reported by file and setting."""
+"""The settings in a checkpoint's JSON files. Each setting is checked when it is read, and errors name the file and the
+setting."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from ...core.errors import CheckpointError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises `CheckpointError` when it cannot be read as one."""
+    """Reads the object in a JSON file. Raises `CheckpointError` if the file cannot be read or holds no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -25,46 +26,47 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @frozen
 class Settings:
-    """One file's settings. A getter raises `CheckpointError` for a value of another kind than it promises."""
+    """The settings of one file. Each getter raises `CheckpointError` if the value is of another kind than the getter
+    returns."""
 
     path: Path
     values: Mapping[str, Any] = field(repr=False)
 
     @classmethod
     def read_if_there(cls, path: Path) -> Settings | None:
-        """The settings in ``path``; ``None`` where there is no such file."""
+        """Reads the settings in ``path``; ``None``: the file does not exist."""
         return cls(path, read_json(path)) if path.is_file() else None
 
     def __contains__(self, name: object) -> bool:
         return name in self.values
 
     def get(self, name: str) -> Any:
-        """The value as it is written; ``None`` where it is not."""
+        """Returns the value as it is written; ``None``: the file has no such setting."""
         return self.values.get(name)
 
     def whole(self, name: str, *, least: int = 1) -> int:
-        """A whole number, ``least`` or more."""
+        """Returns a whole number, ``least`` or more."""
         value = self.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value // 1 or value < least:
             raise self.bad(name, f"a whole number, {least} or more")
         return int(value)
 
     def flag(self, name: str) -> bool | None:
-        """True or false; ``None`` where it is not written."""
+        """Returns true or false; ``None``: the file has no such setting."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.bad(name, "true or false")
         return value
 
     def table(self, name: str) -> Mapping[str, Any]:
-        """A JSON object."""
+        """Returns a JSON object."""
         value = self.get(name)
         if not isinstance(value, dict):
             raise self.bad(name, "a JSON object")
         return value
 
     def bad(self, name: str, allowed: str) -> CheckpointError:
-        """The error to raise where the setting's value is none of ``allowed``."""
+        """Returns the error to raise if the setting's value is not ``allowed``."""
         return CheckpointError(
             f"{self.path} has {name}={self.get(name)!r}; allowed: {allowed}. Mend it, or save the checkpoint again"
         )

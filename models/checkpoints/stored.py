@@ -1,9 +1,9 @@
 """The tensors of a checkpoint's files, read piece by piece into memory of their own.
 
-A piece is small, and is converted where it belongs. So reading makes no second copy of a matrix, not even where it is
-stored in another dtype than it is wanted in. Nothing of a safetensors file is mapped: what is mapped and touched
-counts as the process's memory. The safetensors library reads all of a tensor for each slice where it does not map it.
-Pickles are mapped by torch.
+A piece is small, and is converted directly into the target. So reading makes no second copy of a matrix, even if the
+stored dtype differs from the wanted one. Safetensors files are not mapped, since mapped pages that are read count as
+the process's memory. The safetensors library cannot be used for this: without mapping, it reads a whole tensor for each
+slice. Pickles are mapped by torch.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ _DTYPES = {
 
 @frozen(eq=False, kw_only=True)
 class StoredTensor:
-    """A tensor of a safetensors file. transformers reads it as it reads a slice of the safetensors library: it indexes
-    it with ``...`` and asks the result for another dtype with `to`."""
+    """A tensor of a safetensors file. transformers treats it like a slice of the safetensors library: it indexes the
+    slice with ``...`` and converts the result to another dtype with `to`."""
 
     path: Path
     name: str
-    begin: int  # in the file
-    kind: str  # of the values, as the file names it, such as "F32"
+    begin: int  # offset in the file
+    kind: str  # the dtype of the values, as the file names it, such as "F32"
     shape: tuple[int, ...]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Raises `CheckpointError` for one that torch does not have."""
+        """The dtype of the values. Raises `CheckpointError` if torch does not have it."""
         if self.kind not in _DTYPES:
             raise CheckpointError(
                 f"weight {self.name!r} of {self.path} is of {self.kind}; allowed: {', '.join(_DTYPES)}. Save the "
@@ -66,8 +66,8 @@ class StoredTensor:
         return _DTYPES[self.kind]
 
     def pieces(self) -> Generator[Tensor, None, None]:
-        """The values in their order, as stored; each piece is overwritten by the next. The file is open from the first
-        piece on, until the last was read or the generator is closed.
+        """Yields the values in order, in the stored dtype; each piece overwrites the one before. The file is open from
+        the first piece until the last has been read or the generator is closed.
 
         Raises:
             CheckpointError: the file cannot be read, or has become shorter.
@@ -75,7 +75,7 @@ class StoredTensor:
         dtype, left = self.dtype, prod(self.shape)
         if not left:
             return
-        buffer = mmap(-1, min(left * dtype.itemsize, _PIECE))  # not of the C library, which keeps what is freed
+        buffer = mmap(-1, min(left * dtype.itemsize, _PIECE))  # not from the C library, which keeps freed memory
         values, room = torch.frombuffer(buffer, dtype=dtype), memoryview(buffer)
         try:
             with self.path.open("rb") as file:
@@ -91,21 +91,21 @@ class StoredTensor:
             raise CheckpointError(f"weight {self.name!r} of {self.path} cannot be read: {error}") from error
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Reads it, into memory as torch aligns it."""
+        """Reads the tensor into memory that torch has allocated."""
         target = torch.empty(self.shape, device=device, dtype=dtype or self.dtype)
         fill(target, self.pieces())
         return target
 
     def __getitem__(self, index: Any) -> Any:
-        """Returns itself for ``...``; otherwise the values."""
+        """Returns this object for ``...``, otherwise the values at ``index``."""
         return self if index is ... else self.to()[index]
 
     def get_shape(self) -> list[int]:
-        """Its sizes, without reading it."""
+        """Returns the tensor's sizes, without reading the tensor."""
         return list(self.shape)
 
     def get_dtype(self) -> str:
-        """The dtype as the file names it, without reading the tensor."""
+        """Returns the dtype as the file names it, without reading the tensor."""
         return self.kind
 
 
@@ -117,7 +117,7 @@ class MappedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
+        """The tensor's sizes."""
         return tuple(self._tensor.shape)
 
     @property
@@ -126,15 +126,15 @@ class MappedTensor:
         return self._tensor.dtype
 
     def pieces(self) -> Generator[Tensor, None, None]:
-        """The values in their order, as `StoredTensor.pieces` gives them."""
+        """Yields the values in order, as `StoredTensor.pieces` does."""
         flat, count = self._tensor.flatten(), _PIECE // self.dtype.itemsize
         for begin in range(0, len(flat), count):
             yield flat[begin : begin + count]
 
 
 def fill(target: Tensor, pieces: Generator[Tensor, None, None], scale: float = 1.0) -> None:
-    """Writes all the values times ``scale`` to ``target``, which is contiguous and has room for exactly these. Closes
-    ``pieces`` however it ends: whoever keeps an error would keep the file open."""
+    """Writes all values times ``scale`` to ``target``, which is contiguous and has room for exactly these values.
+    Closes ``pieces`` in every case, since otherwise a kept error would keep the file open."""
     flat, position = target.view(-1), 0
     with closing(pieces):
         for piece in pieces:
@@ -144,10 +144,10 @@ def fill(target: Tensor, pieces: Generator[Tensor, None, None], scale: float = 1
 
 
 def open_weights(path: Path) -> dict[str, StoredTensor | MappedTensor]:
-    """The tensors of a file, by name. Raises `CheckpointError` where it is damaged."""
+    """Opens the tensors of a file, by name. Raises `CheckpointError` if the file is damaged."""
     if path.suffix == ".safetensors":
         return dict(stored_tensors(path))
-    try:  # only the zip archives that torch writes since 1.6 can be mapped
+    try:  # only zip archives, which torch writes since 1.6, can be mapped
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         return {str(name): MappedTensor(value) for name, value in loaded.items() if isinstance(value, Tensor)}
     except Exception as error:  # a damaged archive raises many kinds: wrapped, not hidden
@@ -155,11 +155,11 @@ def open_weights(path: Path) -> dict[str, StoredTensor | MappedTensor]:
 
 
 def stored_tensors(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file, by name. Raises `CheckpointError` where it is damaged."""
+    """Opens the tensors of a safetensors file, by name. Raises `CheckpointError` if the file is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt", device="cpu", backend="pread"), path.open("rb") as file:  # which checks it
+        with safe_open(path, framework="pt", device="cpu", backend="pread"), path.open("rb") as file:  # checks it
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(length))
     except (SafetensorError, OSError) as error:

@@ -1,8 +1,9 @@
-"""A checkpoint's special tokens: generation_config.json first, then config.json, then the tokenizer's vocabulary.
+"""A checkpoint's special tokens, from generation_config.json, else from config.json, else from the tokenizer's
+vocabulary.
 
-A token that the model would index or wait for must lie in its vocabulary: another one is a `CheckpointError`, here and
-not in the middle of a step. One that is only suppressed may lie outside, where it suppresses nothing, as in
-transformers: config.json's default of ``begin_suppress_tokens`` names a token that small vocabularies do not have.
+A token that the model indexes or waits for must be in its vocabulary. If it is not, `CheckpointError` is raised here,
+not in the middle of a step. A suppressed token may be outside the vocabulary; it then has no effect, as in
+transformers: the default of ``begin_suppress_tokens`` in config.json has a token that small vocabularies lack.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...core.model import WhisperTokens
 from .settings import Settings
 
 _ENGLISH_ONLY_VOCABULARY = 51_864
-_MAX_INITIAL_TIMESTAMP = 50  # of checkpoints older than generation_config.json
+_MAX_INITIAL_TIMESTAMP = 50  # in checkpoints older than generation_config.json
 
 
 @define(kw_only=True, slots=False)
@@ -29,9 +30,9 @@ class SpecialTokens:
     Args:
         config: config.json as it is written.
         defaults: config.json with transformers' defaults.
-        generation: generation_config.json; ``None`` where the checkpoint has none.
-        tokenizer: transformers' tokenizer, or one with its methods.
-        vocabulary: tokens that the model knows.
+        generation: generation_config.json; ``None``: the checkpoint has none.
+        tokenizer: transformers' tokenizer, or one with the same methods.
+        vocabulary: the number of tokens that the model knows.
     """
 
     config: Settings
@@ -41,7 +42,7 @@ class SpecialTokens:
     vocabulary: int
 
     def whisper_tokens(self) -> WhisperTokens:
-        """Returns all tokens that have a name; raises `CheckpointError` for one that is missing or outside the
+        """Returns all tokens of Whisper that have a name. Raises `CheckpointError` if one is missing or outside the
         vocabulary."""
         no_timestamps = self.required("no_timestamps_token_id", "<|notimestamps|>")
         begin = self._within(no_timestamps + 1, "<|0.00|>, which is no_timestamps_token_id + 1,")
@@ -69,8 +70,8 @@ class SpecialTokens:
         return tuple(self._within(token, f"{name} of {written.path}") for token in values)
 
     def suppressed(self, name: str) -> tuple[int, ...]:
-        """The tokens of ``suppress_tokens`` or ``begin_suppress_tokens`` that the vocabulary has. config.json counts
-        only where there is no generation_config.json."""
+        """Returns the tokens of ``suppress_tokens`` or ``begin_suppress_tokens`` that are in the vocabulary.
+        config.json is read only if there is no generation_config.json."""
         settings = self.defaults if self.generation is None else self.generation
         value = settings.get(name)
         values = [] if value is None else value if isinstance(value, list | tuple) else [value]
@@ -79,7 +80,7 @@ class SpecialTokens:
         return tuple(token for token in values if 0 <= token < self.vocabulary)
 
     def required(self, name: str, text: str) -> int:
-        """The token that the setting ``name`` gives, or else the vocabulary's ``text``."""
+        """Returns the token that the setting ``name`` has, or else the vocabulary's token ``text``."""
         token = self.optional(name, text)
         if token is None:
             raise CheckpointError(
@@ -89,19 +90,19 @@ class SpecialTokens:
         return token
 
     def optional(self, name: str, text: str) -> int | None:
-        """The token that `required` finds; ``None`` where there is neither."""
+        """Returns the same token as `required`; ``None``: there is no such token."""
         written = self._written(name)
         if written is None:
             return self._by_text(text)
         return self._within(written.get(name), f"{name} of {written.path}")
 
     def _written(self, name: str) -> Settings | None:
-        """The first file that has a value for ``name``."""
+        """Returns the first file that has a value for ``name``."""
         files = (self.generation, self.config)
         return next((file for file in files if file is not None and file.get(name) is not None), None)
 
     def _by_text(self, *texts: str) -> int | None:
-        """The id of the first of ``texts`` that the tokenizer has."""
+        """Returns the id of the first of ``texts`` that the tokenizer knows."""
         text = next((text for text in texts if text in self._texts), None)
         return None if text is None else self._within(self._texts[text], f"{text} of the tokenizer")
 
@@ -126,7 +127,7 @@ class SpecialTokens:
 
     @property
     def _multilingual(self) -> bool:
-        """``is_multilingual``; without it: a language table, or the vocabulary's size."""
+        """Returns ``is_multilingual``. If it is not set, a language table or the vocabulary's size decides."""
         known = None if self.generation is None else self.generation.flag("is_multilingual")
         if known is not None:
             return known
@@ -134,8 +135,8 @@ class SpecialTokens:
         return listed or self.vocabulary != _ENGLISH_ONLY_VOCABULARY
 
     def _table(self, name: str, texts: Iterable[str]) -> dict[str, int]:
-        """Tokens by name, as the setting has them, or else those of ``texts`` that the tokenizer knows; none where the
-        checkpoint is English-only."""
+        """Returns tokens by name: those of the setting, or else those of ``texts`` that the tokenizer knows. Empty if
+        the checkpoint is English-only."""
         if not self._multilingual:
             return {}
         if self.generation is not None and name in self.generation:

@@ -1,7 +1,8 @@
 """Reads a Whisper checkpoint in transformers' layout: its sizes, features, weights and special tokens.
 
-Errors distinguish: no such folder, no checkpoint in it, a checkpoint without weights, another architecture, damaged or
-incomplete files. torch and transformers are imported where they are first needed: the light checks work without them.
+Different errors report a missing folder, a folder without a checkpoint, a checkpoint without weights, another
+architecture, and damaged or incomplete files. torch and transformers are imported only when they are needed, so the
+quick checks work without them.
 """
 
 from __future__ import annotations
@@ -56,20 +57,21 @@ _DEFAULTS: Mapping[str, Any] = MappingProxyType(
 )
 """The settings that config.json need not say: transformers' `WhisperConfig`."""
 
-_SAMPLE = 256  # values of each piece of a tensor that the fingerprint is made of
+_SAMPLE = 256  # sampled values of each piece of a tensor, for the fingerprint
 
 
 def is_whisper(folder: Path) -> bool:
-    """True if the checkpoint in ``folder`` is of Whisper. Raises `CheckpointError` when there is none."""
+    """True if the checkpoint in ``folder`` is a Whisper checkpoint. Raises `CheckpointError` if there is no
+    checkpoint."""
     return read_config(folder).get("model_type") == "whisper"
 
 
 def check_architecture(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint of Whisper. Needs neither torch nor transformers.
+    """Reads config.json of a Whisper checkpoint. Needs neither torch nor transformers.
 
     Raises:
-        CheckpointError: no config.json.
-        UnsupportedModel: of another architecture.
+        CheckpointError: there is no config.json.
+        UnsupportedModel: the checkpoint has another architecture.
     """
     config, path = read_config(folder), folder / "config.json"
     found = config.get("architectures") or []
@@ -106,7 +108,7 @@ class WhisperShape:
 
     @property
     def frames(self) -> int:
-        """Feature frames of one window: the second convolution halves them."""
+        """The feature frames of one window, twice as many as embeddings, since the second convolution halves them."""
         return 2 * self.embeddings
 
     @property
@@ -127,7 +129,7 @@ class WhisperShape:
 class FeatureSettings:
     """A feature extractor's settings, named and defaulted as in transformers.
 
-    ``dither`` is not among them: noise that differs on every call would give one audio many encodings.
+    ``dither`` is left out: with noise that differs on every call, the same audio would have many encodings.
     """
 
     feature_size: int = 80  # mel bands
@@ -138,13 +140,13 @@ class FeatureSettings:
 
     @classmethod
     def read(cls, written: Settings, *, feature_size: int) -> FeatureSettings:
-        """Reads the keys of a preprocessor_config.json that matter here; the others are derived or unused.
+        """Reads the needed keys of a preprocessor_config.json; all other keys are derived or unused.
 
         Args:
-            feature_size: where it is not written.
+            feature_size: the default if the file has none.
 
         Raises:
-            CheckpointError: a value that no extractor can work with.
+            CheckpointError: no extractor can work with one of the values.
         """
         least = {"feature_size": 1, "sampling_rate": 1, "hop_length": 1, "chunk_length": 1, "n_fft": 2}
         found = {name: written.whole(name, least=low) for name, low in least.items() if name in written}
@@ -155,20 +157,21 @@ class FeatureSettings:
 
     @property
     def window_samples(self) -> int:
-        """Samples of a whole window."""
+        """The number of samples of a whole window."""
         return self.chunk_length * self.sampling_rate
 
     @property
     def frames(self) -> int:
-        """Feature frames of a whole window."""
+        """The number of feature frames of a whole window."""
         return self.window_samples // self.hop_length
 
 
 @mutable(eq=False)
 class WeightFiles:
-    """The tensors of a checkpoint by name, without the leading ``model.``; each is read when it is asked for.
+    """The tensors of a checkpoint by name, without the leading ``model.``. Each is read when the caller asks for it.
 
-    ``fingerprint`` grows with every tensor read: a sample of each, enough that two trainings of one model differ.
+    ``fingerprint`` changes with every tensor that is read. It hashes a sample of each tensor, enough to tell two
+    trainings of the same model apart.
     """
 
     folder: Path
@@ -189,23 +192,24 @@ class WeightFiles:
         return name in self._sources
 
     def get(self, name: str, target: Tensor, *, scale: float = 1.0) -> None:
-        """Writes the tensor times ``scale`` to ``target``, in its dtype and on its device.
+        """Writes the tensor times ``scale`` to ``target``, in the dtype and on the device of ``target``.
 
         Raises:
-            CheckpointError: it is missing, of another shape, or cannot be read.
+            CheckpointError: the tensor is missing, has another shape, or cannot be read.
         """
         from .stored import fill
 
         fill(target, self._pieces(name, target), scale)
 
     def quantize(self, name: str, target: Tensor, scales: Tensor, *, scale: float = 1.0) -> None:
-        """The same, to ``target`` in int8 with ``scales``; see `fill_quantized`. Raises as `get`."""
+        """Writes the tensor times ``scale`` to ``target`` in int8, with ``scales``; see `fill_quantized`. Raises the
+        errors of `get`."""
         from .int8 import fill_quantized
 
         fill_quantized(target, scales, self._pieces(name, target), scale)
 
     def _pieces(self, name: str, target: Tensor) -> Generator[Tensor, None, None]:
-        """The values of a tensor that must have the shape of ``target``."""
+        """Returns the values of the tensor, which must have the shape of ``target``."""
         if name not in self._sources:
             raise CheckpointError(
                 f"{self.folder} has no weight {name!r} among its {len(self._sources)}; the checkpoint is incomplete"
@@ -217,7 +221,7 @@ class WeightFiles:
         return self._sampled(source.pieces())
 
     def _sampled(self, pieces: Generator[Tensor, None, None]) -> Generator[Tensor, None, None]:
-        """The pieces, of which the fingerprint takes notice."""
+        """Yields ``pieces``, and adds a sample of each to the fingerprint."""
         with closing(pieces):
             for piece in pieces:
                 self._digest.update(piece[:: max(1, len(piece) // _SAMPLE)].float().numpy().tobytes())
@@ -237,13 +241,13 @@ class Checkpoint(AnyCheckpoint):
     encoder_inner: int
     decoder_inner: int
     activation: Activation = field(repr=False)
-    tied: bool  # the head is the token embedding where the weights have none of its own
+    tied: bool  # the head is the token embedding unless the weights have a head
     features: FeatureSettings
     tokens: WhisperTokens
     alignment: AlignmentSettings
 
     def identity(self, fingerprint: str, dtype: str) -> str:
-        """A hash of all that an encoder output depends on beside the samples."""
+        """Returns a hash of all that an encoder output depends on, except the samples."""
         settings = {**asdict(self.features), "shape": repr(self.shape), "weights": fingerprint, "dtype": dtype}
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -253,7 +257,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: a file is missing or damaged, or two of them disagree.
-        UnsupportedModel: an architecture, or an activation function, without an adapter.
+        UnsupportedModel: the architecture or the activation function has no adapter.
     """
     plain = Settings(folder / "config.json", check_architecture(folder))
     stamps = file_stamps(folder)
@@ -292,8 +296,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _read_tokenizer(folder: Path) -> Any:
-    """transformers' tokenizer in ``folder`` without the two lists that it was made of, 20 MB of strings. They are kept
-    for `save_vocabulary` alone, which writes vocab.json; `save_pretrained` writes tokenizer.json and does without."""
+    """Returns transformers' tokenizer for ``folder`` without the two lists that it was made from, 20 MB of strings.
+    Only `save_vocabulary`, which writes vocab.json, needs these lists; `save_pretrained` writes tokenizer.json without
+    them."""
     from .loading import read_tokenizer
 
     tokenizer = read_tokenizer(folder)
@@ -303,8 +308,8 @@ def _read_tokenizer(folder: Path) -> Any:
 
 
 def _check_tokenizer(folder: Path, tokenizer: Any, vocabulary: int) -> None:
-    """Refuses a tokenizer that cannot spell what the model writes: without its files transformers makes an empty one.
-    Checkpoints may have a few more tokens than their tokenizer."""
+    """Refuses a tokenizer that lacks many of the model's tokens, since transformers makes an empty tokenizer if its
+    files are missing. Checkpoints may have a few more tokens than their tokenizer."""
     known = sum(token < vocabulary for token in tokenizer.get_vocab().values())
     if known < vocabulary // 2:
         raise CheckpointError(
@@ -339,7 +344,7 @@ def _activation(config: Settings) -> Activation:
     name = config.get("activation_function")
     if not isinstance(name, str):
         raise config.bad("activation_function", "a name")
-    if name == "gelu":  # of every Whisper but those of tests; the import below takes two seconds
+    if name == "gelu":  # in every Whisper except in tests; the import below takes two seconds
         return functional.gelu
     from transformers.activations import ACT2FN
 
@@ -351,7 +356,8 @@ def _activation(config: Settings) -> Activation:
 
 
 def _features(folder: Path, shape: WhisperShape) -> FeatureSettings:
-    """The feature extractor's settings: from its own file, from the processor's, or else from the model's sizes."""
+    """Reads the feature extractor's settings from its own file, else from the processor's file, else derives them from
+    the model's sizes."""
     written = Settings.read_if_there(folder / "preprocessor_config.json")
     if written is None or not written.values:
         processor = Settings.read_if_there(folder / "processor_config.json")

@@ -1,4 +1,4 @@
-"""Whisper's tokenizer without transformers, which takes a second and more to import."""
+"""Whisper's tokenizer without transformers, whose import takes more than a second."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _CLEAN = {"skip_special_tokens": True}
 
 @define(eq=False, slots=False)
 class WhisperTokenizer:
-    """A tokenizer for what the engine asks, from tokenizer.json alone. All else is asked of transformers' tokenizer,
-    which is made when it is first needed."""
+    """A tokenizer with the methods that the engine uses, made from tokenizer.json alone. All other attributes are those
+    of transformers' tokenizer, which is made when it is first needed."""
 
     _backend: Tokenizer = field(repr=False)
-    _make: Callable[[], Any] = field(repr=False)  # transformers' tokenizer
+    _make: Callable[[], Any] = field(repr=False)  # makes transformers' tokenizer
 
     @classmethod
     def read(cls, folder: Path, make: Callable[[], Any]) -> WhisperTokenizer | None:
-        """The tokenizer in ``folder``; ``None``: transformers makes more of the files than is done here, or they are
-        damaged, which it reports.
+        """Reads the tokenizer in ``folder``. ``None``: the files ask for more than this class does, or they are
+        damaged, which transformers will report.
 
         Args:
             make: makes transformers' tokenizer.
@@ -49,7 +49,7 @@ class WhisperTokenizer:
 
     @cached_property
     def whole(self) -> Any:
-        """transformers' tokenizer of the same files; raises `CheckpointError` where they have changed."""
+        """transformers' tokenizer for the same files. Raises `CheckpointError` if the files have changed."""
         made = self._make()
         if made.get_vocab() != self.get_vocab():
             raise CheckpointError("the tokenizer's files have changed since the model was opened; open it again")
@@ -57,7 +57,7 @@ class WhisperTokenizer:
 
     @property
     def backend_tokenizer(self) -> Tokenizer:
-        """The attribute of transformers' tokenizer."""
+        """The fast tokenizer, under the name that it has in transformers."""
         return self._backend
 
     def __getattr__(self, name: str) -> Any:
@@ -73,28 +73,28 @@ class WhisperTokenizer:
         return self.whole(*texts, **options)
 
     def get_vocab(self) -> dict[str, int]:
-        """All tokens with their ids."""
+        """Returns all tokens with their ids."""
         return self._backend.get_vocab(with_added_tokens=True)
 
     def encode(self, text: Any, **options: Any) -> list[int]:
-        """The tokens of ``text``."""
+        """Returns the token ids of ``text``."""
         if options != _PLAIN or not isinstance(text, str):
             return list(self.whole.encode(text, **options))
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Any, **options: Any) -> Any:
-        """The text of ``token_ids``."""
+        """Returns the text of ``token_ids``."""
         if options != _CLEAN or not isinstance(token_ids, Sequence):
             return self.whole.decode(token_ids, **options)
         text = self._backend.decode(self._without_prompt(list(token_ids)), skip_special_tokens=True)
         return _TIMESTAMP.sub("", text)
 
     def convert_ids_to_tokens(self, token: int) -> str | None:
-        """The name of ``token`` in the vocabulary."""
+        """Returns the name of ``token`` in the vocabulary."""
         return self._backend.id_to_token(token)
 
     def _without_prompt(self, token_ids: list[int]) -> list[int]:
-        """A text given before is no part of what was said."""
+        """Returns ``token_ids`` without a text that was given as the prompt, which was not spoken."""
         previous, start = map(self._backend.token_to_id, ("<|startofprev|>", "<|startoftranscript|>"))
         if not token_ids or previous is None or token_ids[0] != previous:
             return token_ids
@@ -102,12 +102,12 @@ class WhisperTokenizer:
 
 
 def whole_tokenizer(tokenizer: Any) -> Any:
-    """transformers' tokenizer of the same files as ``tokenizer``."""
+    """Returns transformers' tokenizer for the same files as ``tokenizer``."""
     return tokenizer.whole if isinstance(tokenizer, WhisperTokenizer) else tokenizer
 
 
 def _is_plain(backend: Tokenizer) -> bool:
-    """True if it is the tokenizer that transformers makes of the same vocabulary and merges."""
+    """True if ``backend`` is the same tokenizer that transformers would make from its vocabulary and merges."""
     model, before = backend.model, backend.pre_tokenizer
     return (
         isinstance(model, models.BPE)
@@ -122,7 +122,7 @@ def _is_plain(backend: Tokenizer) -> bool:
 
 
 def _agrees(backend: Tokenizer, folder: Path) -> bool:
-    """True if the files beside tokenizer.json add nothing to it and change nothing."""
+    """True if the files beside tokenizer.json neither add to the tokenizer nor change it."""
     paths = [folder / f"{name}.json" for name in _BESIDE]
     config, named, added = (read_json(path) if path.is_file() else {} for path in paths)
     if config.get("tokenizer_class") not in _CLASSES or config.get("add_prefix_space") or "auto_map" in config:
@@ -138,10 +138,11 @@ def _agrees(backend: Tokenizer, folder: Path) -> bool:
 
 
 def _named(settings: Mapping[str, Any]) -> Iterator[str]:
-    """The special tokens that ``settings`` name, each as its text or as an object with it."""
+    """Yields the texts of the special tokens in ``settings``, which hold each token as a text or as an object with its
+    content."""
     for name, value in settings.items():
         extra = value if name in _EXTRA and value else ()
         tokens = [value] if name.endswith("_token") else extra.values() if isinstance(extra, dict) else extra
         for token in tokens:
-            if isinstance(token, str | dict):  # a flag of this name says what is put around a text
+            if isinstance(token, str | dict):  # others are flags, which say what is put around a text
                 yield token["content"] if isinstance(token, dict) else token

@@ -1,5 +1,5 @@
-"""The networks at work (`network` has their base): Whisper, other encoder-decoders, decoders, encoders,
-and the heads that pool.
+"""The networks: Whisper, other encoder-decoders, decoders, encoders, and the heads that pool. Their base class is in
+`network`.
 
-A network owns no tensor; it refers to what the executor's resource stack owns. The folder imports all folders of
-`models` but `blueprints` and `machine`. It knows no queue and no request, only the chunks of one step."""
+A network owns no tensor; it refers to tensors that the executor's resource stack owns. The package imports all folders
+of `models` but `blueprints` and `machine`. It knows no queues or requests, only the chunks of one step."""

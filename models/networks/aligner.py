@@ -1,8 +1,9 @@
 """`WhisperAligner`: answers an `Alignment` by reading a prompt and looking at the decoder's cross-attention.
 
-The fused attention gives no weights. So the queries of the alignment heads' layers are kept while the prompt is read,
-chunk by chunk, on the host. The last chunk still has the window's cross-attention slot, with all its keys: from queries
-and keys come the weights of the chosen heads alone. A step that aligns nothing pays nothing.
+Fused attention returns no weights. So while the prompt is read, chunk by chunk, the queries of the layers with
+alignment heads are kept on the host. At the last chunk, the window's cross-attention slot still holds all keys. The
+weights of the alignment heads alone are then computed from queries and keys. A step that aligns nothing has no extra
+cost.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..memory.rows import slot_of
 from .network import Feed
 from .whisper_network import WhisperNetwork
 
-_ROWS = 32  # logits computed at once: a whole prompt's would take 90 MB
+_ROWS = 32  # rows of logits computed at once: a whole prompt's logits would take 90 MB
 
 
 @define(eq=False)
@@ -36,13 +37,14 @@ class _Read:
 
 @frozen(kw_only=True, eq=False)
 class WhisperAligner:
-    """Tells when the tokens of a prompt of Whisper are spoken."""
+    """Finds the times at which the tokens of a Whisper prompt are spoken."""
 
     network: WhisperNetwork
     settings: AlignmentSettings
 
     def align(self, feeds: Sequence[Feed]) -> list[AlignedTokens | None]:
-        """Feeds chunks of sequences with an `Alignment`; the answer to each whose chunk ends its prompt."""
+        """Feeds chunks of sequences with an `Alignment`. Returns an answer for each chunk that ends its prompt,
+        otherwise ``None``."""
         assert self.settings.fault is None, f"words are aligned although {self.settings.fault}"
         reading = self.network.read(feeds, self.settings.layers)
         kept = torch.stack(reading.queries)
@@ -53,7 +55,7 @@ class WhisperAligner:
         return answers
 
     def _read(self, feed: Feed, hidden: Tensor, queries: Tensor) -> AlignedTokens | None:
-        """Keeps what a chunk shows, given its rows; the answer where its prompt ends."""
+        """Keeps the queries and log-probabilities of a chunk. Returns the answer if the chunk ends its prompt."""
         part, record = feed.part, feed.record
         alignment, length = record.start.alignment, record.start.prompt_length
         assert alignment is not None, "only a sequence with an alignment is aligned"
@@ -63,7 +65,7 @@ class WhisperAligner:
             assert part.start < alignment.start, (
                 f"sequence {part.sequence_id}: positions before {part.start} are needed, and were not fed"
             )
-        # the row of a token is about the token after it: the first row is that of the token before ``start``
+        # a row predicts the token after it, so the first row is that of the token before ``start``
         first = max(alignment.start - 1 - part.start, 0)
         record.notes.queries.append(queries[:, first:].float().cpu().numpy().copy())
         known = record.tokens[part.start + first + 1 : min(part.start + part.length + 1, length)]
@@ -87,7 +89,7 @@ class WhisperAligner:
         return AlignedTokens(frames=tuple(first_frames(mean.double().cpu().numpy())), logprobs=tuple(read.logprobs))
 
     def _weights(self, queries: Tensor, slot: int, frames: int) -> Iterator[Tensor]:
-        """The weights of the alignment heads of each layer, [heads, tokens, frames]."""
+        """Yields, for each layer, the weights of its alignment heads, [heads, tokens, frames]."""
         for layer, found in zip(self.settings.layers, queries, strict=True):
             keys = self.network.cross.keys(layer, slot)  # [heads, embeddings, head_dim]
             heads = self.settings.heads_of(layer)

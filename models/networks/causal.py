@@ -1,4 +1,5 @@
-"""Decoder-only models of transformers as a `Network`: its modules compute, our attention reads and writes the pages.
+"""Decoder-only models of transformers as a `Network`: the modules compute, and our attention reads and writes the
+pages.
 
 One call of the module feeds all chunks of a step, flattened into rows; `paged.py` keeps the sequences apart.
 """
@@ -36,15 +37,15 @@ from .pooling import Sums, check_pooling, pooled
 class _Notes:
     """A network's notes on a sequence, on the host."""
 
-    positions: Any = None  # numpy int64 [3, prompt]; None: plain
-    delta: int = 0  # what is added to later positions
+    positions: Any = None  # numpy int64 [3, prompt]; None: positions are indices
+    delta: int = 0  # added to the index of a later token to get its position
     sums: Sums | None = None
 
 
 @frozen(kw_only=True, eq=False)
 class CausalNetwork(Network):
-    """A decoder at work. ``generates`` is false where the module has no head for tokens; ``device`` is the first where
-    there is a ``pipeline``, and pages are in stages then, and only then."""
+    """A decoder-only model as a network. ``generates`` is false if the module has no head for tokens. With a
+    ``pipeline``, ``device`` is its first device, and ``paged`` is a `StagedKV`; otherwise ``paged`` is a `PagedKV`."""
 
     model: TransformerModel
     paged: PagedKV | StagedKV
@@ -56,9 +57,9 @@ class CausalNetwork(Network):
     witness: Witness | None = None
     pipeline: Pipeline | None = None
     compiled: CompiledLayers | None = None
-    native: Runner | None = None  # which computes steps; the module does in a comparison alone
-    graphs: GraphManager | None = None  # what records steps that only decode, see `CausalDecode`
-    _keeps: bool = field(init=False)  # whether the module computes only the logits that are wanted
+    native: Runner | None = None  # computes all steps; then the module serves comparisons alone
+    graphs: GraphManager | None = None  # records steps that only decode, see `CausalDecode`
+    _keeps: bool = field(init=False)  # whether the module can compute only the wanted logits
 
     @_keeps.default
     def _find_out(self) -> bool:
@@ -66,16 +67,17 @@ class CausalNetwork(Network):
 
     @property
     def decoder(self) -> Any:
-        """The module whose attention is ours; others of it, which encode, keep their own."""
+        """The module that uses our attention. Other parts of the model, which encode, keep their own attention."""
         return self.model.module if self.family is None else self.family.text(self.model.module)
 
     @property
     def is_native(self) -> bool:
-        """False of a multimodal model: torch computes its encoder."""
+        """True if the native library computes all layers; false for multimodal models, since torch computes their
+        encoder."""
         return self.native is not None and self.family is None
 
     def attach(self, implementation: str | None = None) -> None:
-        """Makes our attention, or another ``implementation``, the decoder's."""
+        """Sets the decoder's attention to ours, or to another ``implementation``."""
         if implementation is None:
             implementation = PAGED if self.compiled is None else PAGED_APART
             register(implementation)
@@ -103,12 +105,13 @@ class CausalNetwork(Network):
             rows = self._lay_out(feeds, wanted)
             self._enter(feeds)
             logits = self.graphs.run(rows, *fixed)
-            if logits is not None:  # of all rows
+            if logits is not None:  # logits of all rows
                 return logits.index_select(0, torch.tensor(rows.wanted, dtype=torch.long, device=self.device)).float()
         return self.rows(feeds, wanted, outputs)
 
     def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
-        """Returns `logits`, or of a model that does not generate the last hidden states [wanted, hidden]."""
+        """Returns the wanted `logits`. If the model does not generate, returns the wanted last hidden states [wanted,
+        hidden]."""
         rows = self._lay_out(feeds, wanted)
         if self.native is not None:
             return self.native.step(self._embed(feeds, rows.starts, outputs), rows)
@@ -122,17 +125,19 @@ class CausalNetwork(Network):
         return logits
 
     def _lay_out(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]]) -> Rows:
-        """The rows of one chunk follow those of the one before."""
+        """Returns the rows of the step, chunk after chunk."""
         return Rows.of([feed.part for feed in feeds], wanted, self.paged.page_size)
 
     def _enter(self, feeds: Sequence[Feed]) -> None:
-        """Enters pages for torch: the library reads no position that nobody wrote."""
+        """Enters the step's pages. Only torch needs this, since the native library never reads a position before it is
+        written."""
         self.paged.enter([feed.part for feed in feeds])
 
     def fed(
         self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs
     ) -> tuple[Tensor | Sequence[int], Rows]:
-        """The step for the library, which looks tokens up itself where no items are among them."""
+        """Returns the step for the native library. If the step has no items, the library gets tokens and looks up their
+        embeddings itself."""
         rows = self._lay_out(feeds, wanted)
         if any(map(_holds_items, feeds)):
             return self._embed(feeds, rows.starts, outputs), rows
@@ -148,13 +153,13 @@ class CausalNetwork(Network):
         return list(map(self._pool, feeds, torch.split(hidden, [feed.part.length for feed in feeds])))
 
     def _hidden(self, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs) -> Tensor:
-        """The last hidden states [rows, hidden], by torch."""
+        """Returns the last hidden states [rows, hidden], computed by torch."""
         hidden: Tensor = self._run(self.model.module.base_model, feeds, rows, outputs).last_hidden_state[0]
         return hidden
 
     def _run(self, module: Any, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs, **options: Any) -> Any:
         self._enter(feeds)
-        paged: Any = self.paged  # of a pipeline in stages, as it takes them
+        paged: Any = self.paged  # for a pipeline, one step for each stage
         step = PagedStep(paged, rows) if self.pipeline is None else self.pipeline.step(paged, rows)
         call = PagedCall(step=step, witness=self.witness)
         try:
@@ -170,7 +175,8 @@ class CausalNetwork(Network):
             call.step = None
 
     def crossing(self) -> AbstractContextManager[None]:
-        """The module can be called within, whatever devices it is on; compiled, where it is."""
+        """Within this context the module can be called on one device or several, and uses compiled layers if there are
+        any."""
         if self.pipeline is not None:
             return self.pipeline.crossing()
         return nullcontext() if self.compiled is None else self.compiled.crossing()
@@ -187,7 +193,8 @@ class CausalNetwork(Network):
         return pooled(self.model, notes.sums, pooling) if feed.part.samples else None
 
     def _embed(self, feeds: Sequence[Feed], starts: Sequence[int], outputs: EncoderOutputs) -> Tensor:
-        """Embeddings of the step's rows [rows, hidden]: of the tokens, and of the items placed among them.
+        """Returns the embeddings of the step's rows [rows, hidden]: those of the tokens, and of the items placed among
+        them.
 
         Args:
             starts: the first row of each chunk.
@@ -201,7 +208,7 @@ class CausalNetwork(Network):
         return embeddings
 
     def _position_ids(self, feeds: Sequence[Feed], rows: Rows) -> Tensor:
-        """Positions [1, rows], or [3, 1, rows] where items have rows and columns."""
+        """Returns the positions [1, rows], or [3, 1, rows] if the family has positions in three dimensions."""
         if feeds[0].record.notes.positions is None:
             return torch.tensor(rows.positions, device=self.device)[None]
         axes = np.concatenate([_axes(feed) for feed in feeds], 1)
@@ -210,7 +217,8 @@ class CausalNetwork(Network):
 
 @frozen(kw_only=True, eq=False)
 class CausalDecode:
-    """Computes a `FixedStep`'s logits; what is recorded. It does the same each time, and asks the device nothing."""
+    """Computes the logits of a `FixedStep`. A graph records this call, so it does the same work each time and copies
+    nothing from the device."""
 
     model: TransformerModel
     paged: PagedKV
@@ -219,7 +227,7 @@ class CausalDecode:
 
     @classmethod
     def of(cls, network: CausalNetwork) -> CausalDecode:
-        """The decode of a network's model, pages and positions."""
+        """Makes the decode for a network's model, pages and positions."""
         family, module = network.family, network.model.module
         assert isinstance(network.paged, PagedKV), "a pipeline's steps are not recorded"
         axes = family is not None and family.positions(module, (0,), ()) is not None
@@ -241,15 +249,15 @@ class CausalDecode:
         inputs.logits.copy_(answer.logits[0])
 
     def rehearse(self, inputs: FixedInputs) -> None:
-        """Runs on the meta device, where nothing is computed: what asks a device for a number fails there, as does what
-        mixes two devices, and no capture need be broken off."""
+        """Runs on the meta device, where nothing is computed. Code that copies a number from the device or mixes two
+        devices fails here already, so that no capture has to be aborted."""
         place, paged = torch.device("meta"), self.paged
         pages = paged.another(pages=paged.pages, page_size=paged.page_size, device=place)
         evolve(self, model=self.model.to(place), paged=pages, compiled=None)(inputs.on(place))
 
 
 def encode_together(family: Family, model: TransformerModel, jobs: Sequence[EncoderItem]) -> list[Tensor]:
-    """Encodes items, as `Network.encode` does. All of them share a launch."""
+    """Encodes items, as `Network.encode` does. All items share a launch."""
     outputs = family.encode(model.module, [job.payload for job in jobs])
     for job, output in zip(jobs, outputs, strict=True):
         assert len(output) == job.embeddings, f"item {job.key!r} has {len(output)} embeddings, not {job.embeddings}"
@@ -257,11 +265,12 @@ def encode_together(family: Family, model: TransformerModel, jobs: Sequence[Enco
 
 
 def _fixed(feeds: Sequence[Feed]) -> tuple[list[int], list[int]] | None:
-    """Tokens of a step that only decodes, and their positions as the model counts them; ``None``: it does not."""
+    """Returns the tokens of a step that only decodes, and their positions as the model counts them. ``None``: the step
+    does more than decode."""
     token_ids, positions = list[int](), list[int]()
     for feed in feeds:
         start, notes = feed.part.start, feed.record.notes
-        bent = notes.positions is not None and start < notes.positions.shape[1]  # among items, three numbers differ
+        bent = notes.positions is not None and start < notes.positions.shape[1]  # positions of three different numbers
         if feed.part.length != 1 or _holds_items(feed) or bent:  # draft tokens lengthen the chunk
             return None
         token_ids.append(feed.record.tokens[start])
@@ -270,14 +279,14 @@ def _fixed(feeds: Sequence[Feed]) -> tuple[list[int], list[int]] | None:
 
 
 def _holds_items(feed: Feed) -> bool:
-    """True if any of its rows are an item's."""
+    """True if some rows of the chunk belong to an item."""
     start, stop = feed.part.start, feed.part.start + feed.part.length
     return any(one.touches(start, stop) for one in feed.record.start.placeholders)
 
 
 def _place(embeddings: Tensor, row: int, feed: Feed, outputs: EncoderOutputs) -> None:
-    """Puts what the chunk holds of each item in place of the embeddings of its placeholders. The chunk's rows begin at
-    ``row``; an item's rows fill its spans in order, and chunks may cut them anywhere."""
+    """Replaces the embeddings of placeholders in the chunk by the encoder outputs of their items. The chunk's rows
+    begin at ``row``. The rows of an output fill the item's spans in order, and chunks may cut the spans anywhere."""
     start, stop = feed.part.start, feed.part.start + feed.part.length
     for placeholder in feed.record.start.placeholders:
         if not placeholder.touches(start, stop):
@@ -291,7 +300,8 @@ def _place(embeddings: Tensor, row: int, feed: Feed, outputs: EncoderOutputs) ->
 
 
 def _axes(feed: Feed) -> Any:
-    """Positions in three dimensions of the chunk, numpy int64 [3, length]: the prompt's own, then in a line."""
+    """Returns the chunk's positions in three dimensions, numpy int64 [3, length]. After the prompt, all three count up
+    together."""
     start, stop, notes = feed.part.start, feed.part.start + feed.part.length, feed.record.notes
     prompt = notes.positions.shape[1]
     later = np.arange(max(start, prompt), stop, dtype=np.int64) + notes.delta

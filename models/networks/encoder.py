@@ -1,7 +1,8 @@
 """Encoder-only models (BERT and its kin; Devlin et al. 2019) as a `Network`: whole prompts in, vectors out, no pages.
 
-transformers' own modules and attention do all of it. Prompts of similar length share a batch; the shorter are filled up
-and masked, so whatever an architecture does beside attention (relative positions, types of tokens) is as it is there.
+transformers' own modules and attention compute everything, so all special features of an architecture (relative
+positions, token types) are the same as in transformers. Prompts of similar length share a batch; shorter prompts are
+padded and masked.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from ..memory.module import TransformerModel
 from .network import Feed, Network, Record
 from .pooling import Sums, check_pooling, finish
 
-_FILLED = 0.25  # of a batch's rows, at most, are there to fill it up
+_FILLED = 0.25  # the largest share of a batch's rows that may be padding
 
 
 @frozen(kw_only=True, eq=False)
 class EncoderNetwork(Network):
-    """An encoder of texts at work. ``pad`` fills prompts up: any token, since it is masked."""
+    """An encoder of texts as a network. ``pad`` is the token that pads prompts; it may be any token, since padding is
+    masked."""
 
     model: TransformerModel
     positions: int
@@ -52,7 +54,7 @@ class EncoderNetwork(Network):
         lengths = torch.tensor([feed.part.length for feed in feeds])
         module = self.model.module if classify else self.model.module.base_model
         types = {}
-        if any(_pooling(feed).second is not None for feed in feeds):  # pairs: the tokens of the second text have type 1
+        if any(_pooling(feed).second is not None for feed in feeds):  # in pairs, the second text has type 1
             seconds = [longest if (second := _pooling(feed).second) is None else second for feed in feeds]
             types["token_type_ids"] = (torch.arange(longest) >= torch.tensor(seconds)[:, None]).long().to(self.device)
         output = module(
@@ -65,7 +67,7 @@ class EncoderNetwork(Network):
 
 
 def _answer(rows: Tensor, feed: Feed, classify: bool) -> tuple[float, ...]:
-    """A prompt's vector. ``rows``: hidden states [longest, hidden], or scores [1, labels]."""
+    """Returns a prompt's vector. ``rows`` are its hidden states [longest, hidden], or its scores [1, labels]."""
     pooling = _pooling(feed)
     sums = Sums()
     sums.add(rows if classify else rows[: feed.part.length], pooling)
@@ -79,7 +81,7 @@ def _pooling(feed: Feed) -> Pooling:
 
 
 def _batches(chosen: Sequence[int], feeds: Sequence[Feed]) -> Iterator[list[int]]:
-    """``chosen`` in batches of similar length."""
+    """Splits ``chosen`` into batches of prompts with similar lengths."""
     batch: list[int] = []
     rows = 0
     for index in sorted(chosen, key=lambda index: feeds[index].part.length):

@@ -1,4 +1,5 @@
-"""The encoder of a model as a `Network`, without its decoder: items in, outputs out, no tokens."""
+"""The encoder of a model as a `Network`, without its decoder: it turns items into encoder outputs, and reads no
+tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from .network import Network
 
 @frozen(kw_only=True, eq=False)
 class EncoderAlone(Network):
-    """An encoder at work."""
+    """An encoder as a network."""
 
     positions: int
     _encode: Callable[[Sequence[EncoderItem]], Sequence[Tensor]] = field(repr=False)

@@ -1,8 +1,8 @@
-"""Encoder-decoders of transformers as a `Network`: its modules compute, our attention reads pages and slots.
+"""Encoder-decoders of transformers as a `Network`: the modules compute, and our attention reads pages and slots.
 
-The encoder is transformers' own, attention included. The decoder feeds all chunks of a step in one call, flattened into
-rows, with an encoder output of one row, which nobody reads: our attention function reads the slot of each row's
-sequence (`triolet.models.attention.crossed`).
+The encoder is transformers' own, including its attention. One call of the decoder feeds all chunks of a step, flattened
+into rows. The call passes a dummy encoder output of one row, since our attention function reads the slot of each row's
+sequence instead (`triolet.models.attention.crossed`).
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from .network import CrossedNetwork, Feed
 
 @frozen(kw_only=True, eq=False)
 class EncoderDecoderNetwork(CrossedNetwork):
-    """An encoder-decoder of transformers at work. The witnesses hear what the decoder's layers ask for.
+    """An encoder-decoder of transformers as a network. The witnesses are called with the requests of the decoder's
+    layers.
 
-    ``native`` computes steps; ``None``: the module does.
+    ``native`` computes steps; ``None``: the module computes them.
     """
 
     model: TransformerModel
     family: CrossedFamily
-    hidden: int  # numbers of one embedding of an encoder output
+    hidden: int  # numbers of one embedding in an encoder output
     witness: Witness | None = None
     cross_witness: Witness | None = None
     _crossing: tuple[Any, ...] = field(init=False, repr=False)  # the cross-attention modules, one for each layer
 
     @_crossing.default
     def _find(self) -> tuple[Any, ...]:
-        """Raises `UnsupportedModel` where there are others."""
+        """Finds the cross-attention modules. Raises `UnsupportedModel` unless there is one for each layer."""
         found = [module for name, module in self.decoder.named_modules() if name.endswith(f".{self.family.crossing}")]
         layers = [getattr(module, "layer_idx", None) for module in found]
         if layers != list(range(self.cross.layers)):
@@ -56,16 +57,16 @@ class EncoderDecoderNetwork(CrossedNetwork):
 
     @property
     def decoder(self) -> Any:
-        """The module whose attention is ours."""
+        """The module that uses our attention."""
         return self.model.module.get_decoder()
 
     @property
     def is_native(self) -> bool:
-        """False: torch computes the encoder."""
+        """False, since torch computes the encoder."""
         return False
 
     def attach(self, implementation: str | None = None) -> None:
-        """Makes our attention, or another ``implementation``, the decoder's."""
+        """Sets the decoder's attention to ours, or to another ``implementation``."""
         if implementation is None:
             register_crossed()
         self.decoder.set_attn_implementation(implementation or CROSSED)
@@ -74,8 +75,8 @@ class EncoderDecoderNetwork(CrossedNetwork):
         return encode_alike(self.family, self.model, jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
-        """Each cross-attention module is called with one row, for the keys and values that it makes of ``output``; of a
-        decoder that is packed, its linear layers are."""
+        """Writes the keys and values that each cross-attention module computes from ``output``. Each module is called
+        with one dummy row; in a packed decoder only its linear layers are called."""
         self.cross.begin(slot, len(output))
         if self.native is not None:
             decoder = CrossedDecoder(self.model.module)
@@ -100,7 +101,7 @@ class EncoderDecoderNetwork(CrossedNetwork):
         cross_call = CrossCall(step=CrossStep.of(self.cross, rows), witness=self.cross_witness)
         try:
             with forwards(self._instead(positions, distances, chosen, call, cross_call)):
-                # for the cross-attention modules to project; some cannot do with none
+                # a dummy that the cross-attention modules project; some fail without one
                 row = torch.zeros(1, 1, self.hidden, dtype=self.paged.dtype, device=self.device)
                 answer = self.model.module(
                     encoder_outputs=self.encoder_output(row), decoder_input_ids=tokens[None], use_cache=False
@@ -113,8 +114,8 @@ class EncoderDecoderNetwork(CrossedNetwork):
     def _instead(
         self, positions: Tensor, distances: Tensor | None, rows: Tensor, call: PagedCall, cross_call: CrossCall
     ) -> list[Forward]:
-        """The calls that replace the modules' own in a step. The decoder gives the wanted ``rows`` alone, so that
-        no other logits are computed."""
+        """Returns the calls that replace the modules' own in a step. The decoder then returns only the wanted ``rows``,
+        so that no other logits are computed."""
         given: dict[nn.Module, Callable[..., Any]] = dict(self.family.instead(self.model.module, positions, distances))
         decoder = self.decoder
         given[decoder] = partial(_keep, given.get(decoder, decoder.forward), rows, call)
@@ -122,17 +123,17 @@ class EncoderDecoderNetwork(CrossedNetwork):
         return list(given.items())
 
     def encoder_output(self, hidden: Tensor) -> Any:
-        """``hidden`` [1, embeddings, hidden] as the module takes it."""
+        """Wraps ``hidden`` [1, embeddings, hidden] in the form that the module accepts."""
         from transformers.modeling_outputs import BaseModelOutput
 
         output: Any = BaseModelOutput(last_hidden_state=hidden)
-        output.attention_mask = None  # which some encoders add
+        output.attention_mask = None  # some encoders add this
         return output
 
 
 def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[EncoderItem]) -> list[Tensor]:
-    """Encodes items, as `Network.encode` does. Items of one length share a launch: padding could change a shorter
-    one."""
+    """Encodes items, as `Network.encode` does. Only items of the same length share a launch, since padding could change
+    the output of a shorter item."""
     outputs: dict[str, Tensor] = {}
     by_shape: dict[object, list[EncoderItem]] = {}
     for job in jobs:
@@ -148,7 +149,8 @@ def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[
 
 
 def _keep(forward: Callable[..., Any], rows: Tensor, call: PagedCall, *args: Any, **kwargs: Any) -> Any:
-    """``forward`` of the decoder, with our argument for its attention; of its last hidden states ``rows`` are kept."""
+    """Calls the decoder's ``forward`` with our argument for its attention, and keeps only ``rows`` of the last hidden
+    states."""
     output = forward(*args, **{**kwargs, "triolet": call})
     output.last_hidden_state = output.last_hidden_state[:, rows]
     return output

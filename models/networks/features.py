@@ -9,7 +9,7 @@ from torch import Tensor
 from ..checkpoints.whisper import FeatureSettings
 from .mel import mel_filters
 
-_FLOOR = 1e-10  # power below which log10 is cut: digital silence becomes -10
+_FLOOR = 1e-10  # the least power before log10, so that digital silence becomes -10
 
 
 @mutable(eq=False, kw_only=True)
@@ -28,8 +28,8 @@ class LogMel:
         return cls(settings=settings, filters=filters, window=torch.hann_window(settings.n_fft, device=device).clone())
 
     def pad(self, payloads: list[Tensor]) -> Tensor:
-        """One batch of windows of different lengths, [n, samples], padded by zeros and cut after the last frame that
-        hears any of them: every later frame is silence, which needs no transform."""
+        """Returns windows of different lengths as one batch [n, samples], padded with zeros. The batch ends after the
+        last frame that overlaps any samples; all later frames are silence and need no transform."""
         settings = self.settings
         hops = -(-(max(len(samples) for samples in payloads) + settings.n_fft) // settings.hop_length)
         batch = torch.zeros(len(payloads), min(hops * settings.hop_length, settings.window_samples))
@@ -38,11 +38,11 @@ class LogMel:
         return batch.to(self._filters.device)
 
     def __call__(self, samples: Tensor, frames: int) -> Tensor:
-        """Log-mel features of windows of ``frames`` frames.
+        """Returns log-mel features of windows of ``frames`` frames.
 
         Args:
-            samples: float32, [n, samples], at most a window long; a shorter batch must end in ``n_fft`` zeros, as `pad`
-                leaves it.
+            samples: float32, [n, samples], at most a window long; a shorter batch must end in ``n_fft`` zeros, as the
+                result of `pad` does.
 
         Returns:
             float32, [n, mels, frames], each item scaled by its own maximum.

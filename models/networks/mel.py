@@ -6,15 +6,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_HERTZ = 200.0 / 3.0  # of a mel, below the break
+_HERTZ = 200.0 / 3.0  # Hz for each mel, below the break
 _BREAK = 1_000.0  # Hz
-_STEP = np.log(6.4) / 27.0  # of the logarithm for each mel, above the break
+_STEP = np.log(6.4) / 27.0  # increase of log(Hz) for each mel, above the break
 _HIGHEST = 8_000.0  # Hz
 
 
 def mel_filters(bins: int, mels: int, sampling_rate: int) -> NDArray[np.float64]:
-    """Weights [mels, bins] of ``bins`` frequencies from 0 to half of ``sampling_rate`` (Hz), equal to those of
-    transformers' `WhisperFeatureExtractor`."""
+    """Returns weights [mels, bins] for ``bins`` frequencies from 0 to half of ``sampling_rate`` (Hz), equal to the
+    weights in transformers' `WhisperFeatureExtractor`."""
     frequencies = np.linspace(0, sampling_rate // 2, bins)
     at_break = _BREAK / _HERTZ  # mels
     highest = at_break + np.log(_HIGHEST / _BREAK) / _STEP

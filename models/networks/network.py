@@ -1,6 +1,8 @@
-"""`Network`: what `TorchExecutor` works with, whatever the architecture: tokens in, logits or vectors out.
+"""`Network`: the interface through which `TorchExecutor` uses a model of any architecture: tokens in, logits or vectors
+out.
 
-A network owns no tensor. It refers to what the executor's resource stack owns: the weights, the KV, the features.
+A network owns no tensor. It refers to tensors that the executor's resource stack owns: the weights, the KV and the
+features.
 """
 
 from __future__ import annotations
@@ -28,17 +30,18 @@ from ..sampling.structure import Guide
 class Record:
     """A sequence as the executor knows it: all its tokens, sampled ones included.
 
-    ``notes`` is the network's own: what it has found out of the sequence, kept on the host (no tensor may hide here).
+    ``notes`` belongs to the network, which keeps here what it knows about the sequence, on the host. No tensor may hide
+    here.
     """
 
     start: SequenceStart
     tokens: list[int]
-    guide: Guide | None = None  # the way through its structure
-    lookup: Lookup | None = field(default=None, repr=False)  # of a proposer; see `triolet.models.speculation`
+    guide: Guide | None = None  # its position in its structured output
+    lookup: Lookup | None = field(default=None, repr=False)  # for `LookupProposer`, see `triolet.models.speculation`
     twin: Record | None = field(default=None, repr=False)  # the same sequence, as a draft model knows it
     notes: Any = field(default=None, repr=False)
-    search: Search | None = field(default=None, repr=False)  # whose beams it has; their tokens are not among its own
-    prompt: tuple[int, ...] = field(init=False)  # its tokens, each once; only where a penalty needs them
+    search: Search | None = field(default=None, repr=False)  # the beam search; ``tokens`` lacks tokens of beams
+    prompt: tuple[int, ...] = field(init=False)  # the prompt's distinct tokens; empty unless a penalty needs them
 
     @prompt.default
     def _distinct(self) -> tuple[int, ...]:
@@ -53,7 +56,7 @@ class Record:
 
 @frozen(kw_only=True, eq=False)
 class Feed:
-    """One chunk of a step, and the sequence it is of. The last tokens of the chunk may be draft tokens,
+    """One chunk of a step, with the record of its sequence. The last tokens of the chunk may be draft tokens,
     ``proposed``."""
 
     part: Chunk
@@ -62,12 +65,12 @@ class Feed:
 
     @property
     def tokens(self) -> list[int]:
-        """The tokens that are fed."""
+        """The tokens that the chunk feeds."""
         known = self.record.tokens[self.part.start : self.part.start + self.part.length]
         return [*known, *self.proposed]
 
     def with_proposed(self, proposed: tuple[int, ...]) -> Feed:
-        """The chunk with ``proposed`` after it."""
+        """Returns the chunk with the draft tokens ``proposed`` after it."""
         if not proposed:
             return self
         longer = evolve(self.part, length=self.part.length + len(proposed))
@@ -75,9 +78,11 @@ class Feed:
 
 
 class Network:
-    """A model at work. Every method is for `torch.inference_mode`; chunks have been checked against pages and slots.
+    """A model at work. Every method must run in `torch.inference_mode`, with chunks that were checked against pages and
+    slots.
 
-    A network has the methods of what its model can do. The planner asks for nothing else, so the others assert.
+    A network implements the methods for what its model can do. The planner never asks for more, so all other methods
+    fail with an assertion.
     """
 
     positions: int
@@ -91,10 +96,10 @@ class Network:
         return self.native is not None
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
-        """Encoder outputs, each [embeddings, width] in storage of its own.
+        """Returns the encoder outputs of ``jobs``, each [embeddings, width], in storage of its own.
 
         Raises:
-            InvalidRequest: a payload is not what the model reads.
+            InvalidRequest: the model cannot read a payload.
         """
         raise AssertionError(f"{type(self).__name__} encodes nothing, but is given {len(jobs)} items")
 
@@ -103,29 +108,30 @@ class Network:
         raise AssertionError(f"{type(self).__name__} has no slot {slot} for {tuple(output.shape)}")
 
     def start(self, record: Record) -> None:
-        """Takes a sequence before its first chunk."""
+        """Prepares for a sequence, before its first chunk."""
         raise AssertionError(f"{type(self).__name__} starts no sequence, but is given {record.start.sequence_id}")
 
     def fed(
         self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs
     ) -> tuple[Tensor | Sequence[int], Rows]:
-        """Embeddings [rows, hidden] or tokens [rows] of a step, and its rows, for a `Runner`."""
+        """Returns the embeddings [rows, hidden] or the tokens [rows] of a step, and its rows, for a `Runner`."""
         raise AssertionError(f"{type(self).__name__} feeds nothing of {len(feeds)} chunks, {wanted} and {outputs}")
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
-        """Feeds at least one chunk.
+        """Feeds one or more chunks, and returns the wanted logits.
 
         Args:
             wanted: (index of the chunk, offset in it) of each row whose logits are wanted.
             outputs: encoder outputs that are placed among the tokens.
 
         Returns:
-            Logits, float32 [wanted, vocabulary], to be written to by the caller.
+            Logits, float32 [wanted, vocabulary], which the caller may overwrite.
         """
         raise AssertionError(f"{type(self).__name__} has no logits {wanted} of {len(feeds)} chunks and {outputs}")
 
     def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
-        """Feeds chunks of sequences with a `Pooling`; the vector of each whose chunk ends its prompt."""
+        """Feeds chunks of sequences with a `Pooling`. Returns a vector for each chunk that ends its prompt, otherwise
+        ``None``."""
         raise AssertionError(f"{type(self).__name__} pools nothing of {len(feeds)} chunks and {outputs}")
 
 

@@ -1,4 +1,4 @@
-"""One vector of a whole prompt, from the last hidden states as they come, chunk by chunk."""
+"""Computes one vector for a whole prompt from the last hidden states, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sums:
     total: Any = None  # numpy float64 [hidden]
 
     def add(self, hidden: Tensor, pooling: Pooling) -> None:
-        """Takes in the hidden states [rows, hidden] of the next positions."""
+        """Adds the hidden states [rows, hidden] of the next positions."""
         if pooling.kind == "cls" and self.first is None:
             self.first = _host(hidden[0])
         if pooling.kind in {"last", "classify"}:
@@ -35,7 +35,7 @@ class Sums:
         self.count += len(hidden)
 
     def vector(self, pooling: Pooling) -> Any:
-        """The pooled vector, numpy float32 [hidden], before a head and before normalization."""
+        """Returns the pooled vector, numpy float32 [hidden], before a head and before normalization."""
         if pooling.kind == "cls":
             return self.first
         return self.last if self.total is None else (self.total / self.count).astype(np.float32)
@@ -46,7 +46,8 @@ def _host(tensor: Tensor) -> Any:
 
 
 def pooled(model: TransformerModel, sums: Sums, pooling: Pooling) -> tuple[float, ...]:
-    """The answer of a decoder whose prompt is read: by its classification head, where classes are asked for."""
+    """Returns the answer of a decoder that has read the prompt. If the request asks for classes, the classification
+    head computes it."""
     vector = sums.vector(pooling)
     if pooling.kind == "classify":
         score = model.module.score
@@ -55,13 +56,13 @@ def pooled(model: TransformerModel, sums: Sums, pooling: Pooling) -> tuple[float
 
 
 def check_pooling(start: SequenceStart, *, classifies: bool) -> None:
-    """Asserts that a model is asked only for what it can give: classes need a classification head."""
+    """Asserts that the model can do what the request asks for: classes need a classification head."""
     kind = None if start.pooling is None else start.pooling.kind
     assert classifies or kind != "classify", f"sequence {start.sequence_id}: the model has no classification head"
 
 
 def finish(vector: Any, pooling: Pooling) -> tuple[float, ...]:
-    """The answer to ``pooling``, normalized if asked for."""
+    """Returns the answer to ``pooling``: ``vector``, normalized if the request asks for it."""
     if pooling.normalize:
         vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
     return tuple(vector.tolist())

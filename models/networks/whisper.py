@@ -1,10 +1,11 @@
-"""Whisper's encoder and decoder (Radford et al. 2022, section 2.2), for inference only: plain tensors and products.
+"""Whisper's encoder and decoder (Radford et al. 2022, section 2.2), for inference only, with plain tensors and matrix
+products.
 
-Numbers follow transformers' `WhisperForConditionalGeneration`, including what it leaves out: `scale_embedding` has no
-effect there, nor here. The query scale (head_dim ** -0.5) is folded into the query projections when they are loaded.
+The numbers are those of transformers' `WhisperForConditionalGeneration`. `scale_embedding` has no effect here, as in
+transformers. The query scale (head_dim ** -0.5) is folded into the query projections when they are loaded.
 
-Loops that load are spelled with `map`: what a comprehension closes over would live as long as an error that came
-through it (see `core.frames`).
+Loops that load use `map`, since an error that passes through a comprehension would keep alive all that the
+comprehension refers to (see `core.frames`).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _FeedForward:
         )
 
     def add_to(self, hidden: Tensor) -> None:
-        """Adds what it makes of ``hidden`` [rows, width], in place."""
+        """Adds the layer's output for ``hidden`` [rows, width] to ``hidden``, in place."""
         hidden += self.narrow(self.activation(self.widen(self.norm(hidden))))
 
 
@@ -82,12 +83,12 @@ class _EncoderLayer:
         )
 
     def change(self, hidden: Tensor, room: Tensor) -> None:
-        """Computes the layer in place. What needs no other rows is computed some rows at a time.
+        """Computes the layer in place. All operations except attention are computed for some rows at a time.
 
         Args:
             hidden: [n, embeddings, width].
-            room: [n * embeddings, 3 * width], for queries, keys and values: fresh memory of this size would cost as
-                much time as a product.
+            room: [n * embeddings, 3 * width], a buffer for queries, keys and values; allocating this much memory would
+                cost as much time as a matrix product.
         """
         flat = hidden.view(-1, hidden.shape[-1])
         parts = _row_blocks(flat)
@@ -100,13 +101,14 @@ class _EncoderLayer:
             part = flat[rows]
             part += self.out(attended[rows])
             self.feed_forward.add_to(part)
-            if part.dtype == torch.float16:  # as transformers: large models leave float16's range here
+            if part.dtype == torch.float16:  # as in transformers: large models exceed float16's range here
                 limit = torch.finfo(torch.float16).max - 1000
                 part.clamp_(-limit, limit)
 
 
 def _row_blocks(rows: Tensor) -> list[slice]:
-    """Slices that cover ``rows``: on the CPU so many that what is computed of them stays in the caches."""
+    """Returns slices that cover ``rows``. On the CPU the slices are small enough that their intermediate results stay
+    in the caches."""
     count = -(-rows.nbytes // _BLOCK) if rows.device.type == "cpu" else 1
     size = -(-len(rows) // count)
     return [slice(start, start + size) for start in range(0, len(rows), size)]
@@ -152,7 +154,7 @@ class _Encoder:
         return hidden
 
     def change(self, hidden: Tensor) -> Tensor:
-        """Encoder outputs of what `embed` gives, which is overwritten."""
+        """Turns ``hidden``, a result of `embed`, into encoder outputs, in place."""
         room = hidden.new_empty(hidden.shape[0] * hidden.shape[1], 3 * hidden.shape[2])
         for layer in self.layers:
             layer.change(hidden, room)
@@ -195,7 +197,8 @@ class _DecoderLayer:
         )
 
     def change(self, hidden: Tensor, step: PagedStep, crossing: CrossStep, kept: dict[int, Tensor] | None) -> None:
-        """Computes the layer of the step's rows ``hidden`` [rows, width] in place."""
+        """Computes the layer for the step's rows ``hidden`` [rows, width], in place. Puts the queries of
+        cross-attention into ``kept``."""
         asked, keys, values = self.qkv(self.norm(hidden)).view(len(hidden), 3, self.heads, -1).unbind(1)
         attended = step.attend(self.index, asked, keys, values, scale=1.0, window=None, softcap=None)
         hidden += self.out(attended.flatten(1))
@@ -209,12 +212,12 @@ class _DecoderLayer:
 
 @frozen(eq=False, kw_only=True)
 class _Decoder:
-    tokens: Linear  # of [vocabulary, width]
+    tokens: Linear  # [vocabulary, width]
     positions: Tensor  # [positions, width]
-    cross_keys_values: Linear  # of all layers: one product writes a slot
+    cross_keys_values: Linear  # of all layers, so that one product computes a slot
     layers: tuple[_DecoderLayer, ...]
     norm: _LayerNorm
-    head: Linear  # the same as ``tokens`` where they are equal
+    head: Linear  # the same object as ``tokens`` if their weights are equal
 
     @classmethod
     def load(cls, loader: Loader, checkpoint: Checkpoint) -> _Decoder:
@@ -233,8 +236,9 @@ class _Decoder:
 
 
 def _embedding_and_head(loader: Loader, vocabulary: int, width: int, *, tied: bool) -> tuple[Linear, Linear]:
-    """The token embedding, and the weights' own head, whatever config.json says of it, as in transformers. Where they
-    have none, or one that is equal and would only take memory, the embedding is the head, too."""
+    """Returns the token embedding and the head. If the weights have a head, it is read even if config.json ties it to
+    the embedding, as in transformers. If they have none, or one that equals the embedding, the embedding is also the
+    head, which saves memory."""
     name = "proj_out.weight"
     if not tied and name not in loader.weights:
         raise CheckpointError(
@@ -251,7 +255,7 @@ def _embedding_and_head(loader: Loader, vocabulary: int, width: int, *, tied: bo
 
 
 def _is_same(one: Plain, other: Plain) -> bool:
-    """True if two layers, neither with a bias, have the same numbers."""
+    """True if two layers without a bias have the same numbers."""
     if isinstance(one, Int8Linear) and isinstance(other, Int8Linear):
         return torch.equal(one.weight, other.weight) and torch.equal(one.scales, other.scales)
     return torch.equal(one.weight, other.weight)
@@ -259,7 +263,7 @@ def _is_same(one: Plain, other: Plain) -> bool:
 
 @define(eq=False, kw_only=True)
 class WhisperModel:
-    """A loaded model. Every method is for `torch.inference_mode`; the KV it works on is handed in."""
+    """A loaded Whisper model. Every method must run in `torch.inference_mode`; the caller passes the KV."""
 
     shape: WhisperShape
     _encoder: _Encoder | None = field(repr=False)
@@ -278,15 +282,15 @@ class WhisperModel:
         decodes: bool = True,
         native: bool = False,
     ) -> WhisperModel:
-        """Takes every tensor of ``weights`` to ``device`` as ``dtype``, one after the other.
+        """Loads the tensors of ``weights`` onto ``device`` as ``dtype``, one after the other.
 
         Args:
-            int8: quantizes the matrices as they are read; ``dtype`` is what is computed in.
-            decodes: false: the encoder alone is read.
+            int8: quantizes the matrices while they are read; the model still computes in ``dtype``.
+            decodes: reads the decoder, too; if false, only the encoder is read.
             native: puts the matrices in the native library's order.
 
         Raises:
-            CheckpointError: a weight is missing or of another shape.
+            CheckpointError: a weight is missing or has another shape.
         """
         loader = Loader(weights=weights, device=device, dtype=dtype, int8=int8, native=native, taken=[])
         encoder = _Encoder.load(loader, checkpoint)
@@ -300,11 +304,11 @@ class WhisperModel:
         return self._decoder
 
     def encode(self, log_mel: Tensor, runner: Runner | None = None) -> Tensor:
-        """Encoder outputs [n, frames / 2, width] of features [n, mels, frames] of any float dtype, of whole windows or
-        of their beginnings.
+        """Returns encoder outputs [n, frames / 2, width] of features [n, mels, frames] in any float dtype. The features
+        are those of whole windows, or of the beginnings of windows.
 
         Args:
-            runner: of `encoder_program`, for one window at a time; ``None``: torch computes.
+            runner: runs `encoder_program`, one window at a time; ``None``: torch computes.
         """
         assert self._encoder is not None, "the model is released"
         hidden = self._encoder.embed(log_mel.to(self._encoder.positions.dtype))
@@ -314,8 +318,8 @@ class WhisperModel:
         return runner.step(hidden[0], Rows.all_of(hidden.shape[1]), hidden=True)[None]
 
     def cross_keys_values(self, encoder_output: Tensor) -> Tensor:
-        """Cross-attention keys and values of all layers, [embeddings, layers * 2 * width], as `CrossKV.write_all` takes
-        them, of one encoder output [embeddings, width]."""
+        """Computes the cross-attention keys and values of all layers from one encoder output [embeddings, width]. The
+        result [embeddings, layers * 2 * width] has the form that `CrossKV.write_all` needs."""
         return self.decoder.cross_keys_values(encoder_output)
 
     def decode(
@@ -326,8 +330,8 @@ class WhisperModel:
         crossing: CrossStep,
         kept: dict[int, Tensor] | None = None,
     ) -> Tensor:
-        """Feeds ``token_ids`` [rows]; the last hidden states [rows, width], before the final norm. Puts the scaled
-        queries [rows, width] of each layer's cross-attention into ``kept``, by layer."""
+        """Feeds ``token_ids`` [rows]. Returns the last hidden states [rows, width], before the final norm. Puts the
+        scaled queries [rows, width] of each layer's cross-attention into ``kept``, by layer."""
         decoder = self.decoder
         hidden = decoder.tokens.rows(token_ids) + decoder.positions[positions]
         for layer in decoder.layers:
@@ -335,23 +339,24 @@ class WhisperModel:
         return hidden
 
     def encoder_program(self) -> Program:
-        """The encoder's program for the native library, with the cross-attention's keys and values for its head where
-        there is a decoder; the model was loaded for that."""
+        """Returns the encoder's program for the native library. If there is a decoder, the program's head computes the
+        keys and values of cross-attention. The model must have been loaded with ``native``."""
         assert self._encoder is not None, "the model is released"
         cross = None if self._decoder is None else self._decoder.cross_keys_values
         assert not isinstance(cross, Plain), "the model is not in the library's order"
         return write_encoder(self._encoder, self.shape, cross)
 
     def decoder_program(self) -> WhisperProgram:
-        """The decoder's, likewise."""
+        """Returns the decoder's program for the native library. The model must have been loaded with ``native``."""
         return write_program(self.decoder, self.shape)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary], float32, of hidden states [rows, width]."""
+        """Returns logits [rows, vocabulary], float32, of hidden states [rows, width]."""
         return self.decoder.head(self.decoder.norm(hidden)).float()
 
     def to(self, device: torch.device) -> WhisperModel:
-        """The same model with its tensors on ``device``; those that are there already are shared, not copied."""
+        """Returns the same model with its tensors on ``device``. Tensors that are on ``device`` already are shared, not
+        copied."""
         tensors = {id(tensor): tensor.to(device) for tensor in self._tensors}
         made: dict[int, Any] = dict(tensors)
         return WhisperModel(
@@ -372,8 +377,9 @@ class WhisperModel:
 
 
 def _rebuilt(part: Any, made: dict[int, Any]) -> Any:
-    """``part`` of a model with other tensors. ``made`` has the tensors, and is given what is rebuilt of them, by the
-    identities of those they replace: what is in two places stays one."""
+    """Returns a copy of ``part`` of a model with other tensors. ``made`` maps the `id` of each old tensor to the new
+    one. Rebuilt parts are added to ``made`` by the `id` of the old part, so that a part that occurs twice is rebuilt
+    once."""
     if id(part) in made:
         return made[id(part)]
     if isinstance(part, tuple):

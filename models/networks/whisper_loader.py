@@ -1,5 +1,5 @@
-"""Takes Whisper's tensors from a checkpoint: in the model's dtype, in int8, or in the native library's order, to the
-model's device."""
+"""Loads Whisper's tensors from a checkpoint onto the model's device: in the model's dtype, in int8, or in the native
+library's order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..native.panels import Panels
 
 @frozen(kw_only=True)
 class Loader:
-    """Takes tensors in the model's dtype to the model's device."""
+    """Loads tensors onto the model's device, in the model's dtype unless they are quantized."""
 
     weights: WeightFiles
     device: torch.device
@@ -40,18 +40,18 @@ class Loader:
         return self.kept(linear)
 
     def matrix(self, name: str, outputs: int, inputs: int) -> Plain:
-        """Reads a matrix without a bias: the head, or the token embedding. It is not kept yet."""
+        """Reads a matrix without a bias: the head, or the token embedding. The caller must still pass it to `kept`."""
         linear = self.blank(outputs, inputs, bias=False)
         self.fill(linear, slice(None), name)
         return linear
 
     def fused(self, name: str, width: int, heads: int) -> Linear:
-        """Queries, keys and values of one attention."""
+        """Reads the query, key and value projections of one attention as a single layer."""
         return self.stacked([(name, "q"), (name, "k"), (name, "v")], width, heads)
 
     def stacked(self, projections: Sequence[tuple[str, str]], width: int, heads: int) -> Linear:
-        """Projections one below the other, each named by its attention and "q", "k" or "v". Each is written where it
-        belongs as soon as it is read: at no time are there two copies of them all."""
+        """Reads several projections as a single layer, one below the other. Each is named by its attention and "q", "k"
+        or "v". Each is read directly into its rows, so that there are never two copies of all projections."""
         linear = self.blank(len(projections) * width, width, bias=True)
         assert linear.bias is not None, "it was asked for"
         for index, (name, part) in enumerate(projections):
@@ -65,7 +65,7 @@ class Loader:
         return self.kept(linear)
 
     def blank(self, outputs: int, inputs: int, *, bias: bool) -> Plain:
-        """Makes room for a linear layer's weights."""
+        """Allocates a linear layer with empty weights."""
         empty = partial(torch.empty, device=self.device)
         added = empty(outputs, dtype=self.dtype) if bias else None
         if self.native or not self.int8:
@@ -74,7 +74,8 @@ class Loader:
         return Int8Linear(weight, scales, added)
 
     def kept(self, linear: Plain) -> Linear:
-        """A layer whose weights are there, as the model holds it."""
+        """Returns a layer with loaded weights in the form that the model holds, and records its tensors in
+        ``taken``."""
         held: Linear = linear
         if self.native:
             held = Panels.of(linear.weight, linear.bias, dtype=torch.int8 if self.int8 else None)
@@ -82,7 +83,7 @@ class Loader:
         return held
 
     def fill(self, linear: Plain, rows: slice, name: str, scale: float = 1.0) -> None:
-        """Reads the weight ``name`` to some rows of a layer's."""
+        """Reads the weight ``name``, times ``scale``, into ``rows`` of the weight of ``linear``."""
         if isinstance(linear, Int8Linear):
             self.weights.quantize(name, linear.weight[rows], linear.scales[rows], scale=scale)
         else:

@@ -1,4 +1,4 @@
-"""Whisper as a `Network`: items are windows of samples, read through cross-attention."""
+"""Whisper as a `Network`: its items are windows of samples, which the decoder reads through cross-attention."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .whisper import WhisperModel
 
 @frozen(kw_only=True, eq=False)
 class Reading:
-    """The hidden states and queries that a decoder computes of some chunks."""
+    """The hidden states and queries that the decoder computes for some chunks."""
 
-    starts: Mapping[int, int]  # the first row of each chunk
+    starts: Mapping[int, int]  # the first row of each chunk, by the index of the chunk
     hidden: Tensor  # [rows, width], for `WhisperNetwork.head`
-    queries: list[Tensor]  # scaled, [rows, width] of each layer that was asked for
+    queries: list[Tensor]  # for each requested layer the scaled queries [rows, width]
 
 
 @frozen(kw_only=True, eq=False)
 class WhisperNetwork(CrossedNetwork):
-    """Whisper at work.
+    """Whisper as a network.
 
-    ``native`` computes steps, and ``encoder`` the output of a window; ``None``: torch computes both. ``queries`` are
-    the buffers of ``native`` that have the queries of each layer's cross-attention.
+    ``native`` computes steps, and ``encoder`` computes encoder outputs; ``None``: torch computes them. ``queries``
+    names the buffers of ``native`` that hold the queries of each layer's cross-attention.
     """
 
     model: WhisperModel
@@ -58,7 +58,7 @@ class WhisperNetwork(CrossedNetwork):
         return self.head(reading.hidden[torch.tensor(rows_of, device=self.device)])
 
     def read(self, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
-        """Feeds chunks, and keeps the queries of the cross-attention of ``layers``."""
+        """Feeds chunks. Returns their hidden states, and the queries of cross-attention in ``layers``."""
         if self.native is not None:
             return self._read_natively(self.native, feeds, layers)
         self.paged.enter([feed.part for feed in feeds])
@@ -71,7 +71,7 @@ class WhisperNetwork(CrossedNetwork):
         return Reading(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Logits [rows, vocabulary], float32, of what `read` gives."""
+        """Returns logits [rows, vocabulary], float32, of hidden states from `read`."""
         return self.model.logits(hidden) if self.native is None else self.native.head(hidden)
 
     def _read_natively(self, native: Runner, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
@@ -86,8 +86,9 @@ class WhisperNetwork(CrossedNetwork):
 def encode_windows(
     model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncoderItem], runner: Runner | None = None
 ) -> list[Tensor]:
-    """Encodes windows, as `Network.encode` does. Windows of one length share a launch, but not by a ``runner`` (see
-    `WhisperModel.encode`): one window has rows enough, and so its bits do not depend on the others."""
+    """Encodes windows, as `Network.encode` does. Windows of the same length share a launch. With a ``runner`` (see
+    `WhisperModel.encode`), each window is computed alone, since one window has enough rows, and its bits then do not
+    depend on other windows."""
     if runner is not None:
         return [_encode(model, log_mel, [job], job.embeddings, runner)[0] for job in jobs]
     outputs: dict[str, Tensor] = {}
@@ -101,7 +102,8 @@ def encode_windows(
 def _encode(
     model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncoderItem], embeddings: int, runner: Runner | None
 ) -> Tensor:
-    """Outputs [jobs, embeddings, width]. Fewer embeddings than the model's are of a window that is as much shorter."""
+    """Returns encoder outputs [jobs, embeddings, width]. If ``embeddings`` is less than the model's number, the windows
+    are shorter in proportion."""
     most = model.shape.embeddings
     assert 1 <= embeddings <= most, f"{embeddings} embeddings of a window; allowed: 1..{most}"
     limit = log_mel.settings.window_samples * embeddings // most
@@ -110,7 +112,7 @@ def _encode(
 
 
 def _samples(job: EncoderItem, limit: int) -> Tensor:
-    """A job's payload as a float32 vector on the CPU."""
+    """Returns a job's payload as a float32 vector on the CPU."""
     samples = torch.as_tensor(job.payload, dtype=torch.float32)
     if samples.ndim != 1 or not 1 <= len(samples) <= limit:
         raise InvalidRequest(

@@ -16,14 +16,14 @@ from ..native.program import MULTIPLE, Attention, Normed, Program
 
 @frozen(eq=False)
 class WhisperProgram:
-    """The program, and which buffers have the queries of each layer's cross-attention, by layer."""
+    """The program, and the buffers that hold the queries of cross-attention, by layer."""
 
     program: Program
     queries: tuple[int, ...]
 
 
 def unknown(shape: WhisperShape, activation: Activation) -> str | None:
-    """The reason why encoder and decoder are no programs; ``None``: they are."""
+    """The reason why the native library cannot run the encoder and decoder; ``None``: it can."""
     if activation is not functional.gelu:
         return "its activation is not gelu"
     if shape.width % MULTIPLE:
@@ -32,8 +32,8 @@ def unknown(shape: WhisperShape, activation: Activation) -> str | None:
 
 
 def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels | None) -> Program:
-    """The program of an encoder after its convolutions: it ends with the encoder output. ``cross``, the keys
-    and values of all layers' cross-attention, is its head."""
+    """Returns the program of an encoder without its convolutions; it ends with the encoder output. Its head is
+    ``cross``, which computes the keys and values of cross-attention in all layers."""
     program, width, heads = Program(), shape.width, shape.encoder_heads
     inner = encoder.layers[0].feed_forward.widen.outputs
     hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
@@ -52,11 +52,11 @@ def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels | None) -> Pr
 
 
 def write_program(decoder: Any, shape: WhisperShape) -> WhisperProgram:
-    """The program of a decoder whose matrices are in panels. Query scales are in the weights."""
+    """Returns the program of a decoder whose matrices are in panels. The query scales are part of the weights."""
     program, width, heads = Program(), shape.width, shape.decoder_heads
     inner = decoder.layers[0].feed_forward.widen.outputs
     hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)
-    queries = tuple(map(program.buffer, [width] * len(decoder.layers)))  # no closure, see `core.frames`
+    queries = tuple(map(program.buffer, [width] * len(decoder.layers)))  # no closure here, see `core.frames`
     widened = program.buffer(inner)
     program.look_up(hidden, decoder.tokens, 1.0, decoder.positions.clone())
     for layer, query in zip(decoder.layers, queries, strict=True):
@@ -83,6 +83,6 @@ def _feed_forward(program: Program, hidden: int, widened: int, feed: Any) -> Non
 
 
 def _norm(norm: Any) -> Normed:
-    """A layer norm with the epsilon that torch has."""
+    """Returns a layer norm with torch's default epsilon."""
     gain: Tensor = norm.weight
     return Normed(gain=gain.clone(), shift=norm.bias.clone(), epsilon=1e-5)
