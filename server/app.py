@@ -1,4 +1,4 @@
-"""The application: the endpoints on Starlette, within the `Gate`."""
+"""The application: Starlette with the endpoints, inside the `Gate`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def make_app(server: Server) -> Application:
     handlers = dict.fromkeys((TrioletError, Refusal, HTTPException, ExceptionGroup, Exception), _explain)
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.server = server
-    gate: Any = Gate(server, app)  # Starlette types its messages otherwise
-    if server.settings.cors_origins:  # around the gate: else a page could not read why it was refused
+    gate: Any = Gate(server, app)  # Starlette has other types for messages
+    if server.settings.cors_origins:  # outside the gate, so that a page can read why it was refused
         gate = CORSMiddleware(
             gate,
             allow_origins=server.settings.cors_origins,
@@ -52,7 +52,8 @@ def make_app(server: Server) -> Application:
 
 
 async def _explain(connection: Request, error: Exception) -> Response:
-    """Answers errors of requests. Those of WebSockets, which Starlette brings here too, are left to the gate."""
+    """Answers an error of a request. An error of a WebSocket, for which Starlette calls this function, too, is left to
+    the gate."""
     if connection.scope["type"] != "http":
         try:
             raise error
@@ -62,7 +63,7 @@ async def _explain(connection: Request, error: Exception) -> Response:
     exchange: Exchange = connection.scope["exchange"]
     if not isinstance(error, HTTPException):
         return problem_answer(server.explain(error, exchange.id, exchange.told))
-    methods = Headers(error.headers).get("allow")  # those of a path that does not have this one
+    methods = Headers(error.headers).get("allow")  # the methods of a path that lacks this one
     hint = f"allowed: {', '.join(sorted(methods.split(', ')))}" if methods else _LISTED
     problem = Problem(error.status_code, f"{connection.method} {connection.url.path} is no endpoint; {hint}")
     exchange.told["error"] = problem.word

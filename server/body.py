@@ -27,15 +27,15 @@ from .server import Server
 
 Read = TypeVar("Read", bound=Body)
 
-_INLINE = 16 * 1024  # bytes: reading more JSON takes longer than a thread costs
-_LEAVES = 2**17  # bytes: what a larger body leaves is given back to the system
-_LARGE = 2**20  # bytes: copies of more are given back at once
-_MOST_NAME = 100  # characters of a member's name that are looked at, and told
-_MOST_FIELDS = 32  # of a form beside its file
+_INLINE = 16 * 1024  # bytes: parsing more JSON costs more time than a thread
+_LEAVES = 2**17  # bytes: memory of a larger body is given back to the system
+_LARGE = 2**20  # bytes: memory of larger copies is given back at once
+_MOST_NAME = 100  # characters of a member's name that are compared and shown
+_MOST_FIELDS = 32  # fields of a form beside its file
 _MOST_FIELD = 256 * 2**10  # bytes; all of them together stay in memory
-_NEAR = 0.75  # so like another name is one that is mistyped
+_NEAR = 0.75  # likeness from which a name counts as mistyped
 _CHARSETS = frozenset({"utf-8", "utf8"})
-_MOST_OBJECT = 4_096  # characters of a field that may be JSON: read on the loop
+_MOST_OBJECT = 4_096  # characters of a field that may be JSON: parsed in the event loop
 _PART = re.compile(r"\[(\w*)\]")
 
 
@@ -43,9 +43,9 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     """Reads the body of ``request`` as a ``kind``.
 
     Raises:
-        BadBody: it is not JSON, or does not fit ``kind``.
-        Refusal: it is of another content type.
-        RequestTooLarge: it has more of anything than `Weighing` allows, which is found before any of it is made.
+        BadBody: the body is not JSON, or does not fit ``kind``.
+        Refusal: the body has another content type.
+        RequestTooLarge: the body has more than `Weighing` allows. That is found out before any object is made of it.
     """
     if _media_type(request) not in ("application/json", ""):
         raise Refusal(Problem(415, f"a body of the type {_media_type(request)}; allowed: application/json"))
@@ -58,7 +58,7 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
             weighing.add(part)
             come += part  # not a list of parts: a client may send a byte at a time
     weighing.end()
-    whole = [bytes(come)]  # of a bytearray pydantic would make a copy
+    whole = [bytes(come)]  # pydantic would copy a bytearray
     del come
     if weighing.size <= _INLINE:
         return _parse(kind, whole)
@@ -67,8 +67,8 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
 
 
 def _parse_large(kind: type[Read], whole: list[bytes]) -> Read:
-    """Copies are given back before others are made: what came in pieces before it is parsed, and what was parsed before
-    what it has in it is decoded."""
+    """Parses a large body. Before and after that, free memory is given back to the system: the memory of the pieces
+    that came, and that of the parsed text."""
     trim()
     try:
         return _parse(kind, whole)
@@ -77,7 +77,8 @@ def _parse_large(kind: type[Read], whole: list[bytes]) -> Read:
 
 
 def _parse(kind: type[Read], whole: list[bytes]) -> Read:
-    """Takes the body out of ``whole``: callers of callers keep their arguments."""
+    """Parses the body in ``whole``. The body is taken out of the list, so that the arguments of callers do not keep it
+    alive."""
     body = whole.pop()
     try:
         found = kind.model_validate_json(body, strict=True)
@@ -101,7 +102,8 @@ def _media_type(request: Request) -> str:
 
 
 def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> BadBody:
-    """Puts ``error`` in words. A member that does not exist comes before all else, with the nearest one that does."""
+    """Puts ``error`` in words. A member that does not exist is reported first, with the most similar name that
+    exists."""
     few = not is_beyond_telling(error)
     for fault in error.errors(include_url=False, include_context=False, include_input=False) if few else ():
         if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
@@ -116,18 +118,18 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
 
 
 async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tuple[Read, UploadFile]:
-    """Reads the members of a form as a ``kind``, and its ``file``, which is closed when the exchange ends.
+    """Reads the members of a form as a ``kind``, and its ``file``. The file is closed when the exchange ends.
 
     Raises:
-        BadBody: the form is broken, or not what ``kind`` says, or has no file.
-        Refusal: the body is no form, or a form in another charset than UTF-8.
+        BadBody: the form is broken, does not fit ``kind``, or has no file.
+        Refusal: the body is not a form, or its charset is not UTF-8.
     """
     if _media_type(request) != "multipart/form-data":
         told = _media_type(request) or "no content type"
         raise Refusal(Problem(415, f"a body with {told}; allowed: multipart/form-data with the members file and model"))
     _, parameters = parse_options_header(request.headers["content-type"])
     charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
-    if charset.strip().lower() not in _CHARSETS:  # the time of some codecs grows with the square of the text
+    if charset.strip().lower() not in _CHARSETS:  # some codecs take quadratic time
         told = f"a form with the charset {charset[:_MOST_NAME]!r}; allowed: utf-8, or leave it out"
         raise Refusal(Problem(415, told))
     form = await _parsed(request, spool_bytes)
@@ -158,7 +160,8 @@ async def _parsed(request: Request, spool_bytes: int) -> FormData:
 
 
 def _members(form: FormData) -> dict[str, Any]:
-    """Returns the members beside the file: ``name[]`` is a list, ``name[part]`` and a text of JSON are an object."""
+    """Returns the members beside the file. ``name[]`` becomes a list; ``name[part]``, and a text of JSON, become an
+    object."""
     found: dict[str, Any] = {}
     for key, value in form.multi_items():
         if isinstance(value, UploadFile):
@@ -172,7 +175,8 @@ def _members(form: FormData) -> dict[str, Any]:
 
 
 def _add(found: dict[str, Any], name: str, part: str | None, value: str) -> None:
-    """Adds ``name``; ``part`` is ``""`` for an item of a list, ``None`` for a value of its own."""
+    """Adds a value to the member ``name``. ``part`` is the key in an object, ``""`` for an item of a list, or ``None``
+    for a single value."""
     if part == "" and isinstance(found.setdefault(name, []), list):
         found[name].append(value)
     elif part and isinstance(found.setdefault(name, {}), dict) and part not in found[name]:
@@ -193,8 +197,8 @@ def _perhaps_json(value: str) -> Any:
 
 
 def audio_of(upload: UploadFile) -> bytes | NamedPath:
-    """Returns the upload for an engine: its bytes, or the path of the file that it was spooled to, which is read as a
-    stream. Open the path while the upload is open."""
+    """Returns the upload in a form for an engine: its bytes, or the path of the file to which it was spooled, which the
+    engine reads piece by piece. The path is valid while the upload is open."""
     spooled: Any = upload.file
     if getattr(spooled, "_rolled", False):
         return NamedPath(f"/proc/self/fd/{spooled.fileno()}", "the uploaded file")

@@ -35,7 +35,7 @@ class Replicas(click.ParamType[int | tuple[int, int]]):
 
 
 def check_options(given: Mapping[str, Any]) -> None:
-    """Raises `InvalidRequest` where options do not go together."""
+    """Raises `InvalidRequest` if options contradict each other."""
     if given["cluster"]:
         if given["memory_budget"] is not None:
             raise InvalidRequest(
@@ -49,7 +49,7 @@ def check_options(given: Mapping[str, Any]) -> None:
 
 
 def cluster_spec(model: str | Path, config: EngineConfig, given: Mapping[str, Any]) -> Any:
-    """Returns the spec of a model whose engine is a cluster. It takes nothing of this machine's budget.
+    """Returns the spec of a model whose engine is a cluster. The model uses no memory of this machine's budget.
 
     Raises:
         InvalidRequest: a value that is not allowed, or Ray is not installed.
@@ -59,7 +59,7 @@ def cluster_spec(model: str | Path, config: EngineConfig, given: Mapping[str, An
 
     named = dict(zip(OPTIONS, ("replicas", "encoders", "cpus", "gpus"), strict=True))
     settings = {named[name]: given[name] for name in OPTIONS if given[name] is not None}
-    kept = evolve(config, encoder_idle_seconds=math.inf)  # caches of many replicas are worth it: docs/cluster.md
+    kept = evolve(config, encoder_idle_seconds=math.inf)  # with many replicas keeping outputs pays: docs/cluster.md
     make = partial(Cluster, model, config=kept, **settings)
-    make()  # what is not allowed is refused now, not with the first request
+    make()  # refuses wrong settings now rather than at the first request
     return ModelSpec.from_parts(make, 0)

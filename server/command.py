@@ -48,7 +48,7 @@ _EXAMPLES = (
 
 
 class _Bytes(click.ParamType[int]):
-    """A size: ``512M``, ``4GiB``, ``1.5G``, or bytes."""
+    """A size: ``512M``, ``4GiB``, ``1.5G``, or a number of bytes."""
 
     name = "size"
 
@@ -119,10 +119,10 @@ def serve(**given: Any) -> int:
 
 
 def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
-    """Returns the models by name: ``MODEL`` by its own, and those of ``--model NAME=MODEL``.
+    """Returns the models by name: ``MODEL`` by its own name, and each model of ``--model NAME=MODEL`` by ``NAME``.
 
     Raises:
-        InvalidRequest: there is none, or a name twice, or one without a model.
+        InvalidRequest: there is no model, a name comes twice, or a name has no model.
     """
     found = {} if single is None else {_name_of(single): single}
     for one in named:
@@ -138,19 +138,21 @@ def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
 
 
 def _name_of(model: str) -> str:
-    """Returns a hub id as it is, and the own name of a folder."""
+    """Returns the name of a model: a hub id unchanged, or the last part of the path of a folder."""
     return Path(model).resolve().name if os.path.isdir(model) else model
 
 
 def _keys(options: tuple[str, ...], path: str | None) -> list[str]:
-    """Returns the keys of ``--api-key``, of each line of the file that does not begin with ``#``, and of the variable.
+    """Returns the API keys: those of ``--api-key``, the lines of the file that do not begin with ``#``, and that of the
+    environment variable.
 
     Raises:
-        InvalidRequest: the file has none, or no client can send one, which is named by its place and not shown.
+        InvalidRequest: the file has no key, or a key that no client can send. The error names the place of such a key
+            and does not show it.
     """
     found = [(f"--api-key number {number}", key) for number, key in enumerate(options, 1)]
     if path is not None:
-        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")  # what is no text is refused as a key
+        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")  # no text: refused as a key
         lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
         kept = [(number, line) for number, line in lines if line and not line.startswith("#")]
         if not kept:
@@ -166,7 +168,7 @@ def _keys(options: tuple[str, ...], path: str | None) -> list[str]:
 
 
 def _log_to_stderr() -> None:
-    """Formats the log of server and engines for people, and leaves that of requests as it is."""
+    """Formats the log of the server and the engines for people, and leaves the access log as it is."""
     for name, form in (
         ("triolet", "%(asctime)s %(levelname)s %(name)s: %(message)s"),
         ("triolet.access", "%(message)s"),
@@ -176,7 +178,7 @@ def _log_to_stderr() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form; the client is told
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each broken form; clients are told
 
 
 def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
@@ -213,7 +215,7 @@ def _run(server: Server, *, preload: bool) -> int:
         with Listener(server.settings) as listener:
             return trio.run(main)
     except TrioletError as error:
-        complain(" ".join(str(error).split()))  # a hub tells in many lines that it has no such model
+        complain(" ".join(str(error).split()))  # the hub uses many lines to say that it lacks a model
     except KeyboardInterrupt:
         return INTERRUPTED
     return FAILED

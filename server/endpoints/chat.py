@@ -60,7 +60,7 @@ async def converse(request: Request) -> Response:
 
 @asynccontextmanager
 async def asked(request: Request, body: ChatRequest) -> AsyncIterator[tuple[Engine, Tools | None, dict[str, Any]]]:
-    """Opens the engine, and makes the tools and the arguments of `Engine.generate`."""
+    """Opens the engine for the block, which gets the engine, the tools and the arguments of `Engine.generate`."""
     messages, settings = await messages_of(request, body), server_of(request).settings
     async with engine_of(request, body.model) as engine:
         await decode_media(engine, messages, settings)
@@ -115,7 +115,7 @@ async def _streamed(request: Request, body: ChatRequest, events: Events) -> None
 
 
 class _Writer:
-    """Writes the events of one answer: ``frame``, each with a choice."""
+    """Writes the events of one answer: copies of ``frame``, each with one choice."""
 
     def __init__(self, body: ChatRequest, events: Events, tools: Tools | None) -> None:
         self._body = body
@@ -130,7 +130,7 @@ class _Writer:
             self.frame.usage = None  # in each event but the last
 
     async def add(self, engine: Engine, index: int, delta: Delta) -> None:
-        """Sends what ``delta`` adds to the answer ``index``."""
+        """Sends the event for what ``delta`` adds to the answer ``index``."""
         if index not in self._readers:
             self._readers[index] = None if self._tools is None else self._tools.reader()
             await self._tell(index, MessageDelta(role="assistant", content=""))
@@ -153,7 +153,7 @@ class _Writer:
 
 
 def parts_of(reader: CallReader | None, text: str, *, last: bool) -> list[MessageDelta]:
-    """Returns what ``text`` adds to a message; with ``reader`` calls of tools are found in it."""
+    """Returns the parts that ``text`` adds to a message. A ``reader`` finds tool calls in the text."""
     if reader is not None:
         return reader.feed(text, last=last)
     return [MessageDelta(content=text)] if text else []

@@ -16,30 +16,30 @@ from ..server import Server
 
 
 def server_of(request: Request) -> Server:
-    """Returns the server that the request came to."""
+    """Returns the server that has received the request."""
     server: Server = request.app.state.server
     return server
 
 
 def exchange_of(request: Request) -> Exchange:
-    """Returns the exchange that the request is a part of."""
+    """Returns the exchange to which the request belongs."""
     exchange: Exchange = request.scope["exchange"]
     return exchange
 
 
 def engine_of(request: Request, model: str) -> AbstractAsyncContextManager[Engine]:
-    """Returns `Server.use` of ``model``, which the access log names from now on."""
+    """Returns `Server.use` of ``model``, and notes the name of the model for the access log."""
     exchange_of(request).told["model"] = model
     return server_of(request).use(model)
 
 
 def new_id(kind: str) -> str:
-    """Makes a name for an answer."""
+    """Returns a new id for an answer."""
     return f"{kind}-{secrets.token_hex(12)}"
 
 
 def now() -> int:
-    """Returns the seconds of the calendar, as answers have them."""
+    """Returns the present time for answers, in seconds since 1970."""
     return int(time.time())
 
 

@@ -21,7 +21,7 @@ from .common import answered, engine_of, exchange_of, new_id, now
 from .sampling import completion_logprobs, sampling_of, usage_of
 from .together import streams_together
 
-_DEFAULT_TOKENS = 16  # OpenAI's
+_DEFAULT_TOKENS = 16  # OpenAI's default
 
 
 async def complete(request: Request) -> Response:
@@ -49,7 +49,7 @@ def _queries(request: Request, body: CompletionRequest) -> list[dict[str, Any]]:
 
 
 async def _echoes(engine: Engine, body: CompletionRequest) -> list[str]:
-    """Returns the beginnings of the answers to each prompt: the prompt, if that is wanted."""
+    """Returns the text before the answers to each prompt: the prompt itself, if the client wants it."""
     prompts = body.prompts()
     if not body.echo:
         return [""] * len(prompts)
@@ -80,13 +80,13 @@ def _frame(body: CompletionRequest) -> CompletionAnswer:
 
 async def _streamed(request: Request, body: CompletionRequest, events: Events) -> None:
     n, frame, echoes = body.n or 1, _frame(body), list[str]()
-    offsets: dict[int, int] = {}  # characters that were sent of each choice
+    offsets: dict[int, int] = {}  # the number of characters sent of each choice
     tells_usage = body.stream_options is not None and body.stream_options.include_usage
     if tells_usage:
         frame.usage = None  # in each event but the last
 
     async def add(index: int, delta: Delta) -> None:
-        if not echoes:  # the prompts are found good
+        if not echoes:  # the first delta: all prompts are valid
             echoes.extend(await _echoes(engine, body))
         echo = "" if index in offsets else echoes[index // n]
         offset = offsets.setdefault(index, len(echo))

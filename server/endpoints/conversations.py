@@ -1,4 +1,5 @@
-"""The messages of a request as the engine takes them: images and audio are read, addresses fetched."""
+"""The messages of a request in the form that the engine reads: images and audio are decoded, and addresses are
+fetched."""
 
 from __future__ import annotations
 
@@ -28,9 +29,10 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
     """Returns the conversation of ``body``.
 
     Raises:
-        BadBody: invalid base64.
+        BadBody: a part has invalid base64.
         Refusal: an address that is not allowed.
-        RequestTooLarge: its images and audio are more than a request may have, or have more bytes together.
+        RequestTooLarge: the body has more images and audio than a request may have, or they have too many bytes
+            together.
     """
     parts = [part for message in body.messages if isinstance(message.content, list) for part in message.content]
     count, most = sum(not isinstance(part, chat.TextPart) for part in parts), server_of(request).settings.max_media
@@ -39,7 +41,7 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
     reader = _Reader(server_of(request).media)
     messages = []
     for index, one in enumerate(body.messages):
-        await trio.lowlevel.checkpoint()  # thousands of parts take a while, and others wait
+        await trio.lowlevel.checkpoint()  # thousands of parts take a while: others get a turn
         messages.append(await reader.message(one, f"messages.{index}"))
     return messages
 
@@ -48,7 +50,7 @@ class _Reader:
     def __init__(self, media: Media) -> None:
         self._media = media
         self._most = media.settings.max_body_bytes
-        self._until = math.inf  # of all addresses together
+        self._until = math.inf  # the time limit of all addresses together
 
     async def message(self, message: chat.ChatMessage, where: str) -> dict[str, Any]:
         told = {name: getattr(message, name) for name in _GIVEN if getattr(message, name) is not None}
@@ -80,12 +82,12 @@ class _Reader:
 
 
 async def decode_media(engine: Engine, messages: list[dict[str, Any]], settings: ServerSettings) -> None:
-    """Puts images and samples in the place of files in ``messages``, once for all answers. The engine would decode each
-    whatever its size: a file of a kilobyte may hold a picture of a gigabyte. What the model does not read stays as it
-    is, for the engine to refuse.
+    """Replaces the files in ``messages`` by images and samples, once for all answers. The engine itself would decode
+    files of any size: a file of a kilobyte may hold a picture of a gigabyte. Kinds of files that the model does not
+    read stay unchanged, and the engine refuses them.
 
     Raises:
-        RequestTooLarge: more seconds or pixels than one conversation may have.
+        RequestTooLarge: there are more seconds or pixels than one conversation may have.
         UnsupportedAudio: a file is not audio.
         UnsupportedImage: a file is not an image.
     """

@@ -1,5 +1,5 @@
-"""The turns of a live session: `Settings`, the `Backlog` of what its client has said, the `Client` that is told, and
-`Turns`, which bring the audio to an engine and its text to the client."""
+"""The turns of a live session: the `Settings`, the `Backlog` of commands from the client, the `Client`, which receives
+events, and `Turns`, which passes audio to an engine and the text to the client."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ..schemas import realtime as bodies
 from ..server import Server
 
 MOST_SAMPLES = 14_400_000  # 28.8 MB: 600 s at 24,000 Hz
-_OF_EVENT = 128  # samples that are as large as a command without any: else tiny ones would have no bound
+_OF_EVENT = 128  # samples for which each command counts in addition: else empty commands would have no bound
 _MOST_UNREAD = 1 << 20  # characters
-_PAUSE_SECONDS = 1.0  # of audio, after a failure of the engine
+_PAUSE_SECONDS = 1.0  # of audio that is skipped after a failure of the engine
 
 Samples: TypeAlias = npt.NDArray[np.int16]
 
 
 @frozen(kw_only=True)
 class Settings:
-    """The settings of a session: OpenAI's defaults, until the client changes them."""
+    """The settings of a session. They are OpenAI's defaults until the client changes them."""
 
     format: bodies.Pcm | bodies.G711 = field(factory=bodies.Pcm)
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
-    turns: bodies.TurnDetection | None = field(factory=bodies.TurnDetection)  # None: the client ends them
+    turns: bodies.TurnDetection | None = field(factory=bodies.TurnDetection)  # None: the client ends turns
     include: tuple[str, ...] = ()
 
     def updated(self, session: bodies.Session) -> Settings:
@@ -55,7 +55,7 @@ class Settings:
         return evolve(self, **given)
 
     def told(self, name: str) -> dict[str, Any]:
-        """Returns the settings as the session's events have them."""
+        """Returns the settings in the form in which events of the session contain them."""
         turns = self.turns
         told = {
             "format": self.format.model_dump(),
@@ -85,14 +85,15 @@ class Settings:
 
 @frozen
 class Audio:
-    """A command: more of the turn's audio, which is not empty."""
+    """A command: more audio of the turn, at least one sample."""
 
     samples: Samples
 
 
 @frozen
 class EndTurn:
-    """A command: the turn ends. ``keep``: its text is wanted. ``then``: the settings from now on."""
+    """A command: the turn ends. ``keep``: the client wants the text of the turn. ``then``: the settings of the next
+    turns."""
 
     keep: bool
     then: Settings | None = None
@@ -102,15 +103,15 @@ Command: TypeAlias = Audio | EndTurn
 
 
 class TooMuch(Exception):
-    """The client says so much, or leaves so much unread, that its session ends."""
+    """The client sends too much, or reads too little, so that its session ends."""
 
 
 @define(eq=False)
 class Backlog:
-    """The commands that wait, in order. Putting one never waits: who waits would not notice that the client has
+    """The commands that wait, in order. `put` never waits: a reader that waits would not notice that the client has
     gone."""
 
-    _held: int = field(default=0, init=False)  # samples, or as large
+    _held: int = field(default=0, init=False)  # the sum of the sizes of the commands
     _give: trio.MemorySendChannel[tuple[Command, int]] = field(init=False)
     _take: trio.MemoryReceiveChannel[tuple[Command, int]] = field(init=False)
     is_closed: bool = field(default=False, init=False)
@@ -119,10 +120,10 @@ class Backlog:
         self._give, self._take = trio.open_memory_channel(math.inf)
 
     def put(self, command: Command, size: int) -> None:
-        """Adds a command. ``size``: samples, or characters of the settings.
+        """Adds a command. ``size``: its number of samples, or of characters of its settings.
 
         Raises:
-            TooMuch: with it more than `MOST_SAMPLES` would wait.
+            TooMuch: with this command more than `MOST_SAMPLES` would wait.
         """
         size += _OF_EVENT
         if self._held + size > MOST_SAMPLES:
@@ -131,7 +132,7 @@ class Backlog:
         self._give.send_nowait((command, size))
 
     async def take(self) -> Command | None:
-        """Returns the next command; ``None``: no more comes."""
+        """Returns the next command; ``None``: no more commands will come."""
         try:
             command, size = await self._take.receive()
         except trio.EndOfChannel:
@@ -140,15 +141,15 @@ class Backlog:
         return command
 
     def close(self) -> None:
-        """Takes no more commands."""
+        """Ends the commands: no more can be added."""
         self.is_closed = True
         self._give.close()
 
 
 @define(eq=False)
 class Client:
-    """The client of a session. One task sends (`write`), so that the reader of the client need not wait until the
-    client reads, too."""
+    """The client of a session, which receives events. Only the task of `write` sends, so that the task that reads from
+    the client never waits until the client reads, too."""
 
     socket: WebSocket
     name: str
@@ -162,24 +163,24 @@ class Client:
         self._give, self._take = trio.open_memory_channel(math.inf)
 
     async def tell(self, kind: str, **members: Any) -> None:
-        """Sends an event. Waits for a client that reads slowly."""
+        """Sends an event. Waits while the client has too much unread."""
         await trio.lowlevel.checkpoint()
         while self._unread > _MOST_UNREAD:
             await self._room.wait()
         self._put(kind, members)
 
     def answer(self, kind: str, **members: Any) -> None:
-        """Sends an event at once.
+        """Sends an event without waiting.
 
         Raises:
-            TooMuch: the client does not read.
+            TooMuch: the client has too much unread.
         """
         if self._unread > _MOST_UNREAD:
             raise TooMuch(f"more than {_MOST_UNREAD:,} characters are not read yet; read what the server tells")
         self._put(kind, members)
 
     def end(self, code: int, reason: str, last_words: Problem | None = None) -> None:
-        """Has `write` close the connection after what was told. The first call gives the reason."""
+        """Lets `write` close the connection after the events so far. Only the first call counts."""
         if self._end is not None:
             return
         if last_words is not None:
@@ -188,14 +189,14 @@ class Client:
         self._give.close()
 
     def explained(self, error: Exception) -> dict[str, Any]:
-        """Returns ``error`` in OpenAI's shape: the first of several that came together. One that is ours is logged."""
+        """Returns ``error``, or the first error of a group, in OpenAI's shape. A fault of the server is logged."""
         while isinstance(error, ExceptionGroup):
             error = error.exceptions[0]
         told: dict[str, Any] = self.socket.app.state.server.explain(error, self.name, {}).as_object()["error"]
         return told
 
     async def write(self) -> None:
-        """Sends the events until `end`; then closes."""
+        """Sends events until `end` is called, and then closes the connection."""
         async for text in self._take:
             await self.socket.send({"type": "websocket.send", "text": text})
             self._unread -= len(text)
@@ -215,29 +216,29 @@ class Client:
 
 @define(eq=False)
 class Turns:
-    """Brings the client's audio to the engine, turn by turn, and sends its text."""
+    """Passes the client's audio to the engine, turn by turn, and sends the text to the client."""
 
     server: Server
     client: Client
     settings: Settings
     backlog: Backlog
-    _now: Command | None = field(default=None, init=False)  # what the client said last, of what was taken
-    _taken: float = field(default=0.0, init=False)  # seconds of audio
-    _before: float = field(default=0.0, init=False)  # of these, before this turn
-    _start: float = field(default=0.0, init=False)  # of the utterance
-    _end: float | None = field(default=None, init=False)  # of its last word so far
+    _now: Command | None = field(default=None, init=False)  # the latest command that was taken
+    _taken: float = field(default=0.0, init=False)  # seconds of audio that were taken
+    _before: float = field(default=0.0, init=False)  # the part of them before this turn
+    _start: float = field(default=0.0, init=False)  # the start of the utterance
+    _end: float | None = field(default=None, init=False)  # the end of its last word so far
     _item: str | None = field(default=None, init=False)
-    _last: str | None = field(default=None, init=False)  # the item before
+    _last: str | None = field(default=None, init=False)  # the previous item
     _text: str = field(default="", init=False)
 
     async def run(self) -> None:
-        """Returns when no more comes, and the text of all that came is sent."""
+        """Handles all commands. Returns when there are no more, and the text of all turns is sent."""
         await self._next()
         while self._now is not None:
             if isinstance(self._now, Audio):
                 try:
                     await self._turn()
-                except Exception as error:  # noqa: BLE001  (told; the next turn may go better)
+                except Exception as error:  # noqa: BLE001  (the client gets it; the next turn may succeed)
                     await self._failed(error)
             else:
                 self.settings = self._now.then or self.settings
@@ -254,7 +255,7 @@ class Turns:
         return isinstance(self._now, EndTurn) and not self._now.keep
 
     async def _turn(self) -> None:
-        """Transcribes the audio that there is now, and what follows, until there is another command."""
+        """Transcribes the present audio and all audio that follows, until another command comes."""
         assert isinstance(self._now, Audio), "a turn begins with audio"
         self._before = self._taken - len(self._now.samples) / self.settings.format.rate
         async with self.server.use(self.settings.model or "") as engine:
@@ -324,14 +325,14 @@ class Turns:
     # -- what is told --------------------------------------------------------------------------------------------------
 
     async def _add(self, text: str) -> None:
-        text = text if self._text else text.lstrip()  # joined they are the transcript
+        text = text if self._text else text.lstrip()  # the joined texts are the transcript
         self._text += text
         await self.client.tell(
             "conversation.item.input_audio_transcription.delta", item_id=self._item, content_index=0, delta=text
         )
 
     async def _commit(self, item: str, text: str | None) -> None:
-        """Sends that the turn's audio is complete."""
+        """Tells the client that the audio of the turn is complete."""
         before, self._last, self._item = self._last, item, item
         await self.client.tell("input_audio_buffer.committed", item_id=item, previous_item_id=before)
         content = [{"type": "input_audio", "transcript": text}]
@@ -351,8 +352,9 @@ class Turns:
         )
 
     async def _failed(self, error: Exception) -> None:
-        """Sends ``error``, for the item if the client knows one. Skips what follows of the turn for some seconds of
-        audio; up to its end where it would fail alike, or where the client says when the turn is over."""
+        """Sends ``error`` to the client, for the present item if the client knows one. Skips some seconds of the audio
+        that follows. If that audio would fail in the same way, or if the client ends turns itself, all audio up to the
+        end of the turn is skipped."""
         item, told = self._item, self.client.explained(error)
         self._forget()
         if item is None:

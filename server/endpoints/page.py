@@ -16,7 +16,7 @@ from ..view.page import HEADERS, read_page
 from .common import exchange_of, server_of
 
 _TELLS = 8  # times a second
-_FIGURES = 2  # one of so many has figures
+_FIGURES = 2  # figures are sent once in so many turns
 
 
 async def show_page(_: Request) -> Response:
@@ -46,7 +46,7 @@ async def _watch(request: Request, events: Events) -> None:
             with trio.move_on_after(1 / _TELLS):
                 await server.stop_called.wait()
             lost, changes = watcher.take()
-            if lost:  # the state in place of the changes, which lack their beginning
+            if lost:  # some are lost: the whole state is sent instead
                 await events.write(message("lost", trio.current_time(), count=lost))
                 await events.write(_state(server))
             elif changes:

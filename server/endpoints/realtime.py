@@ -5,9 +5,9 @@
     client -> `_Session` -> `Backlog` -> `Turns` -> engine -> events -> `Client.write` -> client
               checks        bounded      one after another    bounded
 
-A session begins with the first audio. Where the session changes, or the client ends a turn itself, the text of what was
-heard is sent to its end, and the next audio begins anew. When the server stops, a session takes no more audio, sends
-the text of what it has, and closes. Nothing keeps the session from noticing that the client has gone.
+A session begins with the first audio. If the settings change, or the client ends a turn itself, the rest of the text of
+the audio so far is sent, and the next audio begins a new turn. When the server stops, a session takes no more audio,
+sends the text of the audio that it has, and closes. At any time the session notices at once if the client goes away.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from ..server import Server
 from .live_turns import MOST_SAMPLES, Audio, Backlog, Client, EndTurn, Samples, Settings, TooMuch, Turns
 
 _GOING_AWAY, _POLICY = 1001, 1008  # RFC 6455, section 7.4.1
-_CLOSE_SECONDS = 5.0  # for the client's answer: to close at once may take from it what was sent last
+_CLOSE_SECONDS = 5.0  # for the client's answer: an earlier close might lose the last events
 _TIME_IS_OVER = Problem(503, "the server stops, and the time for open sessions is over; connect again later")
 _MOST_TURN_SECONDS = 600
-_MOST_EVENT = 1 << 17  # characters, but for audio: reading more would hold up all other sessions
-_MOST_MEMBERS = 16  # of an event with audio: one of three members needs fewer marks
+_MOST_EVENT = 1 << 17  # characters of events without audio: parsing longer ones would delay all other sessions
+_MOST_MEMBERS = 16  # signs that begin a member, an item or an object; an event with audio has fewer
 _EVENTS: TypeAdapter[Any] = TypeAdapter(bodies.ClientEvent)
-_CODECS = {"audio/pcmu": "pcm_mulaw", "audio/pcma": "pcm_alaw"}  # names of FFmpeg's
+_CODECS = {"audio/pcmu": "pcm_mulaw", "audio/pcma": "pcm_alaw"}  # FFmpeg's names
 
 
 async def listen(socket: WebSocket) -> None:
@@ -63,21 +63,21 @@ async def listen(socket: WebSocket) -> None:
 
 @define(eq=False)
 class _Session:
-    """One client's session. It reads all the time, and waits for nobody but the client."""
+    """One client's session. It always reads from the client, and never waits for anything else."""
 
     client: Client
     settings: Settings
     backlog: Backlog
     turns: Turns
     _decoder: Decoder = field(init=False)
-    _turn: int = field(default=0, init=False)  # samples since the client ended a turn
+    _turn: int = field(default=0, init=False)  # samples since the client last ended a turn
     _hears: trio.CancelScope = field(factory=trio.CancelScope, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._decoder = Decoder(self.settings.format)
 
     async def read(self, whole_session: trio.CancelScope) -> None:
-        """Reads until the client has gone, and cancels ``whole_session`` then."""
+        """Reads until the client has gone, and then cancels ``whole_session``."""
         try:
             await self._read_all()
         except TooMuch as error:
@@ -86,13 +86,13 @@ class _Session:
         whole_session.cancel()
 
     async def hear(self) -> None:
-        """Brings turns to the engine until the server stops."""
+        """Passes turns to the engine until the server stops."""
         with self._hears:
             await self.turns.run()
         self.client.end(_GOING_AWAY, "the server stops")
 
     def cut_off(self) -> None:
-        """Ends the session at once: the server waits no longer."""
+        """Ends the session at once, since the server waits no longer."""
         self._give_up(_GOING_AWAY, _TIME_IS_OVER)
 
     def _give_up(self, code: int, why: Problem) -> None:
@@ -173,7 +173,8 @@ def _event_of(text: str | None) -> Any:
 
 
 def _is_long_to_read(text: str) -> bool:
-    """True if ``text`` is large, and has more in it than audio has: one long text, which is read at once."""
+    """True if parsing ``text`` takes long: it is large and has many parts. Audio is a single long text, which is parsed
+    fast."""
     return len(text) > _MOST_EVENT and sum(map(text.count, ",[{")) > _MOST_MEMBERS
 
 
@@ -186,17 +187,17 @@ def _id_of(text: str | None) -> str | None:
 
 @define(eq=False)
 class Decoder:
-    """Decodes bytes of one format to samples. The border of two pieces may cut a sample."""
+    """Decodes bytes of one format to samples. A sample may be cut between two pieces of bytes."""
 
     format: bodies.Pcm | bodies.G711
     _rest: bytes = field(default=b"", init=False)
 
     def length(self, data: bytes) -> int:
-        """Returns the number of samples that ``data`` makes."""
+        """Returns the number of samples that `decode` would return for ``data``."""
         return len(data) if isinstance(self.format, bodies.G711) else (len(self._rest) + len(data)) // 2
 
     def decode(self, data: bytes) -> Samples:
-        """Returns int16 samples, mono, at the format's rate."""
+        """Decodes ``data``. Returns int16 samples, mono, at the format's rate."""
         if isinstance(self.format, bodies.Pcm):
             data = self._rest + data
             whole = len(data) - len(data) % 2

@@ -1,4 +1,4 @@
-"""``/v1/responses``: the conversations of OpenAI's newer API, over those of `chat`."""
+"""``/v1/responses``: the conversations of OpenAI's newer API, built on those of `chat`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def respond(request: Request) -> Response:
         return EventStream(partial(_streamed, request, body), named=True)
 
     async def drop(event: ResponseEvent) -> None:
-        """Takes the events of an answer that is given whole."""
+        """Drops an event: the client gets the whole answer instead."""
 
     return answered((await _written(request, body, drop)).answer)
 
@@ -59,7 +59,7 @@ async def _streamed(request: Request, body: ResponsesRequest, events: Events) ->
 async def _written(
     request: Request, body: ResponsesRequest, send: Callable[[ResponseEvent], Awaitable[None]]
 ) -> _Writer:
-    """Has the answer written, and sends each event but the last one."""
+    """Lets the engine write the answer, and sends each event except the last. Returns the writer of the answer."""
     async with asked(request, body.as_chat) as (engine, tools, query):
         writer = _Writer(body, None if tools is None else tools.reader())
 
@@ -77,13 +77,13 @@ async def _written(
 
 @define(eq=False)
 class _Writer:
-    """The items of one answer, and the events by which they come to be. An event is of use until the next one."""
+    """The items of one answer, and the events that build them up. An event is valid until the next one is made."""
 
     _body: ResponsesRequest
     _reader: CallReader | None
     answer: ResponseAnswer = field(init=False)
     _open: OutputMessage | OutputCall | None = None  # the item that is being written
-    _pieces: list[str] = field(factory=list)  # its text or arguments
+    _pieces: list[str] = field(factory=list)  # the pieces of its text or arguments
     _events: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -132,7 +132,7 @@ class _Writer:
             yield from self._close(self.answer.status)
 
     def finish(self, tokens: Usage) -> None:
-        """Adds the tokens."""
+        """Adds the numbers of tokens to the answer."""
         self.answer.usage = ResponseUsage(
             input_tokens=tokens.prompt_tokens,
             input_tokens_details=InputDetails(cached_tokens=0, cache_write_tokens=0),
@@ -205,7 +205,8 @@ class _Writer:
 
 
 def _with_bytes(logprobs: Logprobs) -> list[TokenLogprob]:
-    """Returns the tokens, each with a list of bytes: in responses it is empty where conversations have ``null``."""
+    """Returns the tokens, each with a list of bytes. The list is empty for a token whose bytes are ``null`` in
+    conversations."""
     tokens = logprobs.content or []
     for one in tokens:
         for told in (one, *one.top_logprobs):

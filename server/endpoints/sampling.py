@@ -1,4 +1,4 @@
-"""`SamplingParams` of the members of a request, and the log-probabilities of an answer."""
+"""Makes the `SamplingParams` from the members of a request, and the log-probabilities and usage of an answer."""
 
 from __future__ import annotations
 
@@ -42,14 +42,15 @@ def structure_of(format_: chat.ResponseFormat | None) -> Structure | None:
 
 
 def usage_of(usages: Sequence[Usage], n: int) -> UsageObject:
-    """Counts the tokens of ``n`` answers to each prompt, in their order. A prompt counts once."""
+    """Returns the sum of ``usages``, which has the ``n`` answers to each prompt one after another. Each prompt counts
+    once."""
     prompt = sum(usage.prompt_tokens for usage in usages[::n])
     written = sum(usage.completion_tokens for usage in usages)
     return UsageObject(prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written)
 
 
 def chat_logprobs(tokenizer: Any, part: Completion | Delta) -> chat.Logprobs:
-    """Returns the tokens of ``part`` with their log-probabilities, as conversations have them."""
+    """Returns the tokens of ``part`` with their log-probabilities, in the shape of chat completions."""
 
     def told(token: int, logprob: float) -> dict[str, Any]:
         text, utf8 = token_text(tokenizer, token)
@@ -64,7 +65,7 @@ def chat_logprobs(tokenizer: Any, part: Completion | Delta) -> chat.Logprobs:
 
 
 def completion_logprobs(tokenizer: Any, part: Completion | Delta, *, offset: int = 0) -> completions.CompletionLogprobs:
-    """Returns the tokens of ``part`` with their log-probabilities, as completions have them."""
+    """Returns the tokens of ``part`` with their log-probabilities, in the shape of completions."""
     tokens, values, tops, offsets = [], [], [], []
     for token, logprob, likeliest in _tokens(part):
         tokens.append(token_name(tokenizer, token))
@@ -79,4 +80,4 @@ def completion_logprobs(tokenizer: Any, part: Completion | Delta, *, offset: int
 def _tokens(part: Completion | Delta) -> Iterator[tuple[int, float, Sequence[tuple[int, float]]]]:
     logprobs = part.logprobs or ()
     tops = part.top_logprobs or ((),) * len(part.token_ids)
-    return zip(part.token_ids, logprobs, tops, strict=False)  # an end-of-text token has a value, and is no token
+    return zip(part.token_ids, logprobs, tops, strict=False)  # an end-of-text token has only a value

@@ -53,9 +53,9 @@ async def translate(request: Request) -> Response:
 
 
 def _options(form: SpeechForm) -> dict[str, Any]:
-    """Returns the options of a transcription that are members of the form, as `Option.form` says."""
+    """Returns the options of a transcription that the form sets; `Option.form` names the member for each option."""
     given = {name: getattr(form, one.form) for name, one in OPTIONS.items() if one.form is not None}
-    given["temperature"] = form.temperature or None  # 0 asks for all of them, as OpenAI has it
+    given["temperature"] = form.temperature or None  # in OpenAI's API 0 asks for all temperatures
     return {"seed": form.seed, **{name: value for name, value in given.items() if value is not None}}
 
 
@@ -92,7 +92,8 @@ async def _read(
     options: dict[str, Any],
     events: Events | None = None,
 ) -> tuple[Transcript, dict[str, Any]]:
-    """Returns the transcript, and its tokens' log-probabilities if they are wanted. ``events`` get each segment."""
+    """Returns the transcript, and the log-probabilities of its tokens if the client wants them. Each segment is sent to
+    ``events``."""
     exchange, most = exchange_of(request), server_of(request).settings.max_audio_seconds
     all_logprobs: dict[str, Any] = {"logprobs": []} if "logprobs" in getattr(form, "include", ()) else {}
     options = {"priority": form.priority, "request_id": exchange.id, **options}
@@ -107,7 +108,7 @@ async def _read(
             for name, found in more.items():
                 all_logprobs[name] += found
             if events is not None:
-                text = segment.text if segment.id else segment.text.lstrip()  # joined they are the whole text
+                text = segment.text if segment.id else segment.text.lstrip()  # the joined texts are the whole text
                 more |= _times(segment) if getattr(form, "timestamp_granularities", ()) else {}
                 await events.write(TextDelta(type="transcript.text.delta", delta=text, **more))
         transcript = segments.transcript()
@@ -144,5 +145,5 @@ def _verbose(transcript: Transcript, form: SpeechForm) -> dict[str, Any]:
         del told["segments"]
     if "word" in wanted:
         told.setdefault("words", [])
-    language = "english" if transcript.task == "translate" else told["language"] or ""  # OpenAI's is always a text
+    language = "english" if transcript.task == "translate" else told["language"] or ""  # OpenAI always sends a text
     return {**told, "language": language}

@@ -1,7 +1,7 @@
-"""The endpoints, as values: `triolet.server.app` routes by them, and `triolet.server.openapi` describes them.
+"""The endpoints as values. `triolet.server.app` routes requests to them, and `triolet.server.openapi` describes them.
 
-FastAPI declares endpoints, too. It would read a body before our limits have seen it, and it names no member that is
-nearly right; so Starlette routes, and an endpoint is one line here.
+FastAPI can declare endpoints, too. But it would read a body before our limits are checked, and it does not suggest a
+name for a mistyped member. So the server uses Starlette, and each endpoint is one line here.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ class Endpoint:
     """One path and method.
 
     Args:
-        path: of the address.
+        path: the path of the address.
         tag: the group of endpoints in the OpenAPI document.
-        handle: answers; its docstring is the summary.
-        answers: what it answers, by content type; an empty tuple is text.
-        body: the JSON that it takes, or the members of its form beside the file. Without a body it is a GET.
+        handle: the function that answers; its docstring is the summary in OpenAPI.
+        answers: the schemas of the answers by content type; an empty tuple stands for text.
+        body: the schema of the JSON body, or of the members of the form beside the file. An endpoint without a body is
+            a GET.
     """
 
     path: str
@@ -61,7 +62,7 @@ class Endpoint:
 
     @property
     def method(self) -> str:
-        """The method of HTTP."""
+        """The HTTP method."""
         return "GET" if self.body is None else "POST"
 
     @property

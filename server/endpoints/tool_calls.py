@@ -1,4 +1,5 @@
-"""The tools of a conversation: their form for the engine, and the calls in its text as answers have them."""
+"""The tools of a conversation: their form for the engine, and the tool calls in the engine's text, in the form of
+answers."""
 
 from __future__ import annotations
 
@@ -24,18 +25,18 @@ class Tools:
     """The tools that one request may call."""
 
     format: ToolFormat
-    given: tuple[Tool, ...]  # read once: a reader of each answer asks for them
+    given: tuple[Tool, ...]  # parsed once, since the reader of each answer needs them
     choice: str
     parallel: bool
 
     @classmethod
     def of(cls, body: chat.ChatRequest, model: ModelDescription, name: str | None) -> Tools | None:
-        """Returns the tools of ``body``; ``None``: none, or none that may be called. ``name`` is a tool format that the
-        server's user chose.
+        """Returns the tools of ``body``; ``None``: there are no tools, or none may be called. ``name``: the tool format
+        from the settings of the server.
 
         Raises:
             InvalidRequest: the checkpoint's template writes calls in no known format.
-            BadBody: a response format, which leaves no room for calls.
+            BadBody: the body also has a response format, which leaves no room for tool calls.
         """
         if not body.tools or body.tool_choice == "none":
             return None
@@ -47,7 +48,7 @@ class Tools:
         return cls(ToolFormat.of(model, name), given, named, body.parallel_tool_calls is not False)
 
     def structure(self) -> Structure | None:
-        """Returns the structure that the output must have."""
+        """Returns the structure that the output must have; ``None``: any text."""
         parallel = self.parallel and self.choice == "required"
         return self.format.structure(self.given, self.choice, parallel=parallel)
 
@@ -67,7 +68,7 @@ class Tools:
 
 @define(eq=False)
 class CallReader:
-    """The pieces of one answer, as the deltas of its stream. ``called``: there was a call."""
+    """Turns the text of one answer into the deltas of its stream. ``called``: the answer has a tool call."""
 
     _reader: ToolReader
     called: bool = field(default=False, init=False)
@@ -91,5 +92,5 @@ class CallReader:
 
 
 def _new_id() -> str:
-    """Makes an id of nine letters and digits, as templates of Mistral's want it."""
+    """Returns a new id of nine letters and digits, which Mistral's templates require."""
     return "".join(secrets.choice(_LETTERS) for _ in range(9))

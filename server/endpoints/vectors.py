@@ -41,9 +41,10 @@ async def embed(request: Request) -> Response:
 
 
 def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Response:
-    """Writes one vector after another: millions of numbers in one call would hold Python's lock for seconds."""
+    """Returns the answer. Its vectors are encoded one by one: encoding millions of numbers in one call would hold
+    Python's lock for seconds."""
     frame = EmbeddingAnswer(object="list", model=body.model, data=[], usage=usage).model_dump_json()
-    head, tail = frame.split('"data":[]')  # no text has it: its quotation marks would have backslashes
+    head, tail = frame.split('"data":[]')  # no text contains it: its quotation marks would be escaped
     items = []
     for index, vector in enumerate(vectors):
         in_base64 = body.encoding_format == "base64"
@@ -53,7 +54,7 @@ def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Respo
 
 
 def _shortened(vectors: Any, dimensions: int | None) -> Any:
-    """Returns the first ``dimensions`` numbers of each vector, of length 1 again (Kusupati et al. 2022,
+    """Returns the first ``dimensions`` numbers of each vector, scaled to length 1 (Kusupati et al. 2022,
     "Matryoshka")."""
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
@@ -114,7 +115,7 @@ def _classified(body: ClassifyRequest, found: Sequence[dict[str, float]], usage:
 
 
 def _usage(request: Request, counts: Sequence[int]) -> PromptUsage:
-    """Returns the tokens that were read, and gives them to the access log, too."""
+    """Returns the number of tokens that were read, and notes it for the access log."""
     tokens = sum(counts)
     exchange_of(request).ended(None, tokens=tokens)
     return PromptUsage(prompt_tokens=tokens, total_tokens=tokens)
