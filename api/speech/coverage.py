@@ -1,4 +1,5 @@
-"""The coverage of an audio: the fate of every second. Values in, values out, in seconds."""
+"""The coverage of an audio: for every second, whether it became text, was silent or failed. Pure functions; times are
+in seconds."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ def coverage(duration: float, told: Times, heard: Times, *, slight: float = _SLI
     """Divides ``[0, duration)`` into stretches.
 
     Args:
-        told: the segments' times.
-        heard: where voice activity found speech; nothing where it did not listen.
-        slight: speech without text that is shorter counts as silent.
+        told: the times of the segments.
+        heard: the times in which voice activity found speech; empty if it did not listen.
+        slight: speech without text counts as silent if it is shorter than this.
     """
     stretches, at = list[Stretch](), 0.0
     for start, end in (*told, (duration, duration)):
@@ -44,7 +45,7 @@ def _untold(start: float, end: float, heard: Times, slight: float) -> list[Stret
 
 
 def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Neighbours of one kind become one."""
+    """Joins neighbouring stretches of the same kind."""
     found: list[Stretch] = []
     for one in stretches:
         if found and found[-1].kind == one.kind and found[-1].end >= one.start:

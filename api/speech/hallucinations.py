@@ -1,7 +1,7 @@
-"""Words that nobody spoke: found by their times and probabilities, as in openai/whisper's ``transcribe.py``.
+"""Words that nobody spoke, found by their times and probabilities as in openai/whisper's ``transcribe.py``.
 
-A model that hears a long silence writes something all the same. Such words are improbable, or last for no time or for
-seconds, and stand alone. Values in, values out, in seconds.
+A model that hears a long silence still writes something. Such words are improbable, or last much too short or too long,
+and have silence around them. All functions are pure; times are in seconds.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from attrs import frozen
 from ..outputs.results import Segment, Word
 from .options import APPENDED, PREPENDED
 
-_LOOKED_AT = 8  # words of a segment
-_SHORT, _LONG = 0.133, 2.0  # seconds of a word
-_NEAR = 2.0  # seconds: so near to its window's edge a segment counts as surrounded by silence
+_LOOKED_AT = 8  # words at the beginning of a segment
+_SHORT, _LONG = 0.133, 2.0  # seconds: a word that lasts shorter or longer is strange
+_NEAR = 2.0  # seconds: a segment this near to its window's edge counts as next to silence
 
 
 def strangeness(word: Word) -> float:
-    """0 for a word as people speak it; 1 and more for one that is improbable, or lasts too short or too long."""
+    """Returns 0 for a word as people speak it, and more for a word that is improbable, or lasts too short or too
+    long."""
     seconds, strange = word.end - word.start, 0.0
     if word.probability < 0.15:
         strange += 1.0
@@ -31,7 +32,7 @@ def strangeness(word: Word) -> float:
 
 
 def is_strange(segment: Segment | None) -> bool:
-    """True if the segment's first words sound like nobody's."""
+    """True if the first words of the segment are so strange that probably nobody spoke them."""
     if segment is None or not segment.words:
         return False
     words = [word for word in segment.words if word.text not in PREPENDED + APPENDED][:_LOOKED_AT]
@@ -41,13 +42,13 @@ def is_strange(segment: Segment | None) -> bool:
 
 @frozen(kw_only=True)
 class Surroundings:
-    """The place of a window. All in seconds from the beginning of the audio.
+    """The place of a window in the audio. All times are in seconds from the beginning of the audio.
 
     Args:
         start: the beginning of the window.
-        stop: the end of its audio.
-        full: the end of a window of full length.
-        audio: the end of the audio; ``None``: nobody knows.
+        stop: the end of the window's audio.
+        full: the end that a window of full length would have.
+        audio: the end of the audio; ``None``: the end is unknown.
         last_speech: the end of the last word before the window.
         closed: the model says that nobody speaks after the window's last segment.
     """
@@ -62,18 +63,19 @@ class Surroundings:
 
 @frozen
 class Kept:
-    """The segments that somebody spoke, and where the next window starts; ``None``: as it would have."""
+    """The segments that somebody spoke, and the start of the next window; ``None``: that start does not change."""
 
     segments: tuple[Segment, ...]
     seek: float | None
 
 
 def without_hallucinations(segments: Sequence[Segment], around: Surroundings, threshold: float) -> Kept:
-    """Leaves out what nobody spoke, where silence of more than ``threshold`` seconds is around it, and skips it."""
+    """Leaves out text that nobody spoke, if silence of more than ``threshold`` seconds is around it. Skips that
+    silence."""
     seek = _after_last_word(segments, around, threshold)
     first = _next_spoken(segments, 0)
     if first is not None and is_strange(first) and first.start - around.start > threshold:
-        return Kept((), first.start)  # the silence before it is skipped, and it is heard again
+        return Kept((), first.start)  # the silence before the segment is skipped, and the segment is read again
     last_end = around.last_speech
     for index, segment in enumerate(segments):
         if not segment.words:
@@ -86,7 +88,8 @@ def without_hallucinations(segments: Sequence[Segment], around: Surroundings, th
 
 
 def _after_last_word(segments: Sequence[Segment], around: Surroundings, threshold: float) -> float | None:
-    """The start of the next window: after the last word where a long silence follows it, else after this window."""
+    """Returns the start of the next window: the end of the last word if a long silence follows it, else this window's
+    end. ``None``: the start does not change."""
     ends = [segment.words[-1].end for segment in segments if segment.words]
     if around.closed or not ends or ends[-1] <= around.start:
         return None

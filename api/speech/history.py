@@ -1,4 +1,4 @@
-"""The text before a window, as the model is given it."""
+"""The text before a window, in the form in which the model gets it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from attrs import define, field
 
 @define
 class History:
-    """The tokens of the windows before, timestamps included, with the initial prompt in front.
+    """The tokens of the initial prompt and of the earlier windows, timestamps included.
 
     Args:
         initial: the tokens of the initial prompt.
-        room: most tokens that are given on: the last ones.
-        goes_on: false: no window's text is given on, and the initial prompt goes to the first window alone.
-        reset_above: text sampled at a higher temperature is not given on, nor is the text before it.
+        room: the most tokens that the next window gets; the last ones are kept.
+        goes_on: ``False``: no window gets the text of earlier windows, and only the first window gets the initial
+            prompt.
+        reset_above: text that was sampled at a higher temperature is dropped, with all text before it.
     """
 
     initial: tuple[int, ...]
@@ -32,12 +33,13 @@ class History:
         return tuple(self._tokens[max(len(self._tokens) - self.room, 0) :])
 
     def add(self, token_ids: Iterable[int], temperature: float) -> None:
-        """A window's text was read, at that temperature."""
+        """Adds the text of a window, sampled at ``temperature``. Drops all text instead if the history does not go on,
+        or if ``temperature`` is above ``reset_above``."""
         if not self.goes_on or temperature > self.reset_above:
             self._tokens.clear()
         else:
             self._tokens = [*self.last(), *token_ids]
 
     def clear(self) -> None:
-        """The text before has misled the model."""
+        """Drops all text, since it has misled the model."""
         self._tokens.clear()

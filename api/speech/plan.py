@@ -9,13 +9,14 @@ from attrs import frozen
 from .cuts import CutRules, Spans, next_speech, speaks, window_at
 from .hearing import Hearing
 
-MOST_WINDOWS = 8  # as long as so many may a piece be: somebody who never pauses is cut all the same
-Clips = tuple[tuple[int, float], ...]  # [start, stop) in order; infinity: to the end of the audio
+MOST_WINDOWS = 8  # the longest piece: after that, even the speech of somebody who never pauses is cut
+Clips = tuple[tuple[int, float], ...]  # [start, stop) in samples, in order; infinity: the end of the audio
 
 
 @frozen(eq=False)
 class Plan:
-    """Decides which samples of ``clips`` are read next: where ``hearing`` finds speech; without it, all of them."""
+    """Decides which samples of ``clips`` are read next: those in which ``hearing`` finds speech, or all if there is no
+    ``hearing``."""
 
     rules: CutRules
     clips: Clips
@@ -23,12 +24,13 @@ class Plan:
 
     @property
     def speech(self) -> Spans:
-        """The speech, as far as is known; nothing where nobody listens."""
+        """The speech that is known so far; empty without ``hearing``."""
         return () if self.hearing is None else self.hearing.spans
 
     async def next(self, seek: int, limit: float = math.inf, *, ahead: bool = False) -> tuple[int, int] | None:
-        """The next window, [start, stop), at ``seek`` or later, and before ``limit``; ``None``: nothing is left. It
-        may reach past the end of the audio. ``ahead``: the caller looks ahead, so that earlier samples are kept."""
+        """Returns the next window, [start, stop), at ``seek`` or later and before ``limit``, or ``None`` if nothing is
+        left. The window may reach past the end of the audio. ``ahead``: the caller looks ahead, so that earlier samples
+        are kept."""
         for first, last in self.clips:
             begin, end = max(first, seek), min(last, limit)
             if begin < end and (found := await self._within(begin, end, ahead=ahead)) is not None:
@@ -36,9 +38,9 @@ class Plan:
         return None
 
     async def piece(self, seek: int, windows: int) -> tuple[int, int] | None:
-        """The next windows together, no longer than ``windows`` full ones: they may be read apart from all else. Where
-        somebody speaks at its end the piece goes on, up to `MOST_WINDOWS`, so that no word is cut. Where nobody
-        listens no pause is known: a piece is a window."""
+        """Returns the next windows together, as one piece that may be read apart from all others. A piece is no longer
+        than ``windows`` full windows. If somebody speaks at its end, it goes on, up to `MOST_WINDOWS`, so that no word
+        is cut. Without ``hearing`` no pause is known, and a piece is one window."""
         found = await self.next(seek)
         if found is None or self.hearing is None:
             return found
@@ -54,7 +56,8 @@ class Plan:
             stop = following[1]
 
     async def _within(self, begin: int, end: float, *, ahead: bool) -> tuple[int, int] | None:
-        """The next window of one clip. Listens until the next speech is known for a whole window and a gap after it."""
+        """Returns the next window of one clip. Hears the recording until the next speech is known for a whole window
+        and a gap after it."""
         if self.hearing is None:
             return begin, int(min(begin + self.rules.window, end))
         needed = self.rules.window + self.rules.gap + self.rules.padding

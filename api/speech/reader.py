@@ -1,4 +1,4 @@
-"""`WindowReader`: one window of audio to text, through requests to the engine; every walk over audio uses it."""
+"""`WindowReader`: turns one window of audio into text by requests to the engine. Every walk over audio uses one."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
 from .words import WordTokens
 
-Run = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # runs requests together, to the end of all
+Run = Callable[
+    [Sequence[Request]], Awaitable[Sequence[Generated]]
+]  # runs requests together, until all have ended
 
 
 @define(eq=False)
 class WindowReader:
-    """Makes the requests of one transcription and judges their answers. Each window is encoded once, whatever is asked
-    of it: its language, every attempt at its text, the times of its words.
+    """Makes the requests of one transcription and judges their answers. Each window is encoded once for all of its
+    requests: for its language, every attempt at its text, and the times of its words.
 
     Args:
-        once: a trimmed window is not read again, however good its text is.
+        once: a trimmed window is not read again as a whole, even if its text is not good.
         asked: the time at which the transcription was asked for.
 
     Attributes:
-        language: its code; with ``multilingual`` that of the first window; ``None`` before it is known.
-        language_probabilities: of each language by code; ``None`` where nothing was detected.
+        language: the code of the language; ``None`` before it is known. With ``multilingual`` it is the first window's.
+        language_probabilities: the probability of each language by code; ``None`` if no language was detected.
     """
 
     recipe: Recipe
@@ -43,7 +45,7 @@ class WindowReader:
     language: str | None = field(init=False)
     language_probabilities: Mapping[str, float] | None = field(default=None, init=False)
     _requests: Iterator[int] = field(factory=itertools.count, init=False)
-    _queued: float = field(default=0.0, init=False)  # seconds, of all requests
+    _queued: float = field(default=0.0, init=False)  # seconds, the sum over all requests
     _encoder_wait: float = field(default=0.0, init=False)
     _first_token: float | None = field(default=None, init=False)
 
@@ -52,16 +54,17 @@ class WindowReader:
         return self.recipe.language
 
     def new_id(self, what: str) -> str:
-        """An id that ends in a number of its own. A window whose request was cancelled or failed is requested again,
-        under a new id, since the engine may still know the earlier one."""
+        """Returns an id that ends in a number of its own. If a window's request was cancelled or failed, the window is
+        requested again under a new id, since the engine may still know the earlier one."""
         return f"{self.request_id}/{what}/{next(self._requests)}"
 
     def is_mute(self, samples: Samples) -> bool:
-        """True if a window is digital silence, which is nobody's speech, or shorter than one timestamp step."""
+        """True if a window is digital silence, in which nobody speaks, or is shorter than one timestamp step."""
         return len(samples) < self.recipe.timestamp_step or not samples.any()
 
     async def item(self, samples: Samples) -> EncoderItem:
-        """The item of a window, which must own its samples."""
+        """Returns the encoder item of a window, which keeps ``samples``: they must not share memory with a longer
+        array."""
         trimmed = self.recipe.options.encoder_context == "trimmed"
         return await audio_item(self.recipe.description, samples, trimmed=trimmed)
 
@@ -71,18 +74,18 @@ class WindowReader:
         return self.recipe.detected(answer)
 
     def decide(self, probabilities: Mapping[str, float]) -> None:
-        """The likeliest language is that of the audio."""
+        """Takes the likeliest language as the language of the audio."""
         self.language_probabilities = probabilities
         self.language = max(probabilities, key=probabilities.__getitem__)
 
     @property
     def language_probability(self) -> float | None:
-        """The probability of the language that was detected; ``None`` where none was."""
+        """The probability of the language that was detected; ``None`` if none was detected."""
         found = self.language_probabilities
         return None if found is None or self.language is None else found[self.language]
 
     async def language_of(self, item: EncoderItem) -> str:
-        """The language to read a window in."""
+        """Returns the language in which to read a window."""
         if not self.recipe.options.multilingual or not self.recipe.tokens.language_ids:
             assert self.language is not None, "a window is read before the language is known"
             return self.language
@@ -90,12 +93,12 @@ class WindowReader:
         return max(found, key=found.__getitem__)
 
     async def read(self, item: EncoderItem, context: Context) -> Attempt:
-        """The window's text, by the temperature fallback: the first good attempt, or the best of all.
+        """Reads the window's text with the temperature fallback. Returns the first good attempt, or the best of all.
 
-        The second temperature is tried when the first has failed, and all others together when the second has failed
-        too: they share the encoding and each step's weights, so that together they take little longer than one. Where
-        the text of a trimmed window is not good, or it has none, what was left out may be missed: the whole window is
-        read instead.
+        The second temperature is tried if the first fails. If the second fails too, all others are tried together: they
+        share the encoding and each step's weights, so together they take little longer than one. If the text of a
+        trimmed window is not good, or the window seems silent, the silence that was left out may be missing: the whole
+        window is read instead.
         """
         options, found = self.recipe.options, list[Attempt]()
         if item.embeddings < self.recipe.description.encoder_embeddings:  # trimmed
@@ -112,7 +115,7 @@ class WindowReader:
         return best_attempt(found, options)
 
     async def _attempts(self, item: EncoderItem, context: Context, indices: range) -> list[Attempt]:
-        """The attempts at several temperatures, run together."""
+        """Returns the attempts at several temperatures. Their requests run together."""
         names = [partial(self.new_id, f"{context.name}.{index}") for index in indices]
         requests = [self.recipe.attempt(name, item, context, index) for name, index in zip(names, indices, strict=True)]
         answers = iter(await self.ask([request for group in requests for request in group], is_text=True))
@@ -129,13 +132,14 @@ class WindowReader:
         return Attempt(best, Assessment.of(probed, text, options.temperature[index]), item)
 
     async def aligned(self, name: str, tokens: WordTokens, item: EncoderItem, samples: int) -> AlignedTokens | None:
-        """The times of a window's tokens; ``None``: there is no text among them. The window has ``samples``."""
+        """Returns the times of a window's tokens, or ``None`` if none of them is text. The window has ``samples``
+        samples."""
         frames = -(-samples // self.recipe.timestamp_step)
         request = tokens.request(self.new_id(name), item, frames=frames)
         return None if request is None else (await self.ask([request], is_text=False))[0].aligned
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:
-        """Runs requests together, and measures the first."""
+        """Runs requests together, and records the timings of the first one."""
         begun = trio.current_time()
         answers = await self.run(requests)
         timings = answers[0].timings
@@ -147,6 +151,6 @@ class WindowReader:
         return answers
 
     def timings(self) -> Timings:
-        """The sums of all requests, now that the last one has ended."""
+        """Returns the timings of the transcription. It is called after the last request has ended."""
         total = trio.current_time() - self.asked
         return Timings(queued=self._queued, encoder_wait=self._encoder_wait, first_token=self._first_token, total=total)

@@ -1,4 +1,5 @@
-"""`Recipe`: a transcription's options resolved against one model. It makes the requests and reads their tokens."""
+"""`Recipe`: a transcription's options resolved against one model. It makes requests and reads the tokens of their
+answers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from .options import TranscribeOptions
 from .windows import Generated, Span, WindowCut, cut_window
 from .words import WordRules, WordTokens, check_alignment
 
-_MOST_READ = 10_000  # characters of a prompt: all but its last tokens are left out anyway
+_MOST_READ = 10_000  # characters that are read of a prompt: only its last tokens are used anyway
 
 
 @frozen(kw_only=True)
@@ -26,10 +27,10 @@ class Context:
 
     Args:
         name: a part of the requests' ids.
-        language: its code.
-        before: the tokens of the text before, see `History`.
-        begun: the tokens that the window's text is known to begin with; the answer is what follows.
-        first: the window is the first of the whole audio: its text begins with the prefix.
+        language: the code of the language.
+        before: the tokens of the text before the window, see `History`.
+        begun: the tokens that the window's text is known to begin with; the answer continues them.
+        first: the window is the first one of the audio, so that its text begins with the prefix.
     """
 
     name: str
@@ -40,7 +41,8 @@ class Context:
 
 
 def language_probabilities(language_ids: Mapping[str, int], logprobs: Sequence[float]) -> dict[str, float]:
-    """The probabilities among the languages alone, by code. ``logprobs`` has their log-probabilities, in order."""
+    """Returns the probability of each language by code, among the languages alone. ``logprobs`` has the
+    log-probabilities of the languages, in the order of ``language_ids``."""
     highest = max(logprobs)
     weights = [math.exp(value - highest) for value in logprobs]
     total = sum(weights)
@@ -62,10 +64,11 @@ def whisper_tokens(description: ModelDescription) -> WhisperTokens:
 
 
 def resolve_language(language: str | None, tokens: WhisperTokens) -> str | None:
-    """The language's code, or ``None`` where the language must be detected; English-only models always give "en".
+    """Returns the code of the language, or ``None`` if the language must be detected. English-only models always give
+    "en".
 
     Raises:
-        InvalidRequest: a language that the model does not know.
+        InvalidRequest: the model does not know the language.
     """
     known = tokens.language_ids or {"en": -1}
     if language is None:
@@ -86,7 +89,8 @@ def resolve_language(language: str | None, tokens: WhisperTokens) -> str | None:
 
 @frozen(kw_only=True)
 class Recipe:
-    """Options resolved against one model: makes the requests and reads their tokens.
+    """The options of a transcription resolved against one model. A recipe makes requests and reads the tokens of their
+    answers.
 
     Raises:
         InvalidRequest: the model is not a speech model, or does not know the language, the task or prompts.
@@ -95,7 +99,7 @@ class Recipe:
     options: TranscribeOptions
     description: ModelDescription
     tokens: WhisperTokens = field(init=False)
-    language: str | None = field(init=False)  # None: to detect
+    language: str | None = field(init=False)  # None: it must be detected
     special: frozenset[int] = field(init=False)
     initial: tuple[int, ...] = field(init=False)  # tokens of the initial prompt
     prefix: tuple[int, ...] = field(init=False)  # tokens of the prefix
@@ -118,8 +122,8 @@ class Recipe:
 
     @special.default
     def _special(self) -> frozenset[int]:
-        """The special tokens below the timestamps. Every Whisper vocabulary ends its text tokens with <|endoftext|>;
-        from <|startoftranscript|> to <|0.00|> it has only special tokens, <|startoflm|> among them."""
+        """The special tokens below the timestamps. In every Whisper vocabulary <|endoftext|> follows the text tokens,
+        and all tokens from <|startoftranscript|> up to <|0.00|> are special, <|startoflm|> among them."""
         tokens = self.tokens
         named = {tokens.no_timestamps_id, tokens.previous_id, tokens.no_speech_id}
         ids = named | {*tokens.language_ids.values(), *tokens.task_ids.values(), *self.description.eos_token_ids}
@@ -152,8 +156,8 @@ class Recipe:
 
     @property
     def half(self) -> int:
-        """Half of the model's positions: most tokens of a window's text, prefix included; the text before it and
-        <|startofprev|> take as many at most."""
+        """Half of the model's positions. A window's text has at most this many tokens, prefix included. The text before
+        the window, with <|startofprev|>, also has at most this many."""
         return self.description.max_positions // 2
 
     def history(self) -> History:
@@ -167,7 +171,7 @@ class Recipe:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences on options that cannot be used as they are."""
+        """Sentences about options that are used only in part."""
         found = []
         for name, text, tokens, most in (
             ("initial_prompt", self.options.initial_prompt, self.initial, max(self.half - 1, 0)),
@@ -180,16 +184,16 @@ class Recipe:
         return tuple(found)
 
     def samples(self, seconds: float) -> int:
-        """The samples that ``seconds`` of audio have."""
+        """Returns the number of samples in ``seconds`` of audio."""
         return round(seconds * self.description.sampling_rate)
 
     def seconds(self, samples: int) -> float:
-        """The seconds that ``samples`` last."""
+        """Returns the duration of ``samples`` in seconds."""
         return samples / self.description.sampling_rate
 
     @property
     def timestamp_step(self) -> int:
-        """Samples of one timestamp step."""
+        """The number of samples in one timestamp step."""
         return round(self.tokens.seconds_per_timestamp * self.description.sampling_rate)
 
     @property
@@ -198,7 +202,7 @@ class Recipe:
         return self.options.timestamps != "none"
 
     def is_text(self, token: int) -> bool:
-        """True if ``token`` is no timestamp and not special."""
+        """True if ``token`` is neither a timestamp nor special."""
         return token < self.tokens.timestamp_begin_id and token not in self.special
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -207,7 +211,8 @@ class Recipe:
         return str(self.description.tokenizer.decode(kept, skip_special_tokens=True))
 
     def detection(self, request_id: str, item: EncoderItem) -> Request:
-        """A request for the language: one token after <|startoftranscript|>, and the probability of each language."""
+        """Returns the request that detects the language. It samples one token after <|startoftranscript|> and asks for
+        the probability of each language."""
         languages = tuple(self.tokens.language_ids.values())
         silence = () if self.tokens.no_speech_id is None else (self.tokens.no_speech_id,)
         return Request(
@@ -227,8 +232,9 @@ class Recipe:
         return language_probabilities(languages, generated.probe[: len(languages)])
 
     def attempt(self, name: Callable[[], str], item: EncoderItem, context: Context, attempt: int) -> list[Request]:
-        """The requests for a window's text at the temperature of ``attempt``: one, or at a temperature above 0
-        ``best_of`` draws. The first has a probe for "no speech". ``name`` makes a new id."""
+        """Returns the requests for a window's text at the temperature of ``attempt``: one request at temperature 0,
+        ``best_of`` requests above it. The first request has a probe for "no speech". ``name`` returns a new id at each
+        call."""
         prompt = self._prompt(context)
         most = max(min(self.half, self.description.max_positions - len(prompt)), 1)
         silence = self.tokens.no_speech_id
@@ -266,7 +272,7 @@ class Recipe:
         return (*before, *self.start(context.language), *prefix, *context.begun)
 
     def start(self, language: str) -> tuple[int, ...]:
-        """The tokens from <|startoftranscript|> on."""
+        """Returns the tokens between the text before a window and its own text, from <|startoftranscript|> on."""
         tokens = self.tokens
         ids = [tokens.start_id]
         if tokens.language_ids:
@@ -294,7 +300,7 @@ class Recipe:
         )
 
     def word_tokens(self, written: tuple[int, ...], language: str) -> WordTokens:
-        """A window's tokens, whose times are wanted."""
+        """Returns the tokens of a window in the form in which the times of its words are requested."""
         text = min(*self.special, self.tokens.timestamp_begin_id)
         return WordTokens(special=self.start(language), written=written, text=text)
 
@@ -309,7 +315,8 @@ class Recipe:
         )
 
     def _suppressed(self) -> tuple[int, ...]:
-        """The checkpoint's suppressed tokens, or the caller's and the special tokens that no text has."""
+        """Returns the tokens that are never sampled: the checkpoint's, or the caller's and all special tokens that no
+        text has."""
         given, tokens = self.options.suppress_tokens, self.tokens
         if given is None:
             return self.description.suppress_token_ids
@@ -317,7 +324,7 @@ class Recipe:
         return tuple(sorted({*given, *(self.special - allowed)}))
 
     def cut(self, generated: Generated) -> WindowCut:
-        """The spans of a window, and where the next window starts."""
+        """Returns the spans of a window and the start of the next window."""
         if self.with_timestamps:
             return cut_window(generated.token_ids, self.tokens.timestamp_begin_id)
         return WindowCut((Span(0, None, generated.token_ids),), None)

@@ -1,8 +1,8 @@
-"""`SpeechSpans`: spans of speech from probabilities, each as soon as it can be decided.
+"""`SpeechSpans`: spans of speech, computed from probabilities. Each span is returned as soon as it is final.
 
 The spans of a recording follow from its probabilities in four steps::
 
-    1 voiced    a frame at `threshold` or above, and each that follows it at `end_threshold` or above
+    1 voiced    frames at `threshold` or above, and the frames directly after them at `end_threshold` or above
     2 runs      voiced frames side by side, joined over gaps shorter than `min_silence`
     3 dropped   runs shorter than `min_speech`
     4 padded    by `padding` at both ends, within the recording
@@ -26,14 +26,14 @@ class SpeechSpan(NamedTuple):
 
 @frozen(kw_only=True)
 class SpanRules:
-    """The rules of what counts as speech. All but the thresholds are in seconds.
+    """The rules that decide what counts as speech. All but the thresholds are in seconds.
 
     Args:
-        threshold: the probability with which speech begins.
-        end_threshold: the probability below which it may have ended.
-        min_speech: shorter speech is a noise.
-        min_silence: shorter silence is a pause within speech.
-        padding: what is added before and after speech, since its quiet first and last sounds are missed; up to half of
+        threshold: speech begins at this probability or above.
+        end_threshold: speech may have ended below this probability.
+        min_speech: shorter speech counts as noise.
+        min_silence: shorter silence counts as a pause within speech.
+        padding: added before and after speech, whose quiet first and last sounds are missed; at most half of
             ``min_silence``, so that spans never overlap.
     """
 
@@ -46,38 +46,38 @@ class SpanRules:
 
 @define
 class SpeechSpans:
-    """The speech spans of one recording, from the probabilities of its frames in order. A span that it has
-    given never changes.
+    """The speech spans of one recording, computed from the probabilities of its frames in order. A span that was
+    returned never changes.
 
     Attributes:
-        frames: how many were heard.
+        frames: the number of frames that were heard.
     """
 
     rules: SpanRules
     sampling_rate: int
     frame_samples: int
     frames: int = 0
-    _voiced: bool = False  # the last frame
-    _start: int | None = None  # the first frame of the run that is not given yet
-    _stop: int = 0  # the frame after its last voiced one
+    _voiced: bool = False  # the last frame is
+    _start: int | None = None  # the first frame of the current run; None: there is none
+    _stop: int = 0  # the frame after the run's last voiced one
 
     @property
     def settled(self) -> int:
-        """Samples before this one lie in spans that were given, or in none."""
+        """The sample before which the spans are final: all spans that begin before it have been returned."""
         if self._start is not None:
             return self._begin(self._start)
         return max(self.frames * self.frame_samples - self._padding, 0)
 
     @property
     def open(self) -> SpeechSpan | None:
-        """The certain part of the span that is not final yet: the rest may only make it longer. ``None``: nobody is
-        known to speak."""
+        """The certain part of the current span; more frames can only make it longer. ``None``: no span is open, or it
+        may still be too short."""
         if self._start is None or self._stop - self._start < self._least_frames:
             return None
         return SpeechSpan(self._begin(self._start), self._stop * self.frame_samples + self._padding)
 
     def hear(self, probabilities: Iterable[float]) -> list[SpeechSpan]:
-        """Takes the next frames. Returns the spans that are final now, in order."""
+        """Adds the probabilities of the next frames. Returns the spans that are final now, in order."""
         found: list[SpeechSpan] = []
         for probability in probabilities:
             found += self._hear(float(probability))
@@ -99,8 +99,8 @@ class SpeechSpans:
         return self.end(None) if self.frames - self._stop >= self._silent_frames else []
 
     def end(self, length: int | None) -> list[SpeechSpan]:
-        """The run has ended, with the recording's ``length`` samples or with silence after it (``None``). Returns its
-        span, if one is open and not too short."""
+        """Ends the current run, either at the recording's end after ``length`` samples or in silence (``None``).
+        Returns its span, if a run is open and not too short."""
         start, self._start = self._start, None
         if start is None or self._stop - start < self._least_frames:
             return []

@@ -1,4 +1,4 @@
-"""Voice activity: where somebody speaks. What hears it is a `VoiceActivity`; `silero` is the default one."""
+"""Voice activity: the times at which somebody speaks. A `VoiceActivity` detects it; `silero` has the default one."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ Probabilities: TypeAlias = npt.NDArray[np.float32]
 
 
 class Listener(Protocol):
-    """Hears one stream of samples from its beginning to its end. One thread at a time calls it, not always the same."""
+    """Computes the probabilities of speech in one stream of samples, from its beginning to its end. One thread at a
+    time calls it, but not always the same thread."""
 
     def hear(self, samples: Samples) -> Probabilities:
-        """Takes the next samples, float32 of shape (n,) with full scale at 1.0, n any number.
+        """Adds the next samples: float32 of shape (n,) for any n, with full scale at 1.0.
 
-        Returns the probability of speech, 0 to 1, of each frame that is whole now and was not before: shape (frames,).
-        How the stream is divided among the calls changes no probability.
+        Returns the probability of speech, 0 to 1, of each frame that these samples complete: shape (frames,). The
+        probabilities do not depend on how the stream is divided among the calls.
         """
         ...
 
     def end(self) -> Probabilities:
-        """The stream has ended: the probability of the last frame where it is not whole, else none."""
+        """Ends the stream. Returns the probability of the last frame if it is incomplete, else an empty array."""
         ...
 
 
 class VoiceActivity(Protocol):
-    """Tells speech from everything else, frame by frame. It may be slow: it is called in worker threads.
+    """Detects speech, frame by frame. It may be slow: it is called in worker threads.
 
     Attributes:
-        sampling_rate: of the samples that listeners hear, in Hz; it must be the speech model's, 16,000 for Whisper.
-        frame_samples: samples of one frame. Frames follow each other without a gap.
+        sampling_rate: the rate of the samples that listeners hear, in Hz; it must be the speech model's, 16,000 for
+            Whisper.
+        frame_samples: the number of samples in one frame. Frames follow each other without a gap.
     """
 
     @property
@@ -43,5 +45,5 @@ class VoiceActivity(Protocol):
     def frame_samples(self) -> int: ...
 
     def listen(self) -> Listener:
-        """A new listener. The first call may load what all listeners share."""
+        """Returns a new listener. The first call may load data that all listeners share."""
         ...

@@ -1,4 +1,4 @@
-"""`Walk`: window after window through one stretch of audio, where each window starts by what was read before it."""
+"""`Walk`: reads one stretch of audio window by window. The text of each window decides where the next one starts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Span, WindowCut
 from .words import place_words
 
-_LEAST_MOVE = 1.0  # seconds: after two moves that were shorter, or none at all, the window is used up
-_MISSED = 1.0  # seconds: so much speech after a window's last segment is read once more
+_LEAST_MOVE = 1.0  # seconds: after a second shorter move in a row, the next window starts at this one's end
+_MISSED = 1.0  # seconds: if so much speech has no text, it is read once more
 
 
 async def sound_of(
     window: Callable[[int, int], Awaitable[Samples]], planned: tuple[int, int] | None, recipe: Recipe
 ) -> tuple[int, Samples] | None:
-    """The start and the samples of what was planned; ``None``: nothing was, or the audio ends before anything of it."""
+    """Returns the start and the samples of a planned window. ``None``: no window was planned, or the audio ends before
+    it or within its first timestamp step."""
     if planned is None:
         return None
     start, stop = planned
@@ -37,25 +38,26 @@ async def sound_of(
 
 @frozen(kw_only=True)
 class Read:
-    """One window that was read: its segments, and where the next one starts."""
+    """One window that was read: its segments, and the start of the next window."""
 
     segments: tuple[Segment, ...]
-    token_ids: tuple[int, ...]  # of the segments, timestamps included
+    token_ids: tuple[int, ...]  # the tokens of the segments, timestamps included
     seek: int
-    closed: bool  # nobody speaks after its last segment, the model says
-    misled: bool = False  # by the text before it: the model said nothing, or stopped, although somebody speaks
+    closed: bool  # the model says that nobody speaks after the last segment
+    misled: bool = False  # by the text before it, the model wrote nothing or stopped early although somebody speaks
 
 
 @define(eq=False)
 class Walk:
     """Reads the windows of ``[seek, limit)`` one after the other.
 
-    Nothing changes before a window's last await: where a request fails or is cancelled, the window can be read again.
+    The state changes only after a window's last await. So a window can be read again if a request fails or is
+    cancelled.
 
     Args:
-        window: gives samples by their start and number; the recording's where it is left out.
-        limit: the end of the stretch; infinity: that of the audio.
-        first: the stretch is the first one: its first window begins with the prefix.
+        window: returns samples by their start and number; by default from the recording.
+        limit: the end of the stretch; infinity: the end of the audio.
+        first: the stretch is the first one, so that its first window begins with the prefix.
         name: a part of the ids of its requests.
     """
 
@@ -81,7 +83,8 @@ class Walk:
         return self.recipe.history()
 
     async def next_window(self) -> tuple[Segment, ...] | None:
-        """Reads one window. Returns its segments, none for a silent window; ``None``: the stretch is read."""
+        """Reads one window. Returns its segments, an empty tuple for a silent window, or ``None`` after the last
+        window."""
         found = await sound_of(self.window, await self.plan.next(self.seek, self.limit), self.recipe)
         if found is None:
             return None
@@ -103,12 +106,12 @@ class Walk:
 
     @property
     def recipe(self) -> Recipe:
-        """The reader's."""
+        """The recipe of the reader."""
         return self.reader.recipe
 
     async def _read_twice(self, item: EncoderItem, language: str, start: int, stop: int) -> tuple[Attempt, Read]:
-        """Reads the window [start, stop). Where somebody speaks and the model says nothing, the text before it may have
-        misled it: the window is read once more without."""
+        """Reads the window [start, stop). If somebody speaks but the model writes nothing, the text before the window
+        may have misled the model: the window is read once more without that text."""
         before = self._history.last()
         context = Context(name=f"{self.name}{self._windows}", language=language, before=before, first=self.first)
         attempt = await self.reader.read(item, context)
@@ -120,8 +123,8 @@ class Walk:
         return attempt, evolve(self._read(attempt, start, stop), misled=True)
 
     def _remember(self, assessment: Assessment, read: Read) -> None:
-        """Keeps the text for the next window, which a silent window leaves as it is. Where no attempt was good, all
-        temperatures were tried, so that the last one counts, whichever gave the text."""
+        """Keeps the text for the next window. A silent window does not change the history. If no attempt was good, all
+        temperatures were tried, so the text counts as sampled at the last one."""
         options = self.recipe.options
         if read.misled:
             self._history.clear()
@@ -150,19 +153,21 @@ class Walk:
         return Read(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed)
 
     def _far_enough(self, start: int, seek: int, stop: int) -> int:
-        """``seek``, or ``stop`` where the window would not move on, or for the second time by little."""
+        """Returns ``seek``, or ``stop`` if the window would not move at all, or would move only a little for the second
+        time."""
         least = self.recipe.samples(_LEAST_MOVE) if self._short else 1
         return stop if seek - start < least else min(seek, stop)
 
     def _missed(self, last: Segment, start: int, stop: int) -> int | None:
-        """The end of the last segment, if somebody speaks after it though the model has used the window up."""
+        """Returns the end of the last segment if somebody speaks after it, although the next window would start at this
+        window's end."""
         end = self.recipe.samples(last.end)
         speech = speech_within(self.plan.speech, end, stop)
         is_missed = end - start >= self.recipe.samples(_LEAST_MOVE) and speech >= self.recipe.samples(_MISSED)
         return end if is_missed else None
 
     async def _with_words(self, read: Read, attempt: Attempt, language: str, start: int, stop: int) -> Read:
-        """The window with the times of its words."""
+        """Returns ``read`` with the times of its words."""
         recipe = self.recipe
         tokens = recipe.word_tokens(attempt.generated.token_ids, language)
         name = f"{self.name}{self._windows}.words"
@@ -178,8 +183,8 @@ class Walk:
         return evolve(read, segments=segments)
 
     def _heard(self, read: Read, start: int, stop: int) -> Read:
-        """The window without what nobody spoke. The next one starts after the last word, if the model has not said
-        that nobody speaks there."""
+        """Returns ``read`` without text that nobody spoke. The next window starts after the last word, unless the model
+        has said that nobody speaks there."""
         recipe, seek = self.recipe, read.seek
         ends = [segment.words[-1].end for segment in read.segments if segment.words]
         if not read.closed and ends and ends[-1] > recipe.seconds(start):
@@ -206,9 +211,9 @@ class Walk:
     def _segments(
         self, spans: Sequence[Span], attempt: Attempt, start: int, stop: int
     ) -> tuple[tuple[Segment, ...], tuple[int, ...]]:
-        """Segments within the window [start, stop), in order, and their tokens. Spans without text or time are left
-        out. So are spans that begin after the window, where the model hears only padding. Where all begin there, the
-        first is kept: its words were said in the window, and only its time is wrong."""
+        """Returns the segments within the window [start, stop), in order, and their tokens. Spans without text or
+        duration are left out, and so are spans that begin after the window, in the padding. If all spans begin after
+        the window, the first is kept: its words were said in the window, and only its time is wrong."""
         recipe, spoken = self.recipe, max(self._spoken, start)
         found: list[Segment] = []
         tokens: list[int] = []
@@ -230,7 +235,7 @@ class Walk:
             (token, logprob) for token, logprob in zip(span.token_ids, logprobs, strict=False) if recipe.is_text(token)
         ]
         return Segment(
-            id=0,  # numbered when it is given
+            id=0,  # `Transcription.next_window` numbers it
             start=recipe.seconds(start),
             end=recipe.seconds(end),
             text=recipe.decode(span.token_ids),

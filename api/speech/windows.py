@@ -1,4 +1,4 @@
-"""Reads one window's tokens: its spans of text, where the next window starts, how good the text is.
+"""Reads the tokens of one window: its spans of text, the start of the next window, and the quality of the text.
 
 The decisions are those of openai/whisper's ``transcribe.py`` (Radford et al. 2022, section 4.5).
 """
@@ -20,14 +20,14 @@ from .options import TranscribeOptions
 
 @frozen(kw_only=True)
 class Generated:
-    """The output of one request. ``token_ids`` has no end-of-text token; ``logprobs`` has a value for each of these
-    tokens, and perhaps one for the end-of-text token."""
+    """The output of one request. ``token_ids`` excludes the end-of-text token. ``logprobs`` has one value for each
+    token, and may have one more for the end-of-text token."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
-    probe: tuple[float, ...] | None = None  # log-probabilities, as `Request.probe` asked
-    aligned: AlignedTokens | None = None  # as `Request.alignment` asked
+    probe: tuple[float, ...] | None = None  # the log-probabilities that `Request.probe` asked for
+    aligned: AlignedTokens | None = None  # the answer to `Request.alignment`
     timings: Timings | None = None
 
     @property
@@ -38,9 +38,9 @@ class Generated:
 
 @frozen
 class Span:
-    """Text between two timestamps, in timestamp steps from the window's start; ``end`` is ``None`` where the text goes
-    on to the end of the window. ``token_ids`` has the timestamps too; ``first`` is the place of the first of them among
-    the window's tokens."""
+    """Text between two timestamps, whose times count timestamp steps from the window's start. ``end`` is ``None`` if
+    the text goes on to the end of the window. ``token_ids`` includes the timestamps. ``first`` is the index of the
+    span's first token among the window's tokens."""
 
     start: int
     end: int | None
@@ -50,8 +50,9 @@ class Span:
 
 @frozen
 class WindowCut:
-    """One window's spans, and where the next window starts, in timestamp steps from this window's start; ``None``: at
-    this window's end. ``closed``: a lone timestamp ends the window: nobody speaks after it, the model says."""
+    """The spans of one window, and the start of the next window in timestamp steps from this window's start.
+    ``next_start`` is ``None`` if the next window starts at this window's end. ``closed`` is true if a lone timestamp
+    ends the window, by which the model says that nobody speaks after it."""
 
     spans: tuple[Span, ...]
     next_start: int | None
@@ -59,12 +60,13 @@ class WindowCut:
 
 
 def cut_window(token_ids: Sequence[int], begin_id: int) -> WindowCut:
-    """Reads the timestamps (ids from ``begin_id`` on) in a window's tokens, whatever they are.
+    """Cuts a window's tokens at their timestamps (ids from ``begin_id`` on). Any sequence of tokens is allowed.
 
-    Two timestamps in a row part two spans. Where the window has such a pair, the tokens after the last pair are an
-    unfinished span: they are dropped, and the next window starts at the pair's first timestamp. But where a lone
-    timestamp ends the window, they are its last span, and the window is used up. Without a pair the whole window is one
-    span, which ends at the last timestamp that is not 0, or at the window's end.
+    Two timestamps in a row separate two spans. If the window has such a pair, the tokens after the last pair are an
+    unfinished span: they are dropped, and the next window starts at the first timestamp of that pair. However, if a
+    lone timestamp ends the window, those tokens are its last span, and the next window starts at this window's end.
+    Without a pair the whole window is one span. It ends at its last timestamp, or at the window's end if that timestamp
+    is 0 or missing.
     """
     is_time = [token >= begin_id for token in token_ids]
     closed = is_time[-2:] == [False, True]
@@ -85,14 +87,14 @@ def cut_window(token_ids: Sequence[int], begin_id: int) -> WindowCut:
 
 
 def compression_ratio(text: str) -> float:
-    """UTF-8 bytes over zlib-compressed bytes: repetitions make it large."""
+    """Returns the UTF-8 bytes of ``text`` over its zlib-compressed bytes. Repetitions make the ratio large."""
     data = text.encode()
     return len(data) / len(zlib.compress(data))
 
 
 @frozen(kw_only=True)
 class Assessment:
-    """One window's text at one temperature, and how good it is."""
+    """One window's text at one temperature, with the measures of its quality."""
 
     text: str
     avg_logprob: float
@@ -102,7 +104,8 @@ class Assessment:
 
     @classmethod
     def of(cls, generated: Generated, text: str, temperature: float) -> Assessment:
-        """Rates ``generated``. The average counts the end-of-text token, as Radford et al.'s code does."""
+        """Returns the assessment of ``generated``. The average log-probability counts the end-of-text token, as the
+        code of Radford et al. does."""
         return cls(
             text=text,
             avg_logprob=generated.total_logprob / (len(generated.token_ids) + 1),
@@ -112,12 +115,13 @@ class Assessment:
         )
 
     def is_improbable(self, options: TranscribeOptions) -> bool:
-        """True if the tokens were improbable."""
+        """True if the average log-probability of the tokens is below the threshold."""
         limit = options.logprob_threshold
         return limit is not None and not self.avg_logprob >= limit
 
     def is_silent(self, options: TranscribeOptions) -> bool:
-        """True if nobody speaks in the window: the model says so, and its text is not convincing."""
+        """True if nobody speaks in the window: the model says that nobody speaks, and the text is empty or too
+        improbable to contradict."""
         limit = options.logprob_threshold
         return self._hears_nobody(options) and (limit is None or not self.avg_logprob > limit or not self.text.strip())
 
@@ -148,14 +152,15 @@ class Attempt:
 
 
 def likeliest(sampled: Iterable[Generated], length_penalty: float = 1.0) -> Generated:
-    """The best of several texts that were sampled at one temperature: the first with the highest log-probability over
-    its length, the end-of-text token not counted, to the power of ``length_penalty``."""
+    """Returns the best of several texts that were sampled at one temperature. The score of a text is its
+    log-probability divided by its length to the power of ``length_penalty``. The length excludes the end-of-text token.
+    The first of equal texts is taken."""
     return max(sampled, key=lambda one: one.total_logprob / max(len(one.token_ids), 1) ** length_penalty)
 
 
 def best_attempt(attempts: Sequence[Attempt], options: TranscribeOptions) -> Attempt:
-    """The best of attempts none of which is good: one that does not repeat itself before one that does, then the
-    likeliest; among those that all repeat themselves, the one that does so least."""
+    """Returns the best of several attempts if none is good. Attempts that do not repeat themselves come first, and the
+    likeliest of them is the best. If all repeat themselves, the one that repeats least is the best."""
     calm = [one for one in attempts if not one.assessment.repeats(options)]
     if calm:
         return max(calm, key=lambda one: one.assessment.avg_logprob)

@@ -1,12 +1,12 @@
-"""Words with their times: from a window's tokens, the frames at which they begin, and their log-probabilities.
+"""Words with their times, computed from a window's tokens, their log-probabilities, and the frames at which they begin.
 
-`WordTokens.request` asks for the times of all that the model wrote in a window; `place_words` makes words of the answer
-and of the window's segments. The rules are those of openai/whisper's ``timing.py``. They mend what an alignment makes
-of a pause: the silence goes to a word beside it, which then lasts for seconds::
+`WordTokens.request` asks for the times of all text in a window. `place_words` combines the answer with the window's
+segments into words. The rules are those of openai/whisper's ``timing.py``. They mend a fault of alignments: a pause is
+counted as part of a word beside it, which then lasts for seconds::
 
     aligned    |Yes| .         |Well       |then|     "." and " Well" share the pause
-    mended     |Yes|.|              |Well  |then|     neither is longer than two words of this window usually are
-    merged     |Yes. |              |Well  |then|     the mark is part of its word, its time counts for nothing
+    mended     |Yes|.|              |Well  |then|     neither is longer than two usual words of the window
+    merged     |Yes. |              |Well  |then|     the mark is part of its word, and its time is ignored
 
 Two things differ from openai/whisper. A word never crosses segments. And no rule moves a word's start before its
 aligned start, or its end after its aligned end: so words never overlap, and segments begin and end with their words.
@@ -29,22 +29,22 @@ from ...core.request import Alignment, EncoderItem, Request
 from ..outputs.results import Segment, Word
 
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-"""Languages that put no spaces between words: each character is one here, where a token does not hold several."""
+"""Languages without spaces between words. Here each character is a word, or all characters of one token together."""
 
 LEAD = 1
-"""Frames by which the alignment heads are taken to be ahead of the sound. Of whisper-base they are ahead by 45 to 65 ms
-(medians over four recordings of synthetic speech with known word times). One frame of these is made up for, so that
-times stay near those of other programs."""
+"""The number of frames by which the alignment heads are assumed to be ahead of the sound. The heads of whisper-base are
+ahead by 45 to 65 ms (medians over four recordings of synthetic speech with known word times). Only one frame is
+corrected, so that times stay near those of other programs."""
 
 _SENTENCE_ENDS = ".。!！?？"
-_LONGEST_MEDIAN = 0.7  # seconds: of the usual duration of a word, however slowly somebody speaks
-_HINT = 0.5  # seconds: by so much a segment's own time must cut its word short to count
+_LONGEST_MEDIAN = 0.7  # seconds: the most that counts as a word's usual duration, however slowly somebody speaks
+_HINT = 0.5  # seconds: a segment's own time counts only if it shortens a word by more than this
 
 Decode = Callable[[Sequence[int]], str]
 
 
 def check_alignment(description: ModelDescription) -> None:
-    """Raises `InvalidRequest` where the model cannot find the times of words."""
+    """Raises `InvalidRequest` if the model cannot find the times of words."""
     if description.alignment_fault is not None:
         raise InvalidRequest(
             f"timestamps='word', but {description.architecture} cannot tell when words are spoken: "
@@ -54,12 +54,12 @@ def check_alignment(description: ModelDescription) -> None:
 
 @frozen(kw_only=True)
 class WordTokens:
-    """A window's tokens whose times are wanted.
+    """The tokens of a window for which times are requested.
 
     Args:
-        special: the tokens before them: <|startoftranscript|>, the language, the task; <|notimestamps|> too where the
-            model wrote no timestamps.
-        written: all tokens that the model wrote in the window, timestamps among them, without the end-of-text.
+        special: the tokens before the window's text: <|startoftranscript|>, the language, the task, and
+            <|notimestamps|> if the model wrote no timestamps.
+        written: all tokens that the model wrote in the window, including timestamps but not the end-of-text token.
         text: the number of text tokens in the vocabulary; special tokens and timestamps come after them.
     """
 
@@ -69,8 +69,8 @@ class WordTokens:
 
     @property
     def start(self) -> int:
-        """The position of the first token that is aligned. A timestamp at the beginning is not: as in transformers, it
-        counts as what stands before the first word."""
+        """The position of the first token that is aligned. A timestamp at the beginning is not aligned: as in
+        transformers, it counts as a token before the first word."""
         return len(self.special) + (self.written[0] >= self.text)
 
     @property
@@ -79,11 +79,11 @@ class WordTokens:
         return self.written[self.start - len(self.special) :]
 
     def request(self, request_id: str, item: EncoderItem, *, frames: int) -> Request | None:
-        """A request for the times of the tokens; ``None``: there is no text among them.
+        """Returns a request for the times of the tokens, or ``None`` if none of them is text.
 
         Args:
-            item: the window's own: its encoding and its cross-attention slot are shared.
-            frames: encoder frames (20 ms) with audio in them.
+            item: the item of the window itself, so that its encoding and its cross-attention slot are shared.
+            frames: the number of encoder frames (20 ms) that contain audio.
         """
         if not any(token < self.text for token in self.written):
             return None
@@ -95,8 +95,8 @@ class WordTokens:
         )
 
     def places(self, segments: Sequence[Segment]) -> list[int]:
-        """The places among `aligned` of the text tokens of ``segments``, in order. Text that is in no segment is passed
-        over: a window's last sentence may be read again in the next one."""
+        """Returns the indices in `aligned` of the text tokens of ``segments``, in order. Text that is in no segment is
+        skipped: a window's last sentence may be read again in the next window."""
         texts = [index for index, token in enumerate(self.aligned) if token < self.text]
         found, first = [], 0
         for segment in segments:
@@ -111,9 +111,9 @@ class WordTokens:
 
 @frozen(kw_only=True)
 class WordRules:
-    """The rules by which a window's tokens become words. ``decode`` gives the text of tokens, special ones left out;
-    ``prepended`` and ``appended`` are the marks that belong to the word after and before them; ``frame_seconds`` is an
-    encoder frame."""
+    """The rules by which a window's tokens become words. ``decode`` returns the text of tokens without special ones.
+    The marks in ``prepended`` belong to the word after them, and the marks in ``appended`` to the word before them.
+    ``frame_seconds`` is the duration of an encoder frame."""
 
     decode: Decode
     language: str
@@ -139,13 +139,13 @@ def place_words(
     offset: float,
     spoken_until: float,
 ) -> tuple[Segment, ...]:
-    """A window's ``segments`` with words, and with the times of their first and last word.
+    """Returns a window's ``segments`` with their words. Each segment starts and ends with its first and last word.
 
     Args:
-        tokens: those of the window.
-        aligned: the answer to the request of ``tokens``; ``None``: there is no text.
-        offset: seconds from the beginning of the audio to the window's.
-        spoken_until: the end of the last segment before the window, in seconds from the beginning of the audio; 0 where
+        tokens: the tokens of the window.
+        aligned: the answer to the request of ``tokens``; ``None``: the window has no text.
+        offset: seconds from the beginning of the audio to the beginning of the window.
+        spoken_until: the end of the last segment before the window, in seconds from the beginning of the audio; 0 if
             there is none.
     """
     parts = _spoken(segments, tokens, aligned, rules, offset)
@@ -162,7 +162,7 @@ def place_words(
 def _spoken(
     segments: Sequence[Segment], tokens: WordTokens, aligned: AlignedTokens | None, rules: WordRules, offset: float
 ) -> list[list[Word]]:
-    """The words of each segment as they were aligned."""
+    """Returns the words of each segment with their aligned times."""
     if aligned is None:
         return [[] for _ in segments]
     places = iter(tokens.places(segments))
@@ -176,7 +176,7 @@ def _spoken(
 
 
 def timed_word(word: TextWord, places: Sequence[int], aligned: AlignedTokens, rules: WordRules, offset: float) -> Word:
-    """The word with its time. ``places`` are those of its tokens among the aligned ones."""
+    """Returns the word with its time. ``places`` are the indices of its tokens among the aligned tokens."""
     start, end = (offset + (aligned.frames[at] + LEAD) * rules.frame_seconds for at in (places[0], places[-1] + 1))
     probability = fmean([math.exp(aligned.logprobs[at]) for at in places])
     return Word(text=word.text, start=start, end=end, probability=probability)
@@ -186,8 +186,9 @@ def timed_word(word: TextWord, places: Sequence[int], aligned: AlignedTokens, ru
 
 
 def split_words(token_ids: Sequence[int], decode: Decode, language: str) -> list[TextWord]:
-    """The words of ``token_ids``: each token is in one word, and the words' texts joined are the text of all. A word
-    begins with a space or is a mark; in `UNSPACED` languages it is a character, or the characters of one token."""
+    """Splits ``token_ids`` into words. Each token is in exactly one word, and the joined texts of the words are the
+    whole text. A word begins with a space or is a mark. In `UNSPACED` languages a word is a character, or all
+    characters of one token."""
     pieces = _characters(token_ids, decode)
     if language in UNSPACED:
         return pieces
@@ -201,8 +202,9 @@ def split_words(token_ids: Sequence[int], decode: Decode, language: str) -> list
 
 
 def _characters(token_ids: Sequence[int], decode: Decode) -> list[TextWord]:
-    """The least groups of tokens that are whole characters: one character may be of several tokens. What is left at the
-    end, as half a character, is a group too, or belongs to the last one where it has no text."""
+    """Returns the smallest groups of tokens that make whole characters, since one character may take several tokens.
+    Tokens that are left at the end, such as half a character, are a group too, or join the last group if they have no
+    text."""
     text, begun, first = decode(token_ids), 0, 0
     pieces: list[TextWord] = []
     for last in range(1, len(token_ids) + 1):
@@ -216,8 +218,8 @@ def _characters(token_ids: Sequence[int], decode: Decode) -> list[TextWord]:
 
 
 def merge_marks(words: Sequence[Word], prepended: str, appended: str) -> list[Word]:
-    """``words`` with marks put to the word after (``prepended``, where a space stands before them) or before
-    (``appended``). A mark's time and probability count for nothing."""
+    """Returns ``words`` with marks joined to a neighbour. A mark in ``prepended`` that follows a space joins the word
+    after it, and a mark in ``appended`` the word before it. The time and probability of a mark are ignored."""
     later: list[Word] = []
     for word in reversed(words):
         if later and word.text.startswith(" ") and word.text.strip() in prepended:
@@ -237,14 +239,14 @@ def merge_marks(words: Sequence[Word], prepended: str, appended: str) -> list[Wo
 
 
 def _usual_seconds(words: Sequence[Word]) -> float:
-    """The usual duration of a word of this window; 0 where none lasts."""
+    """Returns the usual duration of a word in the window, or 0 if no word has a duration."""
     lasting = [_seconds(word) for word in words if _seconds(word) > 0]
     return min(_LONGEST_MEDIAN, median(lasting)) if lasting else 0.0
 
 
 def _without_long_ends(parts: Sequence[Sequence[Word]], longest: float) -> list[list[Word]]:
-    """The words, with marks at the end of a sentence and words after one no longer than ``longest``: they had the
-    pause."""
+    """Returns the words, of which marks at the end of a sentence and words after such marks are shortened to
+    ``longest``: a longer one includes the pause."""
     words = [word for part in parts for word in part]
     mended = words[:1] + [_cut(before, word, longest) for before, word in pairwise(words)]
     left = iter(mended)
@@ -262,7 +264,8 @@ def _cut(before: Word, word: Word, longest: float) -> Word:
 
 
 def _mended(segment: Segment, words: list[Word], usual: float, spoken_until: float) -> Segment:
-    """``segment`` with ``words``, the first and last of which may be cut, and with their times."""
+    """Returns ``segment`` with ``words``, whose first and last ones may be shortened, and with the times of its
+    words."""
     if not words:
         return evolve(segment, words=())
     words = _after_pause(words, usual, spoken_until)
@@ -272,7 +275,8 @@ def _mended(segment: Segment, words: list[Word], usual: float, spoken_until: flo
 
 
 def _after_pause(words: list[Word], usual: float, spoken_until: float) -> list[Word]:
-    """The words, of which the first and second after a pause last no longer than twice a word's usual time."""
+    """Returns the words. If a pause comes before them, the first word and the second are shortened to twice the usual
+    duration."""
     longest, first, others = 2 * usual, words[0], words[1:]
     second = others[0] if others else None
     together = second.end - first.start if second is not None else 0.0
@@ -286,8 +290,9 @@ def _after_pause(words: list[Word], usual: float, spoken_until: float) -> list[W
 
 
 def _hinted(words: list[Word], segment: Segment, usual: float) -> list[Word]:
-    """The words, of which a first one that begins long before its segment begins with it, and a last one that ends long
-    after its segment ends with it: but each keeps its usual time."""
+    """Returns the words, the first and last of which may be shortened by the times of ``segment``. A first word that
+    begins long before the segment is cut to the segment's start, and a last word that ends long after the segment to
+    its end. Each keeps the usual duration."""
     first = words[0]
     if first.start + _HINT < segment.start < first.end:
         start = min(first.end - usual, segment.start)
