@@ -1,8 +1,8 @@
 """Local agreement: which words of a growing utterance are stable.
 
-A live session reads the same utterance again and again, each time with more of it. `Agreement` takes these hypotheses
-and decides: a word that two successive hypotheses have at the same place, after words that are stable already, is
-stable (LocalAgreement-2: Liu et al. 2020, "Low-Latency Sequence-to-Sequence Speech Recognition and Translation by
+A live session reads the same utterance again and again, each time with more of its audio. Each reading gives a
+hypothesis. A word that two successive hypotheses have at the same place, directly after stable words, becomes stable
+(LocalAgreement-2: Liu et al. 2020, "Low-Latency Sequence-to-Sequence Speech Recognition and Translation by
 Partial Hypothesis Selection"; Macháček et al. 2023, "Turning Whisper into Real-Time Transcription System")::
 
     hypothesis  1   the cat sad
@@ -10,8 +10,8 @@ Partial Hypothesis Selection"; Macháček et al. 2023, "Turning Whisper into Rea
     hypothesis  3           sat on the mat     the cat sat on | the mat
                     stable  ^ provisional
 
-Stable words are given to the model as the beginning of the next text. So each hypothesis is what follows them, and
-contradicts none of them.
+The model gets the stable words as the beginning of the next text. So each hypothesis has only the words after them,
+and cannot contradict them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Words = tuple[TextWord, ...]
 
 
 def agreed(before: Sequence[TextWord], words: Sequence[TextWord]) -> int:
-    """The number of first words that are the same in both by their text."""
+    """Returns the number of words at the beginning whose texts are the same in both."""
     count = 0
     for first, second in zip(before, words, strict=False):
         if first.text != second.text:
@@ -41,24 +41,25 @@ class Agreement:
 
     Attributes:
         stable: words that never change; the latest hypothesis begins after them.
-        provisional: the rest of the latest hypothesis.
+        provisional: the words of the latest hypothesis that are not stable.
     """
 
     stable: Words = ()
     provisional: Words = ()
 
     def hear(self, words: Sequence[TextWord], *, goes_on: bool = False) -> Words:
-        """Takes the next hypothesis: the words after the stable ones. Returns those that are stable now. With
-        ``goes_on`` the audio ends in the middle of speech: the last word may be cut off, and is not stable."""
+        """Adds the next hypothesis: the words after the stable ones. Returns the words that become stable. ``goes_on``:
+        the audio ends in the middle of speech, so that the last word may be cut off and does not become stable."""
         most = max(len(words) - goes_on, 0)
         return self._accept(tuple(words), min(agreed(self.provisional, words), most))
 
     def settle(self, count: int | None = None) -> Words:
-        """Makes the first ``count`` provisional words stable without a second hypothesis, or all; returns them."""
+        """Makes the first ``count`` provisional words, or all, stable without a second hypothesis. Returns these
+        words."""
         return self._accept(self.provisional, len(self.provisional) if count is None else count)
 
     def forget(self, count: int) -> Words:
-        """Drops the first ``count`` stable words, whose audio is not read any more; returns them."""
+        """Drops the first ``count`` stable words, whose audio is not read any more. Returns these words."""
         assert count <= len(self.stable), f"{count} words are to be dropped, but {len(self.stable)} are stable"
         dropped, self.stable = self.stable[:count], self.stable[count:]
         return dropped
@@ -69,5 +70,5 @@ class Agreement:
 
 
 def text_of(words: Sequence[TextWord]) -> str:
-    """The words as the model wrote them."""
+    """Returns the joined text of the words, as the model wrote it."""
     return "".join(word.text for word in words)

@@ -21,11 +21,11 @@ _ALLOWED = (
 
 
 def read_chunk(chunk: Any, rate: int) -> ArraySource:
-    """The samples of what is fed to a session of ``rate`` Hz; they may share the caller's memory.
+    """Returns the samples of a chunk that is fed to a session of ``rate`` Hz. They may share the caller's memory.
 
     Raises:
-        InvalidRequest: another type, dtype, shape or rate; bytes that are no whole samples; floats that are NaN,
-            infinite or beyond full scale.
+        InvalidRequest: a type, dtype, shape or rate that is not allowed; bytes that end within a sample; floats that
+            are NaN, infinite or beyond full scale.
     """
     if isinstance(chunk, bytes | bytearray | memoryview):
         count = memoryview(chunk).nbytes
@@ -50,11 +50,11 @@ def read_chunk(chunk: Any, rate: int) -> ArraySource:
 
 @define(eq=False)
 class Ear:
-    """Turns chunks into samples at the model's rate and probabilities of speech. It blocks, and one thread at a time
-    may use it.
+    """Turns chunks into samples at the model's rate, and into probabilities of speech. Its calls block, and one thread
+    at a time may use it.
 
     Raises:
-        InvalidRequest: the detector hears another rate than the model.
+        InvalidRequest: the detector's rate is not the model's.
     """
 
     rate: int
@@ -71,8 +71,8 @@ class Ear:
         self._resampler = new_resampler(self.rate, self.model_rate)
 
     def hear(self, chunk: Samples, *, last: bool = False) -> tuple[Samples, Probabilities]:
-        """The next samples, and the probabilities of the frames that are whole now. ``last``: no more chunks come, and
-        the last frame need not be whole."""
+        """Returns the next samples, and the probabilities of the frames that they complete. ``last``: no more chunks
+        come, and the last frame need not be complete."""
         samples = chunk if self._resampler is None else self._resampler.resample_chunk(chunk, last=last)
         if self._listener is None:
             self._listener = self.detector.listen()

@@ -1,6 +1,6 @@
 """`Endpointer`: the utterances of a live session, and the readings of them that are due.
 
-It takes probabilities of speech, frame by frame, and decides; it holds no audio and knows no clock::
+The endpointer decides from probabilities of speech, frame by frame. It holds no audio and reads no clock::
 
     voice       ______#########__########______________####____
     utterance        |-------- 0 ---------|           |- 1 ..        ends after `endpoint_silence`
@@ -10,7 +10,7 @@ It takes probabilities of speech, frame by frame, and decides; it holds no audio
                      `start`         `stop`
 
 Silence between utterances is never read. An utterance that is longer than the model's window is read in parts: `moved`
-says that the first one is done.
+reports that the first part is done.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from attrs import define, field, frozen
 
 from ..speech.spans import SpanRules, SpeechSpan, SpeechSpans
 
-_PADDING = 0.3  # seconds around voice that belong to an utterance, where its end is not awaited for less
+_PADDING = 0.3  # seconds around voice that belong to an utterance; less if `endpoint_silence` is short
 
 
 @frozen(kw_only=True)
 class Reading:
-    """Samples ``start`` to ``stop`` are to be read.
+    """A reading that is due: samples ``start`` to ``stop`` are to be read.
 
     Args:
-        pauses: the speaker is silent after ``stop``, for a while or for good: the text is worth some trouble, since
-            it may be the utterance's last one.
-        full: the audio fills the model's window, so that its beginning must be done with after this reading.
+        pauses: the speaker is silent after ``stop``, for a while or for good. The text is worth more work, since it may
+            be the last one of the utterance.
+        full: the audio fills the model's window, so that its beginning must be done after this reading.
     """
 
     start: int
@@ -46,11 +46,11 @@ class Endpointer:
     """The utterances of one session. Samples are counted from the session's beginning.
 
     Args:
-        sampling_rate: of the samples that are counted, in Hz.
-        frame_samples: of one frame.
+        sampling_rate: the rate of the samples, in Hz.
+        frame_samples: the number of samples in one frame.
         endpoint_silence: seconds without voice that end an utterance.
-        step: samples of new voice that make a reading due.
-        window: samples that one reading has at most.
+        step: the number of samples of new voice that make a reading due.
+        window: the most samples of one reading.
     """
 
     sampling_rate: int
@@ -59,10 +59,10 @@ class Endpointer:
     step: int
     window: int
     _spans: SpeechSpans = field(init=False)
-    _ended: deque[SpeechSpan] = field(factory=deque, init=False)  # utterances that are not done
-    _start: int = field(default=0, init=False)  # samples before it are done with
+    _ended: deque[SpeechSpan] = field(factory=deque, init=False)  # ended utterances that are not read yet
+    _start: int = field(default=0, init=False)  # the samples before this one are done
     _read: Reading | None = field(default=None, init=False)  # the last reading of the first utterance
-    _length: int | None = field(default=None, init=False)  # of the session's audio, once it has ended
+    _length: int | None = field(default=None, init=False)  # of the session's audio; None: it has not ended
 
     def __attrs_post_init__(self) -> None:
         padding = min(_PADDING, self.endpoint_silence / 2)
@@ -72,11 +72,11 @@ class Endpointer:
     # -- what is heard -------------------------------------------------------------------------------------------------
 
     def hear(self, probabilities: Iterable[float]) -> None:
-        """Takes the next frames."""
+        """Adds the probabilities of the next frames."""
         self._ended += self._spans.hear(probabilities)
 
     def end(self, length: int) -> None:
-        """The audio has ended after ``length`` samples, and so has the last utterance."""
+        """Ends the audio after ``length`` samples, and with it the last utterance."""
         self._ended += self._spans.end(length)
         self._length = length
 
@@ -87,7 +87,7 @@ class Endpointer:
 
     @property
     def is_full(self) -> bool:
-        """True if as many samples of utterances are kept as one reading has at most: hearing more must wait."""
+        """True if the samples that are kept of utterances fill one reading, so that hearing must wait."""
         return self._utterance is not None and self._heard - self.needed >= self.window
 
     @property
@@ -97,7 +97,7 @@ class Endpointer:
     # -- what is read --------------------------------------------------------------------------------------------------
 
     def due(self) -> Reading | None:
-        """The reading that is due now; ``None``: none is."""
+        """Returns the reading that is due now, or ``None`` if no reading is due."""
         utterance = self._utterance
         if utterance is None:
             return None
@@ -115,11 +115,11 @@ class Endpointer:
         return None
 
     def read(self, reading: Reading) -> None:
-        """``reading`` was made."""
+        """Notes that ``reading`` was made."""
         self._read = reading
 
     def moved(self, start: int) -> None:
-        """The samples of the first utterance before ``start`` are done with."""
+        """Notes that the samples before ``start`` are done, all of them in the first utterance."""
         assert start > self._start, f"moved back from {self._start} to {start}"
         self._start = start
 
@@ -129,7 +129,7 @@ class Endpointer:
         return bool(self._ended) and self.due() is None
 
     def next(self) -> None:
-        """The first utterance is done."""
+        """Ends the first utterance and goes on to the next one."""
         self._start = max(self._start, self._ended.popleft().stop)
         self._read = None
 

@@ -24,7 +24,7 @@ _ELSEWHERE = {
     "lang": "language",
     "prompt": "initial_prompt",
 }
-"""Names that other programs have for what an option does here."""
+"""Names of options in other programs, each with the option that does the same here."""
 
 
 @frozen(kw_only=True)
@@ -32,13 +32,14 @@ class LiveOptions:
     """The options of a live session. docs/speech_live.md explains them.
 
     Args:
-        rate: samples a second of the chunks that are fed.
-        step: seconds of new voice after which the utterance is read again. A smaller step makes text stable earlier,
-            and reads more often. A model that is slower than that sets the pace itself.
+        rate: the sampling rate of the chunks that are fed, in Hz.
+        step: seconds of new voice after which the utterance is read again. With a smaller step text becomes stable
+            earlier, but the utterance is read more often. If the model is slower than the step, the model sets the
+            pace.
         endpoint_silence: seconds without voice that end an utterance.
-        max_backlog: seconds of audio that may wait to be heard; `feed` waits for room.
+        max_backlog: the most seconds of audio that may wait to be heard; `feed` waits for room.
         transcribe: the options that live sessions share with transcriptions. Searches with several beams, and
-            temperatures after the first one, are for the text at a pause; what comes before is greedy.
+            temperatures after the first one, apply only to the text at a pause; earlier text is greedy.
 
     Raises:
         InvalidRequest: a value that is not allowed.
@@ -55,10 +56,10 @@ class LiveOptions:
 
 
 def read_live_options(given: Mapping[str, Any]) -> LiveOptions:
-    """The options that a caller gave by name.
+    """Returns the options that a caller gave by name.
 
     Raises:
-        InvalidRequest: an unknown name, with the name that is near; a value that is not allowed.
+        InvalidRequest: an unknown name (the message names a similar one), or a value that is not allowed.
     """
     own = [name for name in fields_dict(LiveOptions) if name != "transcribe"]
     for name in given:

@@ -1,4 +1,4 @@
-"""`UtteranceReader`: the readings of a live session become words, stable and provisional."""
+"""`UtteranceReader`: turns the readings of a live session into words, stable and provisional."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .agreement import Agreement, agreed, text_of
 from .endpoints import Reading
 from .timed_words import TimedWord, cut, joined, timed
 
-_LEAST_HEARD = 2.0  # seconds of speech that tell its language
-_EDGE = 1.0  # seconds: words that end so near the end of a full window may be cut off
+_LEAST_HEARD = 2.0  # seconds of speech that are enough to detect its language
+_EDGE = 1.0  # seconds: words that end this near to the end of a full window may be cut off
 
 
 @frozen(kw_only=True)
 class Heard:
     """The changes by one reading: the words that are stable now, and ``moved``, the sample before which no audio is
-    needed any more; ``None``: all of it is."""
+    needed any more. ``moved`` is ``None`` if all audio is still needed."""
 
     stable: tuple[TimedWord, ...] = ()
     moved: int | None = None
@@ -40,14 +40,14 @@ class Heard:
 class UtteranceReader:
     """Reads one utterance after the other, each as often as `read` is called.
 
-    Nothing changes before a reading's last await.
+    The state changes only after a reading's last await.
 
     Args:
-        interim: reads an utterance that goes on: greedy, once.
-        thorough: reads an utterance at a pause, by all options.
+        interim: reads an utterance that goes on, greedily and once.
+        thorough: reads an utterance at a pause, with all options.
 
     Attributes:
-        language: of the latest reading; ``None`` before the first one.
+        language: the language of the latest reading; ``None`` before the first one.
     """
 
     interim: WindowReader
@@ -55,8 +55,8 @@ class UtteranceReader:
     history: History = field(init=False)
     language: str | None = field(init=False)
     _agreement: Agreement = field(factory=Agreement, init=False)
-    _timed: tuple[TimedWord, ...] = field(default=(), init=False)  # stable and provisional words, where it is known
-    _decided: bool = field(init=False)  # the language is
+    _timed: tuple[TimedWord, ...] = field(default=(), init=False)  # stable and provisional, if times are known
+    _decided: bool = field(init=False)  # the language is decided
     _temperature: float = field(default=0.0, init=False)  # of the latest text
 
     def __attrs_post_init__(self) -> None:
@@ -71,7 +71,7 @@ class UtteranceReader:
         return text_of(self._agreement.provisional)
 
     async def read(self, reading: Reading, samples: Samples) -> Heard:
-        """Reads ``samples``, those of ``reading``."""
+        """Reads ``samples``, the audio of ``reading``. Returns the changes."""
         item = await self.thorough.item(samples)
         language, decided = await self._language_of(reading, item)
         attempt = await self._attempt(reading, item, language)
@@ -90,7 +90,7 @@ class UtteranceReader:
         return self._heard(reading, words, placed)
 
     def end(self) -> Heard:
-        """The utterance is over: the rest of its words."""
+        """Ends the utterance. Returns the rest of its words, which are stable now."""
         known = len(self._agreement.stable)
         self._agreement.settle()
         rest = self._timed[known:]
@@ -102,8 +102,8 @@ class UtteranceReader:
     # -- the engine ----------------------------------------------------------------------------------------------------
 
     async def _language_of(self, reading: Reading, item: EncoderItem) -> tuple[str, bool]:
-        """The language to read in, and whether it is decided: it is certain, of enough speech or all that there is. Of
-        an undecided language no text becomes stable before the pause."""
+        """Returns the language to read in, and whether it is decided. The language is decided if the model is certain
+        after enough speech, or at a pause. Before that, no text becomes stable until the pause."""
         if self.language is not None and (self._decided or self._agreement.stable):
             return self.language, self._decided
         found = await self.thorough.languages(item)
@@ -122,10 +122,10 @@ class UtteranceReader:
     async def _placed(
         self, reading: Reading, item: EncoderItem, language: str, words: Sequence[TextWord], samples: int
     ) -> tuple[TimedWord, ...]:
-        """The times of all words of the utterance's audio."""
+        """Returns all words of the utterance's audio with their times."""
         recipe = self.thorough.recipe
         tokens = recipe.word_tokens(tuple(token for word in words for token in word.token_ids), language)
-        if not tokens.text:  # a vocabulary whose first token is special: all that is written is text
+        if not tokens.text:  # the vocabulary's first token is special: all written tokens are text
             tokens = evolve(tokens, text=recipe.tokens.timestamp_begin_id)
         aligned = await self.thorough.aligned("words", tokens, item, samples)
         if aligned is None:
@@ -135,7 +135,7 @@ class UtteranceReader:
     # -- decisions -----------------------------------------------------------------------------------------------------
 
     def _words(self, reading: Reading, attempt: Attempt, language: str) -> tuple[TextWord, ...] | None:
-        """The words of the hypothesis; ``None``: it is not good enough to count."""
+        """Returns the words of the hypothesis, or ``None`` if it is not good enough to count."""
         recipe = self.thorough.recipe
         if attempt.assessment.is_silent(recipe.options):
             return ()
@@ -154,14 +154,15 @@ class UtteranceReader:
             count += len(self._agreement.settle(sum(one.word.end <= sure for one in rest)))
         moved = self._moved(reading)
         if moved is None and (reading.full or self._written > self.thorough.recipe.half):
-            # nothing less than all of it could be moved: one endless word, say
+            # there is no place to cut, as in one endless word: all words become stable and leave
             count += len(self._agreement.settle())
             self._leave(len(self._agreement.stable))
             moved = reading.stop
         return Heard(stable=placed[known : known + count], moved=moved)
 
     def _moved(self, reading: Reading) -> int | None:
-        """Moves stable words of a long utterance to the text before. Returns the sample where the audio is cut."""
+        """Moves stable words of a long utterance into the history. Returns the sample at which the audio is cut, or
+        ``None`` if no words were moved."""
         recipe, stable = self.thorough.recipe, self._agreement.stable
         is_long = 2 * (reading.stop - reading.start) > recipe.description.window_samples
         is_wordy = 2 * self._written > recipe.half
@@ -176,11 +177,11 @@ class UtteranceReader:
 
     @property
     def _written(self) -> int:
-        """Tokens of the stable words, which the next reading begins with."""
+        """The number of tokens in the stable words, with which the next reading begins."""
         return sum(len(word.token_ids) for word in self._agreement.stable)
 
     def _leave(self, count: int) -> None:
-        """The first ``count`` stable words belong to the text before now."""
+        """Moves the first ``count`` stable words into the history."""
         left = self._agreement.forget(count)
         self._timed = self._timed[count:]
         self.history.add([token for word in left for token in word.token_ids], self._temperature)

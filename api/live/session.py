@@ -7,7 +7,8 @@
                               `Endpointer` decides what is read, and when
 
 Two tasks work for a session: one listens, one reads. When reading takes long, the next reading has more new audio, so
-that nothing queues up. When it takes longer than the audio itself, held samples and backlog fill up, and `feed` waits.
+that no readings queue up. When reading takes longer than the audio lasts, held samples and backlog fill up, and `feed`
+waits.
 """
 
 from __future__ import annotations
@@ -36,35 +37,37 @@ _PIECE = 1.0  # seconds of audio that are heard at once
 
 
 class LiveSession(Protocol):
-    """One live audio on its way to text: feed chunks, and iterate over the updates, in two tasks or in turn."""
+    """The transcription of one live audio. Its user feeds chunks and iterates over the updates, in two tasks or in
+    turn."""
 
     async def feed(self, chunk: Any) -> None:
-        """Takes the next chunk, of any length. Waits while ``max_backlog`` seconds of audio wait already. Nothing is
-        dropped. A call that is cancelled while it waits may have taken the chunk's beginning.
+        """Adds the next chunk, of any length. Waits while ``max_backlog`` seconds of audio wait already; nothing is
+        dropped. If a call is cancelled while it waits, the chunk's beginning may have been added.
 
         Args:
-            chunk: int16 samples as bytes (little endian, mono), or an int16 or float array of shape (n,), full scale
-                at 1.0; alone, or with its rate: ``(samples, rate)``, ``{"array": samples, "sampling_rate": rate}``.
+            chunk: int16 samples as bytes (little endian, mono), or an int16 or float array of shape (n,), full scale at
+                1.0; alone, or with its rate: ``(samples, rate)``, ``{"array": samples, "sampling_rate": rate}``.
 
         Raises:
-            InvalidRequest: a chunk that is not allowed; nothing of it was taken.
-            EngineStateError: after `finish`, outside of the session's block, or while another task feeds.
-            EngineError: the session has failed; see iteration.
+            InvalidRequest: a chunk that is not allowed; nothing of it was added.
+            EngineStateError: the call comes after `finish`, outside of the session's block, or while another task
+                feeds.
+            EngineError: the session has failed, see `__anext__`.
         """
         ...
 
     async def finish(self) -> None:
-        """Says that no more comes. Iteration ends after the last text. Returns at once; again does nothing. A `feed`
-        of another task that still waits for room is heard to its end."""
+        """Ends the audio. Iteration ends after the last text. The call returns at once, and a second call does nothing.
+        If a `feed` of another task still waits for room, its whole chunk is heard."""
         ...
 
     def __aiter__(self) -> Self: ...
 
     async def __anext__(self) -> LiveText:
-        """The next update. A reader that is late gets the updates of one utterance as one.
+        """Returns the next update. If the reader is late, the updates of one utterance are merged into one.
 
         Raises:
-            EngineError: a request failed, or the engine has ended. All updates before came before.
+            EngineError: a request failed, or the engine has ended. All earlier updates were returned before.
         """
         ...
 
@@ -88,8 +91,8 @@ class _Bell:
 
 
 class LiveTranscription:
-    """Implements `LiveSession` in the engine's own loop. `listen` and `transcribe` are its two tasks, which never
-    raise an error: the session's user gets it."""
+    """Implements `LiveSession` in the engine's own loop. `listen` and `transcribe` are its two tasks. They never raise
+    an error: the next call of the session's user raises it."""
 
     def __init__(self, options: LiveOptions, ear: Ear, endpointer: Endpointer, reader: UtteranceReader) -> None:
         self._options = options
@@ -101,7 +104,7 @@ class LiveTranscription:
         self._samples = HeldSamples()
         self._updates: deque[LiveText] = deque()
         self._utterance = 0
-        self._position = 0.0  # seconds that the latest reading reached to
+        self._position = 0.0  # seconds, the end of the latest reading
         self._shown: str | None = None  # the provisional text of the last update; None: the utterance has no update
         self._bell = _Bell()
         self._feeding = False
@@ -109,12 +112,12 @@ class LiveTranscription:
         self._heard = False  # all is heard
         self._read = False  # all is read
         self._closed = False
-        self._fault: Exception | None = None  # until it is raised
+        self._fault: Exception | None = None  # not raised yet
         self._failure: str | None = None
 
     @property
     def held_seconds(self) -> float:
-        """Audio in memory: the backlog, and what may still be read."""
+        """Seconds of audio in memory: the backlog, and the samples that may still be read."""
         return self._waiting / self._options.rate + self._samples.count / self._endpointer.sampling_rate
 
     # -- the user's side -----------------------------------------------------------------------------------------------
@@ -161,7 +164,7 @@ class LiveTranscription:
         return self._updates.popleft()
 
     def _check(self) -> None:
-        """Raises what keeps the session from going on."""
+        """Raises an error if the session cannot go on."""
         if self._closed:
             raise EngineStateError("this live session is over: its block has ended; open another: engine.live(...)")
         error, self._fault = self._fault, None
@@ -185,18 +188,18 @@ class LiveTranscription:
             yield
         finally:
             self._feeding = False
-            self._bell.ring()  # `_listen` awaits it
+            self._bell.ring()  # `_listen` waits for this
 
     # -- the ends ------------------------------------------------------------------------------------------------------
 
     def fail(self, error: Exception) -> None:
-        """Ends the session with ``error``, which its user gets once."""
+        """Ends the session with ``error``, which is raised to its user once."""
         if self._failure is None and not self._read:
             self._fault, self._failure = error, f"{type(error).__name__}: {error}"
             self._bell.ring()
 
     def close(self) -> None:
-        """The block has ended."""
+        """Ends the session, since its block has ended."""
         self._closed = True
         self._fault = None
         self._backlog.clear()
@@ -205,11 +208,11 @@ class LiveTranscription:
     # -- the tasks -----------------------------------------------------------------------------------------------------
 
     async def listen(self) -> None:
-        """The task that hears what is fed."""
+        """Hears the audio that is fed, in a task of its own."""
         await self._guarded(self._listen)
 
     async def transcribe(self) -> None:
-        """The task that reads what was heard."""
+        """Reads the audio that was heard, in a task of its own."""
         await self._guarded(self._transcribe)
 
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -218,7 +221,7 @@ class LiveTranscription:
         except Exception as error:  # noqa: BLE001  (raised where the session is used)
             self.fail(error)
 
-    @trio.lowlevel.enable_ki_protection  # between an answer and what is made of it nothing may be lost
+    @trio.lowlevel.enable_ki_protection  # a ^C after an answer would lose the answer
     async def _listen(self) -> None:
         while not self._heard:
             all_fed = self._finished and not self._feeding
@@ -230,7 +233,7 @@ class LiveTranscription:
                 await self._hear(np.zeros(0, np.float32), last=True)
 
     def _next_piece(self) -> Samples:
-        """Takes up to a second of the backlog, so that small chunks cost no thread each."""
+        """Removes up to a second of audio from the backlog, so that small chunks do not cost a thread each."""
         taken = [self._backlog.popleft()]
         room = round(_PIECE * self._options.rate) - len(taken[0])
         while self._backlog and len(self._backlog[0]) <= room:

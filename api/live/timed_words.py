@@ -1,4 +1,4 @@
-"""The words of a live session's hypotheses: their times, and where an utterance is cut that becomes too long."""
+"""The times of the words in a live session's hypotheses, and the cut through an utterance that becomes too long."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..outputs.results import Word
 from ..speech.words import TextWord, WordRules, timed_word
 
 _SENTENCE_ENDS = (".", "。", "!", "！", "?", "？")
-_LONGEST_USUAL = 0.7  # seconds: of a word, however slowly somebody speaks
+_LONGEST_USUAL = 0.7  # seconds: the most that counts as a word's usual duration, however slowly somebody speaks
 
 
 @frozen(kw_only=True)
 class TimedWord:
-    """A word or mark of a hypothesis and its time. ``number`` is the same for a word and the marks that belong to it.
-    A mark has no length."""
+    """A word or mark of a hypothesis with its time. A word and the marks that belong to it have the same ``number``. A
+    mark has no duration."""
 
     number: int
     word: Word
@@ -28,14 +28,14 @@ class TimedWord:
 def timed(
     words: Sequence[TextWord], aligned: AlignedTokens, *, rules: WordRules, offset: float
 ) -> tuple[TimedWord, ...]:
-    """The words with their times.
+    """Returns the words with their times.
 
-    The alignment gives a pause to the mark before it, or to the word after it. So marks have no length, and a word
-    after a mark or at the beginning lasts no longer than twice a word's usual time: it begins later.
+    The alignment counts a pause as part of the mark before it, or of the word after it. So marks get no duration, and a
+    word after a mark or at the beginning gets at most twice the usual duration of a word: its start is moved later.
 
     Args:
-        aligned: all tokens of ``words``, in order.
-        offset: seconds from the session's beginning to that of the audio that was aligned.
+        aligned: the times of all tokens of ``words``, in order.
+        offset: seconds from the beginning of the session to the beginning of the aligned audio.
     """
     found: list[TimedWord] = []
     first = 0
@@ -47,7 +47,7 @@ def timed(
 
 
 def _numbers(words: Sequence[TextWord], rules: WordRules) -> list[int]:
-    """The number of each word: counting, and a mark has that of the word to which it belongs."""
+    """Returns the number of each word, counting up. A mark has the number of the word to which it belongs."""
     numbers: list[int] = []
     number, opens = -1, False  # opens: the mark before belongs to this word
     for word in words:
@@ -59,12 +59,12 @@ def _numbers(words: Sequence[TextWord], rules: WordRules) -> list[int]:
 
 
 def is_mark(text: str) -> bool:
-    """True if nothing of ``text`` is spoken."""
+    """True if ``text`` has no letter and no digit, so that nothing of it is spoken."""
     return not any(character.isalnum() for character in text)
 
 
 def _mended(words: Sequence[TimedWord]) -> tuple[TimedWord, ...]:
-    """The words, with marks without length, and no long words at the beginning or after marks."""
+    """Returns the words. Marks get no duration, and long words at the beginning or after marks are shortened."""
     lasting = [one.word.end - one.word.start for one in words if not is_mark(one.word.text)]
     longest = 2 * min(_LONGEST_USUAL, median(lasting)) if lasting else 0.0
     found: list[TimedWord] = []
@@ -82,7 +82,7 @@ def _mended(words: Sequence[TimedWord]) -> tuple[TimedWord, ...]:
 
 
 def joined(words: Sequence[TimedWord]) -> tuple[Word, ...]:
-    """``words`` with the marks that belong to them."""
+    """Joins ``words`` with the marks that belong to them."""
     groups = [[one.word for one in group] for _, group in groupby(words, key=lambda one: one.number)]
     return tuple(map(_together, groups))
 
@@ -98,13 +98,13 @@ def _together(parts: Sequence[Word]) -> Word:
 
 
 def cut(words: Sequence[TimedWord], stable: int, start: float) -> tuple[int, float] | None:
-    """The cut through the audio of a long utterance: the number of first words before it, and its time in seconds. It
-    is later than ``start``. It is after the last stable sentence, or else after the last stable word that is whole.
-    ``None``: there is no such word.
+    """Finds the cut through the audio of a long utterance. Returns the number of words before the cut, and its time in
+    seconds. The cut is later than ``start``. It comes after the last stable sentence, or else after the last stable
+    word that is whole. ``None``: no such word exists.
 
     Args:
-        words: those of the latest hypothesis, stable and provisional.
-        stable: the number of them that are stable.
+        words: the words of the latest hypothesis, stable and provisional.
+        stable: the number of stable words.
         start: the beginning of the utterance's audio, in seconds.
     """
     whole = [count for count in range(1, stable + 1) if _is_whole(words, count) and _border(words, count) > start]
@@ -116,7 +116,7 @@ def cut(words: Sequence[TimedWord], stable: int, start: float) -> tuple[int, flo
 
 
 def _is_whole(words: Sequence[TimedWord], count: int) -> bool:
-    """True if no part of a word before the cut lies after it."""
+    """True if a cut after ``count`` words does not separate a word from its marks."""
     return count == len(words) or words[count].number != words[count - 1].number
 
 

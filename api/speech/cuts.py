@@ -1,4 +1,4 @@
-"""The cuts between windows, at pauses that voice activity has found. Values in, values out, in samples."""
+"""The cuts between windows, at pauses that voice activity has found. Pure functions; all positions are in samples."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class CutRules:
     """The rules by which windows are cut, in samples.
 
     Args:
-        window: most that the model reads at once.
-        gap: a longer silence ends a window, and is not read.
+        window: the most that the model reads at once.
+        gap: silence of this length or more ends a window, and is not read.
         padding: silence that is read around speech.
-        earliest: a window that speech fills is cut at its longest pause after so much. Where there is none it has its
-            full length, and the next one starts by the model's timestamps.
+        earliest: a window full of speech is cut at its longest pause after so many samples. Without such a pause the
+            window has its full length, and the model's timestamps decide where the next one starts.
     """
 
     window: int
@@ -29,10 +29,10 @@ class CutRules:
 
 
 def window_at(seek: int, spans: Spans, rules: CutRules) -> tuple[int, int] | None:
-    """The first window from ``seek`` on; ``None``: nobody speaks from there on.
+    """Returns the first window from ``seek`` on, or ``None`` if nobody speaks after ``seek``.
 
     Args:
-        spans: speech, known to the end of the audio, or for a whole window after its next beginning.
+        spans: speech, known to the end of the audio, or for a whole window after the next speech begins.
     """
     ahead = [(max(start, seek), stop) for start, stop in spans if stop > seek]
     if not ahead:
@@ -50,7 +50,7 @@ def window_at(seek: int, spans: Spans, rules: CutRules) -> tuple[int, int] | Non
 
 
 def _pause(earliest: int, latest: int, spans: Spans) -> int:
-    """The middle of the longest pause between ``earliest`` and ``latest``; ``latest`` where there is none."""
+    """Returns the middle of the longest pause between ``earliest`` and ``latest``, or ``latest`` if there is none."""
     pauses = [
         (max(before, earliest), min(after, latest))
         for (_, before), (after, _) in pairwise(spans)
@@ -71,5 +71,5 @@ def speech_within(spans: Spans, start: int, stop: int) -> int:
 
 
 def next_speech(spans: Spans, seek: int, default: int) -> int:
-    """The first sample of speech at ``seek`` or later; ``default`` where there is none."""
+    """Returns the first sample of speech at ``seek`` or later, or ``default`` if there is none."""
     return next((max(start, seek) for start, stop in spans if stop > seek), default)

@@ -1,4 +1,4 @@
-"""`Hearing`: the speech in a `Recording`, found as far ahead as anybody asks."""
+"""`Hearing`: finds the speech in a `Recording`, as far ahead as callers ask."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ..inputs.threads import run_in_thread
 from .spans import SpanRules, SpeechSpan, SpeechSpans
 from .voice import Listener, Probabilities, VoiceActivity
 
-_SECONDS_AT_ONCE = 8  # of audio that one call of a thread hears: some 30 ms, which a cancelled caller waits
+_SECONDS_AT_ONCE = 8  # of audio for one call in a thread: a cancelled caller waits for its end, some 30 ms
 
 
 class Hearing:
-    """Finds the speech in ``recording``, as far as anybody asks.
+    """Finds the speech in ``recording``, as far as callers ask.
 
-    It reads the recording up to where it is asked, and keeps the spans. The samples stay in the recording until
-    somebody has it forget them.
+    `hear` reads the recording as far as it is asked, and keeps the spans. The samples stay in the recording until
+    `Recording.forget` drops them.
 
     Attributes:
-        ended: the recording is heard to its end.
+        ended: the recording was heard to its end.
         heard: the samples before this one were heard.
 
     Args:
-        recording: an open one.
-        detector: at the recording's rate.
-        rules: what counts as speech.
+        recording: an open recording.
+        detector: a detector at the recording's rate.
+        rules: the rules that decide what counts as speech.
 
     Raises:
-        InvalidRequest: the detector hears another rate, or answers with something else than probabilities.
+        InvalidRequest: the detector has another rate, or answers with something other than probabilities.
     """
 
     def __init__(self, recording: Recording, detector: VoiceActivity, rules: SpanRules) -> None:
@@ -52,7 +52,7 @@ class Hearing:
 
     @property
     def spans(self) -> list[SpeechSpan]:
-        """Speech, [start, stop) in samples, in order. The last span may grow."""
+        """The speech so far, [start, stop) in samples, in order. The last span may grow."""
         last = self._decides.open
         return self._final if last is None else [*self._final, last]
 
@@ -62,7 +62,7 @@ class Hearing:
         return self.heard if self.ended else self._decides.settled
 
     def skip(self, before: int) -> None:
-        """Nobody needs the samples before ``before``: the recording forgets them."""
+        """Drops the samples before ``before`` from the recording, as far as they were heard: nobody needs them."""
         self._recording.forget(min(before, self.heard))
 
     async def hear(self, until: int) -> None:
@@ -70,9 +70,9 @@ class Hearing:
         while self.heard < until and not self.ended:
             await self._hear_on()
 
-    @trio.lowlevel.enable_ki_protection  # between the listener's answer and what is made of it nothing may be lost
+    @trio.lowlevel.enable_ki_protection  # a ^C after the listener's answer would lose the answer
     async def _hear_on(self) -> None:
-        """Hears the next seconds, or that there are none."""
+        """Hears the next seconds, or notes that the recording has ended."""
         known = self.heard
         async with self._hearing:
             if self.heard != known or self.ended:

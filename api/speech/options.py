@@ -56,7 +56,7 @@ _ELSEWHERE = {
     "without_timestamps": "timestamps='none'",
     "word_timestamps": "timestamps='word'",
 }
-"""Names that other programs have for what an option does here."""
+"""Names of options in other programs, each with the option that does the same here."""
 
 
 def _read_temperatures(value: Any) -> tuple[float, ...]:
@@ -84,7 +84,8 @@ def _read_clips(value: Any) -> tuple[tuple[float, float], ...]:
 
 
 def _times(value: Any) -> list[float]:
-    """Starts and ends in turn, of pairs of (start, end), of one list, or of a text with commas."""
+    """Returns starts and ends in turn. ``value`` has pairs of (start, end), or starts and ends in turn as a list or as
+    a text with commas."""
     if isinstance(value, str):
         return [float(one) for one in value.split(",") if one]
     values = list(value)
@@ -108,12 +109,13 @@ def _voice_activity(value: Any) -> Any:
 
 @frozen
 class Option:
-    """The declaration of an option: what is made of its field, beside the docstring's sentences about it.
+    """The declaration of an option, kept in the metadata of its field. The docstring of `TranscribeOptions` explains
+    the option.
 
     Args:
-        marks: of `LIVE`, `DECODING`, `WHISPER` and `WHISPER_CT2`.
+        marks: some of `LIVE`, `DECODING`, `WHISPER` and `WHISPER_CT2`.
         choices: the texts among which the option chooses.
-        form: the member of the server's form that gives the option; ``None``: no member does.
+        form: the member of the server's form that sets the option; ``None``: no member does.
     """
 
     marks: frozenset[str]
@@ -158,8 +160,8 @@ _PATIENCE = number(0, 100, above=True).or_none("until no better text can come")
 class TranscribeOptions:
     """The options of a transcription. docs/speech.md explains them with examples and figures.
 
-    A window is up to 30 s of audio, which the model reads at once. Where a window's text is not good enough by the
-    thresholds, it is read again at the next temperature. Where no temperature gives good text, the best of all is
+    A window is up to 30 s of audio, which the model reads at once. If a window's text is not good enough by the
+    thresholds, the window is read again at the next temperature. If no temperature gives good text, the best text is
     taken: one that does not repeat itself before one that does, then the likeliest.
 
     Args:
@@ -167,13 +169,13 @@ class TranscribeOptions:
             model detects it; ``language_detection_segments`` says in how many windows.
         task: ``"transcribe"``, or ``"translate"`` into English.
         initial_prompt: text that comes before the first window, for names and spelling. With ``parallel`` it comes
-            before every piece. Of a prompt longer than half of the model's positions the last tokens are kept, and
-            `Transcript.warnings` says so.
+            before every piece. If a prompt is longer than half of the model's positions, only its last tokens are used,
+            and `Transcript.warnings` says so.
         prefix: text with which the first window's text begins. The model continues it; it is no part of the transcript.
-        condition_on_previous_text: give the text of the windows before to the model. So its spelling and style stay
-            the same, and a repetition may go on.
-        prompt_reset_temperature: text sampled at a higher temperature is not given to later windows. Nor is text that
-            was good at no temperature.
+        condition_on_previous_text: give the text of the windows before to the model. This keeps spelling and style
+            the same, but a repetition may go on.
+        prompt_reset_temperature: text sampled at a higher temperature is not given to later windows. Text that was
+            good at no temperature is not given to them either.
         timestamps: ``"segment"``: segments with their times; ``"word"``: their words with times too; ``"none"``: one
             segment per window.
         temperature: one or several (a list, a tuple, an array), tried in order. 0 is beam search, or greedy with
@@ -188,26 +190,26 @@ class TranscribeOptions:
         no_speech_threshold: a window whose probability of no speech is higher, and whose text is improbable or empty,
             is silent. ``None``: off.
         hallucination_silence_threshold: words that sound like none within so many seconds of silence are left out. The
-            silence is skipped. Needs ``timestamps="word"``.
+            silence is skipped. The option needs ``timestamps="word"``.
         clip_timestamps: read only these parts: pairs of (start, end) in seconds, or starts and ends in turn; a last
             start without end reaches to the end of the audio.
         max_initial_timestamp: the first timestamp of a window is not later, in seconds. ``None``: as the checkpoint
             says.
         suppress_tokens: tokens that are never sampled, instead of the checkpoint's. Special tokens that no text has are
-            never sampled anyway.
+            never sampled in any case.
         prepend_punctuations: marks that are part of the word after them.
         append_punctuations: marks that are part of the word before them.
         voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is. A `VoiceActivity` of
-            the caller's: as ``"skip"``, by what it hears in place of Silero.
+            the caller: as ``"skip"``, with this detector in place of Silero.
         encoder_context: ``"full"``: silence fills a window that is shorter than the model's, 30 s; ``"trimmed"``: two
-            seconds of it, which takes less time. Text that is not good is read again with all of it.
-        parallel: cut the audio where nobody speaks and read the pieces at the same time. None of them has the text
+            seconds of it, which takes less time. If the text is not good, the window is read again in full.
+        parallel: cut the audio where nobody speaks and read the pieces at the same time. No piece gets the text
             before it.
         language_detection_segments: the language is detected in up to so many windows, until it is certain.
         language_detection_threshold: a language with this probability is certain.
         multilingual: detect the language of every window anew.
-        strict: refuse audio that breaks off. By default it is transcribed up to there, and `Transcript.warnings` says
-            so.
+        strict: refuse audio that breaks off. By default the audio is transcribed up to the break, and
+            `Transcript.warnings` says so.
         seed: the seed of sampling above temperature 0; each further temperature takes the next seed. ``None``: a fresh
             seed.
 
@@ -264,7 +266,8 @@ OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fie
 
 
 def sentences() -> dict[str, str]:
-    """The first sentence of the docstring about each option, without marks of code: the command's help."""
+    """Returns the first sentence about each option in the docstring of `TranscribeOptions`, without backticks and
+    quotation marks. The command's help shows these sentences."""
     text = inspect.cleandoc(TranscribeOptions.__doc__ or "")
     entries = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
     firsts = {name: re.split(r"(?<=\.) (?=[A-Z`])", " ".join(entry.split()))[0] for name, entry in entries}
@@ -272,10 +275,10 @@ def sentences() -> dict[str, str]:
 
 
 def read_options(given: Mapping[str, Any]) -> TranscribeOptions:
-    """The options that a caller gave by name.
+    """Returns the options that a caller gave by name.
 
     Raises:
-        InvalidRequest: an unknown name, with the name that is near; a value that is not allowed.
+        InvalidRequest: an unknown name (the message names a similar one), or a value that is not allowed.
     """
     unknown = [name for name in given if name not in OPTIONS]
     if unknown:

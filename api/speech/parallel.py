@@ -1,4 +1,4 @@
-"""`ParallelTranscription`: windows cut at pauses are read at the same time, and given in order."""
+"""`ParallelTranscription`: reads pieces of audio, cut at pauses, at the same time. Their segments come in order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .walk import Walk, sound_of
 
 StartSoon = Callable[[Callable[[], Awaitable[None]]], None]
 
-_MOST_TOGETHER = 4  # windows of a piece
+_MOST_TOGETHER = 4  # the most windows of a piece
 _LEAST_PIECES = 4
 
 
@@ -28,16 +28,18 @@ class _Piece:
     """A stretch of audio that one task reads."""
 
     stop: int
-    walk: Walk | None  # until it is read
-    read: deque[tuple[tuple[Segment, ...], int]] = field(factory=deque, init=False)  # segments and their window's end
+    walk: Walk | None  # None: the piece is read
+    read: deque[tuple[tuple[Segment, ...], int]] = field(
+        factory=deque, init=False
+    )  # a window's segments; the next start
     error: Exception | None = field(default=None, init=False)  # not raised yet
-    failed: bool = field(default=False, init=False)  # nobody reads it now
+    failed: bool = field(default=False, init=False)  # its task ended with an error
 
 
 class ParallelTranscription(Transcription):
-    """A `Transcription` that cuts the audio at pauses into pieces of some windows first, and reads up to ``at_once`` of
-    these at the same time, none with the text before it. Segments come in order, each when all before it are
-    there. One piece further ahead is cut than may be read at once.
+    """A `Transcription` that first cuts the audio at pauses into pieces of some windows, then reads up to ``at_once``
+    pieces at the same time. No piece gets the text before it. Segments come in order, each as soon as all segments
+    before it are read. One piece more is cut than may be read at once.
 
     Args:
         start_soon: starts a task, which lives no longer than the block in which the transcription is used.
@@ -50,9 +52,9 @@ class ParallelTranscription(Transcription):
         self._start_soon = start_soon
         self._at_once = at_once
         self._places = trio.Semaphore(at_once)
-        self._pieces: deque[_Piece] = deque()  # not given to the end yet
+        self._pieces: deque[_Piece] = deque()  # their segments are not all returned yet
         self._news = trio.Event()
-        self._cut_to: int | None = 0  # None: all is cut
+        self._cut_to: int | None = 0  # pieces are cut up to this sample; None: all are cut
         self._error: Exception | None = None  # of the last cut, not raised yet
 
     async def _next(self) -> tuple[Segment, ...] | None:
@@ -63,7 +65,7 @@ class ParallelTranscription(Transcription):
             if self._cut_to is not None and self._error is None and unread <= self._at_once:
                 try:
                     self._cut_to = await self._cut(self._cut_to)
-                except Exception as error:  # noqa: BLE001  (raised after all that was cut before)
+                except Exception as error:  # noqa: BLE001  (raised after the segments of earlier pieces)
                     self._error = error
             elif self._pieces:
                 await self._news.wait()
@@ -73,8 +75,8 @@ class ParallelTranscription(Transcription):
                 return None
 
     def _of_first(self, piece: _Piece) -> tuple[Segment, ...] | None:
-        """The next segments of the first piece; ``None``: nothing is ready yet. Reads a piece that has failed again
-        after its error was raised.
+        """Returns the next segments of the first piece, or ``None`` if nothing is ready yet. If the piece has failed
+        and its error was already raised, starts to read the piece again.
 
         Raises:
             Exception: the piece has failed.
@@ -94,7 +96,7 @@ class ParallelTranscription(Transcription):
         return None
 
     async def _cut(self, start: int) -> int | None:
-        """Cuts the next piece. Returns its end; ``None``: there is none."""
+        """Cuts the next piece. Returns its end, or ``None`` if no audio is left."""
         planned = await self.plan.piece(start, self._windows())
         window = await sound_of(self.recording.window, planned, self.reader.recipe)
         if window is None:
@@ -117,8 +119,9 @@ class ParallelTranscription(Transcription):
         return stop
 
     def _windows(self) -> int:
-        """The number of windows of a piece. There are several, since each but the first is read with the text before
-        it. There are few where the audio is short, so that at least `_LEAST_PIECES` are read at the same time."""
+        """The number of windows in a piece. A piece has several windows, since all but its first are read with the text
+        before them. If the audio is short, a piece has fewer, so that at least `_LEAST_PIECES` pieces are read at the
+        same time."""
         if self.recording.duration is None:
             return _MOST_TOGETHER
         description = self.reader.recipe.description
@@ -126,7 +129,7 @@ class ParallelTranscription(Transcription):
         return max(1, min(full // _LEAST_PIECES, _MOST_TOGETHER))
 
     async def _read(self, piece: _Piece) -> None:
-        """The task of a piece."""
+        """Reads one piece, in a task of its own."""
         async with self._places:
             try:
                 while piece.walk is not None:
@@ -147,7 +150,7 @@ class ParallelTranscription(Transcription):
 
 
 async def _excerpt(samples: Samples, first: int, start: int, length: int) -> Samples:
-    """A copy of samples of a piece, which begins at ``first``: a view would keep the whole piece alive."""
+    """Returns a copy of samples of a piece that begins at sample ``first``. A view would keep the whole piece alive."""
     return samples[start - first : start - first + length].copy()
 
 

@@ -18,9 +18,7 @@ from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
 from .words import WordTokens
 
-Run = Callable[
-    [Sequence[Request]], Awaitable[Sequence[Generated]]
-]  # runs requests together, until all have ended
+Run = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # runs requests together, until all have ended
 
 
 @define(eq=False)

@@ -9,7 +9,7 @@ from ..outputs.results import Progress, Segment, Transcript
 
 
 class ReadSoFar:
-    """The facts that a stream of segments has beside its segments. ``language``, ``language_probability`` and
+    """The facts about a stream of segments beside the segments themselves. ``language``, ``language_probability`` and
     ``duration`` are known from the start."""
 
     def __init__(self, progress: Callable[[], Progress]) -> None:
@@ -17,7 +17,8 @@ class ReadSoFar:
         self.progress = progress
 
     def transcript(self) -> Transcript:
-        """Everything so far: the segments that were read from the stream. At the end that is the whole transcript."""
+        """Returns a transcript of the segments that were read from the stream so far. After the last segment it is
+        complete."""
         return self.progress().transcript(self._found)
 
     @property
@@ -27,12 +28,12 @@ class ReadSoFar:
 
     @property
     def language_probability(self) -> float | None:
-        """The model's certainty, 0 to 1; ``None`` where the language was not detected."""
+        """The model's certainty about the language, 0 to 1; ``None`` if the language was not detected."""
         return self.progress().so_far.language_probability
 
     @property
     def duration(self) -> float | None:
-        """Length of the audio in seconds; ``None`` while nobody knows it."""
+        """The length of the audio in seconds; ``None`` while it is unknown."""
         return self.progress().duration
 
     @property
@@ -47,7 +48,7 @@ class ReadSoFar:
 
 
 class SegmentStream(ReadSoFar):
-    """Async iterator of `Segment`."""
+    """An async iterator of `Segment`."""
 
     def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[], Progress]) -> None:
         super().__init__(progress)

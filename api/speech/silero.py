@@ -1,9 +1,10 @@
 """Silero: voice activity by the network of the package silero-vad, computed by numpy.
 
-The package runs its network by torch.jit, which torch has deprecated, or by onnxruntime, and importing it changes
-torch's number of threads for the whole process. Neither is needed: the network is small (310,000 weights), so its
-weights are read from the package's file, which is found without an import, and numpy multiplies. That takes one core,
-a 300th of the audio's time, and no thread, so that a device that computes with all cores beside it is left alone.
+The package runs its network by torch.jit, which torch has deprecated, or by onnxruntime. Importing the package changes
+torch's number of threads for the whole process. Neither is needed, since the network is small (310,000 weights): its
+weights are read from the package's file, which is found without an import, and numpy does the computation. One core
+needs a 300th of the audio's duration for it, and no thread is started. So a device that computes with all cores at the
+same time is not disturbed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .voice import Probabilities
 
 FRAME = 512  # samples of one probability: 32 ms
 _CONTEXT = 64  # samples before a frame that the network sees too
-_SPECTRUM, _HOP, _BINS = 256, 128, 129  # samples of one spectrum, between two, and its frequencies
+_SPECTRUM, _HOP, _BINS = 256, 128, 129  # samples of a spectrum, samples from one to the next, and frequencies
 _WIDTH = 128  # of the recurrent layer
 _FRAMES_AT_ONCE = 128  # bounds the memory of one call to a few megabytes
 _FILE = "data/silero_vad_16k.safetensors"
@@ -37,14 +38,15 @@ Array = npt.NDArray[np.float32]
 
 @define(eq=False)
 class Silero:
-    """A `VoiceActivity`. The weights, 1.2 MB, are read from the installed package when the first one listens; nothing
-    is downloaded. Any number of listeners share them. Listening may begin in any thread.
+    """The default `VoiceActivity`. The first call of `listen` reads the weights, 1.2 MB, from the installed package;
+    nothing is downloaded. All listeners share the weights. `listen` may be called in any thread.
 
     Args:
-        within: opened around the network, whose many small operations of numpy each give Python's lock back.
+        within: a context to enter while the network runs. The network has many small numpy operations, each of which
+            releases Python's lock.
 
     Raises:
-        CheckpointError: from `listen`: the package is not installed, or is one that this code does not know.
+        CheckpointError: from `listen`: the package is not installed, or is a version that this code does not know.
     """
 
     within: Callable[[], AbstractContextManager[object]] = nullcontext
@@ -54,19 +56,19 @@ class Silero:
     _reading: threading.Lock = field(factory=threading.Lock, init=False)
 
     def listen(self) -> SileroListener:
-        """A listener at the beginning of a stream."""
+        """Returns a listener at the beginning of a stream."""
         with self._reading:
             if self._weights is None:
                 self._weights = _Weights.read(_find())
             return SileroListener(self._weights, self.within)
 
     def release(self) -> None:
-        """Drops the weights; who listens still keeps them to its end."""
+        """Drops the weights. Listeners that exist keep them to their end."""
         self._weights = None
 
 
 def _find() -> Path:
-    """The file with the weights. The package is not imported."""
+    """Returns the path of the file with the weights, without importing the package."""
     found = importlib.util.find_spec("silero_vad")
     folders = found.submodule_search_locations if found is not None else None
     if not folders:
@@ -79,11 +81,11 @@ def _find() -> Path:
 
 @frozen(eq=False)
 class _Weights:
-    """The network's weights, each as the right factor of a product."""
+    """The network's weights, each as the right factor of a product unless a comment says otherwise."""
 
     cosine: Array  # [256, 129]
     sine: Array  # [256, 129]
-    convolutions: tuple[tuple[Array, Array], ...]  # [taps * channels in, channels out], [channels out], four of them
+    convolutions: tuple[tuple[Array, Array], ...]  # four: [taps * channels in, channels out], [channels out]
     input: Array  # [128, 512]
     recurrent: Array  # [512, 128], the left factor
     bias: Array  # [512]
@@ -95,7 +97,7 @@ class _Weights:
         """Reads the package's file.
 
         Raises:
-            CheckpointError: it is damaged, or of another network.
+            CheckpointError: the file is damaged, or holds another network.
         """
         try:
             tensors = load_file(path)
@@ -105,7 +107,7 @@ class _Weights:
 
     @classmethod
     def of(cls, tensors: dict[str, Array]) -> _Weights:
-        """Takes the tensors of the package's file, by their names there."""
+        """Returns the weights made from the tensors of the package's file, by the names that they have there."""
         shapes = {name: tensors[name].shape if name in tensors else None for name in _SHAPES}
         if shapes != _SHAPES:
             wrong = {name: shape for name, shape in shapes.items() if shape != _SHAPES[name]}
@@ -128,7 +130,7 @@ class _Weights:
 
 
 def _taps(weight: Array) -> Array:
-    """[out, in, taps] as [taps * in, out]."""
+    """Reshapes a weight from [out, in, taps] to [taps * in, out]."""
     return np.ascontiguousarray(weight.transpose(2, 1, 0).reshape(-1, len(weight)))
 
 
@@ -158,8 +160,8 @@ def _zeros(size: int) -> Array:
 
 @define(eq=False)
 class SileroListener:
-    """The network's way through one stream: what it remembers between frames, and the samples of a frame that is not
-    whole yet. A listener belongs to one thread at a time."""
+    """The state of the network in one stream: its memory between frames, and the samples of a frame that is not
+    complete yet. A listener belongs to one thread at a time."""
 
     _weights: _Weights
     _within: Callable[[], AbstractContextManager[object]]
@@ -169,7 +171,7 @@ class SileroListener:
     _cell: Array = Factory(lambda: _zeros(_WIDTH))
 
     def hear(self, samples: Samples) -> Probabilities:
-        """Takes the next samples; returns the probabilities of the frames that are whole now, float32 [frames]."""
+        """Adds the next samples. Returns the probabilities of the frames that they complete, float32 [frames]."""
         heard = np.concatenate([self._rest, samples]).astype(np.float32, copy=False)
         count = len(heard) // FRAME
         self._rest = heard[count * FRAME :].copy()
@@ -178,8 +180,8 @@ class SileroListener:
         return np.concatenate([_zeros(0), *parts])
 
     def end(self) -> Probabilities:
-        """The stream has ended: the probability of what is left, as a frame filled up with silence; none where nothing
-        is left."""
+        """Ends the stream. Returns the probability of the rest, as a frame filled up with silence, or an empty array if
+        nothing is left."""
         if not len(self._rest):
             return _zeros(0)
         return self.hear(_zeros(FRAME - len(self._rest)))
@@ -189,13 +191,13 @@ class SileroListener:
             return self._remembered(_encoded(self._weights, self._with_context(frames)))
 
     def _with_context(self, frames: Array) -> Array:
-        """[frames, 640]: the samples before each frame, the frame, and its end mirrored."""
+        """Returns [frames, 640]: each frame between the samples before it and its own end mirrored."""
         contexts = np.concatenate([self._context[None], frames[:-1, -_CONTEXT:]])
         self._context = frames[-1, -_CONTEXT:].copy()
         return np.concatenate([contexts, frames, frames[:, -2 : -2 - _CONTEXT : -1]], axis=1)
 
     def _remembered(self, features: Array) -> Array:
-        """The recurrent layer (LSTM), frame by frame, and the probability of each."""
+        """Runs the recurrent layer (LSTM) frame by frame. Returns the probability of each frame."""
         weights = self._weights
         gates = (features @ weights.input)[:, 0] + weights.bias
         hidden = np.empty((len(gates), _WIDTH), np.float32)
@@ -208,9 +210,10 @@ class SileroListener:
 
 
 def _encoded(weights: _Weights, samples: Array) -> Array:
-    """Features of each frame, [frames, 1, 128], from [frames, 640].
+    """Returns the features of each frame, [frames, 1, 128], from [frames, 640].
 
-    Every product is one of small matrices, a stack of them for the frames: numpy's BLAS starts no threads for these.
+    Every product is a stack of products of small matrices, one for each frame: numpy's BLAS starts no threads for
+    these.
     """
     windows = np.lib.stride_tricks.sliding_window_view(samples, _SPECTRUM, axis=1)[:, ::_HOP]  # [frames, 4, 256]
     windows = np.ascontiguousarray(windows)
@@ -221,8 +224,8 @@ def _encoded(weights: _Weights, samples: Array) -> Array:
 
 
 def _neighbours(features: Array, stride: int) -> Array:
-    """[frames, steps, channels] as [frames, steps / stride, 3 * channels]: each step between its neighbours, zeros
-    beyond the ends."""
+    """Reshapes [frames, steps, channels] to [frames, steps / stride, 3 * channels]: each step stands between its
+    neighbours, with zeros beyond the ends."""
     steps = features.shape[1]
     padded = np.pad(features, ((0, 0), (1, 1), (0, 0)))
     return np.concatenate([padded[:, tap : tap + steps : stride] for tap in range(3)], axis=2)

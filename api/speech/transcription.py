@@ -1,8 +1,8 @@
 """Long audio to text, window by window: `Transcription` walks over the audio.
 
-The decisions (`cut_window`, `Assessment`, `Recipe`, `window_at`) are values in, values out; `Walk` and `WindowReader`
-await the engine between decisions. The walk is that of openai/whisper's ``transcribe.py`` (Radford et al. 2022, section
-4.5)::
+The decisions (`cut_window`, `Assessment`, `Recipe`, `window_at`) are pure functions; `Walk` and `WindowReader` await
+the engine between decisions. The windows follow each other as in openai/whisper's ``transcribe.py`` (Radford et al.
+2022, section 4.5)::
 
     audio     |-------- window --------|
     tokens     <0.00> A <5.20><5.20> B <11.00><11.00> C       C is cut off by the window's end
@@ -29,11 +29,11 @@ from .walk import Walk, sound_of
 
 
 class Transcription:
-    """One audio on its way to text: an async iterator of its segments. `next_window` gives those of one window, and
-    `transcript` all that are left.
+    """The transcription of one audio, as an async iterator of its segments. `next_window` returns the segments of one
+    window, and `transcript` reads all windows that are left.
 
     A transcription has no nursery and no cancel scope, so it may be stopped after any window and driven from an async
-    generator. Where a request fails, the position stays, and `next_window` may be called again.
+    generator. If a request fails, the position does not change, and `next_window` may be called again.
 
     Attributes:
         ended: the last window was read.
@@ -58,7 +58,8 @@ class Transcription:
     # -- where it is -------------------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        """All that is known so far. The coverage comes at the end alone, since it goes through all segments."""
+        """Returns all that is known so far. The coverage is added only at the end, since it takes a pass over all
+        segments."""
         recipe, duration, broken = self.reader.recipe, self.recording.duration, self.recording.broken
         so_far = Transcript(
             text="",
@@ -76,7 +77,7 @@ class Transcription:
 
     @property
     def position(self) -> float:
-        """Seconds from the beginning that are done."""
+        """Seconds of the audio, from its beginning, that are done."""
         duration = self.recording.duration
         if self.ended and duration is not None:
             return duration
@@ -85,7 +86,7 @@ class Transcription:
 
     @property
     def coverage(self) -> tuple[Stretch, ...]:
-        """The fate of every second of the audio, up to `position`."""
+        """The stretches of the audio up to `position`: speech, silent or failed."""
         seconds = self.reader.recipe.seconds
         speech = [(seconds(start), seconds(stop)) for start, stop in self.plan.speech]
         return coverage(self.position, self._times, speech)
@@ -93,12 +94,14 @@ class Transcription:
     # -- the walk ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Detects the language where it is not known yet. Without it `next_window` does."""
+        """Detects the language if it is not known yet. Without this call the first `next_window` detects the
+        language."""
         with self._alone("start"):
             await self._start()
 
     async def next_window(self) -> list[Segment] | None:
-        """Transcribes one window. Returns its segments, none for a silent window; ``None`` after the last window."""
+        """Transcribes one window. Returns its segments, an empty list for a silent window, or ``None`` after the last
+        window."""
         with self._alone("next_window"):
             if self.ended:
                 return None
@@ -124,13 +127,14 @@ class Transcription:
         return self._pending.pop(0)
 
     async def transcript(self) -> Transcript:
-        """Transcribes what is left of the audio."""
+        """Transcribes the rest of the audio."""
         segments = [one async for one in self]
         return self.progress().transcript(segments)
 
     async def _start(self) -> None:
-        """Detects the language where it is not known, in up to ``language_detection_segments`` windows, until one is
-        certain; else by the mean. Where no window has a sound, the language stays unknown."""
+        """Detects the language if it is not known, in up to ``language_detection_segments`` windows. The first
+        window whose language is certain decides, else the mean of all. If no window has any sound, the language
+        stays unknown."""
         if self._started:
             return
         reader, options = self.reader, self.reader.recipe.options
@@ -159,7 +163,7 @@ class Transcription:
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
-        """Refuses a second call while one runs: it would read the same window twice."""
+        """Refuses a second call while one runs, since both would read the same window."""
         if self._busy:
             raise EngineStateError(
                 f"{what} of transcription {self.reader.request_id!r} was called while an earlier call of it still "
