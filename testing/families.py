@@ -1,7 +1,9 @@
-"""Tiny random checkpoints of every family that the engine reads, made in a moment, so that tests need no download.
+"""Tiny random checkpoints of every family that the engine reads. They are made in a moment, so that tests need no
+download.
 
-Two layers, a vocabulary of bytes, and weights so large that the sampled tokens differ: else comparing them with
-transformers' would mean little. Sizes and settings are the smallest that have every part of the real model.
+Each has two layers and a vocabulary of bytes. The weights are so large that the sampled tokens differ; else a
+comparison with transformers' tokens would show little. Sizes and settings are the smallest that have every part of the
+real model.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from .words import BART, BERT, GEMMA, LLAMA, LLAVA, QWEN, QWEN_AUDIO, QWEN_VISIO
 
 _HIDDEN = 48
 _LAYERS = 2
-_POSITIONS = 512  # of the language models
+_POSITIONS = 512  # of the text models
 _TARGETS = 256  # positions of the encoder-decoders
 _WINDOW = 16  # positions that a layer with a window sees
 
@@ -26,7 +28,7 @@ def make_checkpoint(family: str, folder: str | Path, *, seed: int = 0) -> Path:
 
     Args:
         family: one of `FAMILIES`.
-        seed: of the weights; equal seeds give equal weights.
+        seed: the seed of the weights; equal seeds give equal weights.
 
     Raises:
         ValueError: there is no such family.
@@ -68,7 +70,8 @@ _TEXT: Mapping[str, tuple[str, str, Words, Mapping[str, Any]]] = {
     "bert_reranker": ("BertForSequenceClassification", "BertConfig", BERT, {"num_labels": 1}),
     "llama_classifier": ("LlamaForSequenceClassification", "LlamaConfig", LLAMA, _LABELS),
 }
-"""The models of text only: the classes of model and configuration in transformers, the tokenizer, and settings."""
+"""The families of text only, each with the classes of its model and configuration in transformers, its tokenizer, and
+its settings."""
 
 
 def _text(family: str, folder: Path, seed: int) -> None:
@@ -81,8 +84,8 @@ def _text(family: str, folder: Path, seed: int) -> None:
 
 
 def _qwen_vision(name: str, vision: Mapping[str, Any], folder: Path, seed: int) -> None:
-    """Images of 16 pixels a side and more. Layers of the encoder see the whole image, in Qwen2.5-VL the first one
-    windows of it."""
+    """Writes a checkpoint for images of at least 16 pixels a side. Layers of its encoder see the whole image, except
+    that the first one of Qwen2.5-VL sees windows."""
     import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -118,7 +121,7 @@ _TOWER = {
 
 
 def _llava(folder: Path, seed: int) -> None:
-    """CLIP and Llama; 16 embeddings for each image."""
+    """Writes a checkpoint of CLIP and Llama, with 16 embeddings for each image."""
     from transformers import LlavaConfig, LlavaForConditionalGeneration
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
@@ -135,7 +138,8 @@ def _llava(folder: Path, seed: int) -> None:
 
 
 def _tiled(name: str, folder: Path, seed: int) -> None:
-    """Tiles of 32 pixels a side, up to 2 by 2 and the whole image; 4 embeddings each."""
+    """Writes a checkpoint that cuts an image into tiles of 32 pixels a side, up to 2 by 2, and also reads the whole
+    image. Each tile has 4 embeddings."""
     import transformers
 
     family = name.lower()
@@ -154,7 +158,7 @@ def _tiled(name: str, folder: Path, seed: int) -> None:
 
 
 def _qwen2_audio(folder: Path, seed: int) -> None:
-    """A window of one second: 25 embeddings."""
+    """Writes a checkpoint for windows of one second, with 25 embeddings each."""
     from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
 
     tokenizer = QWEN_AUDIO.make()
@@ -177,11 +181,12 @@ def _qwen2_audio(folder: Path, seed: int) -> None:
 
 
 def _moonshine(folder: Path, seed: int) -> None:
-    """An embedding for each 24 ms of audio; heads filled up from 12 numbers to 16."""
+    """Writes a checkpoint with an embedding for each 24 ms of audio, and with heads that are padded from 12 numbers to
+    16."""
     from transformers import MoonshineConfig, MoonshineForConditionalGeneration, Wav2Vec2FeatureExtractor
 
     tokenizer = LLAMA.make()
-    make_config: Any = MoonshineConfig  # typed more strictly than it is called
+    make_config: Any = MoonshineConfig  # the annotations are stricter than the code
     config = make_config(
         encoder_num_hidden_layers=_LAYERS,
         encoder_num_attention_heads=4,
@@ -202,11 +207,12 @@ def _moonshine(folder: Path, seed: int) -> None:
 
 
 def _bart(folder: Path, seed: int) -> None:
-    """Fewer layers in the decoder than in the encoder; an end that is forced, no three tokens in a row twice."""
+    """Writes a checkpoint with fewer layers in the decoder than in the encoder. Its last token is forced, and no three
+    tokens may repeat."""
     from transformers import BartConfig, BartForConditionalGeneration
 
     tokenizer = BART.make()
-    make_config: Any = BartConfig  # typed more strictly than it is called
+    make_config: Any = BartConfig  # the annotations are stricter than the code
     config = make_config(
         encoder_layers=_LAYERS + 1,
         encoder_attention_heads=4,
@@ -235,11 +241,12 @@ def _bart(folder: Path, seed: int) -> None:
 
 
 def _t5(folder: Path, seed: int) -> None:
-    """Scores that change with the distance, the same from 12 positions on; gated layers, as in T5 1.1."""
+    """Writes a checkpoint whose attention scores depend on the distance, up to 12 positions. Its layers are gated, as
+    in T5 1.1."""
     from transformers import T5Config, T5ForConditionalGeneration
 
     tokenizer = T5.make()
-    make_config: Any = T5Config  # typed more strictly than it is called
+    make_config: Any = T5Config  # the annotations are stricter than the code
     config = make_config(
         d_model=_HIDDEN,
         d_kv=16,
@@ -266,7 +273,7 @@ def _special(tokenizer: Any) -> dict[str, int]:
 
 
 def _text_settings(tokenizer: Any) -> dict[str, Any]:
-    """The settings that the configurations of all decoders share."""
+    """Returns the settings that the configurations of all decoders share."""
     return {
         "hidden_size": _HIDDEN,
         "intermediate_size": 2 * _HIDDEN,
@@ -281,7 +288,7 @@ def _text_settings(tokenizer: Any) -> dict[str, Any]:
 
 
 def _random(model: Any, config: Any, seed: int) -> Any:
-    """A model with weights sampled from ``seed``; the caller's random state stays as it is."""
+    """Returns a model with weights sampled from ``seed``. The caller's random state stays as it is."""
     import torch
 
     before = torch.get_rng_state()
@@ -293,7 +300,7 @@ def _random(model: Any, config: Any, seed: int) -> Any:
                 weight.normal_(0.0, _spread(weight))
             else:  # norms around their initial values, biases around zero
                 weight.add_(torch.randn_like(weight) * 0.1)
-        if getattr(made.config, "tie_word_embeddings", False):  # else the last token would always be the likeliest
+        if getattr(made.config, "tie_word_embeddings", False):  # else the last token is likeliest
             made.get_input_embeddings().weight.mul_(0.1)
             decoder = made.get_decoder()
             (decoder.norm if hasattr(decoder, "norm") else decoder.final_layer_norm).weight.add_(10.0)
@@ -302,16 +309,16 @@ def _random(model: Any, config: Any, seed: int) -> Any:
 
 
 def _spread(weight: Any) -> float:
-    """The standard deviation that makes a layer's output about as large as its input, or somewhat larger: then every
-    layer has an effect, and none drowns the others."""
+    """Returns the standard deviation that makes a layer's output about as large as its input, or somewhat larger. So
+    every layer has an effect, and no layer hides the others."""
     return float(1.5 / weight[0].numel() ** 0.5)
 
 
 def _save(folder: Path, model: Any, tokenizer: Any, **generation: Any) -> None:
-    """Saves ``model`` with its ``tokenizer``; ``generation`` are further settings of generation_config.json."""
+    """Saves ``model`` with its ``tokenizer``. ``generation`` has further settings for generation_config.json."""
     from transformers import GenerationConfig
 
-    make: Any = GenerationConfig  # untyped there
+    make: Any = GenerationConfig  # transformers has no types for it
     ids = {name: token_id for name, token_id in _special(tokenizer).items() if token_id is not None}
     if model.can_generate():
         model.generation_config = make(**{**ids, **generation})

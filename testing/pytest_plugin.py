@@ -1,4 +1,4 @@
-"""Triolet's plugin of pytest: a test that is an ``async def`` runs under many schedules, and with every fault.
+"""Triolet's plugin for pytest. With a mark, an ``async def`` test runs under many schedules, and with every fault.
 
 ::
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _MARKS = ("triolet_sweep", "triolet_schedules")
 _FAULTS = ("cancel", "leave", "interrupt", "device")
-_QUICK, _THOROUGH = 200, 2000  # runs of a test
+_QUICK, _THOROUGH = 200, 2000  # how often a test runs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """pytest calls it."""
+    """Implements `pytest_addoption` of pytest: adds the options."""
     group = parser.getgroup("triolet", "triolet: schedules and faults (marks triolet_sweep and triolet_schedules)")
     group.addoption("--triolet-verify", action="store_true", help=f"{_THOROUGH} runs of each test, not {_QUICK}")
     group.addoption("--triolet-runs", type=int, metavar="N", help="so many runs of each test at most")
@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """pytest calls it."""
+    """Implements `pytest_configure` of pytest: registers the marks."""
     arguments = "(runs=..., ignore=(), faults=('cancel', 'leave', 'interrupt', 'device'))"
     config.addinivalue_line("markers", f"triolet_sweep{arguments}: an async test, with every fault at every step")
     config.addinivalue_line("markers", "triolet_schedules(runs=..., ignore=()): an async test, under many schedules")
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Given:
-    """Stands for what a test gets anew in each of its runs."""
+    """A placeholder for an argument that each run of a test gets anew."""
 
     def __init__(self, name: str, take: Callable[[SimulatedService], object], *, opens: bool = False) -> None:
         self._name, self._take, self._opens = name, take, opens
@@ -68,7 +68,8 @@ class Given:
 
 @pytest.fixture
 def triolet_model() -> SimModel:
-    """The model of the simulated device: a decoder of text. Override it for another `triolet.testing.SimModel`."""
+    """The model of the simulated device: a decoder of text. Override this fixture for another
+    `triolet.testing.SimModel`."""
     from ..core.model import Kind
     from .sim_model import SimModel
 
@@ -77,7 +78,7 @@ def triolet_model() -> SimModel:
 
 @pytest.fixture
 def triolet_config() -> EngineConfig:
-    """The settings of the simulated engines. Override it for others."""
+    """The settings of the simulated engines. Override this fixture for other settings."""
     from ..core.config import EngineConfig
 
     return EngineConfig()
@@ -86,20 +87,22 @@ def triolet_config() -> EngineConfig:
 @pytest.fixture
 def triolet_engine(request: pytest.FixtureRequest, triolet_model: SimModel, triolet_config: EngineConfig) -> Given:
     """An open `triolet.Engine` over a simulated device, in a test with the mark ``triolet_sweep``."""
-    del triolet_model, triolet_config  # overridden or not, they are of this test
+    del triolet_model, triolet_config  # requested only to be among the test's fixtures
     return _given(request, Given("triolet_engine", lambda service: service.engines[0].engine, opens=True))
 
 
 @pytest.fixture
 def triolet_make_engine(request: pytest.FixtureRequest, triolet_model: SimModel, triolet_config: EngineConfig) -> Given:
-    """``make(**settings)``: another `triolet.Engine` over a simulated device, which the service opens and closes."""
+    """A function ``make(**settings)`` that returns another `triolet.Engine` over a simulated device. The service opens
+    and closes it."""
     del triolet_model, triolet_config
     return _given(request, Given("triolet_make_engine", lambda service: service.make_engine))
 
 
 @pytest.fixture
 def triolet_client(request: pytest.FixtureRequest, triolet_model: SimModel, triolet_config: EngineConfig) -> Given:
-    """``async with client():`` is what one client does, which may leave at any time. Then its requests must end."""
+    """A function for ``async with client():``. The block is one client, which may leave at any time; then its requests
+    must end."""
     del triolet_model, triolet_config
     return _given(request, Given("triolet_client", lambda service: service.client))
 
@@ -115,7 +118,8 @@ def _given(request: pytest.FixtureRequest, given: Given) -> Given:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
-    """pytest calls it. An async test with a mark becomes a plain function, which plugins for async tests let alone."""
+    """Implements `pytest_pycollect_makeitem` of pytest: makes an async test with a mark a plain function, so that
+    plugins for async tests ignore it."""
     made = yield
     for item in made if isinstance(made, list) else [made]:
         if isinstance(item, pytest.Function) and _mark(item) is not None:
@@ -128,7 +132,7 @@ def _mark(item: pytest.Item) -> pytest.Mark | None:
 
 
 def _plain(item: pytest.Function, test: Callable[..., Any]) -> Callable[..., None]:
-    """The test as a function that runs it, again and again."""
+    """Returns a plain function that runs the async test many times."""
 
     @functools.wraps(test)
     def run(**arguments: Any) -> None:
@@ -165,7 +169,7 @@ def _run(item: pytest.Function, mark: pytest.Mark, test: Callable[..., Any], arg
 
 
 def _read_faults(mark: pytest.Mark) -> tuple[str, ...]:
-    """The faults of a test, from its mark."""
+    """Returns the faults of a test, from its mark."""
     allowed = {"triolet_sweep": ("runs", "ignore", "faults"), "triolet_schedules": ("runs", "ignore")}[mark.name]
     unknown = [*map(repr, mark.args), *(name for name in mark.kwargs if name not in allowed)]
     if unknown:
@@ -184,7 +188,7 @@ def _trio_kinds(faults: tuple[str, ...]) -> list[Any]:
 
 
 def _subject(test: Callable[..., Any], arguments: dict[str, Any], fixtures: dict[str, Any], *, device: bool) -> Subject:
-    """Makes the subject of the runs: the test, with what it is given anew in each run. A test without an engine has
+    """Makes the subject of the runs: the test, with the arguments that each run gets anew. A test without an engine has
     no device."""
     from .trio_tools import Subject
 
@@ -212,7 +216,7 @@ def _subject(test: Callable[..., Any], arguments: dict[str, Any], fixtures: dict
 
 
 def _read_case(text: str) -> Case:
-    """The case that a failure has told."""
+    """Reads the case that a failure has printed."""
     from . import trio_tools
     from .faults import FaultKind
     from .service import LastingFault
@@ -221,7 +225,7 @@ def _read_case(text: str) -> Case:
     names |= {"FaultKind": FaultKind, "LastingFault": LastingFault}
     try:
         case = eval(text, {"__builtins__": {}}, names)
-    except Exception as error:  # whatever was typed
+    except Exception as error:  # whatever the user has typed
         raise pytest.UsageError(f"--triolet-replay: {error}; allowed: the Case(...) that a failure tells") from error
     if not isinstance(case, trio_tools.Case):
         raise pytest.UsageError(f"--triolet-replay: got {case!r}; allowed: the Case(...) that a failure tells")
@@ -230,7 +234,7 @@ def _read_case(text: str) -> Case:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Within the block engines log nothing: each injected fault would be told."""
+    """Keeps engines from logging within the block, since they would log each injected fault."""
     log = logging.getLogger("triolet")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -241,7 +245,7 @@ def _unlogged() -> Iterator[None]:
 
 
 def _told(report: ProgramReport, test: str) -> str:
-    """The failures, each with the command that shows it again."""
+    """Returns the failures in words, each with the command that repeats it."""
     command = f"pytest {_quoted(test)} --triolet-replay"
     told = [
         f"{number}. {failure}\n  again: {command} {_quoted(repr(failure.case))}"
@@ -251,12 +255,12 @@ def _told(report: ProgramReport, test: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Text for a shell, in double quotes where these are enough, since Python's own are single."""
+    """Quotes a text for a shell, in double quotes if these are enough, since Python's own quotes are single."""
     return shlex.quote(text) if set(text) & set('"$`!\\') or text == shlex.quote(text) else f'"{text}"'
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """pytest calls it."""
+    """Implements `pytest_terminal_summary` of pytest: prints the numbers of tests, runs and faults."""
     if not terminalreporter.config.option.triolet_verify:
         return
     reports = [report for name in ("passed", "failed") for report in terminalreporter.getreports(name)]

@@ -30,11 +30,11 @@ from .sim import DeviceArgument, SimExecutor, SimWorker, sim_engine
 from .step_judge import JudgedWorker, StepJudge
 
 PATIENCE = 60.0
-"""Virtual seconds after which a scenario's body leaves the block, even if clients still wait."""
+"""The virtual seconds after which a scenario's body leaves the block, even if clients still wait."""
 
 
 def books_of(engine: Engine, trace: Sequence[events.Event]) -> EngineStatistics | None:
-    """Returns the engine's statistics, if its block was ever entered."""
+    """Returns the engine's statistics; ``None``: its block was never entered."""
     supervisor = engine.inside.backend
     opened = events.StageReached("accepting") in trace
     return supervisor.statistics() if opened and supervisor is not None else None
@@ -54,7 +54,7 @@ class Run:
     ends: list[str] = field(init=False)
     error: BaseException | None = None
     violation: InvariantViolation | None = None
-    blind: bool = False  # the observer has raised: later events are not known
+    blind: bool = False  # the observer has raised, so later events are unknown
     seconds: float = 0.0
     users_interval: float = field(init=False)
     strange_interval: str | None = None  # when and how the switch interval was wrong
@@ -96,18 +96,18 @@ class Run:
         return self.injector.on_device(job, argument)
 
     def _watch_interval(self, when: str, *, working: bool) -> None:
-        """Notes the first time at which the interpreter's switch interval is not what it should be."""
+        """Notes the first time at which the interpreter's switch interval is wrong."""
         interpreter = self.worker.interpreter
         if self.strange_interval is None and (interpreter.read() < self.users_interval) != working:
             doing = "calls are in flight" if working else "no call is in flight"
             self.strange_interval = f"{interpreter.microseconds} microseconds {when}, while {doing}"
 
     def _compare_with_device(self, event: events.Event) -> None:
-        """Checks "books balance": the device has the outputs that the events tell of, and no others."""
+        """Checks the promise "books balance": the device has exactly the outputs that the events report."""
         if not (self.checker.orderly and isinstance(event, events.EncodeDone | events.EntryFreed)):
             return
         if self.executor.generation != self.checker.generation:
-            return  # the encoder cache does not know of the restart yet
+            return  # the encoder cache has not heard of the restart yet
         outputs = self.executor.outputs.keys()
         if self.checker.resident <= outputs <= self.checker.on_device:
             return
@@ -144,7 +144,7 @@ class Run:
 
     @property
     def books(self) -> EngineStatistics | None:
-        """The engine's statistics, once its block was entered."""
+        """The engine's statistics; ``None``: its block was never entered."""
         return books_of(self.engine, self.trace)
 
     def _start_clients(self, nursery: trio.Nursery) -> None:
@@ -163,7 +163,7 @@ class Run:
             assert self.executor.is_asleep is asleep, f"{'sleep' if asleep else 'wake'}() returned, and it did not"
 
     async def _order(self, asleep: bool) -> None:
-        """Puts the engine to sleep, or wakes it. A fault refuses that once; nothing else may."""
+        """Puts the engine to sleep, or wakes it. Only a fault may refuse this, and only once."""
         order, fault = self.engine.wake, FaultKind.WAKE_FAILS
         refusal: type[EngineError] = EngineAsleep
         if asleep:
@@ -237,7 +237,7 @@ class Run:
         assert got == [true], f"{client} finished with the answers {got}, not {true}"
 
     async def _stalls(self) -> bool:
-        """A client has read a delta. True if it has stopped reading; it may raise."""
+        """Returns whether a client that has read a delta stops reading. A fault may raise here."""
         if self.injector.happens(FaultKind.CLIENT_RAISES):
             raise Injected("in a client")
         if self.injector.happens(FaultKind.STALL):
@@ -246,7 +246,8 @@ class Run:
         return False
 
     def _stream(self, client: Client) -> AbstractAsyncContextManager[Deltas | DeltaStream]:
-        """Opens a stream. Images are prepared here: `Engine.stream` would use a thread, which no schedule controls."""
+        """Opens a stream. Requests with images are made here, since `Engine.stream` would use a thread, which no
+        schedule controls."""
         if self.scenario.model.kind is not Kind.ENCODER_DECODER:
             return self.engine.inside.follow(self._request(client), trio.current_time(), wait=True)
         return self.engine.stream(

@@ -1,5 +1,5 @@
-"""The sweep of a program that embeds an engine: the engine's own actors over a simulated device, which may fail, and
-what must hold of the engine whatever the program does.
+"""The sweep of a program that embeds an engine. The engine's own actors run over a simulated device, which may fail.
+The sweep checks what must hold of the engine whatever the program does.
 
 `service_subject` makes a `triolet.testing.trio_tools.Subject` of a program that takes a `SimulatedService`.
 """
@@ -39,11 +39,11 @@ ENGINE_PROMISES = {
     ALL_BACK: "Memory of the device stays taken: after some of these it is full, until the process ends.",
     DEVICE: "Tokens are wrong, or the process crashes.",
 }
-"""What is checked of a program that embeds an engine, beside `triolet.testing.trio_tools.PROMISES`."""
+"""The promises that are checked of a program that embeds an engine, beside `triolet.testing.trio_tools.PROMISES`."""
 
 
 class LastingFault(enum.Enum):
-    """Faults of the device for good. The engine tries again what fails once; of these a caller hears."""
+    """Faults that last. The engine retries a call that failed once, so only lasting faults reach the callers."""
 
     ENCODES_FAIL = "each encode raises from then on"
     STEPS_FAIL = "each step raises from then on"
@@ -57,14 +57,15 @@ DEVICE_KINDS = (
     *LastingFault,
     *(kind for kind in DEVICE_FAULTS if kind not in {FaultKind.SLEEP_FAILS, FaultKind.WAKE_FAILS}),
 )
-"""The faults of the device that a program is to bear; those of sleep are for engines that sleep."""
+"""The faults of the device that a program must survive. Faults of sleep and wake are left out, since only engines that
+sleep meet them."""
 
 _FOREIGN = ("triolet ", "sim worker")
 
 
 @define(eq=False)
 class _DeviceInjector(Injector):
-    """Makes the fault of one run happen, if it is one of the device."""
+    """An injector for the fault of one run, if this is a fault of the device."""
 
     _calls: int = 0
 
@@ -80,7 +81,7 @@ class _DeviceInjector(Injector):
 
 @define(eq=False)
 class _Simulated:
-    """One engine, its device and what it has told."""
+    """One engine, its device and its events."""
 
     executor: SimExecutor
     engine: Engine
@@ -88,14 +89,14 @@ class _Simulated:
 
     @property
     def orphans(self) -> list[str]:
-        """The requests that have not ended."""
+        """The ids of the requests that have not ended."""
         ended = {event.request_id for event in self.trace if isinstance(event, events.RequestEnded)}
         queued = [event.request_id for event in self.trace if isinstance(event, events.RequestQueued)]
         return [one for one in queued if one not in ended]
 
     @property
     def books(self) -> EngineStatistics | None:
-        """The engine's statistics, if it was ever open and no actor of it has failed."""
+        """The engine's statistics; ``None``: its block was never entered, or an actor of it has failed."""
         failed = any(isinstance(event, events.ActorFailed) for event in self.trace)
         return None if failed else books_of(self.engine, self.trace)
 
@@ -110,10 +111,11 @@ class SimulatedService:
     injector: Injector
     engines: list[_Simulated] = field(factory=list)
     _clients: int = 0
-    _left: bool = False  # a client has left since there were none
+    _left: bool = False  # a client has left since the last time without clients
 
     def make_engine(self, **settings: Any) -> Engine:
-        """A new simulated engine, which the program opens and closes; ``settings`` as of `triolet.EngineConfig`."""
+        """Returns a new simulated engine, which the program opens and closes. ``settings`` are arguments of
+        `triolet.EngineConfig`."""
         trace: list[events.Event] = []
         config = evolve(self.config, **settings)
 
@@ -130,8 +132,8 @@ class SimulatedService:
 
     @asynccontextmanager
     async def client(self, *, grace: float = 0.0) -> AsyncIterator[trio.CancelScope]:
-        """A block that is one client of the service, and may leave at any time: then its requests must end, at the
-        latest ``grace`` seconds (of virtual time) after the last client that is there has left."""
+        """Runs the block as one client of the service, which may leave at any time. Once all clients have left, the
+        requests of those that were cancelled must end within ``grace`` seconds of virtual time."""
         self._clients += 1
         try:
             async with self.trial.part() as scope:
@@ -145,8 +147,8 @@ class SimulatedService:
             await self._look_for_orphans("its client has left")
 
     async def _look_for_orphans(self, why: str) -> None:
-        """Waits until nothing moves any more, and notes the requests that nobody can wait for. Where other clients have
-        come meanwhile, that is done when they leave."""
+        """Waits until no task can go on, and notes the requests that nobody can wait for. If clients have come
+        meanwhile, the check is repeated when they leave."""
         await trio.testing.wait_all_tasks_blocked()
         if self._clients:
             return
@@ -172,7 +174,7 @@ class SimulatedService:
 
 
 def _not_given_back(one: _Simulated) -> Iterator[str]:
-    """Yields what an engine that is closed has kept."""
+    """Yields what a closed engine has not given back."""
     if one.engine.inside.pending:
         yield f"{one.engine.inside.pending} places of the queue did not come back"
     if (books := one.books) is None:
@@ -194,17 +196,17 @@ def service_subject(
     device: Sequence[FaultKind | LastingFault] = DEVICE_KINDS,
     passes: tuple[type[BaseException], ...] = (),
 ) -> Subject:
-    """A program that embeds an engine, for `triolet.testing.trio_tools.sweep_program`.
+    """Returns a subject for `triolet.testing.trio_tools.sweep_program`: a program that embeds an engine.
 
-    After a fault of the device any error may leave the program but an `InvariantViolation`: what the program makes of
-    the fault is its own affair, and what the program asserts need not hold.
+    After a fault of the device, any error but an `InvariantViolation` may leave the program, and assertions of the
+    program may fail. The program decides how to handle the fault.
 
     Args:
         program: called anew for every run, with its `SimulatedService`.
-        model: what the device simulates; by default an encoder-decoder with audio.
+        model: the model that the device simulates; by default an encoder-decoder with audio.
         config: the engine's settings; its events are always verified.
-        opens: whether one engine is open around the program, the first of `SimulatedService.engines`.
-        device: the kinds of fault of the device, each of which happens at every call that may meet it.
+        opens: whether an engine is open around the program, the first of `SimulatedService.engines`.
+        device: the kinds of fault of the device. Each is tried at every call that may meet it.
         passes: see `triolet.testing.trio_tools.Subject`.
     """
     settings = evolve(config or EngineConfig(), verify=True)

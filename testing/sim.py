@@ -1,9 +1,9 @@
-"""A simulated device: deterministic, without threads, and merciless about misuse.
+"""A simulated device. It is deterministic, has no threads, and tolerates no misuse.
 
 `SimExecutor` keeps books where a real executor keeps tensors. Every KV position holds a fingerprint of all inputs that
-real KV would depend on, and a sampled token is a function of the fingerprints read. So a page freed too early, a slot
-not written or an encoder output used before it was ready is an `AssertionError`, or at least a wrong token.
-`expected_tokens` tells the right tokens.
+real KV would depend on, and a sampled token is a function of the fingerprints read. So a page that is freed too early,
+a slot that was not written, or an encoder output that is used before it is ready causes an `AssertionError`, or at
+least a wrong token. `expected_tokens` returns the right tokens.
 
 `SimWorker` runs the executor's calls in a trio task on virtual time (use `trio.testing.MockClock`).
 """
@@ -41,7 +41,7 @@ SECONDS: Mapping[Job, float] = {
     Job.CLOSE: 0.1,
 }
 WEIGHTS = 1000  # bytes
-_ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # the calls allowed asleep
+_ASLEEP = {Job.WAKE, Job.RESET, Job.CLOSE}  # the calls that are allowed while asleep
 
 
 @define(eq=False)
@@ -52,10 +52,10 @@ class _Record:
     key: str | None = None
     search: SimSearch | None = None
     first: int | None = None  # the first position that was fed
-    fingerprints: list[int] = field(factory=list)  # of the positions fed or read so far, which never change
+    fingerprints: list[int] = field(factory=list)  # of the positions fed or read so far; they never change
 
     def read_to(self, stop: int) -> list[int]:
-        """The fingerprints of the positions before ``stop``, and of known positions from there on."""
+        """Returns the fingerprints of the positions before ``stop``, and of later positions that are known already."""
         known = self.fingerprints
         for position in range(len(known), stop):
             before = known[-1] if known else 0
@@ -69,22 +69,22 @@ DeviceFault = Callable[[Job, DeviceArgument], BaseException | None]
 
 @define(eq=False)
 class SimExecutor:
-    """Implements `triolet.core.executor.Executor`. ``fault`` is called before each call and may return an error.
+    """A simulated `triolet.core.executor.Executor`. ``fault`` is called before each call and may return an error.
 
-    A misuse raises, as on a real device. ``misuses`` keeps it, since the engine may take the error for a fault of the
-    device and try again.
+    A misuse raises, as on a real device. ``misuses`` also records it, since the engine may take the error for a fault
+    of the device and try again.
     """
 
     model: SimModel = field(factory=SimModel)
     fault: DeviceFault | None = None
     calls: list[Job] = field(factory=list, init=False)
     outputs: dict[str, int] = field(factory=dict, init=False)  # key -> bytes
-    is_open: bool = field(default=False, init=False)  # also while asleep
+    is_open: bool = field(default=False, init=False)  # true while asleep, too
     is_asleep: bool = field(default=False, init=False)
     parked: int = field(default=0, init=False)  # bytes of weights kept in host memory
     misuses: list[str] = field(factory=list, init=False)
     generation: int = field(default=0, init=False)  # how often it was reset or put to sleep
-    left: tuple[str, ...] = field(default=(), init=False)  # outputs still resident at the close
+    left: tuple[str, ...] = field(default=(), init=False)  # outputs that were still resident at the close
     _pages: dict[int, list[int | None]] = field(factory=dict, init=False)  # the fingerprint at each offset of a page
     _slots: dict[int, str] = field(factory=dict, init=False)
     _records: dict[int, _Record] = field(factory=dict, init=False)
@@ -161,7 +161,8 @@ class SimExecutor:
         self._forget()
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Implements `Executor.sleep`. After an `ExceptionGroup`, a fault of the releases, it sleeps all the same."""
+        """Implements `Executor.sleep`. If the fault is an `ExceptionGroup` (of failed releases), the executor is asleep
+        all the same."""
         try:
             self._call(Job.SLEEP, None)
         except ExceptionGroup:
@@ -187,7 +188,7 @@ class SimExecutor:
         return DeviceMemory(device="sim", by_owner=owned)
 
     def close(self) -> None:
-        """Implements `Executor.close`. A fault's error is that of one release: all other releases are done."""
+        """Implements `Executor.close`. A fault is the error of one release; all other releases are done."""
         try:
             self._call(Job.CLOSE, None)
         finally:
@@ -294,8 +295,8 @@ class SimExecutor:
             assert [*held[: len(true)]] == true, f"a page of positions {begin} on holds another sequence's KV"
 
     def _accepted(self, record: _Record, part: Chunk, fingerprint: int) -> tuple[SampledToken, ...]:
-        """The accepted draft tokens, up to the first wrong one, or one that the model would not follow. All draft
-        tokens are written, since a device feeds them before it knows which are right."""
+        """Returns the accepted draft tokens, which are those before the first wrong one. All draft tokens are written,
+        since a device feeds them before it knows which are right."""
         accepted: list[SampledToken] = []
         right, end = True, part.start + part.length
         for position in range(end, end + part.draft_tokens):
@@ -314,7 +315,7 @@ class SimExecutor:
 
 @define(eq=False)
 class SimInterpreter:
-    """Has a switch interval as Python has, kept in whole microseconds. No thread of this process is touched."""
+    """A stand-in for Python's switch interval, kept in whole microseconds. Real threads are not affected."""
 
     microseconds: int = 5000
 
@@ -323,11 +324,11 @@ class SimInterpreter:
         return self.microseconds * 1e-6
 
     def write(self, seconds: float) -> None:
-        """Plays `sys.setswitchinterval`, which cuts what it is given."""
+        """Plays `sys.setswitchinterval`, which rounds down to whole microseconds."""
         self.microseconds = int(seconds * 1e6)
 
     def owner(self) -> SwitchInterval:
-        """The owner of its interval."""
+        """Returns the owner of this interval."""
         return SwitchInterval(self.read, self.write)
 
 
@@ -338,11 +339,11 @@ class SimWorker:
     Like a thread, the worker cannot be cancelled.
 
     Args:
-        seconds: how long a call of each job takes.
-        duration: instead of ``seconds``: how long a call takes, by its job and argument (a `StepPlan`, the encode jobs,
-            the keys to free, or ``None``).
-        hangs: which calls never return.
-        interpreter: whose switch interval is short while calls are in flight.
+        seconds: the seconds that a call of each job takes.
+        duration: replaces ``seconds``; returns the seconds of a call from its job and argument (a `StepPlan`, the
+            encode jobs, the keys to free, or ``None``).
+        hangs: returns whether a call of a job never returns.
+        interpreter: has the switch interval, which is short while calls are in flight.
     """
 
     seconds: Mapping[Job, float] = field(factory=lambda: SECONDS)
@@ -351,8 +352,8 @@ class SimWorker:
     interpreter: SimInterpreter = field(factory=SimInterpreter)
     switch_interval: SwitchInterval = field(init=False)
     abandoned: bool = field(default=False, init=False)
-    _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)  # the running call included
-    _alarm: Alarm = field(factory=Alarm, init=False)  # rings when the running call, or the worker, is over
+    _queue: deque[tuple[Any, ...]] = field(factory=deque, init=False)  # includes the running call
+    _alarm: Alarm = field(factory=Alarm, init=False)  # rings when the running call ends, or the worker
     _running: bool = field(default=False, init=False)
     _hanging: bool = field(default=False, init=False)
     _ended: bool = field(default=False, init=False)
@@ -371,7 +372,7 @@ class SimWorker:
         nursery.start_soon(self._serve, deliver, name="sim worker")
 
     def submit(self, job: Job, call: Call, *args: Any) -> None:
-        """Implements `Worker.submit`. While no call runs, a call begins at once, without a turn of the worker."""
+        """Implements `Worker.submit`. If no call runs, the call begins at once, without a turn of the worker."""
         self._queue.append((job, call, *args))
         if self._alarm.is_waited_for and not self._running:
             self._begin()
@@ -416,6 +417,6 @@ class SimWorker:
 def sim_engine(
     executor: SimExecutor | None = None, *, config: EngineConfig | None = None, worker: SimWorker | None = None
 ) -> Engine:
-    """An engine with the real supervisor and actors over a simulated device."""
+    """Returns an engine with the real supervisor and actors over a simulated device."""
     device = executor or SimExecutor()
     return Engine.from_parts(lambda: device, lambda: worker or SimWorker(), config=config)

@@ -1,7 +1,7 @@
-"""Beam search on the simulated device: made-up candidates, and beams whose KV lies in pages as on a real one.
+"""Beam search on the simulated device: made-up candidates, and beams with KV in pages as on a real device.
 
-A search is decided by `triolet.core.beams`, and its pages by `triolet.core.beam_pages`, as on a real device. What is
-simulated is the model: a beam's candidates are a function of the fingerprint of its last position.
+`triolet.core.beams` decides a search, and `triolet.core.beam_pages` its pages, as on a real device. Only the model is
+simulated: a beam's candidates are a function of the fingerprint of its last position.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ..core.plan import Chunk, Hypothesis, SampledToken, SequenceStart
 from ..core.request import Placeholder, SamplingParams
 from .sim_model import EOS, SimModel, _chain, _read
 
-_ENDS = 6  # one of so many candidates is an end-of-text
+_ENDS = 6  # one of this many candidates is an end-of-text
 
 
 def _candidates(search: BeamSearch, fingerprints: Sequence[int], vocabulary: int) -> list[Candidate]:
-    """The candidates of beams whose last positions have these fingerprints. Log-probabilities are multiples of 1/256,
-    so that sums are exact."""
+    """Returns the candidates of the beams. ``fingerprints`` are those of the beams' last positions. Log-probabilities
+    are multiples of 1/256, so that sums are exact."""
     found: dict[tuple[int, int], Candidate] = {}
     for index, (beam, fingerprint) in enumerate(zip(search.beams, fingerprints, strict=True)):
         for choice in range(search.settings.candidates):
@@ -39,7 +39,7 @@ def _rank(candidate: Candidate) -> tuple[float, int, int]:
 
 
 def _grown(search: BeamSearch, fingerprints: Sequence[list[int]], key: str | None) -> list[list[int]]:
-    """The fingerprints of the positions of each beam after the prompt, one more than its parent's."""
+    """Returns the fingerprints of each beam's positions after the prompt: those of its parent, and one more."""
     return [[*fingerprints[beam.parent], _next(fingerprints[beam.parent], beam, key)] for beam in search.beams]
 
 
@@ -49,7 +49,8 @@ def _next(before: list[int], beam: Beam, key: str | None) -> int:
 
 @define(eq=False)
 class SimSearch:
-    """One sequence's search. ``fingerprints`` are of each beam's positions, from the prompt's last one on."""
+    """One sequence's search. ``fingerprints`` has those of each beam's positions, from the last position of the prompt
+    on."""
 
     prompt_length: int
     state: BeamSearch
@@ -58,7 +59,7 @@ class SimSearch:
 
     @classmethod
     def of(cls, start: SequenceStart, page_size: int) -> Self | None:
-        """The search of a sequence that starts; ``None``: it does not search."""
+        """Returns the search of a sequence that starts; ``None``: the sequence does not search."""
         if start.sampling.beam_size == 1 or start.pooling is not None:
             return None
         settings = BeamSettings.of(start.sampling, max_tokens=start.max_tokens, stops=start.stops)
@@ -67,15 +68,15 @@ class SimSearch:
         return cls(start.prompt_length, BeamSearch(settings=settings), pages)
 
     def begin(self, fingerprint: int, vocabulary: int, key: str | None) -> SampledToken:
-        """The prompt is read; ``fingerprint`` is of its last position."""
+        """Begins the search after the prompt is read. ``fingerprint`` is that of the prompt's last position."""
         self.fingerprints = [[fingerprint]]
         return self._advance(vocabulary, key)
 
     def go_on(
         self, part: Chunk, held: dict[int, list[int | None]], prompt: list[int], vocabulary: int, key: str | None
     ) -> SampledToken:
-        """Feeds a token of each beam into the pages ``held``, whose positions must hold what the beam has read: the
-        fingerprints ``prompt``, then its own."""
+        """Feeds a token of each beam. The pages ``held`` must hold what the beam has read: the fingerprints ``prompt``,
+        then its own."""
         if self.state.done:
             return SampledToken(token_id=None)
         assert part.start == self.prompt_length + self.state.length - 1, "every position of a beam is fed once"
@@ -111,7 +112,7 @@ def expected_hypotheses(
     model: SimModel | None = None,
     placeholders: Sequence[Placeholder] = (),
 ) -> tuple[Hypothesis, ...]:
-    """The hypotheses that a beam search must find, whatever the engine does beside it."""
+    """Returns the hypotheses that a beam search must find, whatever the engine does beside it."""
     stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else {EOS})
     search = BeamSearch(settings=BeamSettings.of(sampling, max_tokens=max_tokens, stops=stops))
     fingerprints = [[_read(prompt_token_ids, key, placeholders)]]

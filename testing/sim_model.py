@@ -17,31 +17,31 @@ from ..core.tools import Tool
 EOS, START = 0, 1
 
 
-IMAGE = 61  # stands in a prompt for an image
+IMAGE = 61  # in a prompt, the place of an image
 
 
-MOST_IMAGE = 4  # embeddings
+MOST_IMAGE = 4  # the most embeddings of an image
 
 
 class SimTokenizer:
-    """Token n is the character with code point 97 + n."""
+    """A tokenizer in which token n is the character with code point 97 + n."""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """One token a character."""
+        """Returns a token for each character."""
         del add_special_tokens
         return [ord(character) - 97 for character in text]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """One character a token."""
+        """Returns a character for each token."""
         del skip_special_tokens
         return "".join(chr(97 + token_id) for token_id in token_ids)
 
 
 @frozen(kw_only=True)
 class SimPreparer:
-    """Prompts with images, which are numbers here (of a real image, the red of its first pixel). Image n has
-    ``1 + n % 4`` embeddings, each of as many bytes as an embedding of the model. `IMAGE` stands for each image in the
-    prompt."""
+    """A preparer of prompts with images. An image is a number here (for a real image, the red of its first pixel).
+    Image n has ``1 + n % 4`` embeddings, each as large as an embedding of the model. `IMAGE` stands for each image in
+    the prompt."""
 
     model: SimModel
     media: frozenset[str] = frozenset({"image"})
@@ -118,7 +118,8 @@ class SimPreparer:
 
 @frozen(kw_only=True)
 class SimModel:
-    """Sizes of a simulated model. A model that is no encoder-decoder reads images; one that pools has whole prompts."""
+    """The sizes of a simulated model. A model that is no encoder-decoder reads images. A model that pools feeds prompts
+    whole."""
 
     vocabulary_size: int = 64
     max_positions: int = 64
@@ -131,7 +132,7 @@ class SimModel:
     whole_prompts: bool = False
 
     def describe(self) -> ModelDescription:
-        """The model's description for the engine."""
+        """Returns the model's description for the engine."""
         windows = self.kind is Kind.ENCODER_DECODER
         return ModelDescription(
             name="sim",
@@ -174,12 +175,13 @@ class SimModel:
 
 
 def _chain(before: int, token_id: int, seen: str | None) -> int:
-    """The fingerprint of a position: from that of the position before it, its token, and the item that it sees."""
+    """Returns the fingerprint of a position, made of the previous position's fingerprint, the token, and the item that
+    the position sees."""
     return zlib.crc32(f"{before}/{token_id}/{seen}".encode())
 
 
 def _placed(placeholders: Sequence[Placeholder]) -> dict[int, tuple[str, int]]:
-    """The item's key and the row of the embedding at each position that has one."""
+    """Returns the item's key and the embedding's row for each position that has an embedding."""
     found = {}
     for placeholder in placeholders:
         positions = [position for start, stop in placeholder.spans for position in range(start, stop)]
@@ -199,7 +201,7 @@ def expected_tokens(
     model: SimModel | None = None,
     placeholders: Sequence[Placeholder] = (),
 ) -> tuple[int, ...]:
-    """The tokens that a request must get, end-of-text included, whatever the engine does beside it."""
+    """Returns the tokens that a request must get, end-of-text included, whatever the engine does beside it."""
     model = model or SimModel()
     fingerprint = _read(prompt_token_ids, key, placeholders)
     sampled: list[int] = []
@@ -212,19 +214,19 @@ def expected_tokens(
 
 
 def expected_logprob(token_id: int) -> float:
-    """Returns the log-probability that a probe has of a token."""
+    """Returns the log-probability that a probe reports for a token."""
     return -float(token_id + 1)
 
 
 def expected_vector(
     prompt_token_ids: Sequence[int], key: str | None = None, placeholders: Sequence[Placeholder] = ()
 ) -> tuple[float, ...]:
-    """The vector that a request with a `Pooling` must get."""
+    """Returns the vector that a request with a `Pooling` must get."""
     return (float(_read(prompt_token_ids, key, placeholders)),)
 
 
 def expected_alignment(prompt_token_ids: Sequence[int], key: str, alignment: Alignment) -> AlignedTokens:
-    """The answer that a request with an `Alignment` must get."""
+    """Returns the answer that a request with an `Alignment` must get."""
     fingerprints, before = [], 0
     for token_id in prompt_token_ids:
         before = _chain(before, token_id, key)
@@ -233,8 +235,8 @@ def expected_alignment(prompt_token_ids: Sequence[int], key: str, alignment: Ali
 
 
 def aligned_tokens(fingerprints: Sequence[int], alignment: Alignment) -> AlignedTokens:
-    """Times and log-probabilities made of the fingerprints of the positions that an alignment needs: those of the
-    aligned tokens, and of the token before them."""
+    """Makes times and log-probabilities from ``fingerprints``. These are the fingerprints of the aligned tokens, and of
+    the token before them."""
     return AlignedTokens(
         frames=tuple(sorted(one % alignment.frames for one in fingerprints)),
         logprobs=tuple(-(one % 1000) / 100 for one in fingerprints[:-1]),
@@ -242,7 +244,7 @@ def aligned_tokens(fingerprints: Sequence[int], alignment: Alignment) -> Aligned
 
 
 def _read(prompt_token_ids: Sequence[int], key: str | None, placeholders: Sequence[Placeholder]) -> int:
-    """The fingerprint of a prompt's last position."""
+    """Returns the fingerprint of a prompt's last position."""
     placed = _placed(placeholders)
     fingerprint = 0
     for position, token_id in enumerate(prompt_token_ids):

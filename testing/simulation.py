@@ -7,8 +7,8 @@
 
     outcome = simulate(SCENARIOS["abort storm"], Uniform(seed=7), Fault(FaultKind.CANCEL, "triolet runner", 12))
 
-`simulate` raises where a promise of the engine is broken: an `InvariantViolation` of the trace, a client that gets a
-wrong token or no end, a page or a byte that does not come back, an exception that should not leave the block, a
+`simulate` raises if a promise of the engine is broken: an `InvariantViolation` of the trace, a client that gets a wrong
+token or never ends, a page or a byte that is not given back, an exception that should not leave the block, or a
 `Deadlock`. The same arguments give the same run, step by step.
 """
 
@@ -34,13 +34,13 @@ class Outcome:
 
     scenario: str
     met: bool  # true if the fault happened
-    steps: Mapping[str, int]  # how many steps each task took
+    steps: Mapping[str, int]  # how many steps each task has taken
     ends: tuple[str, ...]  # of each client: "finished", "left", "cancelled", "not started" or an error's class
-    error: BaseException | None  # what left the engine's block
+    error: BaseException | None  # the error that left the engine's block
     trace: tuple[events.Event, ...]
-    seconds: float  # of virtual time
-    judged: int  # steps that the scheduler-shaped judge has seen run
-    requests: PlannerStatistics | None  # the planner's books at the end; ``None`` where it never began
+    seconds: float  # virtual seconds
+    judged: int  # steps that the kit for schedulers has judged
+    requests: PlannerStatistics | None  # the planner's books at the end; ``None``: the planner never began
 
 
 def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault | None = None) -> Outcome:
@@ -48,15 +48,15 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
 
     Args:
         scenario: see `SCENARIOS` for those that are shipped.
-        schedule: which task runs next; by default one task a tick, by chance.
-        fault: what goes wrong, and when.
+        schedule: chooses the task that runs next; by default one random task a tick.
+        fault: the fault to inject, and when.
 
     Raises:
-        InvariantViolation: a promise is broken; the note says how to run it again.
+        InvariantViolation: a promise is broken; the note says how to repeat the run.
         AssertionError: a client got a wrong token, or the simulated device was misused (a page freed too early, say).
         Deadlock: all tasks wait for ever.
-        ValueError: a fault at an impossible step: there is no such task, or the step is below 1.
-        RuntimeError: the fault is a ^C, and the program ignores ^C.
+        ValueError: the fault is impossible: its kind is counted under another name, or its step is below 1.
+        RuntimeError: the fault is a ^C, and this process ignores or handles ^C otherwise.
     """
     schedule = schedule or Uniform()
     _check_fault(fault)
@@ -88,7 +88,7 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
 
 
 def again(scenario: Scenario, schedule: Schedule, fault: Fault | None) -> str:
-    """The line of Python that repeats the run."""
+    """Returns the line of Python that repeats the run."""
     shipped = SCENARIOS.get(scenario.name) == scenario
     return f"simulate({f'SCENARIOS[{scenario.name!r}]' if shipped else repr(scenario)}, {schedule!r}, {fault!r})"
 
@@ -105,7 +105,7 @@ def _check_fault(fault: Fault | None) -> None:
 
 
 def _run_to_its_end(run: Run, schedule: Schedule) -> bool:
-    """True if the run ended with the injected ^C, and nothing else."""
+    """Returns whether the run ended with the injected ^C, and nothing else."""
     fault = run.injector.fault
     try:
         run_scheduled(run.main, schedule=schedule, instruments=[run.injector])

@@ -1,7 +1,7 @@
-"""Our own engine under the kit for schedulers. `JudgedWorker` tells a `StepJudge` of each step when it is dispatched
-and when it has run, of each encoding and of each free. The judge keeps the kit's device of fingerprints beside the
-simulated one. It sees what that one cannot: a page that is given to another sequence while a step in flight uses it,
-and whose fault a wrong page is.
+"""The kit for schedulers, applied to Triolet's own engine. `JudgedWorker` reports to a `StepJudge` when a step is
+dispatched, and when a step, an encoding or a free has run. The judge keeps the kit's device of fingerprints beside the
+simulated device, and notices more: pages that are given to another sequence while a step in flight uses them, and which
+sequence has spoiled a wrong page.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LOSES_ALL = {Job.RESET, Job.SLEEP, Job.CLOSE}
 
 
 class _Device(PagedDevice):
-    """Names a broken promise by our own exception."""
+    """The kit's device, which reports a broken promise by Triolet's own exception."""
 
     told: list[str]
 
@@ -38,12 +38,13 @@ class _Device(PagedDevice):
 
 @define(eq=False)
 class StepJudge:
-    """``violation``: the first broken promise, or an error of the judge's own; nothing is judged after it."""
+    """A judge of the engine's steps. ``violation`` is the first broken promise, or an error of the judge itself;
+    nothing is judged after it."""
 
     model: SimModel
     config: EngineConfig
     violation: Exception | None = field(default=None, init=False)
-    steps: int = field(default=0, init=False)  # that were judged
+    steps: int = field(default=0, init=False)  # the steps that were judged
     _device: _Device = field(init=False)
     _flights: dict[int, dict[int, int]] = field(factory=dict, init=False)  # by step: the sequence that uses each page
     _starts: dict[int, SequenceStart] = field(factory=dict, init=False)
@@ -55,7 +56,7 @@ class StepJudge:
         self._forget()
 
     def _forget(self) -> None:
-        """The device has lost all that it held."""
+        """Forgets everything, since the device has lost all that it held."""
         self._device = _Device(self.model.page_size, self.config.encoder_cache_bytes)
         self._device.told = self._told
         self._slots.clear()
@@ -65,13 +66,13 @@ class StepJudge:
     # -- what the worker tells ---------------------------------------------------------------------------------------
 
     def dispatched(self, plan: StepPlan) -> None:
-        """The runner was told to run a step."""
+        """Judges a step that the runner was told to run."""
         if self.violation is None:
             self._keep(self._judge_plan, plan)
         self._flights[plan.step_id] = {page: part.sequence_id for part in plan.chunks for page in part.page_table}
 
     def ended(self, job: Job, argument: Any, result: object) -> None:
-        """The device has done a call. ``result`` is the error of a call that failed."""
+        """Judges a call that the device has done. ``result`` is the error if the call has failed."""
         if isinstance(argument, StepPlan):
             del self._flights[argument.step_id]
         if self.violation is None:
@@ -109,7 +110,7 @@ class StepJudge:
         places, most = self.config.max_running, self.config.max_step_tokens
         if len(plan.chunks) > places:
             self._device.fail(BALANCE, f"step {plan.step_id} runs {len(plan.chunks)} sequences; places: {places}")
-        if plan.tokens > most and len(plan.chunks) > 1:  # what cannot be divided runs alone
+        if plan.tokens > most and len(plan.chunks) > 1:  # a chunk that cannot be divided runs alone
             self._device.fail(BALANCE, f"step {plan.step_id} feeds {plan.tokens} tokens; allowed: {most}")
         using = {page: sequence for flight in self._flights.values() for page, sequence in flight.items()}
         prompts = {start.sequence_id: start.prompt_length for start in (*self._starts.values(), *plan.started)}
@@ -123,8 +124,8 @@ class StepJudge:
     # -- a step that has run -----------------------------------------------------------------------------------------
 
     def _step_ended(self, plan: StepPlan, result: object) -> None:
-        """The sequences of a step that failed, or was not run, start anew, by other names. A step that failed since it
-        misused the device is judged all the same."""
+        """Judges a step after the device has run it. A step that was not run, or failed for another reason than a
+        misuse, is not judged, since its sequences start anew under other ids."""
         if not isinstance(result, StepResult | AssertionError):
             return
         for sequence_id in plan.ended:
@@ -143,7 +144,7 @@ class StepJudge:
         self._slots.update({write.slot: write.key for write in plan.cross_writes})
         self._device.steps += 1
         parts = [part for part in plan.chunks if not self._is_search(part)]
-        if self.model.whole_prompts:  # there are no pages
+        if self.model.whole_prompts:  # such a model has no pages
             return
         for part in parts:
             self._record(part)
@@ -155,7 +156,7 @@ class StepJudge:
             self._device.read_pages(_told(part))
 
     def _is_search(self, part: Chunk) -> bool:
-        """True if the beams of a search are fed, whose pages are shared in another way."""
+        """Returns whether the chunk feeds the beams of a search, which share pages in another way."""
         start = self._start(part)
         return start.sampling.beam_size > 1 and not start.reads_only and part.start >= start.prompt_length
 
@@ -180,7 +181,7 @@ class StepJudge:
         self._salts[name] = salt
 
     def _smear(self, part: Chunk) -> None:
-        """Smears what draft tokens and beams write, which is nobody's prefix."""
+        """Marks the positions that draft tokens and beams write as unknown, since they are nobody's prefix."""
         size, stop = self.model.page_size, part.start + part.length
         if self._is_search(part):
             for page in part.page_table[self._start(part).prompt_length // size :]:
@@ -206,7 +207,7 @@ def _told(part: Chunk) -> kit.Chunk:
 
 @define(eq=False)
 class JudgedWorker(SimWorker):
-    """Tells ``judge`` of each call."""
+    """A worker that reports each call to ``judge``."""
 
     judge: StepJudge = field(kw_only=True)
 

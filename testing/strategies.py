@@ -1,4 +1,4 @@
-"""Hypothesis strategies for properties of your own: requests, schedules and whole scenarios.
+"""Hypothesis strategies for your own properties: requests, schedules and whole scenarios.
 
 ::
 
@@ -6,7 +6,7 @@
     def test_the_engine_keeps_its_promises(scenario, schedule):
         simulate(scenario, schedule)
 
-Every sampled value is frozen; its ``repr`` is the way to run it again.
+Every sampled value is frozen, and its ``repr`` is Python that makes it again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MOMENTS = (0.0, 0.31, 0.33, 0.35, 0.5, 1.0)  # an encoding of the simulated dev
 
 
 def requests(*, audios: int = 4) -> st.SearchStrategy[Client]:
-    """One client: on one of ``audios`` recordings, at one of a few moments that coincide with the device's calls. Some
-    clients leave early, some read slowly."""
+    """Samples one client on one of ``audios`` recordings. The client arrives at one of a few moments that coincide with
+    the device's calls. Some clients leave early, some read slowly."""
     return st.builds(
         Client,
         audio=st.integers(0, audios - 1),
@@ -41,8 +41,8 @@ def requests(*, audios: int = 4) -> st.SearchStrategy[Client]:
 
 @st.composite
 def image_requests(draw: st.DrawFn, *, images: int = 4) -> Client:
-    """One client of a decoder: up to three of ``images`` images among few different tokens, so that prompts often begin
-    alike. Some clients request a vector."""
+    """Samples one client of a decoder. Its prompt has up to three of ``images`` images among few different tokens, so
+    that prompts often begin alike. Some clients request a vector."""
     pieces = draw(st.lists(st.integers(0, images + 1), max_size=MOST_PROMPT - 1))
     shown = tuple(piece - 2 for piece in pieces if piece >= 2)[:MOST_IMAGES]
     left = iter(shown)
@@ -68,9 +68,9 @@ _HABITS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def schedules() -> st.SearchStrategy[Schedule]:
-    """Schedules. A `Listed` schedule shrinks to the few choices that matter; `Uniform` and `Pct` stay unfair
+    """Samples schedules. A `Listed` schedule shrinks to the few choices that matter; `Uniform` and `Pct` stay unfair
     for the whole run."""
-    choices = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12)  # lists of lists are sampled long
+    choices = st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12)  # Hypothesis makes lists of lists longer
     seeds = st.integers(0, 2**16)
     return st.one_of(
         st.builds(Listed, choices.map(lambda runs: tuple(choice for run in runs for choice in run))),
@@ -81,14 +81,14 @@ def schedules() -> st.SearchStrategy[Schedule]:
 
 @st.composite
 def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
-    """Up to ``most_clients`` clients and an engine that is too small for them: few pages, few cross slots, an encoder
-    cache of one to three outputs, short queues. Sometimes the block ends while clients are busy. Some models read
-    audio, the others images."""
+    """Samples up to ``most_clients`` clients and an engine that is too small for them: few pages, few cross slots, an
+    encoder cache of one to three outputs, short queues. Sometimes the block ends while clients are busy. Some models
+    read audio, the others images."""
     page_size = draw(st.sampled_from((4, 2, 3)))
     kind = draw(st.sampled_from((Kind.ENCODER_DECODER, Kind.DECODER)))
     windows = kind is Kind.ENCODER_DECODER
     positions = MOST_PROMPT + MOST_TOKENS + (0 if windows else MOST_IMAGES * (MOST_IMAGE - 1))
-    least = -(-positions // page_size)  # pages of one sequence
+    least = -(-positions // page_size)  # the pages of one sequence
     model = SimModel(
         max_positions=positions,
         page_size=page_size,
@@ -103,9 +103,9 @@ def scenarios(draw: st.DrawFn, *, most_clients: int = 4) -> Scenario:
 
 
 def _settings(model: SimModel) -> st.SearchStrategy[dict[str, object]]:
-    """Settings of `triolet.EngineConfig`."""
+    """Samples settings of `triolet.EngineConfig`."""
     size, embeddings = model.encoder_bytes, model.encoder_embeddings
-    if model.kind is not Kind.ENCODER_DECODER:  # one image at least
+    if model.kind is not Kind.ENCODER_DECODER:  # the largest image must fit
         size, embeddings = MOST_IMAGE * size // embeddings, MOST_IMAGE
     return st.fixed_dictionaries(
         {

@@ -4,9 +4,9 @@
 
     python -m triolet.testing --faults 20000 --workers 2
 
-A scenario is first run undisturbed; then once for each kind of fault and each step of each task, or each occasion of
-the fault: each call of the device that may fail, say. A run that breaks a promise of the engine is reported with the
-line that repeats it.
+A scenario is first run undisturbed. Then it is run once for each kind of fault and each step of each task. Some kinds
+have occasions instead of steps: each call of the device that may fail, for example. A run that breaks a promise of the
+engine is reported with the line of Python that repeats the run.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Report:
     seconds: float = 0.0
 
     def add(self, other: Report) -> None:
-        """Adds another sweep's counts; ``seconds`` are of processor time."""
+        """Adds the counts of another sweep. ``seconds`` are processor time."""
         self.runs += other.runs
         self.faults += other.faults
         self.judged += other.judged
@@ -70,10 +70,10 @@ def sweep_scenario(
     kinds: Sequence[FaultKind] = tuple(FaultKind),
     most_failures: int = 10,
 ) -> Report:
-    """Runs ``scenario`` with every fault of ``kinds`` at every step of every task, or on every occasion of the fault;
-    stops at ``most_failures``.
+    """Runs ``scenario`` with every fault of ``kinds``, at every step of every task or on every occasion of the fault.
+    It stops after ``most_failures`` failures.
 
-    Never raises for a broken promise: see `Report.failures`.
+    A broken promise raises nothing, but is reported in `Report.failures`.
     """
     schedule = schedule or Uniform()
     report, begun = Report(), time.process_time()
@@ -86,14 +86,14 @@ def sweep_scenario(
                 break
             outcome = _run(report, scenario, schedule, Fault(kind, task, step))
             if outcome is not None and not outcome.met:
-                break  # there is no such occasion, and so no later one
+                break  # this occasion does not exist, so no later one does
     report.seconds = time.process_time() - begun
     return report
 
 
 def _places(kind: FaultKind, steps: Mapping[str, int]) -> Iterator[tuple[str, Iterable[int]]]:
-    """Yields the places where faults of ``kind`` may happen to a run of so many ``steps``; none without such a run. The
-    number of occasions shows only when none is left."""
+    """Yields the tasks, or the occasions, at which faults of ``kind`` may happen, each with the numbers of the steps.
+    Without ``steps`` there are none. Occasions are counted without end, since the last one is not known before."""
     if kind not in OCCASIONS:
         yield from ((task, range(1, count + 1)) for task, count in steps.items())
     elif steps:
@@ -117,7 +117,7 @@ def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault | 
 
 
 def _schedules(seed: int) -> Iterator[Schedule]:
-    """Schedules without end: two of PCT, uniform, and trio's own, then the same with the next seed."""
+    """Yields schedules without end: two of PCT, one uniform, and trio's own, then the same with the next seed."""
     for number in itertools.count(seed):
         yield from (Pct(number), Uniform(number), Pct(number, depth=5), Batches(number))
 
@@ -134,9 +134,9 @@ def sweep_all(
     promise was broken.
 
     Args:
-        least_faults: how many faults, at least.
+        least_faults: the sweep goes on until this many faults have happened.
         seed: the first seed of the schedules.
-        workers: processes.
+        workers: the number of processes.
         on_progress: called after each schedule with the report so far.
     """
     began = partial(begin_worker, logging.getLogger("triolet").level)
@@ -152,14 +152,14 @@ def sweep_all(
     finally:
         if pool is not None:
             for process in list((pool._processes or {}).values()):
-                process.terminate()  # a worker may take a ^C of the terminal for one of its own
+                process.terminate()  # a worker may mistake the terminal's ^C for an injected one
             pool.shutdown(wait=False, cancel_futures=True)
     return report
 
 
 def begin_worker(log_level: int) -> None:
-    """Prepares a worker: it handles ^C, even if the shell had it ignored, and logs at its parent's level. Present
-    objects stay, so that the collector need not look at them."""
+    """Prepares a worker. It handles ^C, even if the shell had ^C ignored, and logs at its parent's level. The objects
+    that exist already are frozen, so that the collector does not scan them."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("triolet").setLevel(log_level)
     gc.freeze()

@@ -1,7 +1,8 @@
-"""The tensors that are alive in this process: the truth that an executor's books are compared with.
+"""The tensors that are alive in this process. An executor's books are compared with them.
 
-On the CPU, torch keeps no count such as `torch.cuda.memory_allocated`. Python's tensor objects are counted instead: the
-collector, switched on or off, knows each, and each leads to its storage. Tensors that only C++ holds are not counted.
+On the CPU, torch keeps no count such as `torch.cuda.memory_allocated`. Python's tensor objects are counted instead. The
+collector knows each of them, even when it is off, and each leads to its storage. Tensors that only C++ holds are not
+counted.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def live_storages() -> dict[int, UntypedStorage]:
-    """The storages of all tensors that live now, by identity, without empty ones. Objects that `gc.freeze` has set
-    apart are not seen."""
+    """Returns the storages of all tensors that are alive, by identity, without empty ones. Objects that `gc.freeze` has
+    set apart are not found."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}  # a process that has not imported torch has no tensors
@@ -34,5 +35,5 @@ def live_storages() -> dict[int, UntypedStorage]:
 
 
 def live_bytes() -> int:
-    """Bytes of all tensors that live now, each storage once."""
+    """Returns the bytes of all tensors that are alive; a shared storage counts once."""
     return sum(storage.nbytes() for storage in live_storages().values())

@@ -1,4 +1,5 @@
-"""Tokenizers of the tiny checkpoints: bytes, a few merges, and the special tokens and chat template of each family."""
+"""The tokenizers of the tiny checkpoints: bytes, a few merges, and the special tokens and chat template of each
+family."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-_MERGES = ("t h", "Ġ a", "i n", "th e", "Ġ the", "o n", "Ċ Ċ")  # Ċ Ċ: two newlines are one token, as in real ones
+_MERGES = ("t h", "Ġ a", "i n", "th e", "Ġ the", "o n", "Ċ Ċ")  # Ċ Ċ: two newlines are one token, as in real tokenizers
 
-_PARTS = (  # of a message: text as it is, and the placeholder of an image or audio
+_PARTS = (  # the content of a message: text as it is, and placeholders for images and audio
     "{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
     "{% else %}MEDIA{% endif %}{% endfor %}{% endif %}"
 )
-_TOOLS = (  # as Hermes and Qwen write them
+_TOOLS = (  # as Hermes and Qwen write tools
     "{% if tools %}<|im_start|>system\n<tools>{% for tool in tools %}\n{{ tool['function'] | tojson }}{% endfor %}\n"
     "</tools><|im_end|>\n{% endif %}"
 )
@@ -56,22 +57,23 @@ def byte_alphabet() -> list[str]:
 
 @frozen(kw_only=True)
 class Words:
-    """A tokenizer: its special tokens beside the bytes, and those that it writes around every text."""
+    """A tokenizer, with its special tokens beside the bytes, and a template of the tokens that it writes around every
+    text."""
 
     special: tuple[str, ...]
     named: Mapping[str, str]  # "bos_token" -> "<s>"
-    template: str = "$A"  # of a post-processor; $A is the text
+    template: str = "$A"  # for a post-processor; $A is the text
     chat: str | None = None
 
     def with_media(self, *special: str, media: str) -> Words:
-        """A copy with more special tokens, and ``media`` in the chat template for each image or audio."""
+        """Returns a copy with more special tokens, and with ``media`` in the chat template for each image or audio."""
         return evolve(self, special=(*self.special, *special), chat=(self.chat or "").replace("MEDIA", media))
 
     def make(self) -> Any:
         from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
         from transformers import PreTrainedTokenizerFast
 
-        make: Any = PreTrainedTokenizerFast  # untyped there
+        make: Any = PreTrainedTokenizerFast  # transformers has no types for it
 
         pieces = [*byte_alphabet(), *(merge.replace(" ", "") for merge in _MERGES)]
         merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _MERGES)]
