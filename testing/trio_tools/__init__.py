@@ -1,10 +1,9 @@
 """Tools for the tests of any trio program: schedules that can be sampled, shrunk and replayed, virtual time, and faults
-at every step of every task. They know nothing of engines, and import nothing of Triolet but themselves.
+at every step of every task. The tools know nothing of engines, and import nothing else of Triolet.
 
-`schedules` says which task runs next, and `virtual` runs programs that use threads on virtual time. A `trial` is one
-run of a program under a schedule and a fault, which its `disturber` makes happen; `promises` are what must hold of it.
-The `sweep` runs them all, and `shrink` finds the shortest schedule that fails. What is private to trio is in `hooks`
-alone.
+`schedules` decides which task runs next, and `virtual` runs programs that use threads on virtual time. A `trial` is one
+run of a program under a schedule and a fault, which its `disturber` makes happen; the run must keep the `promises`. The
+`sweep` runs all trials, and `shrink` finds the shortest schedule that fails. Only `hooks` uses private parts of trio.
 """
 
 from __future__ import annotations

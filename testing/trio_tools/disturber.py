@@ -1,4 +1,4 @@
-"""The disturber of a program: it makes faults happen, and sees who swallows a cancellation."""
+"""The disturber of a program, which makes faults happen and notices who swallows a cancellation."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ class _Block:
 
 @define(eq=False)
 class Disturber(StepCounter):
-    """Cancels blocks and presses ^C. Steps are counted while a block is open. The first block is the whole program,
-    those within are its parts."""
+    """A disturber, which cancels blocks and presses ^C. Steps are counted while a block is open. The first block is the
+    whole program; the blocks within it are its parts."""
 
     within_parts: defaultdict[str, list[int]] = field(factory=lambda: defaultdict(list))  # the steps taken meanwhile
-    place: str = ""  # where the task stood whose step met the fault
-    swallowed: list[tuple[str, str]] = field(factory=list)  # which task, and where it was cancelled
+    place: str = ""  # where the task stood at whose step the fault happened
+    swallowed: list[tuple[str, str]] = field(factory=list)  # the task, and where it was cancelled
     _blocks: list[_Block] = field(factory=list)
-    _told: dict[trio.lowlevel.Task, str] = field(factory=dict)  # the tasks that were cancelled, and where
-    _errors: int = 0  # of the nursery of the task that runs
+    _told: dict[trio.lowlevel.Task, str] = field(factory=dict)  # the cancelled tasks, and where
+    _errors: int = 0  # how many errors the nursery of the running task has had
 
     @asynccontextmanager
     async def block(self) -> AsyncIterator[trio.CancelScope]:
-        """A block that the fault may cancel, at its first checkpoint too."""
+        """Opens a block that the fault may cancel, at its first checkpoint too."""
         block = _Block(trio.lowlevel.current_task())
         self._blocks.append(block)
         try:
             with block.scope:
-                await trio.lowlevel.cancel_shielded_checkpoint()  # the step before the first of the block
+                await trio.lowlevel.cancel_shielded_checkpoint()  # the step before the first step of the block
                 yield block.scope
         except BaseException:
             if block.scope.cancel_called:
-                self._told.pop(block.task, None)  # else its cancellation is on the way to an outer block
+                self._told.pop(block.task, None)  # else the cancellation is on its way to an outer block
             raise
         finally:
             self._blocks.remove(block)
@@ -61,7 +61,7 @@ class Disturber(StepCounter):
             self._note(block.task, f"was cancelled in {where}, and went on")
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """trio calls it."""
+        """Implements `trio.abc.Instrument.before_task_step`."""
         if not self._blocks:
             return
         if self.met:
@@ -72,14 +72,14 @@ class Disturber(StepCounter):
             self.within_parts[name].append(self.steps[name])
 
     def _look(self, task: trio.lowlevel.Task) -> None:
-        """Notes whether ``task`` is cancelled by the fault now."""
+        """Notes whether the fault is cancelling ``task`` now."""
         self._errors = errors_within(task.parent_nursery)
         error = about_to_raise(task)
         if isinstance(error, trio.Cancelled) and error.reason == _REASON and not leaves_a_nursery(task):
             self._told[task] = where_of(task)
 
     def task_exited(self, task: trio.lowlevel.Task) -> None:
-        """trio calls it."""
+        """Implements `trio.abc.Instrument.task_exited`."""
         where = self._told.pop(task, None)
         if where is not None and errors_within(task.parent_nursery) == self._errors:
             self._note(task, f"was cancelled in {where}, and ended as if it were done")
@@ -90,11 +90,11 @@ class Disturber(StepCounter):
 
     @property
     def tasks(self) -> list[trio.lowlevel.Task]:
-        """Those that are within a block."""
+        """The tasks that are within a block."""
         return [block.task for block in self._blocks]
 
     def forget(self) -> None:
-        """Lets go of tasks, at the end of a run."""
+        """Drops the references to tasks, at the end of a run."""
         self._blocks.clear()
         self._told.clear()
 
@@ -113,7 +113,8 @@ class Disturber(StepCounter):
         block.scope.cancel(reason=_REASON)
 
     def _part_of(self, task: trio.lowlevel.Task) -> _Block:
-        """The innermost part that ``task``, or one of those above it, has entered; else the latest one."""
+        """Returns the innermost part that ``task`` or one of its ancestors has entered; if there is none, the latest
+        part."""
         above: trio.lowlevel.Task | None = task
         while above is not None:
             for block in reversed(self._blocks[1:]):
@@ -125,7 +126,7 @@ class Disturber(StepCounter):
 
 @contextmanager
 def interruptible(fault: Fault[Any] | None) -> Iterator[None]:
-    """A block in which ^C is Python's own, if that is the fault."""
+    """Makes ^C raise `KeyboardInterrupt` within the block, if the fault is a ^C."""
     if fault is None or fault.kind is not TrioFault.INTERRUPT:
         yield
         return

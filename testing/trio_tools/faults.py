@@ -1,4 +1,4 @@
-"""Faults that happen to a trio program just before a step of one of its tasks, and the count of these steps."""
+"""The faults that happen to a trio program just before a step of one of its tasks, and the counter of these steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KindOfFault = TypeVar("KindOfFault", bound=enum.Enum)
 
 
 class TrioFault(enum.Enum):
-    """The faults of a program."""
+    """The kinds of fault of a program."""
 
     CANCEL = "the whole program is cancelled"
     CANCEL_PART = "a part of the program is cancelled"
@@ -27,8 +27,9 @@ class TrioFault(enum.Enum):
 
 @frozen
 class Fault(Generic[KindOfFault]):
-    """``kind`` happens just before ``task`` takes its ``step``-th step, counted from 1; tasks of one name are counted
-    together. A kind that has occasions instead of steps happens on the ``step``-th; ``task`` is their name."""
+    """A fault of kind ``kind``, which happens just before ``task`` takes its ``step``-th step, counted from 1. Tasks of
+    one name are counted together. A kind that has occasions instead of steps happens on the ``step``-th occasion, and
+    ``task`` is the name of the occasions."""
 
     kind: KindOfFault
     task: str
@@ -37,7 +38,7 @@ class Fault(Generic[KindOfFault]):
 
 @define(eq=False)
 class StepCounter(trio.abc.Instrument):
-    """Counts the steps of every task, and calls `fire` before the step at which the fault is to happen."""
+    """A counter of the steps of every task, which calls `fire` before the step at which the fault is to happen."""
 
     fault: Fault[Any] | None
     steps: Counter[str] = field(factory=Counter)
@@ -45,7 +46,7 @@ class StepCounter(trio.abc.Instrument):
     _roles: dict[str, str] = field(factory=dict)  # by the name of the task
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """trio calls it."""
+        """Implements `trio.abc.Instrument.before_task_step`."""
         name = self._roles.get(task.name) or self._roles.setdefault(task.name, role(task))
         self.steps[name] += 1
         fault = self.fault
@@ -53,5 +54,5 @@ class StepCounter(trio.abc.Instrument):
             self.fire(task, fault)
 
     def fire(self, task: trio.lowlevel.Task, fault: Fault[Any]) -> None:
-        """The fault happens now; ``task`` is about to run."""
+        """Makes the fault happen, just before ``task`` runs."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Async generators that somebody has begun to read and has not closed: their clean-up is done late."""
+"""The async generators that a program has begun to read and has not closed, so that their clean-up comes late."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from attrs import define, field
 
 @define(eq=False)
 class OpenGenerators:
-    """Watches the async generators that begin within its block. Hooks are of a whole thread, so that generators of all
-    tasks come to them: those of tasks that are ``foreign`` are none of its business."""
+    """A watcher of the async generators that begin within its block. Python has one pair of hooks for the whole thread,
+    so the generators of all tasks are seen; those of ``foreign`` tasks are ignored."""
 
     foreign: Callable[[trio.lowlevel.Task], bool] = field(default=lambda _: False)
-    dropped: list[str] = field(factory=list)  # those that were collected before their end
+    dropped: list[str] = field(factory=list)  # the generators that were collected before their end
     _others: set[int] = field(factory=set)  # the ids of generators that foreign tasks have begun
     _begun: list[weakref.ref[AsyncGenerator[Any, Any]]] = field(factory=list)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """A block of a task; trio's own hooks are called as well."""
-        trios_begins, trios_is_dropped = sys.get_asyncgen_hooks()  # the pair itself is one that no collector looks into
+        """Opens a block within a task. trio's own hooks are called as well."""
+        trios_begins, trios_is_dropped = sys.get_asyncgen_hooks()  # unpacked: no collector looks into the pair
 
         def begins(generator: AsyncGenerator[Any, Any]) -> None:
-            self._others.discard(id(generator))  # of one that is gone
+            self._others.discard(id(generator))  # the id may be that of an earlier generator
             if self.foreign(trio.lowlevel.current_task()):
                 self._others.add(id(generator))
             else:
@@ -48,14 +48,14 @@ class OpenGenerators:
 
     @property
     def left(self) -> list[str]:
-        """Those that nobody reads and nobody has closed, by name, and where each stands."""
+        """The open generators that nobody reads, by name, each with its place in the source."""
         begun: list[Any] = [one() for one in self._begun]
         alive = [generator for generator in begun if generator is not None and not generator.ag_running]
         return self.dropped + [name for generator in alive for name in _name(generator)]
 
 
 def _name(generator: Any) -> list[str]:
-    """The name of an open generator; none of trio's own or of one that has ended."""
+    """Returns the name of an open generator, in a list; empty if it has ended or is one of trio's own."""
     frame = generator.ag_frame
     if frame is None or frame.f_globals.get("__name__", "").split(".")[0] == "trio":
         return []

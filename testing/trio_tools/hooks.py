@@ -1,6 +1,6 @@
-"""The private parts of trio that deterministic simulation needs: all of them, and in this file alone.
+"""The private parts of trio that deterministic simulation needs. No other file uses private parts of trio.
 
-Where a release of trio has moved one, `TrioChanged` names it at the first use.
+If a release of trio has moved one, `TrioChanged` names it at the first use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT", "Deadl
 
 
 class TrioChanged(RuntimeError):
-    """A private part of trio is not where it was."""
+    """The error that a private part of trio is not where it was."""
 
 
 def _run_module() -> Any:
@@ -51,11 +51,11 @@ def _run_module() -> Any:
 
 
 class _OneTaskQueue(list[trio.lowlevel.Task]):
-    """Replaces trio's run queue, and gives the loop one task a tick: the one that ``pick`` chooses.
+    """A replacement of trio's run queue that gives the loop one task a tick: the task that ``pick`` chooses.
 
     trio's own queue gives every runnable task its turn in every tick, so that no task ever falls behind another by two
-    steps: many orders never happen in a test, and do in production. This queue is a list, the longest waiting first,
-    since trio appends to it and takes its length several times a tick.
+    steps. So many orders never happen in a test, though they happen in production. This queue is a list, the longest
+    waiting task first, since trio appends to the queue and takes its length several times a tick.
     """
 
     __slots__ = ("_given", "_pick", "_seen")
@@ -63,14 +63,14 @@ class _OneTaskQueue(list[trio.lowlevel.Task]):
     def __init__(self, pick: Pick) -> None:
         super().__init__()
         self._pick = pick
-        self._seen = 0  # how many of the tasks were there at the last tick
+        self._seen = 0  # how many of the tasks were in the queue at the last tick
         self._given: int | None = None
 
     def __iter__(self) -> Iterator[trio.lowlevel.Task]:
-        """The tasks of trio's next batch: one."""
+        """Returns the tasks of trio's next batch, which has one task."""
         waiting = len(self)
         if waiting - self._seen > 1:
-            # tasks woken together come in the order of trio's sets, that is of their addresses
+            # tasks that are woken together come in the order of their addresses, as trio's sets have them
             self[self._seen :] = sorted(self[self._seen :], key=_created)
         self._seen = waiting
         if not waiting:
@@ -79,7 +79,7 @@ class _OneTaskQueue(list[trio.lowlevel.Task]):
         return iter((self[self._given],))
 
     def clear(self) -> None:
-        """trio has made its batch."""
+        """Removes the task of the batch that trio has just made."""
         if self._given is not None:
             del self[self._given]
             self._seen -= 1
@@ -87,9 +87,9 @@ class _OneTaskQueue(list[trio.lowlevel.Task]):
 
 
 class _AsksSeldom:
-    """Replaces trio's I/O manager, and asks the system in a tick only where there may be an event: a task waits for a
-    file, or a thread or a signal handler has handed a call over. One task always waits for a file: the task that takes
-    these calls."""
+    """A replacement of trio's I/O manager that asks the system only in ticks in which there may be an event: a task
+    waits for a file, or a thread or a signal handler has handed a call over. One task, which takes these calls, always
+    waits for a file."""
 
     def __init__(self, runner: Any) -> None:
         manager = self._manager = runner.io_manager
@@ -98,7 +98,7 @@ class _AsksSeldom:
         self.process_events = manager.process_events
 
     def get_events(self, timeout: float) -> Any:
-        """trio calls it in each tick."""
+        """Returns the events of a tick to trio."""
         idle = len(self._waited_for) <= 1 and not self._handed_over and not self._handed_over_once
         return () if idle and timeout <= 0 else self._poll(timeout)
 
@@ -114,16 +114,17 @@ class OneTaskPerTick(trio.abc.Instrument):
     _run: Any = field(factory=_run_module, init=False)
 
     def before_run(self) -> None:
-        """trio calls it once its runner exists, before the runner has a task."""
+        """Implements `trio.abc.Instrument.before_run`, which trio calls when its runner exists and has no task yet."""
         runner = self._run.GLOBAL_RUN_CONTEXT.runner
         runner.runq = _OneTaskQueue(self.pick)
-        if hasattr(runner.io_manager, "_registered"):  # not on Windows, where trio's I/O manager stays
+        if hasattr(runner.io_manager, "_registered"):  # on Windows trio's I/O manager stays
             runner.io_manager = _AsksSeldom(runner)
 
 
 def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
-    """A clock that jumps to the next deadline when all tasks wait. Where there is no deadline, no task will ever wake:
-    the clock calls ``on_deadlock``, once each time, instead of spinning for ever as `trio.testing.MockClock` does."""
+    """Returns a clock that jumps to the next deadline when all tasks wait. If there is no deadline, no task will ever
+    wake. Then the clock calls ``on_deadlock``, once each time, instead of spinning for ever as `trio.testing.MockClock`
+    does."""
     clock = trio.testing.MockClock(autojump_threshold=0)
     hidden: Any = clock
     for name in ("_autojump", "_virtual_base"):
@@ -139,12 +140,12 @@ def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
             hidden._virtual_base = max(deadline, hidden._virtual_base)
 
     hidden._autojump = jump_or_tell
-    hidden.current_time = lambda: hidden._virtual_base  # its rate is 0
+    hidden.current_time = lambda: hidden._virtual_base  # the rate of the clock is 0
     return clock
 
 
 def _deadlines() -> Any:
-    """The deadlines of the present run."""
+    """Returns the deadlines of the present run."""
     from trio._core._run import GLOBAL_RUN_CONTEXT
 
     return GLOBAL_RUN_CONTEXT.runner.deadlines
@@ -152,10 +153,10 @@ def _deadlines() -> Any:
 
 @define(eq=False)
 class Alarm:
-    """Wakes the one task that waits for it, at a time of trio's clock, or earlier when it is rung. `trio.sleep_until`
-    needs a cancel scope and an exception for that, which take as long as ten steps of a task.
+    """An alarm for the one task that waits for it. It rings at a time of trio's clock, or earlier if `ring` is called.
+    `trio.sleep_until` would need a cancel scope and an exception, which cost as much as ten steps of a task.
 
-    An alarm lies among trio's deadlines, where it looks like a cancel scope.
+    An alarm is registered among trio's deadlines, where it looks like a cancel scope.
     """
 
     _registered_deadline: float = field(default=math.inf, init=False)
@@ -167,7 +168,7 @@ class Alarm:
         return self._waiting is not None
 
     async def wait(self) -> None:
-        """Sleeps until it rings."""
+        """Sleeps until the alarm rings."""
         self._waiting = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(self._aborted)
 
@@ -177,7 +178,7 @@ class Alarm:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def set(self, deadline: float) -> None:
-        """Has it ring at ``deadline``, and at no earlier setting."""
+        """Sets the alarm to ``deadline``, and to no earlier deadline any more."""
         deadlines = _deadlines()
         if self._registered_deadline < math.inf:
             deadlines.remove(self._registered_deadline, self)
@@ -186,20 +187,20 @@ class Alarm:
             deadlines.add(deadline, self)
 
     def ring(self) -> None:
-        """Rings now."""
+        """Rings now: wakes the task that waits."""
         self.set(math.inf)
         if self._waiting is not None:
             task, self._waiting = self._waiting, None
             trio.lowlevel.reschedule(task)
 
     def _cancel(self, _: object) -> None:
-        """trio calls it when the deadline has come."""
+        """Rings. trio calls this method when the deadline has come."""
         self.ring()
 
 
 @contextmanager
 def seeded_batches(seed: int) -> Iterator[None]:
-    """Within the block trio shuffles its batches of tasks by ``seed``, not by chance."""
+    """Makes trio shuffle its batches of tasks by ``seed`` within the block, instead of by chance."""
     run = _run_module()
     allowed, state = run._ALLOW_DETERMINISTIC_SCHEDULING, run._r.getstate()
     run._ALLOW_DETERMINISTIC_SCHEDULING = True
@@ -212,8 +213,8 @@ def seeded_batches(seed: int) -> Iterator[None]:
 
 
 def throw_into(task: trio.lowlevel.Task, error: Exception) -> object:
-    """Has ``error`` raised in ``task``, which is about to run, where the task waited. Returns the value that the task
-    would have got instead. Call it from `trio.abc.Instrument.before_task_step`."""
+    """Raises ``error`` in ``task``, which is about to run, at the place where the task waited. Returns the value that
+    the task would have received instead. Call this function from `trio.abc.Instrument.before_task_step`."""
     hidden: Any = task
     given = hidden._next_send
     hidden._next_send_fn, hidden._next_send = task.coro.throw, error
@@ -221,18 +222,19 @@ def throw_into(task: trio.lowlevel.Task, error: Exception) -> object:
 
 
 def leaves_a_nursery(task: trio.lowlevel.Task) -> bool:
-    """True if ``task`` waits at the end of a nursery's block, within trio. An error thrown into the task there leaves
-    the nursery open for ever; no program can raise there."""
+    """Returns whether ``task`` waits at the end of a nursery's block, within trio. No program can raise at this place,
+    and an error that is thrown into the task there leaves the nursery open for ever."""
     return any(frame.f_code.co_name == "_nested_child_finished" for frame, _ in task.iter_await_frames())
 
 
 def about_to_raise(task: trio.lowlevel.Task) -> BaseException | None:
-    """The error that ``task``, which is about to run, will have raised where it waited."""
+    """Returns the error that trio is about to raise in ``task``, at the place where it waited; ``None``: trio raises
+    nothing."""
     hidden: Any = task
     return getattr(hidden._next_send, "error", None)
 
 
 def errors_within(nursery: trio.Nursery | None) -> int:
-    """Returns how many errors the tasks of ``nursery`` have ended with so far."""
+    """Returns how many tasks of ``nursery`` have ended with an error so far."""
     hidden: Any = nursery
     return len(getattr(hidden, "_pending_excs", ()))

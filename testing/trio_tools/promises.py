@@ -1,4 +1,4 @@
-"""The promises of every run of a trio program, whatever was cancelled, and the report of a run that broke one."""
+"""The promises of every run of a trio program, whatever was cancelled, and the report of a run that has broken one."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ PROMISES = {
     NO_TASK: "Work goes on that nobody waits for, sees or stops; it adds up until the process ends.",
     GENERATORS: "What a generator holds (a connection, a lock, a request) is given back late, or never.",
 }
-"""Each promise, the worst to break first, and why it matters in production."""
+"""The promises, the worst to break first, each with the reason why it matters in production."""
 
 _TRIO = str(Path(trio.__file__).parent)
 
 
 @frozen
 class Broken:
-    """A promise that a run has broken, how, and why that matters."""
+    """A promise that a run has broken, in which way, and why this matters."""
 
     promise: str
     what: str
@@ -42,7 +42,7 @@ class Broken:
 
 
 def told(error: BaseException) -> str:
-    """An error in one line, with the place in the program that raised it."""
+    """Returns an error in one line, with the place in the program that raised it."""
     if isinstance(error, BaseExceptionGroup):
         return " and ".join(told(one) for one in error.exceptions)
     first = str(error).strip().splitlines()
@@ -52,7 +52,8 @@ def told(error: BaseException) -> str:
 
 
 def without(error: BaseException, kind: type[BaseException]) -> BaseException | None:
-    """The rest of an error, or of a group of errors, without those of ``kind``."""
+    """Returns what is left of an error, or of a group of errors, without errors of ``kind``; ``None``: nothing is
+    left."""
     if isinstance(error, BaseExceptionGroup):
         found, rest = error.split(kind)
         return rest if found is not None else error

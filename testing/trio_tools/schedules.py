@@ -1,11 +1,11 @@
-"""The choice of the task that runs next, as a value: a schedule of any trio program that can be sampled, shrunk and
-replayed.
+"""The schedules of trio programs. A schedule chooses the task that runs next; it is a value that can be sampled, shrunk
+and replayed.
 
 ::
 
     run_scheduled(program, schedule=Uniform(seed=7))
 
-A schedule's ``repr`` is the way to run it again.
+A schedule's ``repr`` is Python that makes it again.
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ Result = TypeVar("Result")
 
 
 class Deadlock(AssertionError):
-    """Every task waits, and no deadline will wake one. The message is the tree of tasks, and where each waits."""
+    """The error that every task waits, and no deadline will wake one. The message is the tree of tasks, each with its
+    place."""
 
 
 class Endless(Deadlock):
-    """The program has taken more steps than it may."""
+    """The error that the program has taken more steps than it may."""
 
 
 @frozen
 class Schedule:
-    """Root of all schedules."""
+    """The base class of schedules."""
 
     def picker(self) -> Pick | None:
-        """A function that picks one of the runnable tasks; ``None`` leaves the choice to trio."""
+        """Returns a function that picks one of the runnable tasks; ``None``: the choice is left to trio."""
         return None
 
     def around(self) -> AbstractContextManager[None]:
-        """A block around the whole run."""
+        """Returns a block around the whole run."""
         return nullcontext()
 
 
 @frozen
 class Batches(Schedule):
-    """trio's own schedule: every runnable task in each tick, in an order shuffled by ``seed``. It is the fastest and
-    finds the least: no task ever falls two steps behind another."""
+    """The schedule of trio itself: every runnable task in each tick, in an order that is shuffled by ``seed``. It is
+    the fastest schedule and finds the fewest faults, since no task ever falls two steps behind another."""
 
     seed: int = 0
 
@@ -72,9 +73,9 @@ class Uniform(Schedule):
 
 @frozen
 class Pct(Schedule):
-    """One task a tick: that of the highest priority. Priorities are random, and at ``depth - 1`` random ticks the
-    running task falls behind all others. Finds a bug that needs ``depth`` orderings with a chance of at least
-    1 / (tasks * ticks ** (depth - 1)) (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of
+    """One task a tick: the task of the highest priority. Priorities are random, and at ``depth - 1`` random ticks the
+    running task falls behind all others. A bug that needs ``depth`` orderings is found with a probability of at least 1
+    / (tasks * ticks ** (depth - 1)) (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of
     finding bugs", ASPLOS 2010)."""
 
     seed: int = 0
@@ -107,8 +108,8 @@ class Pct(Schedule):
 
 @frozen
 class Listed(Schedule):
-    """One task a tick: the ``choices[n]``-th of the runnable tasks in tick n; after the last choice the longest waiting
-    one. Hypothesis shrinks it to as few choices other than 0 as possible."""
+    """One task a tick: in tick n the ``choices[n]``-th of the runnable tasks. After the last choice it is always the
+    longest waiting task. Hypothesis shrinks such a schedule to as few choices other than 0 as possible."""
 
     choices: tuple[int, ...] = field(default=(), converter=tuple)
 
@@ -120,9 +121,9 @@ class Listed(Schedule):
 
 @frozen
 class InTurn(Schedule):
-    """One task a tick, the longest waiting first: trio's plain order, but for ``but``, pairs ``(n, k)``: in tick n the
-    k-th of the runnable tasks runs, counted from 0. A schedule that failed is shrunk to the fewest such pairs: see
-    `shrink`."""
+    """One task a tick, the longest waiting first, which is trio's plain order. The exceptions are in ``but``, as pairs
+    ``(n, k)``: in tick n the k-th of the runnable tasks runs, counted from 0. `shrink` shrinks a failing schedule to
+    the fewest pairs."""
 
     but: tuple[tuple[int, int], ...] = ()
 
@@ -134,7 +135,8 @@ class InTurn(Schedule):
 
 @frozen
 class Overtaking:
-    """A departure: in tick ``tick`` the task ``chosen`` ran before ``waiting``, which had waited longer."""
+    """A departure from the plain order: in tick ``tick`` the task ``chosen`` ran before ``waiting``, which had waited
+    longer."""
 
     tick: int
     choice: int
@@ -144,14 +146,14 @@ class Overtaking:
 
 @define(eq=False)
 class Recorder:
-    """Wraps a schedule's picker and writes down where it departs from `InTurn`."""
+    """A wrapper of a schedule's picker that records the departures from `InTurn`."""
 
     pick: Pick
     overtakings: list[Overtaking] = field(factory=list)
     _ticks: int = 0
 
     def __call__(self, tasks: list[trio.lowlevel.Task]) -> int:
-        """Implements `Schedule.picker`."""
+        """Picks a task, and records whether it has overtaken another."""
         choice = self.pick(tasks) % len(tasks)
         if choice:
             self.overtakings.append(Overtaking(self._ticks, choice, role(tasks[choice]), role(tasks[0])))
@@ -159,18 +161,18 @@ class Recorder:
         return choice
 
     def forget(self) -> None:
-        """Lets go of the picker, which knows tasks."""
+        """Drops the picker, which refers to tasks."""
         self.pick = InTurn().picker()
 
     @property
     def schedule(self) -> InTurn:
-        """The same run, as a value that can be shrunk."""
+        """The schedule of the run that was recorded, as a value that can be shrunk."""
         return InTurn(tuple((one.tick, one.choice) for one in self.overtakings))
 
 
 @frozen
 class _Bounded:
-    """Wraps a picker, and gives up after ``most`` ticks."""
+    """A wrapper of a picker that gives up after ``most`` ticks."""
 
     pick: Pick
     most: int
@@ -183,13 +185,14 @@ class _Bounded:
 
 
 def role(task: trio.lowlevel.Task) -> str:
-    """A task's name without its module and class; names of trio's own tasks begin with ``<``."""
+    """Returns a task's name without its module and class. Names of trio's own tasks begin with ``<``."""
     return task.name if task.name.startswith("<") else task.name.rsplit(".", 1)[-1]
 
 
 @define(eq=False)
 class _Watch:
-    """Cancels the program at its first deadlock, so that it can clean up, and gives up at its second."""
+    """A watcher of deadlocks. At the first one the program is cancelled, so that it can clean up; at the second one the
+    watcher gives up."""
 
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     tree: str | None = None
@@ -213,10 +216,10 @@ def run_scheduled(
 
     Args:
         program: called without arguments.
-        schedule: which task runs next; by default one task a tick, by chance.
-        instruments: trio's.
-        recorded: called before the run with the recorder of its choices, where the schedule makes any.
-        most_ticks: after so many the program is taken for one that never ends, where the schedule makes choices.
+        schedule: chooses the task that runs next; by default one random task a tick.
+        instruments: further instruments for trio.
+        recorded: called before the run with the recorder of the choices, if the schedule makes choices.
+        most_ticks: the number of ticks after which the program counts as endless, if the schedule makes choices.
 
     Raises:
         Deadlock: all tasks of the program wait for ever, or there are more than ``most_ticks``.
@@ -251,8 +254,8 @@ def run_scheduled(
 
 @contextmanager
 def _collector_held() -> Iterator[None]:
-    """Holds the cycle collector off within the block: finalizers would else run at a step that depends on all that ran
-    before."""
+    """Keeps the cycle collector off within the block. Else finalizers would run at a step that depends on everything
+    that ran before."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -263,7 +266,7 @@ def _collector_held() -> Iterator[None]:
 
 
 def task_tree() -> str:
-    """The tasks of the run, indented under their parents, each with the line where it waits."""
+    """Returns the tasks of the run, indented under their parents, each with the line where it waits."""
     lines: list[str] = []
 
     def walk(task: trio.lowlevel.Task, depth: int) -> None:
@@ -279,7 +282,7 @@ def task_tree() -> str:
 
 
 def where_of(task: trio.lowlevel.Task) -> str:
-    """The task's innermost frame that is neither trio's nor of these tools."""
+    """Returns the place of the task's innermost frame that belongs neither to trio nor to these tools."""
     where = "about to start"
     for frame, line in task.iter_await_frames():
         module = frame.f_globals.get("__name__", "")

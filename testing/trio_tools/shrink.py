@@ -1,4 +1,5 @@
-"""A failing schedule becomes the shortest that can be found: the fewest departures from trio's plain order."""
+"""The shrinking of a failing schedule to the shortest that can be found, with the fewest departures from trio's plain
+order."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ Fails = Callable[[Pairs], bool]
 
 
 def shrink(schedule: InTurn, fails: Callable[[InTurn], bool], *, most_runs: int = 300) -> InTurn:
-    """The shortest schedule found that ``fails``, as ``schedule`` does: first with fewer pairs, then with smaller
-    choices. At most ``most_runs`` schedules are tried; one that is not tried does not fail."""
+    """Returns the shortest schedule found that ``fails`` as ``schedule`` does. First there are fewer pairs, then
+    smaller choices. At most ``most_runs`` schedules are tried; schedules beyond this limit count as not failing."""
     tries = iter(range(most_runs))
 
     def found_to_fail(pairs: Pairs) -> bool:
@@ -26,8 +27,8 @@ def shrink(schedule: InTurn, fails: Callable[[InTurn], bool], *, most_runs: int 
 
 
 def _fewer(pairs: Pairs, fails: Fails) -> Pairs:
-    """Leaves out halves of what is left, then quarters, and so on (Zeller and Hildebrandt, "Simplifying and isolating
-    failure-inducing input", IEEE TSE 2002)."""
+    """Leaves out halves of the remaining pairs, then quarters, and so on (Zeller and Hildebrandt, "Simplifying and
+    isolating failure-inducing input", IEEE TSE 2002)."""
     size = max(1, len(pairs) // 2)
     while pairs:
         before, start = pairs, 0
@@ -44,7 +45,7 @@ def _fewer(pairs: Pairs, fails: Fails) -> Pairs:
 
 
 def _lowered(pairs: Pairs, fails: Fails) -> Pairs:
-    """Takes a task that has waited longer, where that fails too."""
+    """Lowers each choice, so that a task runs that has waited longer, if the schedule still fails."""
     for index, (tick, choice) in enumerate(pairs):
         for smaller in range(1, choice):
             lower = (*pairs[:index], (tick, smaller), *pairs[index + 1 :])

@@ -31,13 +31,13 @@ from .schedules import InTurn, Overtaking, Pct, Schedule, Uniform
 from .shrink import shrink
 from .trial import MOST_TICKS, Case, Program, Subject, Trial, collect, run_trial
 
-_PATIENCE = 5  # times the steps of the first run, after which a run is taken for one that never ends
-_SHARE = 10  # one of so many runs is without a fault
-_REPEATED = 3  # times that one promise may break by one kind of fault to one task, before others are tried instead
+_PATIENCE = 5  # times the steps of the first run, after which a run counts as endless
+_SHARE = 10  # one of this many runs has no fault
+_REPEATED = 3  # how often one kind of fault may break one promise in one task, before other faults are tried
 
 
 class ProgramBroken(AssertionError):
-    """A program has broken a promise: the message says which, in which run, and how to run it again."""
+    """The error that a program has broken promises. The message says which, in which run, and how to repeat the run."""
 
 
 @frozen(kw_only=True)
@@ -82,7 +82,7 @@ class ProgramReport:
 
     runs: int = 0
     faults: int = 0  # runs in which the fault happened
-    left_out: int = 0  # faults for which there were too few runs
+    left_out: int = 0  # faults that were left out, since there were too few runs
     failures: list[ProgramFailure] = field(factory=list)
 
     def __str__(self) -> str:
@@ -91,12 +91,12 @@ class ProgramReport:
 
     @property
     def counts(self) -> str:
-        """The numbers of what was tried, in words."""
+        """The numbers of runs and faults, in words."""
         out = f"; {self.left_out} places of a fault left out: more runs take them in" if self.left_out else ""
         return f"{self.runs} runs, {self.faults} faults{out}"
 
     def raise_if_any(self) -> None:
-        """Raises ProgramBroken, if a promise was broken."""
+        """Raises `ProgramBroken` if a promise was broken."""
         if self.failures:
             raise ProgramBroken(f"{len(self.failures)} broken promises\n\n{self}")
 
@@ -115,18 +115,18 @@ class _Sweep:
     most_ticks: int = MOST_TICKS
     _seen: set[tuple[str, str]] = field(factory=set)
     _broken_by: Counter[tuple[object, str, str]] = field(factory=Counter)
-    _any_broken: bool = False  # a run, be it by a promise that is ignored
+    _any_broken: bool = False  # whether any run broke a promise, even one that is ignored
 
     def go(self) -> ProgramReport:
-        """Runs the cases. The cycle collector does not look at what was there before: in a large process each run would
-        else wait a second for it. What somebody has frozen before is frozen no more afterwards, which costs time alone.
-        """
+        """Runs the cases. Objects that exist already are frozen meanwhile, since in a large process the collector would
+        scan them for a second in each run. Objects that the caller had frozen are not frozen any more afterwards, which
+        costs only time."""
         gc.freeze()
         try:
             self._go()
         finally:
             gc.unfreeze()
-        if self._any_broken:  # what its runs have left may have hung on what was there before: its tasks end here
+        if self._any_broken:  # tasks of runs may refer to objects that were frozen: they end here
             collect()
         return self.report
 
@@ -140,14 +140,15 @@ class _Sweep:
                 self._take(case)
 
     def _is_known(self, fault: Fault[Any]) -> bool:
-        """True if this kind of fault to this task has broken a promise often enough."""
+        """Returns whether this kind of fault has broken a promise often enough in this task."""
         return any(
             (kind, task) == (fault.kind, fault.task) and times >= _REPEATED
             for (kind, task, _), times in self._broken_by.items()
         )
 
     def _cases(self, first: Trial) -> Iterator[Case]:
-        """Some schedules without a fault; every fault under trio's plain order; any fault under any schedule."""
+        """Yields some schedules without a fault, then every fault under trio's plain order, then random faults under
+        more schedules."""
         schedules = self._schedules()
         yield from (Case(schedule=schedule) for schedule in itertools.islice(schedules, max(1, self.runs // _SHARE)))
         own, foreign = self._places(first)
@@ -164,14 +165,15 @@ class _Sweep:
             yield from (Pct(seed), Uniform(seed))
 
     def _places(self, first: Trial) -> tuple[list[Fault[Any]], list[Fault[Any]]]:
-        """The faults at steps of the program's own tasks, and the subject's own faults; those at steps of others."""
+        """Returns two lists. The first has the faults at steps of the program's own tasks, and the subject's own
+        faults; the second has the faults at steps of other tasks."""
         names = sorted(name for name in first.disturber.steps if not name.startswith("<"))
         own = [fault for name in names if not self.subject.foreign(name) for fault in self._at(name, first)]
         foreign = [fault for name in names if self.subject.foreign(name) for fault in self._at(name, first)]
         return own + list(self.subject.more_faults(first)), foreign
 
     def _at(self, name: str, first: Trial) -> Iterator[Fault[Any]]:
-        """The faults at every step of a task."""
+        """Yields the faults at every step of a task."""
         for kind in self.kinds:
             steps: Iterable[int] = range(1, first.disturber.steps[name] + 1)
             if kind is TrioFault.CANCEL_PART:
@@ -179,11 +181,11 @@ class _Sweep:
             yield from (Fault(kind, name, step) for step in steps)
 
     def _take(self, case: Case) -> Trial:
-        """Runs a case, and shrinks what it breaks that is new."""
+        """Runs a case, and shrinks its failure if the failure is new."""
         trial = self._run(case)
         self.report.runs += 1
         self.report.faults += trial.met
-        if trial.broken and trial.met and case.schedule != InTurn():  # is it the schedule alone?
+        if trial.broken and trial.met and case.schedule != InTurn():  # the schedule alone may be the cause
             bare = self._run(Case(schedule=case.schedule))
             trial = bare if self._worst(bare) is not None else trial
         broken = self._worst(trial)
@@ -205,17 +207,18 @@ class _Sweep:
         return trial
 
     def _worst(self, trial: Trial) -> Broken | None:
-        """Returns the worst broken promise: what else is broken is a consequence, or comes again."""
+        """Returns the worst broken promise. Others are consequences of it, or other runs find them again."""
         return next((one for one in trial.broken if one.promise not in self.ignored), None)
 
     def _with_patience(self, trial: Trial) -> Trial:
-        """A run that was cut short, and may just be slow, is run again with as many ticks as a replay has."""
+        """Runs a trial again if it was cut short, since it may just be slow. The second run has as many ticks as a
+        replay."""
         if self.most_ticks < MOST_TICKS and any(one.promise == IT_ENDS for one in trial.broken):
             return run_trial(self.subject, trial.case)
         return trial
 
     def _shrunk(self, trial: Trial, broken: Broken) -> ProgramFailure:
-        """The failure as the shortest schedule found shows it."""
+        """Returns the failure as the shortest schedule found shows it."""
         if trial.recorder is None or not trial.recorder.overtakings:
             return _failure(trial, broken)
         fault = trial.case.fault
@@ -231,7 +234,7 @@ class _Sweep:
 
 
 def _key(broken: Broken) -> tuple[str, str]:
-    """Equal for two findings of one kind."""
+    """Returns a key that is equal for two findings of one kind."""
     return broken.promise, re.sub(r"\d+", "#", broken.what.partition("\n")[0])
 
 
@@ -241,7 +244,7 @@ def _failure(trial: Trial, broken: Broken) -> ProgramFailure:
 
 
 def _spread(places: Sequence[Fault[Any]], most: int) -> list[Fault[Any]]:
-    """At most ``most`` of them, evenly."""
+    """Returns at most ``most`` of ``places``, evenly spread."""
     if len(places) <= max(0, most):
         return list(places)
     return [places[index * len(places) // most] for index in range(max(0, most))]
@@ -258,17 +261,17 @@ def sweep_program(
 ) -> ProgramReport:
     """Runs ``program`` under many schedules, and with every fault at every step of every task.
 
-    The program runs on virtual time, and what it gives to threads is done in the loop, so that each run can be run
-    again. It must not wait for the outside world: for sockets, processes or threads of its own.
+    The program runs on virtual time, and its work for threads is done in the loop, so that each run can be repeated.
+    The program must not wait for the outside world: for sockets, processes or its own threads.
 
     Args:
         program: called anew for every run, with the run's `Trial`.
-        kinds: which faults.
-        runs: at most so many, shrinking aside. Where there are more faults, they are spread evenly, and the report
-            counts those that are left out; where there are fewer, they happen under other schedules too.
-        seed: of the schedules.
+        kinds: the kinds of fault to inject.
+        runs: the most runs, not counting those for shrinking. If there are more faults, an even selection is tried, and
+            the report counts those that are left out. If there are fewer, they are tried under other schedules too.
+        seed: the seed of the schedules.
         ignore: promises that the program need not keep, from `PROMISES`.
-        most_failures: the sweep stops at so many different ones.
+        most_failures: the number of different failures after which the sweep stops.
 
     Raises:
         KeyboardInterrupt: somebody has pressed ^C.
@@ -298,7 +301,7 @@ def check_program(
 
 
 def replay_program(program: Program | Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> Trial:
-    """Runs one case again; after ``most_ticks`` the program is taken for one that never ends.
+    """Runs one case again. After ``most_ticks`` the program counts as endless.
 
     Raises:
         ProgramBroken: a promise is broken.

@@ -1,4 +1,5 @@
-"""Threads that no schedule could control: within `in_the_loop` their work is done in the loop instead."""
+"""The replacement of threads, which no schedule could control. Within `in_the_loop` their work is done in the loop
+instead."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ _CALLERS = ("trio.to_thread", "anyio._backends._trio")  # the modules in which p
 
 @contextmanager
 def in_the_loop() -> Iterator[None]:
-    """Within the block `trio.to_thread.run_sync`, and anyio's over it, call the function at once and take no virtual
-    time, so that the run is the same each time. A function that calls `trio.from_thread` does not work there."""
+    """Makes `trio.to_thread.run_sync`, and anyio's function that uses it, call the function at once within the block.
+    The call takes no virtual time, so that each run is the same. The function cannot use `trio.from_thread`."""
     original = trio.to_thread.run_sync
     modules = [module for name in _CALLERS if getattr(module := sys.modules.get(name), "run_sync", None) is original]
     for module in modules:
@@ -30,8 +31,8 @@ def in_the_loop() -> Iterator[None]:
 
 
 async def _run_sync(function: Callable[..., Result], *args: Any, **options: Any) -> Result:
-    """Implements `trio.to_thread.run_sync`. A caller that abandons a thread may be cancelled when the function has
-    begun: then its result is lost. The other options say what is done with a thread."""
+    """Implements `trio.to_thread.run_sync`. If the caller may abandon the thread, it may be cancelled after the
+    function has run; then the result is lost. Other options concern only real threads and are ignored."""
     abandons = options.get("abandon_on_cancel") or options.get("cancellable")
     await trio.lowlevel.checkpoint_if_cancelled()
     try:

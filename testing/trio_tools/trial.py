@@ -22,12 +22,12 @@ from .schedules import Deadlock, Endless, InTurn, Recorder, Schedule, role, run_
 from .threads import in_the_loop
 
 MOST_TICKS = 50_000
-"""Steps after which a program is taken for one that never ends."""
+"""The steps after which a program counts as endless."""
 
 
 @frozen(kw_only=True)
 class Case:
-    """The schedule and the fault of one run; its ``repr`` is the way to run it again."""
+    """The schedule and the fault of one run. Its ``repr`` is Python that makes it again."""
 
     schedule: Schedule = field(factory=InTurn)
     fault: Fault[Any] | None = None
@@ -39,9 +39,9 @@ class Trial:
 
     case: Case
     broken: list[Broken] = field(factory=list)  # the worst first
-    recorder: Recorder | None = None  # where the schedule made choices
-    given: Any = None  # by `Subject.around`
-    error: BaseException | None = None  # what left the program and should not
+    recorder: Recorder | None = None  # None: the schedule left all choices to trio
+    given: Any = None  # what `Subject.around` has yielded
+    error: BaseException | None = None  # the error that left the program and should not have
     disturber: Disturber = field(init=False)
 
     @disturber.default
@@ -49,8 +49,8 @@ class Trial:
         return Disturber(self.case.fault)
 
     def part(self) -> AbstractAsyncContextManager[trio.CancelScope]:
-        """A block that a fault cancels alone (`TrioFault.CANCEL_PART`), as a server does when a client has gone. The
-        rest of the program goes on, and may check that it still works."""
+        """Returns a block that a fault can cancel alone (`TrioFault.CANCEL_PART`), as a server does when a client has
+        gone. The rest of the program goes on, and may check that it still works."""
         return self.disturber.block()
 
     @property
@@ -59,7 +59,8 @@ class Trial:
         return self.disturber.met
 
     def breaks(self, promise: str, what: str, why: str = "") -> None:
-        """Notes that the program has broken a promise; ``why`` that matters, if it is none of `PROMISES`."""
+        """Notes that the program has broken a promise. ``why`` says why this matters; it is needed if `PROMISES` does
+        not have the promise."""
         self.broken.append(Broken(promise, what, why or PROMISES[promise]))
 
 
@@ -73,11 +74,11 @@ class Subject:
     Args:
         program: called anew for every run.
         around: a block around the program that lives longer and is not cancelled.
-        foreign: says of a task's name whether the task is not the program's own. Such a task may end as it likes, and
-            faults happen at its steps when all others have been tried.
-        accepts: says whether an error may leave the program after a fault.
-        passes: errors that say nothing about the program, such as that of a test that skips itself.
-        more_faults: the faults that ``around`` makes happen; it is asked after the first run.
+        foreign: returns whether a task with this name is not the program's own. Such a task may end in any way, and its
+            steps meet faults only after all other faults were tried.
+        accepts: returns whether an error may leave the program after a fault.
+        passes: errors that say nothing about the program, such as the error of a test that skips itself.
+        more_faults: returns the faults that ``around`` makes happen. It is called after the first run.
     """
 
     program: Program
@@ -88,7 +89,7 @@ class Subject:
     more_faults: Callable[[Trial], Iterable[Fault[Any]]] = field(default=lambda _: ())
 
     async def run(self, trial: Trial) -> None:
-        """Runs the program once, and looks at what it leaves behind."""
+        """Runs the program once, and looks at what it has left behind."""
         async with self.around(trial) as trial.given:
             before = _tasks()
             generators = OpenGenerators(lambda task: task in before or self.foreign(role(task)))
@@ -107,10 +108,10 @@ class Subject:
             trial.breaks(promises.GENERATORS, f"the async generator {name} was left open: use contextlib.aclosing")
 
     def judge(self, trial: Trial, error: BaseException | None) -> None:
-        """Judges a run that has ended, with ``error`` or well.
+        """Judges a run that has ended, with ``error`` or without one.
 
         Raises:
-            KeyboardInterrupt: somebody has pressed ^C, not the fault.
+            KeyboardInterrupt: the user, not the fault, has pressed ^C.
         """
         fault = trial.case.fault if trial.met else None
         if fault is not None and fault.kind is TrioFault.INTERRUPT:
@@ -131,14 +132,14 @@ _OF_TRIO = ("<", "close asyncgen")
 
 
 def _promise_of(fault: Fault[Any] | None) -> str:
-    """The promise that an error breaks."""
+    """Returns the promise that an error breaks."""
     if fault is None:
         return promises.WORKS
     return promises.REST_WORKS if fault.kind is TrioFault.CANCEL_PART else promises.ONLY_THE_FAULT
 
 
 def _judge_interrupt(trial: Trial, error: BaseException | None) -> BaseException | None:
-    """Returns what came out beside the ^C."""
+    """Returns what has left the program beside the ^C."""
     rest = None if error is None else without(error, KeyboardInterrupt)
     if error is None or rest is error:
         trial.breaks(promises.INTERRUPT, "the program went on as if nobody had pressed ^C")
@@ -146,7 +147,7 @@ def _judge_interrupt(trial: Trial, error: BaseException | None) -> BaseException
 
 
 def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> Trial:
-    """Runs ``subject`` once; see `Trial.broken`."""
+    """Runs ``subject`` once. `Trial.broken` of the result has the promises that the run has broken."""
     trial = Trial(case)
 
     async def main() -> None:
@@ -184,21 +185,22 @@ def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> 
 
 
 def _keep_for_ever(trial: Trial) -> None:
-    """Keeps the tasks of a run that took too many steps alive, even at the interpreter's end: they may swallow whatever
-    ends them, and go on."""
+    """Keeps the tasks of a run that took too many steps alive, even at the interpreter's end, since they might swallow
+    what ends them and go on."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(trial.disturber.tasks))
 
 
 def _collect(trial: Trial) -> None:
-    """Ends the tasks that a run has left now, rather than within another run. An error keeps the frames that it came
-    through, so no caller may hold one."""
+    """Ends the tasks that a run has left, so that they do not end within another run. No caller may hold an error of
+    the run, since its traceback keeps frames alive."""
     if trial.recorder is not None:
         trial.recorder.forget()
     collect()
 
 
 def collect() -> None:
-    """Ends the tasks that runs have left, in silence. They set hooks as they end, which are put back."""
+    """Ends the tasks that runs have left, without warnings. These tasks set hooks as they end; the hooks are
+    restored."""
     hooks = sys.get_asyncgen_hooks()
     with quiet():
         gc.collect()
@@ -207,7 +209,7 @@ def collect() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within the block nobody hears of generators and tasks that a fault has left: the trial reports them."""
+    """Silences warnings about generators and tasks that a fault has left, within the block. The trial reports them."""
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with warnings.catch_warnings():
@@ -218,7 +220,7 @@ def quiet() -> Iterator[None]:
 
 
 def _tasks() -> set[trio.lowlevel.Task]:
-    """All tasks of the run but the one that asks."""
+    """Returns all tasks of the run but the current one."""
     found: set[trio.lowlevel.Task] = set()
     root = trio.lowlevel.current_root_task()
     unseen = [root] if root is not None else []

@@ -1,8 +1,8 @@
-"""Virtual time for programs that use threads: time stands still while a thread works.
+"""Virtual time for programs that use threads. Time stands still while a thread works.
 
-`trio.testing.MockClock` with ``autojump_threshold`` sees no threads: it would jump over the time that they take, by
-chance. `run_virtually` jumps only when every task waits and no thread of trio's works, so that threads take no virtual
-time, and the same program takes the same time in every run.
+`trio.testing.MockClock` with ``autojump_threshold`` does not notice threads: by chance, it would jump while they work.
+`run_virtually` jumps only when every task waits and no thread of trio's works, so that threads take no virtual time,
+and the same program takes the same time in every run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import trio.testing
 
 T = TypeVar("T")
 
-_PATIENCE = 0.001  # real seconds between two looks at a thread that works
+_PATIENCE = 0.001  # real seconds between two checks whether a thread still works
 
 
 def run_virtually(main: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Runs ``main`` as `trio.run` does, on virtual time. Only threads of `trio.to_thread` under its default limiter may
-    work; where all tasks wait and no deadline is left, nothing ever happens."""
+    work. If all tasks wait and no deadline is left, the program waits for ever."""
     clock = trio.testing.MockClock()
 
     async def driven() -> T:
