@@ -33,7 +33,7 @@ def device_call(
                 return method(self, *args, **kwargs)
         except BaseException as error:
             clear_frames(error, outer=outer)
-            del self, args, kwargs, outer  # this frame is in the traceback too, and still runs: nobody else clears it
+            del self, args, kwargs, outer  # this frame still runs, so only it can clear itself
             raise
 
     return call

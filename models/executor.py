@@ -111,8 +111,8 @@ class TorchExecutor:
     model: str | Path
     config: EngineConfig
     released: ReleaseReport = field(init=False, factory=ReleaseReport, repr=False)
-    """The report of the last `sleep` or `close`, or failed `open` or `wake`, also where it raised: bytes by owner,
-    before and after."""
+    """The report of the last `sleep`, `close`, or failed `open` or `wake`, even if it raised: bytes by owner, before
+    and after."""
     _stack: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked: ResourceStack = field(init=False, factory=ResourceStack, repr=False)
     _parked_models: tuple[AnyModel, ...] = field(init=False, default=(), repr=False)
@@ -135,7 +135,7 @@ class TorchExecutor:
         assert self._blueprints is None, "the executor is open already"
         self._grammars = None
         blueprints = Blueprints.read(self.model, self.config)
-        trim()  # returns what reading the tokenizer left, before the weights are loaded
+        trim()  # returns the memory that reading the tokenizer left
         self._device = blueprints.main.device_names
         with self._all_or_nothing():
             blueprints = self._take_and_load(blueprints)
@@ -191,7 +191,7 @@ class TorchExecutor:
 
         model = own("weights", loads[0]())
         draft_model = own_drafts("weights", loads[1]()) if blueprints.draft is not None else None
-        trim()  # returns what loading left, before the free memory is measured
+        trim()  # returns the memory that loading left, before the free memory is measured
         blueprints = blueprints.sized(sum(self._stack.bytes_by_owner().values()))
         blueprint, draft = blueprints.main, blueprints.draft
         main = blueprint.take(own, model)
@@ -362,7 +362,7 @@ class TorchExecutor:
         for sequence in plan.ended:
             self._records.pop(sequence, None)
         fed, started = {part.sequence_id for part in plan.chunks}, {start.sequence_id for start in plan.started}
-        touched = (fed | started) - (started & self._records.keys())  # not those of older steps
+        touched = (fed | started) - (started & self._records.keys())  # without sequences of older steps
         try:
             with device_errors(f"a step of {plan.tokens} tokens"):
                 return self._run(now, plan)

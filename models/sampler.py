@@ -111,7 +111,7 @@ class Sampler:
         return answer(logits, asked.with_masks(self.masks), self.eos_token_ids)
 
     def _of(self, feed: Feed, behind: int) -> SamplerInput:
-        """The input for the token that follows the first ``behind`` draft tokens of ``feed``."""
+        """Returns the sampler's input for the token after the first ``behind`` draft tokens of ``feed``."""
         record = feed.record
         return SamplerInput(
             generated=[*record.generated, *feed.proposed[:behind]] if behind else record.generated,

@@ -30,7 +30,7 @@ class LookupProposer:
 
     match: int
     pace: int = 2_048
-    least: int = 64  # what one step adds is learned in the next
+    least: int = 64  # enough to learn all that one step adds
 
     def start(self, record: Record) -> None:
         record.lookup = Lookup(self.match)
@@ -55,7 +55,7 @@ class DraftModelProposer:
     sampler: Sampler
 
     def start(self, record: Record) -> None:
-        start = evolve(record.start, placeholders=(), probe=None)  # they name the main model's items
+        start = evolve(record.start, placeholders=(), probe=None)  # these belong to the main model
         record.twin = Record(start, record.tokens, record.guide)
         self.sampler.network.start(record.twin)
 

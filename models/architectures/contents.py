@@ -16,7 +16,7 @@ from .conversations import Rendered, render
 
 Message = Mapping[str, Any]
 _Write = Callable[[Sequence[Message]], Rendered]
-"""Gives messages to the template."""
+"""Renders messages by the template."""
 
 
 def render_texts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> Rendered:
@@ -75,7 +75,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _parted(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with a list of one part in place of a text."""
+    """Returns the messages with each text replaced by a list of one part."""
     return [
         {**message, "content": [{"type": "text", "text": message["content"]}]}
         if isinstance(message.get("content"), str)
@@ -85,7 +85,7 @@ def _parted(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages with one text in place of a list of texts."""
+    """Returns the messages with each list of texts replaced by one text."""
     return [
         {**message, "content": "\n".join(part["text"] for part in message["content"])}
         if isinstance(message.get("content"), list | tuple) and all(map(_is_text, message["content"]))

@@ -14,7 +14,7 @@ from ...core.checks import shown
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
 
-_OPEN = frozenset({"documents"})  # an argument of transformers' that goes into the template and means nothing to us
+_OPEN = frozenset({"documents"})  # an argument that transformers only passes on to the template
 _NO_TOOLS = (
     "tools, but the checkpoint's chat template does not read them; leave them out, or open a model that was trained to "
     "call tools"
@@ -22,9 +22,9 @@ _NO_TOOLS = (
 
 
 class Rendered(str):
-    """A prompt that a chat template wrote. Its special tokens are in it already, and `TextPreparer` adds none.
+    """A prompt that a chat template wrote. It has its special tokens already, so `TextPreparer` adds none.
 
-    Changing it gives a plain `str`, to which the tokenizer's own special tokens are added.
+    Every string operation returns a plain `str`, to which the tokenizer's own special tokens are added.
     """
 
     __slots__ = ()
@@ -55,7 +55,7 @@ def render(
         options: further variables of the template.
 
     Raises:
-        InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
+        InvalidRequest: there is no template, or it refuses the messages or ignores tools, tool calls or an option.
     """
     if not (template or tokenizer.chat_template):
         raise InvalidRequest("the checkpoint has no chat template; write the prompt as text")

@@ -25,7 +25,7 @@ from .items import AudioItems, ItemSettings, TextItems
 from .prompts import settled
 
 Forward = tuple[nn.Module, Callable[..., Any]]
-"""A module, and what is called instead of its ``forward`` during a call; see `memory.module.forwards`."""
+"""A module, and the function that replaces its ``forward`` during a call; see `memory.module.forwards`."""
 
 _MOST_SECONDS = 30  # the longest audio in Moonshine's training (Jeffries et al. 2024)
 _USUAL_POSITIONS = 512  # for T5, whose relative positions have no limit
@@ -36,7 +36,7 @@ class CrossedFamily:
     """One kind of encoder-decoder. It has no state."""
 
     loader: str  # the class of transformers that loads it
-    crossing: str = "encoder_attn"  # the name that its cross-attention modules have in their layers
+    crossing: str = "encoder_attn"  # the name of the cross-attention module in each layer
     payload: tuple[str, torch.dtype | None] = ("input_ids", torch.long)  # argument, dtype (None: the weights')
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
@@ -69,7 +69,7 @@ class CrossedFamily:
         raise NotImplementedError
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
-        """The preparer that turns text, or audio, into encoder items."""
+        """Returns the preparer that turns text or audio into encoder items."""
         return TextItems(tokenizer=settled(tokenizer), settings=settings)
 
 
@@ -179,7 +179,8 @@ class Bart(CrossedFamily):
 
 @frozen
 class T5(CrossedFamily):
-    """T5 (Raffel et al. 2020) and its kin: text in, text out. Scores are not scaled, and change with the distance."""
+    """T5 (Raffel et al. 2020) and its kin: text in, text out. Attention scores are not scaled, and depend on the
+    distance of query and key."""
 
     crossing: str = "EncDecAttention"
 

@@ -44,7 +44,7 @@ class TextPreparer:
         return prompt
 
     def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Returns ``given``, which `prepare` refuses."""
+        """Returns ``given`` unread, since `prepare` refuses all media."""
         return given
 
     def prepare(
@@ -86,16 +86,16 @@ class TextPreparer:
         """Renders a conversation as a prompt by the chat template, up to the beginning of the assistant's turn.
 
         Raises:
-            InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
+            InvalidRequest: there is no template, or it refuses the messages or ignores tools, tool calls or an option.
         """
         return render_texts(self.tokenizer, messages, tools=tools, options=options)
 
 
 @frozen(kw_only=True)
 class Read:
-    """One image or audio as the family reads it."""
+    """One image or audio after the family has read it."""
 
-    payload: Mapping[str, Tensor] = field(repr=False)  # what `Family.encode` takes, on the CPU
+    payload: Mapping[str, Tensor] = field(repr=False)  # the input of `Family.encode`, on the CPU
     text: str = field(repr=False)  # its text in the prompt: ``embeddings`` placeholders, and texts around
     embeddings: int
     grid: tuple[int, ...] = ()  # see `Placeholder`
@@ -150,7 +150,7 @@ class MediaPreparer(TextPreparer):
         """Renders a conversation, whose contents are texts or lists of parts, as a prompt.
 
         Raises:
-            InvalidRequest: there is no template, it refuses the messages, or does not read what is given.
+            InvalidRequest: there is no template, or it refuses the messages or ignores tools, tool calls or an option.
         """
         return render_parts(self.tokenizer, messages, template=self.chat_template, tools=tools, options=options)
 

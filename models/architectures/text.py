@@ -113,7 +113,7 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
 
 
 QUANTIZED_BY = ("compressed-tensors", "torchao")
-"""The libraries that transformers reads weights in int8 by."""
+"""The libraries that transformers uses to read int8 weights."""
 
 _GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 

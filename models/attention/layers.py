@@ -29,11 +29,11 @@ _HARMLESS = frozenset(
         "use_cache",
     }
 )
-"""Keywords of which the attention's numbers do not depend: they come along from the model's own call."""
+"""Keywords that do not change the result of attention; the model's own call passes them."""
 
 
 PAGED_APART = "triolet_paged_apart"
-"""The same, for layers that are compiled: it is left out of their code, and called between."""
+"""The name for compiled layers, whose code leaves attention out: it is called between the compiled parts."""
 
 
 def register(name: str) -> None:

@@ -76,7 +76,7 @@ def _chunks(rows: Rows, page_size: int) -> list[_Chunk]:
 
 @frozen(kw_only=True, eq=False)
 class Short:
-    """Short chunks of one length, each reading equally many pages."""
+    """Short chunks of the same length, each of which reads the same number of pages."""
 
     rows: Tensor | None = None  # [count * length]; None: all rows of the step
     count: int

@@ -39,7 +39,7 @@ from .comparison import LONGEST
 from .passed import PassedComparisons, comparison_key
 
 NATIVE_ROWS = 256
-"""Rows of one call of the native library: what is between its operations stays in the caches."""
+"""The most rows in one call of the native library, few enough that results between operations stay in the caches."""
 
 AnyModel = WhisperModel | TransformerModel
 
@@ -117,7 +117,7 @@ class Blueprint:
 
     @property
     def chosen(self) -> Budget:
-        """The numbers of pages and slots."""
+        """The chosen numbers of pages and slots."""
         assert self.budget is not None, "pages and slots are counted when the weights are loaded"
         return self.budget
 
@@ -145,7 +145,7 @@ class Blueprint:
         )
 
     def log_way(self, why_not: str | None) -> None:
-        """Logs how the model is computed; ``why_not`` as in `check_kv_dtype`."""
+        """Logs whether the native library or torch computes the model; ``why_not`` is as in `check_kv_dtype`."""
         log, name = logging.getLogger("triolet"), self.checkpoint.architecture
         if why_not is None:
             threads = min(torch.get_num_threads(), MOST_THREADS)

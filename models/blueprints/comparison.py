@@ -170,7 +170,7 @@ def _prompts(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[list[int]]:
 
 
 def _outputs(network: Decoder, dtype: torch.dtype) -> list[Tensor]:
-    """Returns a made-up encoder output for each prompt; empty for a model without cross-attention."""
+    """Returns a made-up encoder output for each prompt, or an empty tensor if the model has no cross-attention."""
     if isinstance(network, CausalNetwork):
         return [torch.empty(0)] * len(_LENGTHS)
     lengths = [min(length, network.cross.embeddings) for length in _EMBEDDINGS]

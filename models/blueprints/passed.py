@@ -28,7 +28,7 @@ class PassedComparisons:
         return cls(CacheFile.of_user("comparisons.json"))
 
     def once(self, key: str, prove: Callable[[], None]) -> None:
-        """Calls ``prove``, unless it has returned before under this ``key``."""
+        """Calls ``prove`` unless an earlier call under this ``key`` returned without an error."""
         if key in self._passed():
             return
         prove()

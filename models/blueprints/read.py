@@ -1,4 +1,5 @@
-"""`read_blueprint` chooses the blueprint of a checkpoint; `Blueprints` holds those of the model and its draft model."""
+"""`read_blueprint` chooses the blueprint of a checkpoint; `Blueprints` holds the blueprints of the model and of its
+draft model."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     int8 = config.quantization is not None
     if int8 and device.type != "cpu":
         raise InvalidRequest(f"quantization={config.quantization!r} on {device}; allowed: on the CPU. Use device='cpu'")
-    dtype = find_dtype(config.dtype, device, int8=int8 and Library.load() is None)  # the library has float32
+    dtype = find_dtype(config.dtype, device, int8=int8 and Library.load() is None)  # the library computes in float32
     folder = resolve(model)
     if is_whisper(folder):
         _refuse(config, "Whisper")
@@ -72,8 +73,8 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
 
 
 def _checked(blueprint: _AnyBlueprint) -> _AnyBlueprint:
-    """Raises `InvalidRequest` for sizes too small for one sequence, and for a dtype that keys and values cannot have,
-    before anything is loaded."""
+    """Checks the settings before anything is loaded. Raises `InvalidRequest` if the sizes are too small for one
+    sequence, or if keys and values cannot have the chosen dtype."""
     blueprint.check_kv_dtype(blueprint.not_native())
     check_sizes(blueprint.config, blueprint.sizes)
     return blueprint
@@ -142,7 +143,7 @@ class Blueprints:
         return Blueprints(main=evolve(main, budget=budget), draft=placed)
 
     def with_fingerprints(self, fingerprints: Sequence[str]) -> Blueprints:
-        """The blueprints with the fingerprints of the weights."""
+        """Returns the blueprints with the fingerprints of the weights."""
         main, *rest = [evolve(one, fingerprint=new) for one, new in zip(self.all, fingerprints, strict=True)]
         return Blueprints(main=main, draft=rest[0] if rest else None)
 

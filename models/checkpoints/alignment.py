@@ -33,7 +33,7 @@ class AlignmentSettings:
         """Reads the settings for a decoder of ``layers`` layers with ``heads`` heads each.
 
         If generation_config.json has no ``alignment_heads``, all heads of the upper half of the layers are taken, as in
-        openai/whisper. Wrong settings do not refuse the checkpoint, since it can still transcribe.
+        openai/whisper. A checkpoint with wrong settings is not refused, since it can still transcribe.
         """
         written = None if generation is None else generation.get("alignment_heads")
         width, source = _filter_width(generation, config)

@@ -52,7 +52,7 @@ def resolve(model: str | Path) -> Path:
 
     Raises:
         CheckpointError: ``model`` does not exist or is a file, or the hub cannot be reached and there is no local copy.
-        UnsupportedModel: ``model`` is a file of another program.
+        UnsupportedModel: ``model`` is in the format of another program.
     """
     folder = local_folder(model)
     return _from_hub(str(model)) if folder is None else folder

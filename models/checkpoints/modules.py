@@ -25,7 +25,7 @@ class DecoderShape:
     hidden: int  # numbers of one embedding, also in an encoder output
     vocabulary: int
     positions: int
-    embeddings: int = 0  # most rows of an encoder output that cross-attention reads
+    embeddings: int = 0  # the most rows of an encoder output that cross-attention reads
     windows: tuple[int | None, ...] = field()  # for each layer the number of positions that it sees; None: all
 
     @windows.default
@@ -35,7 +35,7 @@ class DecoderShape:
 
 @frozen(kw_only=True)
 class AnyCheckpoint:
-    """The facts in a checkpoint's files that all kinds have, apart from the weights."""
+    """The facts that all kinds of checkpoints have in their files, apart from the weights."""
 
     folder: Path
     architecture: str
@@ -52,7 +52,7 @@ class AnyCheckpoint:
 
 @frozen(kw_only=True)
 class ModuleCheckpoint(AnyCheckpoint):
-    """The facts in a checkpoint of transformers' modules."""
+    """The facts in the files of a checkpoint for modules of transformers, apart from the weights."""
 
     config: Any = field(repr=False, eq=False)
     shape: DecoderShape

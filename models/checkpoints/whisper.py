@@ -55,7 +55,7 @@ _DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "median_filter_width": 7,
     }
 )
-"""The settings that config.json need not say: transformers' `WhisperConfig`."""
+"""The defaults for settings that config.json may omit, from transformers' `WhisperConfig`."""
 
 _SAMPLE = 256  # sampled values of each piece of a tensor, for the fingerprint
 
@@ -180,7 +180,7 @@ class WeightFiles:
 
     @classmethod
     def open(cls, folder: Path) -> WeightFiles:
-        """Opens every shard; raises `CheckpointError` when one cannot be read."""
+        """Opens every shard. Raises `CheckpointError` if a shard cannot be read."""
         from .stored import open_weights
 
         sources: dict[str, StoredTensor | MappedTensor] = {}
@@ -235,7 +235,7 @@ class WeightFiles:
 
 @frozen(kw_only=True)
 class Checkpoint(AnyCheckpoint):
-    """The facts in a checkpoint of Whisper."""
+    """The facts in the files of a Whisper checkpoint, apart from the weights."""
 
     shape: WhisperShape
     encoder_inner: int

@@ -29,7 +29,7 @@ _ROWS = 32  # rows of logits computed at once: a whole prompt's logits would tak
 
 @define(eq=False)
 class _Read:
-    """The queries and log-probabilities of the chunks read so far, on the host: a record holds no tensor."""
+    """The queries and log-probabilities of the chunks read so far, on the host, since a record must hold no tensor."""
 
     queries: list[Any] = field(factory=list)  # numpy float32 [layers, rows, width], one for each chunk
     logprobs: list[float] = field(factory=list)

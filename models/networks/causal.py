@@ -35,7 +35,7 @@ from .pooling import Sums, check_pooling, pooled
 
 @define(eq=False)
 class _Notes:
-    """A network's notes on a sequence, on the host."""
+    """The network's notes about one sequence, on the host."""
 
     positions: Any = None  # numpy int64 [3, prompt]; None: positions are indices
     delta: int = 0  # added to the index of a later token to get its position
@@ -175,8 +175,8 @@ class CausalNetwork(Network):
             call.step = None
 
     def crossing(self) -> AbstractContextManager[None]:
-        """Within this context the module can be called on one device or several, and uses compiled layers if there are
-        any."""
+        """Returns the context in which the module can be called, on one device or several; compiled layers are used if
+        there are any."""
         if self.pipeline is not None:
             return self.pipeline.crossing()
         return nullcontext() if self.compiled is None else self.compiled.crossing()
@@ -270,7 +270,7 @@ def _fixed(feeds: Sequence[Feed]) -> tuple[list[int], list[int]] | None:
     token_ids, positions = list[int](), list[int]()
     for feed in feeds:
         start, notes = feed.part.start, feed.record.notes
-        bent = notes.positions is not None and start < notes.positions.shape[1]  # positions of three different numbers
+        bent = notes.positions is not None and start < notes.positions.shape[1]  # its three positions differ
         if feed.part.length != 1 or _holds_items(feed) or bent:  # draft tokens lengthen the chunk
             return None
         token_ids.append(feed.record.tokens[start])

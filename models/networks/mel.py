@@ -1,5 +1,5 @@
 """The mel filters of Whisper's features: triangles on Slaney's scale (Slaney 1998, "Auditory Toolbox", `mfcc`), which
-is linear up to 1 kHz and logarithmic above, each with the area 1."""
+is linear up to 1 kHz and logarithmic above. Each triangle has the area 1."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ class Record:
     tokens: list[int]
     guide: Guide | None = None  # its position in its structured output
     lookup: Lookup | None = field(default=None, repr=False)  # for `LookupProposer`, see `triolet.models.speculation`
-    twin: Record | None = field(default=None, repr=False)  # the same sequence, as a draft model knows it
+    twin: Record | None = field(default=None, repr=False)  # the draft model's record of the same sequence
     notes: Any = field(default=None, repr=False)
-    search: Search | None = field(default=None, repr=False)  # the beam search; ``tokens`` lacks tokens of beams
+    search: Search | None = field(default=None, repr=False)  # the beam search; ``tokens`` has no tokens of beams
     prompt: tuple[int, ...] = field(init=False)  # the prompt's distinct tokens; empty unless a penalty needs them
 
     @prompt.default
@@ -88,7 +88,7 @@ class Network:
     positions: int
     """Decoder positions: prompt and generated tokens together."""
     native: Runner | None = None
-    """The native library at work, which then chooses tokens, too; ``None``: torch computes."""
+    """The native library, which computes steps and chooses tokens; ``None``: torch computes."""
 
     @property
     def is_native(self) -> bool:

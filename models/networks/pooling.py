@@ -16,7 +16,7 @@ from ..memory.module import TransformerModel
 
 @define(eq=False)
 class Sums:
-    """The sums of the chunks read so far, on the host: a record holds no tensor."""
+    """The sums over the chunks read so far, on the host, since a record must hold no tensor."""
 
     count: int = 0
     first: Any = None  # numpy float32 [hidden]

@@ -30,7 +30,7 @@ from ..native.runner import Runner
 from .whisper_loader import Loader
 from .whisper_program import WhisperProgram, write_encoder, write_program
 
-_BLOCK = 1600 << 10  # bytes of a block of hidden states
+_BLOCK = 1600 << 10  # bytes of hidden states in one block of rows
 
 
 @frozen(eq=False)
@@ -145,7 +145,7 @@ class _Encoder:
         )
 
     def embed(self, log_mel: Tensor) -> Tensor:
-        """The first layer's input, [n, embeddings, width]."""
+        """Returns the first layer's input, [n, embeddings, width]."""
         first, second = self.stem
         hidden = functional.gelu(first(log_mel, 1))
         hidden = functional.gelu(second(hidden, 2))
