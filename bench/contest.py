@@ -1,4 +1,4 @@
-"""Runs a contest: opens the contenders, plays the scenarios, and makes tables of the outcomes."""
+"""The playing of a contest: opens the contenders, plays the scenarios, and makes tables of the outcomes."""
 
 from __future__ import annotations
 

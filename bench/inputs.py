@@ -32,7 +32,7 @@ def prompts_of(count: int, number: int) -> list[str]:
 
 @frozen(eq=False)
 class Piece:
-    """Speech that is not cut: a short recording, or what is said between two pauses of a long one."""
+    """A stretch of speech without a cut: a short recording, or what is said between two pauses of a long one."""
 
     samples: Any = field(repr=False)  # numpy float32
     text: str | None  # None: the text is not known

@@ -67,7 +67,7 @@ class Word:
 
 @frozen(eq=False)
 class Speech:
-    """Samples of 16 kHz, and the words in them."""
+    """Samples at 16 kHz, and the words that are said in them."""
 
     samples: np.ndarray
     words: tuple[Word, ...] = ()

@@ -63,7 +63,7 @@ class _Check:
     max_tokens: int
     tolerance: float
     live_bytes: Callable[[], int] | None
-    truth: list[tuple[SampledToken, ...]] = field(factory=list)  # what each item samples alone in an adapter of its own
+    truth: list[tuple[SampledToken, ...]] = field(factory=list)  # what each item samples alone, in its own adapter
     promise: str = ""  # the name of the promise that is checked now
 
     def run(self) -> None:

@@ -64,7 +64,7 @@ class Client:
     arrives: float = 0.0
     patience: float = FOREVER
     pause: float = 0.0
-    sampling: SamplingParams = field(init=False, eq=False, repr=False)  # made once: checking it takes time in every run
+    sampling: SamplingParams = field(init=False, eq=False, repr=False)  # made once, since checking it takes time
 
     @property
     def reads_only(self) -> bool:
@@ -266,7 +266,7 @@ _ALL = (
         config={"encoder_cache_bytes": 60, "encode_batch_embeddings": 4, "max_step_tokens": 8},
     ),
     Scenario(
-        name="text between images",  # the first leaves while its text is fed and its second image is encoded
+        name="text between images",  # the first client leaves while its text is fed and its second image is encoded
         clients=(
             Client(images=(3, 2), prompt=(START, IMAGE, *range(2, 50), IMAGE, 5), max_tokens=2, patience=0.6),
             Client(images=(7, 6), prompt=(START, IMAGE, *range(2, 20), IMAGE), arrives=0.6, max_tokens=2),
@@ -326,7 +326,7 @@ _ALL = (
         config=_ONE_ENTRY | {"max_running": 3, "steps_in_flight": 1},
     ),
     Scenario(
-        name="beams",  # too few pages for two searches at once: they are preempted in the middle
+        name="beams",  # too few pages for two searches at once, which are therefore preempted in the middle
         clients=(
             Client(audio=1, prompt=(START, 5), max_tokens=6, beams=3),
             Client(audio=1, prompt=(START, 7, 2), max_tokens=6, beams=2, priority=-1, arrives=0.34),
@@ -370,7 +370,7 @@ _ALL = (
         config={"max_step_tokens": 3},
     ),
     Scenario(
-        name="live",  # readings of a growing utterance, each of new audio, behind the words that are stable, and their
+        name="live",  # readings of a growing utterance: each has new audio after the stable words, and then their
         # times; beside another session, which is left in the middle
         clients=(
             Client(audio=1, max_tokens=4),
@@ -385,7 +385,7 @@ _ALL = (
         config={"encoder_cache_bytes": 200},
     ),
     Scenario(
-        name="parallel",  # of two windows at once: the language, a search, draws, the times of words; one caller leaves
+        name="parallel",  # two windows at once: the language, a search, draws, the times of words; one caller leaves
         clients=(
             Client(audio=1, max_tokens=1, probe=_LANGUAGES),
             Client(audio=1, prompt=_TEXT, max_tokens=5, beams=2, probe=_SILENCE, arrives=0.34),

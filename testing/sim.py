@@ -285,7 +285,7 @@ class SimExecutor:
         page[position % size] = fingerprint
 
     def _check_pages(self, part: Chunk, fingerprints: list[int], end: int) -> None:
-        """Checks every position before ``end``, a page at a time."""
+        """Checks that the pages hold this sequence's KV at every position before ``end``, one page at a time."""
         if self.model.whole_prompts:
             return
         size = self.model.page_size
@@ -364,7 +364,7 @@ class SimWorker:
 
     @property
     def in_flight(self) -> bool:
-        """True if somebody waits for a call."""
+        """True if somebody waits for a call of the executor."""
         return bool(self._queue) and not self.abandoned
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:

@@ -46,9 +46,9 @@ class StepJudge:
     violation: Exception | None = field(default=None, init=False)
     steps: int = field(default=0, init=False)  # the steps that were judged
     _device: _Device = field(init=False)
-    _flights: dict[int, dict[int, int]] = field(factory=dict, init=False)  # by step: the sequence that uses each page
+    _flights: dict[int, dict[int, int]] = field(factory=dict, init=False)  # for each step, who uses each page
     _starts: dict[int, SequenceStart] = field(factory=dict, init=False)
-    _salts: dict[str, int] = field(factory=dict, init=False)  # of the tokens of each sequence, by its cross slot
+    _salts: dict[str, int] = field(factory=dict, init=False)  # added to each sequence's tokens, by its cross slot
     _slots: dict[int, str] = field(factory=dict, init=False)
     _told: list[str] = field(factory=list, init=False)
 

@@ -1,4 +1,4 @@
-"""Workloads of step engines: drawn by chance, and made simpler."""
+"""The workloads of step engines, which are drawn by chance, and simpler versions of them."""
 
 from __future__ import annotations
 

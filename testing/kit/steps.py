@@ -81,8 +81,8 @@ class StepCache(Protocol):
         ...
 
     # and, if the declaration says so:
-    # reset(): the device was emptied between two steps; nobody holds anything any more.
-    # close(): no request asks any more; the next steps free all that is on the device.
+    # reset(): reports that the device was emptied between two steps, and that nobody holds anything any more.
+    # close(): reports that no request asks any more; the next steps free everything that is on the device.
 
 
 MakeStepCache = Callable[[int], StepCache]

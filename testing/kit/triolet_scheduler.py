@@ -45,7 +45,7 @@ class TrioletScheduler:
     def finish(self, request_id: str) -> None:
         self.planner.abort(request_id)
 
-    # what the actors do between the planner and the ledger
+    # the work of the actors between the planner and the ledger
 
     def act(self) -> list[str]:
         ended = []

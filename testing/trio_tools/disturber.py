@@ -34,7 +34,7 @@ class Disturber(StepCounter):
     """A disturber, which cancels blocks and presses ^C. Steps are counted while a block is open. The first block is the
     whole program; the blocks within it are its parts."""
 
-    within_parts: defaultdict[str, list[int]] = field(factory=lambda: defaultdict(list))  # the steps taken meanwhile
+    within_parts: defaultdict[str, list[int]] = field(factory=lambda: defaultdict(list))  # steps within parts
     place: str = ""  # where the task stood at whose step the fault happened
     swallowed: list[tuple[str, str]] = field(factory=list)  # the task, and where it was cancelled
     _blocks: list[_Block] = field(factory=list)

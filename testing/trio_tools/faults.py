@@ -43,7 +43,7 @@ class StepCounter(trio.abc.Instrument):
     fault: Fault[Any] | None
     steps: Counter[str] = field(factory=Counter)
     met: bool = False
-    _roles: dict[str, str] = field(factory=dict)  # by the name of the task
+    _roles: dict[str, str] = field(factory=dict)  # for each name of a task
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """Implements `trio.abc.Instrument.before_task_step`."""

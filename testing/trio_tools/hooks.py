@@ -31,7 +31,7 @@ def _run_module() -> Any:
     """Returns the module of trio's run loop.
 
     Raises:
-        TrioChanged: a part of it has moved.
+        TrioChanged: a part of the loop that these tools need has moved.
     """
     try:
         import trio._core._run as run

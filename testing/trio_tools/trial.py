@@ -35,7 +35,7 @@ class Case:
 
 @define(eq=False)
 class Trial:
-    """One run, as the program sees it."""
+    """One run of a program, as the program sees it."""
 
     case: Case
     broken: list[Broken] = field(factory=list)  # the worst first
