@@ -1,4 +1,4 @@
-"""The playing of a contest: opens the contenders, plays the scenarios, and makes tables of the outcomes."""
+"""The contest, which opens the contenders, plays the scenarios and makes tables of the outcomes."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def _moonshine(folder: Path, seed: int) -> None:
 
 def _bart(folder: Path, seed: int) -> None:
     """Writes a checkpoint with fewer layers in the decoder than in the encoder. Its last token is forced, and no three
-    tokens may repeat."""
+    tokens in a row may occur twice."""
     from transformers import BartConfig, BartForConditionalGeneration
 
     tokenizer = BART.make()

@@ -132,8 +132,8 @@ class SimulatedService:
 
     @asynccontextmanager
     async def client(self, *, grace: float = 0.0) -> AsyncIterator[trio.CancelScope]:
-        """Runs the block as one client of the service, which may leave at any time. Once all clients have left, the
-        requests of those that were cancelled must end within ``grace`` seconds of virtual time."""
+        """Runs the block as one client of the service, which may leave at any time. If a client was cancelled, all
+        requests must end within ``grace`` seconds of virtual time after the last client has left."""
         self._clients += 1
         try:
             async with self.trial.part() as scope:

@@ -155,7 +155,8 @@ class Script:
 
 
 def short(value: Any) -> str:
-    """Returns Python source that makes ``value``. If the class is one of attrs, default arguments are left out."""
+    """Returns Python source that makes ``value``. For a class of attrs, arguments that equal their defaults are left
+    out."""
     if not attrs.has(type(value)):
         return repr(value)
     told = [(one.name, getattr(value, one.name), one.default) for one in attrs.fields(type(value))]

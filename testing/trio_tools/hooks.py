@@ -24,7 +24,7 @@ _NEEDED = ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r", "GLOBAL_RUN_CONTEXT", "Deadl
 
 
 class TrioChanged(RuntimeError):
-    """The error that a private part of trio is not where it was."""
+    """The error raised if a private part of trio is not where it was."""
 
 
 def _run_module() -> Any:
@@ -178,7 +178,7 @@ class Alarm:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def set(self, deadline: float) -> None:
-        """Sets the alarm to ``deadline``, and to no earlier deadline any more."""
+        """Sets the alarm to ``deadline``, in place of its present deadline."""
         deadlines = _deadlines()
         if self._registered_deadline < math.inf:
             deadlines.remove(self._registered_deadline, self)

@@ -34,7 +34,7 @@ _TRIO = str(Path(trio.__file__).parent)
 
 @frozen
 class Broken:
-    """A promise that a run has broken, in which way, and why this matters."""
+    """A broken promise of a run: which promise, how it was broken, and why this matters."""
 
     promise: str
     what: str

@@ -26,12 +26,12 @@ Result = TypeVar("Result")
 
 
 class Deadlock(AssertionError):
-    """The error that every task waits, and no deadline will wake one. The message is the tree of tasks, each with its
-    place."""
+    """The error raised if every task waits and no deadline will wake one. The message is the tree of tasks, each with
+    its place."""
 
 
 class Endless(Deadlock):
-    """The error that the program has taken more steps than it may."""
+    """The error raised if the program has taken more steps than it may."""
 
 
 @frozen
@@ -74,8 +74,8 @@ class Uniform(Schedule):
 @frozen
 class Pct(Schedule):
     """One task a tick: the task of the highest priority. Priorities are random, and at ``depth - 1`` random ticks the
-    running task falls behind all others. A bug that needs ``depth`` orderings is found with a probability of at least 1
-    / (tasks * ticks ** (depth - 1)) (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of
+    running task falls behind all others. The probability to find a bug that needs ``depth`` orderings is at least ``1 /
+    (tasks * ticks ** (depth - 1))`` (Burckhardt et al., "A randomized scheduler with probabilistic guarantees of
     finding bugs", ASPLOS 2010)."""
 
     seed: int = 0

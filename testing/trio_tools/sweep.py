@@ -37,7 +37,8 @@ _REPEATED = 3  # how often one kind of fault may break one promise in one task, 
 
 
 class ProgramBroken(AssertionError):
-    """The error that a program has broken promises. The message says which, in which run, and how to repeat the run."""
+    """The error raised if a program has broken promises. The message says which, in which run, and how to repeat the
+    run."""
 
 
 @frozen(kw_only=True)
