@@ -9,7 +9,7 @@ for Clarity in Beam Search", section 3. One step of a search::
                               [a b] + e      -2.4  goes on
                               [a d] + f      -2.9  not needed
 
-Who computes the candidates is `triolet.models.sampling.beams`; where the beams' KV lies is `triolet.core.beam_pages`.
+`triolet.models.sampling.beams` computes the candidates, and `triolet.core.beam_pages` places the KV of the beams.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from .request import SamplingParams
 
 @frozen(kw_only=True)
 class BeamSettings:
-    """The settings of a search.
+    """The settings of a beam search.
 
     Args:
-        size: most beams.
-        length_penalty: a hypothesis' score is its sum of log-probabilities over ``length ** length_penalty``; the end
-            token counts in the length, the prompt does not.
-        kept: most hypotheses.
-        early: the search is over with ``kept`` hypotheses. Otherwise it is over when, beside that, none of them would
-            be replaced by the best beam if that ended now.
-        max_tokens: beams of this length end.
+        size: the largest number of beams.
+        length_penalty: the score of a hypothesis is its sum of log-probabilities over ``length ** length_penalty``. The
+            end token counts in the length, the prompt does not.
+        kept: the largest number of hypotheses.
+        early: True: the search is over when it has ``kept`` hypotheses. False: in addition, the best beam, if it ended
+            now, must not be better than any of them.
+        max_tokens: the length at which beams end.
         stops: tokens that end a beam.
     """
 
@@ -48,7 +48,7 @@ class BeamSettings:
 
     @classmethod
     def of(cls, sampling: SamplingParams, *, max_tokens: int, stops: frozenset[int]) -> Self:
-        """The settings of a request."""
+        """Returns the settings of a request."""
         return cls(
             size=sampling.beam_size,
             length_penalty=sampling.length_penalty,
@@ -60,19 +60,19 @@ class BeamSettings:
 
     @property
     def candidates(self) -> int:
-        """The number of candidates that a step needs: so many that ``size`` of them go on even where each beam's
-        likeliest tokens are all those that end it."""
+        """The number of candidates that a step needs. It is large enough that ``size`` candidates go on even if the
+        likeliest tokens of each beam are all the tokens that end it."""
         return max(2, 1 + len(self.stops)) * self.size
 
     def score(self, total: float, length: int) -> float:
-        """The score of ``length`` tokens whose log-probabilities add up to ``total``."""
+        """Returns the score of ``length`` tokens whose log-probabilities add up to ``total``."""
         return total / math.pow(length, self.length_penalty)
 
 
 @frozen
 class Candidate:
-    """Beam ``beam`` with one more token. ``total`` is the sum of the log-probabilities that the search goes by, this
-    token's included; ``logprob`` is this token's as callers get it."""
+    """A beam with the index ``beam`` and one more token. ``total`` is the sum of the log-probabilities that the search
+    ranks by, this token's included. ``logprob`` is this token's log-probability as callers get it."""
 
     beam: int
     token_id: int
@@ -82,8 +82,8 @@ class Candidate:
 
 @frozen
 class Beam:
-    """A beam: its tokens after the prompt, their log-probabilities, and ``total`` as in `Candidate`. ``parent`` is the
-    index, among the beams of the step before, of the one that it continues."""
+    """A beam: its tokens after the prompt, their log-probabilities, and ``total`` as in `Candidate`. The beam continues
+    the one with the index ``parent`` among the beams of the step before."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -91,7 +91,7 @@ class Beam:
     parent: int = 0
 
     def grown(self, candidate: Candidate) -> Beam:
-        """The beam that ``candidate`` makes of this one."""
+        """Returns the beam that continues this one with ``candidate``."""
         return Beam(
             (*self.token_ids, candidate.token_id),
             (*self.logprobs, candidate.logprob),
@@ -102,8 +102,9 @@ class Beam:
 
 @frozen(kw_only=True)
 class BeamSearch:
-    """A search between two steps. It begins with one beam, the prompt. ``hypotheses`` are those found, best first.
-    ``beams``, best first, all have one length; a search that is ``done`` has none."""
+    """The state of a search between two steps. A search begins with one beam, the prompt. ``hypotheses`` has those
+    found so far, best first. All ``beams``, best first, have the same length. A search that is ``done`` has no
+    beams."""
 
     settings: BeamSettings
     beams: tuple[Beam, ...] = (Beam(),)
@@ -111,7 +112,7 @@ class BeamSearch:
 
     @property
     def done(self) -> bool:
-        """True if ``hypotheses`` are the answer."""
+        """True if the search is over, and ``hypotheses`` are its answer."""
         return not self.beams
 
     @property
@@ -121,11 +122,11 @@ class BeamSearch:
         return len(self.beams[0].token_ids)
 
     def advance(self, candidates: Sequence[Candidate]) -> BeamSearch:
-        """The search after one more step.
+        """Returns the search after one more step.
 
         Args:
-            candidates: the best continuations of all beams together, the best first: `BeamSettings.candidates` of
-                them, or as many as there are, but at least one.
+            candidates: the best continuations of all beams together, the best first. There are
+                `BeamSettings.candidates` of them, or fewer if fewer exist, but at least one.
         """
         assert candidates, "a search goes on from at least one candidate"
         settings, length = self.settings, self.length + 1
@@ -134,7 +135,7 @@ class BeamSearch:
         for place, candidate in enumerate(candidates[: settings.candidates]):
             ends = length >= settings.max_tokens or candidate.token_id in settings.stops
             beam = self.beams[candidate.beam].grown(candidate)
-            if ends and place < settings.size:  # later candidates are there in the place of beams that end
+            if ends and place < settings.size:  # later candidates only replace beams that end
                 found.append(Hypothesis(beam.token_ids, beam.logprobs, settings.score(beam.total, length)))
             elif not ends and len(going_on) < settings.size:
                 going_on.append(beam)

@@ -22,16 +22,17 @@ _BYTES = 2**50
 
 @frozen(kw_only=True)
 class Speculation:
-    """The way in which draft tokens are proposed (speculative decoding; Leviathan et al. 2023, "Fast inference from
+    """The settings of speculative decoding: how draft tokens are proposed (Leviathan et al. 2023, "Fast inference from
     transformers via speculative decoding"; Saxena 2023, "Prompt lookup decoding").
 
     Args:
-        tokens: most draft tokens in one step, 1 to 64.
-        draft: the proposer, a smaller checkpoint with the same vocabulary, as a folder or a hub id; ``None``: the text
-            itself proposes the tokens that followed an earlier occurrence of its last tokens.
-        match: (without ``draft``) how many last tokens to look up at most, 1 to 32; fewer are tried after.
-        most_running: nothing is proposed while more sequences run: rows that cost nothing beside one sequence cost as
-            much as a token beside many.
+        tokens: the largest number of draft tokens of a sequence in one step, 1 to 64.
+        draft: the draft model, a smaller checkpoint with the same vocabulary, as a folder or a hub id. ``None``: the
+            text itself proposes the tokens that followed an earlier occurrence of its last tokens.
+        match: the largest number of last tokens to look up in the text, 1 to 32. If they do not occur, fewer are tried.
+            Used without ``draft`` alone.
+        most_running: no draft tokens are proposed while more sequences than this run. The rows of draft tokens cost
+            almost nothing beside one sequence, but as much as other tokens beside many.
 
     Raises:
         InvalidRequest: a value out of its range.
@@ -46,7 +47,7 @@ class Speculation:
         settle(self, named="Speculation.{}")
 
 
-_ALONE = Speculation(most_running=1)  # docs/performance.md: alone it pays, beside others it may not
+_ALONE = Speculation(most_running=1)  # docs/performance.md: it pays for one sequence, perhaps not for several
 
 _DEVICE = re.compile(r"auto|cpu(:0)?|cuda(:\d+)?")
 
@@ -71,81 +72,88 @@ def _speculation(value: Any) -> Any:
 
 @frozen(kw_only=True)
 class EngineConfig:
-    """Settings of one engine. All sizes are bytes unless the name says otherwise.
+    """The settings of one engine. All sizes are in bytes unless the name says otherwise.
 
     Args:
         part: ``"whole"``, or ``"encoder"``: the model without its decoder. Such an engine lends encoder outputs to
-            others, as replicas of a cluster that only encode do, and refuses requests. It has no keys and values;
-            settings of these, of steps and of ``speculation`` are not used.
+            other engines, as the encoding replicas of a cluster do, and refuses requests. It has no keys and values, so
+            the settings of keys and values, of steps and of ``speculation`` are not used.
         device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: the layers,
-            with their pages, are split over the devices in order. For models that are too large for one device. Leave
-            ``device`` at its default; ``graphs`` and ``compile`` are not used. ``()``: all layers on ``device``.
+            with their pages, are split over the devices in order. Use it for models that are too large for one device.
+            Leave ``device`` at its default; ``graphs`` and ``compile`` are not used. ``()``: all layers are on
+            ``device``.
         dtype: ``"auto"`` (float16 on CUDA, float32 on the CPU), ``"float32"``, ``"float16"`` or ``"bfloat16"``.
-        kv_dtype: what keys and values are held in, of cross-attention too. ``"auto"``: ``dtype``. ``"float16"`` or
-            ``"bfloat16"``: half of the bytes of float32, so twice the tokens in the same room; for models that the
-            native library computes, on the CPU in float32. It still computes in float32: what is written is rounded.
-            Anything but ``dtype`` is refused where torch computes the model.
-        threads: CPU threads of torch, a setting of the whole process; 0: one for each physical core that the process
-            may use (affinity and the cgroup's quota, rounded down), but no more than torch is set to.
+        kv_dtype: the type of stored keys and values, including those of cross-attention. ``"auto"``: the same as
+            ``dtype``. ``"float16"`` or ``"bfloat16"``: half of the bytes of float32, so twice the tokens in the same
+            room. These are for models that the native library computes in float32 on the CPU. The library still
+            computes in float32, and rounds the values that it stores. If torch computes the model, only ``dtype`` is
+            allowed.
+        threads: the number of CPU threads of torch, a setting of the whole process. 0: one for each physical core that
+            the process may use (affinity and the cgroup's quota, rounded down), but no more than torch's present
+            setting.
         switch_interval: how long a Python thread that computes may keep other threads waiting, a setting of the whole
-            process (`sys.setswitchinterval`). ``"short"``: 0.1 ms while the device works for an engine, then
-            the program's own again, so that the engine goes on beside such a thread; the thread then computes more
-            slowly. Steps that the native library computes alone leave it as it is. ``"kept"``:
-            so does everything.
-        max_running: most sequences decoded together.
-        max_pending: most requests accepted and not yet ended; beyond it ``submit`` waits, or raises `Overloaded`.
-        max_step_tokens: token budget of one step.
-        max_positions: most positions of a sequence, prompt and generated tokens together; 0: as many as the model has.
-            A smaller number needs fewer pages.
-        page_size: positions of one self-attention KV page.
-        self_kv_bytes: bytes for self-attention pages; 0: enough for ``max_running`` sequences of 1,024 positions (or of
-            full length where that is shorter), within the room for KV, but never less than one of full length. The
-            room is measured when the weights are loaded: on the CPU as much as the weights, 512 MiB at least, but no
-            more than a quarter of the free memory of the machine and the cgroup; on CUDA half of the free memory. With
-            cross-attention, pages get a quarter of the room. `DeviceOutOfMemory` where the least does not fit.
+            process (`sys.setswitchinterval`). ``"short"``: 0.1 ms while the device works for an engine, and the
+            program's own value otherwise. So the engine goes on beside such a thread, which then computes more slowly.
+            Steps that the native library computes alone do not change the interval. ``"kept"``: the interval is never
+            changed.
+        max_running: the largest number of sequences decoded together.
+        max_pending: the largest number of requests that are accepted and have not ended. Beyond it ``submit`` waits, or
+            raises `Overloaded`.
+        max_step_tokens: the token budget of one step.
+        max_positions: the largest number of positions of a sequence, prompt and generated tokens together; 0: as many
+            as the model has. A smaller number needs fewer pages.
+        page_size: the number of positions of one self-attention KV page.
+        self_kv_bytes: bytes for self-attention pages. 0: enough for ``max_running`` sequences of 1,024 positions (or of
+            full length, if that is shorter), within the room for KV, but never less than one sequence of full length.
+            The room for KV is measured when the weights are loaded. On the CPU it is as large as the weights, at least
+            512 MiB, but no more than a quarter of the free memory of the machine and the cgroup. On CUDA it is half of
+            the free memory. With cross-attention, pages get a quarter of the room. If the smallest size does not fit,
+            `DeviceOutOfMemory` is raised.
         cross_kv_bytes: bytes for cross-attention KV; 0: enough for ``max_running`` audio windows, within three quarters
             of the room, but never less than one window.
         encoder_cache_bytes: bytes for encoder outputs, held and idle together.
-        encode_batch_embeddings: most embeddings (encoder output rows) of one encode batch; a single item may exceed it.
-            0: on the CPU one item a batch, since a larger batch is no faster there and all its requests wait for it;
-            else 12,000.
-        encoder_idle_seconds: an encoder output that no request holds is freed after this time; ``math.inf``: only for
-            want of room.
-        drain_seconds: how long the end of the block waits for running requests before it aborts them; 0: not at all,
-            ``math.inf``: until they have ended.
+        encode_batch_embeddings: the largest number of embeddings (encoder output rows) of one encode batch; a single
+            item may exceed it. 0: on the CPU one item a batch, since a larger batch is not faster there and all its
+            requests wait for it; on other devices 12,000.
+        encoder_idle_seconds: an encoder output that no request holds is freed after this time; ``math.inf``: only if
+            room is needed.
+        drain_seconds: how long the end of the block waits for running requests before it aborts them; 0: it does not
+            wait; ``math.inf``: until they have ended.
         stage_seconds: how long each further stage of the teardown may take before it is cut off; more than 0, up to a
             day, so that the teardown always ends.
-        restarts: how often within ``restart_seconds`` the runner restarts after a free that raised, which leaves the
-            device's state unknown; 0: the first such free ends the engine.
-        restart_seconds: see ``restarts``; more than 0, ``math.inf``: the engine's whole life.
-        idle_sleep: after so many seconds without a request the engine gives the device back; the next request takes it
-            again. ``math.inf``: never.
-        sleep_keeps_weights: a sleeping engine parks the weights in the host's memory; else it drops them, and waking
-            reads the checkpoint again.
-        while_asleep: what becomes of requests after `Engine.sleep`, until `Engine.wake`: ``"wait"`` or ``"refuse"``
+        restarts: how often within ``restart_seconds`` the runner may restart after a free that raised, since such a
+            free leaves the device's state unknown; 0: the first such free ends the engine.
+        restart_seconds: see ``restarts``; more than 0; ``math.inf``: the engine's whole life.
+        idle_sleep: the engine gives the device back after so many seconds without a request, and takes it again for the
+            next request. ``math.inf``: never.
+        sleep_keeps_weights: True: a sleeping engine parks the weights in the host's memory. False: it drops the
+            weights, and reads the checkpoint again when it wakes.
+        while_asleep: what happens to requests between `Engine.sleep` and `Engine.wake`: ``"wait"``, or ``"refuse"``
             (`EngineAsleep`).
         prefix_caching: keep the KV of full pages after their request has ended, and share it with requests whose prompt
             begins with the same tokens, images and audio.
-        speculation: propose several draft tokens and check them in one step; the tokens stay the same, but for ties
-            that rounding decides, as in batches of other sizes. ``"auto"``: decoders on the CPU propose from the text
-            itself, while one sequence runs alone. ``None``: off.
-        quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, each
-            output with a scale of its own, a quarter of their bytes in float32. On the CPU alone. Tokens may differ
-            from those of the checkpoint as it is. ``dtype`` is what is computed in; ``"auto"`` then is float32 by the
-            native library, and without it bfloat16 where the CPU has instructions for it. ``None``: as the checkpoint
-            has them.
+        speculation: propose several draft tokens and check them in one step. The generated tokens stay the same, except
+            for ties that rounding decides, as in batches of other sizes. ``"auto"``: decoders on the CPU propose from
+            the text itself, while one sequence runs alone. ``None``: off.
+        quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, with a
+            scale for each output. They need a quarter of their bytes in float32. Only on the CPU. Tokens may differ
+            from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32
+            with the native library; without it, bfloat16 if the CPU has instructions for that. ``None``: the weights
+            stay as they are in the checkpoint.
         graphs: record and replay the steps in which all sequences of a decoder-only model decode, which saves most of a
-            small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot hold what the model does
-            (the engine warns, and goes on without); nothing on the CPU. ``"off"``. ``"eager"``: the shapes and buffers
-            of graphs, but computed each time, on any device: to find faults.
-        compile: compile the layers of a decoder-only model with `torch.compile`, unless the native library computes
-            it. Entering the engine then takes a minute or so longer, and on the CPU needs a C++ compiler.
-        steps_in_flight: 2 hides the hand-over between loop and device; 1 is easier to follow.
-        verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`); a broken promise stops
-            the engine, and its `InvariantViolation` leaves the block.
-        observer: called with every `Event` of the engine, in order, from the engine's loop (on asyncio that is another
-            thread); the observer must not block or raise.
+            small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot record the model's
+            operations (then the engine warns and goes on without graphs); no graphs on the CPU. ``"off"``: no graphs.
+            ``"eager"``: the shapes and buffers of graphs, but each step is computed without replay, on any device, in
+            order to find faults.
+        compile: compile the layers of a decoder-only model with `torch.compile`, unless the native library computes the
+            model. Entering the engine then takes about a minute longer, and requires a C++ compiler on the CPU.
+        steps_in_flight: the number of steps that are sent to the device before their results are known. 2 hides the
+            time of the hand-over between loop and device; 1 is easier to follow.
+        verify: check the engine's promises on every event (see `triolet.testing.TraceChecker`). A broken promise stops
+            the engine, and the block raises `InvariantViolation`.
+        observer: a function that is called with every `Event` of the engine, in order, from the engine's loop (with
+            asyncio the loop runs in another thread). The observer must not block or raise.
 
     Raises:
         InvalidRequest: a value out of its range.
@@ -214,14 +222,16 @@ class EngineConfig:
         return self.part == "whole"
 
     def encode_budget(self, device: str) -> int:
-        """Most embeddings of one encode batch on ``device``, as the executor names it: ``"cpu"``, ``"cuda:0"``."""
+        """Returns the largest number of embeddings of one encode batch on ``device``, as the executor names it:
+        ``"cpu"``, ``"cuda:0"``."""
         return self.encode_batch_embeddings or (1 if device.startswith("cpu") else 12_000)
 
     def speculation_for(self, kind: Kind, device: str) -> Speculation | None:
-        """Returns the speculation for a model of ``kind`` on ``device``, as the executor names it."""
+        """Returns the speculation for a model of ``kind`` on ``device``, as the executor names it; ``None``: no
+        speculation."""
         if not self.decodes:
             return None
         if self.speculation != "auto":
             return self.speculation
-        plain = not self.compile and self.graphs != "eager"  # which are made for one token of a sequence
+        plain = not self.compile and self.graphs != "eager"  # both are made for one token a sequence
         return _ALONE if kind is Kind.DECODER and device.startswith("cpu") and plain else None

@@ -28,7 +28,7 @@
         ├── EngineTeardownError      500  a device call did not end in its time, or a release failed
         └── InvariantViolation       500  the engine broke one of its own promises: a bug of ours
 
-Each message says what was got, what is allowed and what to do. ``http_status`` is a hint for servers.
+Each message names the given value, what is allowed, and what to do. ``http_status`` is a hint for servers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TrioletError(Exception):
 
 
 class CallerError(TrioletError):
-    """The request cannot be served as it was made; other requests are untouched."""
+    """The request cannot be served as it was made. Other requests are not affected."""
 
     http_status = 400
 
@@ -75,7 +75,7 @@ class ContextLengthExceeded(RequestTooLarge):
 
 
 class UnknownModel(InvalidRequest):
-    """A name that no model has."""
+    """The name belongs to none of the models."""
 
     http_status = 404
 
@@ -99,8 +99,8 @@ class UnsupportedModel(CheckpointError):
 
 
 class ModelTooLarge(CallerError):
-    """The model needs more memory than the budget of all models together, or than there is beside the models that its
-    task uses."""
+    """The model needs more memory than the budget of all models together, or more than the models that its task uses
+    leave of the budget."""
 
     http_status = 507
 
@@ -122,39 +122,40 @@ class EngineClosed(EngineError):
 
 
 class EngineAsleep(EngineError):
-    """The engine was put to sleep, and is set to refuse requests until it is woken."""
+    """The engine was put to sleep, and its settings refuse requests until it is woken."""
 
     http_status = 503
 
 
 class EncodeFailed(EngineError):
-    """The encoder failed on this request's input, alone in its batch; its cause is attached."""
+    """The encoder failed on this request's input, alone in its batch. The cause is attached."""
 
 
 class BorrowFailed(EngineError):
-    """An encoder output could not be borrowed. It is encoded here, or borrowed from another lender."""
+    """An encoder output could not be borrowed. The engine encodes the item, or borrows from another lender."""
 
 
 class LenderLost(BorrowFailed):
-    """A lender's process ended while it encoded an item, which may be what ended it: it is not encoded here. A cluster
-    runs the request in quarantine."""
+    """A lender's process ended while it encoded an item. The item may be the cause, so it is not encoded here. A
+    cluster runs the request in quarantine."""
 
 
 class DeviceOutOfMemory(EngineError, MemoryError):
-    """A call needed more memory than the device has left. The engine answers with smaller batches. A request gets the
-    error only where the smallest batch is still too large."""
+    """A call needed more memory than the device has left. The engine responds with smaller batches. A request gets the
+    error only if the smallest batch is still too large."""
 
 
 class PoisonRequest(EngineError):
-    """The request crashed the step each time it ran, in the end alone."""
+    """The request crashed its step each time it ran, at last even alone."""
 
 
 class DeviceLost(EngineError):
-    """A sticky error of the device (an illegal address, an assert on it): this process cannot use it any more."""
+    """A sticky error of the device, such as an illegal address or a failed assert. This process cannot use the device
+    any more."""
 
 
 class RunnerCrashed(EngineError):
-    """The runner, or another actor, stopped and the engine cannot go on; its cause is attached."""
+    """The runner, or another actor, stopped, and the engine cannot go on. The cause is attached."""
 
 
 class EngineTeardownError(EngineError):
@@ -162,10 +163,10 @@ class EngineTeardownError(EngineError):
 
 
 class InvariantViolation(EngineError):
-    """The promise named ``invariant`` is broken; ``history`` has the events that show it, the last event last.
+    """The promise named ``invariant`` is broken. ``history`` has the events that show this, the last event last.
 
-    Raised by an engine (`triolet.testing.TraceChecker`, in production with ``EngineConfig(verify=True)``), the error
-    shows a bug of Triolet; raised by `triolet.testing.check_model_adapter`, a bug of the adapter.
+    If an engine raises the error (`triolet.testing.TraceChecker`, in production with ``EngineConfig(verify=True)``), it
+    shows a bug of Triolet. If `triolet.testing.check_model_adapter` raises it, it shows a bug of the adapter.
     """
 
     def __init__(self, invariant: str, what: str, history: tuple[object, ...] = ()) -> None:
@@ -176,5 +177,5 @@ class InvariantViolation(EngineError):
         self.history = history
 
     def __reduce__(self) -> tuple[type[InvariantViolation], tuple[str, str, tuple[object, ...]]]:
-        """Lets the error travel between processes, as in the sweep."""
+        """Returns what pickle needs to send the error to another process."""
         return type(self), (self.invariant, self.what, self.history)

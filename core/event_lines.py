@@ -1,4 +1,4 @@
-"""Events as lines of JSON, and lines as events again: what an event log holds."""
+"""Conversion of events to lines of JSON and back. An event log consists of such lines."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _KINDS: Mapping[str, type[events.Event]] = {
 
 
 def line_of(event: events.Event) -> str:
-    """A JSON object: the event's name, its time in seconds (null: it has none) and its fields."""
+    """Returns the event as a JSON object: its name, its time in seconds (null if it has no time) and its fields."""
     values = asdict(event)
     time = values.pop("time")
     return json.dumps({"event": type(event).__name__, "time": None if math.isnan(time) else time, **values})
 
 
 def event_of(line: str) -> events.Event:
-    """The event in ``line``.
+    """Returns the event in ``line``.
 
     Raises:
-        InvalidRequest: it is none, or one that this version does not know.
+        InvalidRequest: the line is no event, or an event that this version does not know.
     """
     allowed = "allowed: what triolet.EventLog writes"
     try:
@@ -51,10 +51,11 @@ def event_of(line: str) -> events.Event:
 
 
 def read_events(lines: Iterable[str]) -> Iterator[events.Event]:
-    """The events in ``lines``, of one engine, in their order.
+    """Yields the events of one engine in ``lines``, in their order.
 
     Raises:
-        InvalidRequest: a line is no event, or earlier than the one before it. The message has its number.
+        InvalidRequest: a line is no event, or its event is earlier than the one before it. The message has the line's
+            number.
     """
     latest = -math.inf
     for number, line in enumerate(lines, 1):
@@ -73,7 +74,7 @@ def read_events(lines: Iterable[str]) -> Iterator[events.Event]:
 
 _JSON: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
-    "float": (int, float, type(None)),  # a time, or none
+    "float": (int, float, type(None)),  # a time, or null
     "bool": (bool,),
     "str": (str,),
     "tuple[str, ...]": (list,),
@@ -81,7 +82,7 @@ _JSON: Mapping[str, tuple[type, ...]] = {
 
 
 def _fits(kind: str, value: Any) -> bool:
-    """True if ``value`` is what JSON makes of a field of this kind."""
+    """True if ``value`` has the type that a field of this ``kind`` has in JSON."""
     if type(value) is list and not all(isinstance(one, str) for one in value):
         return False
     return type(value) in _JSON[kind] and not (type(value) is float and not math.isfinite(value))

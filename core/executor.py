@@ -10,54 +10,59 @@ from .request import EncoderItem
 
 
 class Executor(Protocol):
-    """The seam between the runner actor and the hardware. Synchronous; one worker thread makes every call.
+    """The seam between the runner actor and the hardware. Calls are synchronous, and one worker thread makes all of
+    them.
 
-    A call either does all of its work or raises. An error concerns the items of that call alone.
+    A call either does all of its work or raises. An error concerns only the items of that call.
     """
 
     def open(self) -> ModelDescription:
-        """Loads the weights and takes all memory. Raises `CheckpointError` or `UnsupportedModel`."""
+        """Loads the weights and allocates all memory. Raises `CheckpointError` or `UnsupportedModel`."""
 
     def encode(self, jobs: tuple[EncoderItem, ...]) -> None:
-        """Computes the encoder outputs of ``jobs`` in one batch and keeps each as its own copy under its key."""
+        """Computes the encoder outputs of ``jobs`` in one batch, and keeps each as a copy of its own under its key."""
 
     def take_out(self, key: str) -> LentOutput:
-        """A copy of the encoder output of ``key``, which stays. A key that is not resident is our bug."""
+        """Returns a copy of the encoder output of ``key``, which stays resident. A key that is not resident is a bug of
+        ours."""
 
     def put_in(self, output: LentOutput) -> None:
-        """Keeps, under its key, an encoder output that another executor has computed. A key that is resident is our
-        bug.
+        """Keeps an encoder output that another executor has computed, under its key. A key that is resident already is
+        a bug of ours.
 
         Raises:
-            BorrowFailed: it is not what this executor would have computed: of another dtype, say.
+            BorrowFailed: the output differs from what this executor would have computed. For example, it has another
+                dtype.
         """
 
     def step(self, plan: StepPlan) -> StepResult:
-        """Runs one decoder step. Drops the records of ``plan.ended`` first, so also where the step raises."""
+        """Runs one decoder step. Drops the records of ``plan.ended`` first: they are gone even if the step raises."""
 
     def free(self, keys: tuple[str, ...]) -> None:
-        """Drops encoder outputs. A key that is not resident is our bug: `AssertionError`."""
+        """Drops encoder outputs. A key that is not resident is a bug of ours, and raises `AssertionError`."""
 
     def reset(self) -> None:
-        """Forgets every sequence, encoder output and KV; the weights stay. After it the executor is as just opened. An
-        executor that is asleep forgets nothing, without error."""
+        """Forgets every sequence, every encoder output and all KV. The weights stay, and the executor is as just
+        opened. An executor that is asleep does nothing."""
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Gives the device back. Forgets sequences, encoder outputs and KV. Until `wake`, only `reset`, `memory` and
         `close` may be called.
 
         Args:
-            keep_weights: park the weights in host memory, so that `wake` need not read the checkpoint again.
+            keep_weights: True: park the weights in host memory, so that `wake` need not read the checkpoint again.
 
         Raises:
-            ExceptionGroup: the releases' errors. The executor sleeps all the same, and gave back what it could.
-            Exception: anything else, such as no room on the host. The executor is awake, and nothing has changed.
+            ExceptionGroup: some releases failed. The executor sleeps nevertheless, and has given back what it could.
+            Exception: another error, such as a lack of memory on the host. The executor is still awake, and nothing has
+                changed.
         """
 
     def wake(self) -> None:
-        """Takes the device again. After it the executor is as just opened, and fits the description that `open` gave.
+        """Takes the device again. Afterwards the executor is as just opened, and matches the description that `open`
+        returned.
 
-        Where the call raises, the executor has given back what it had taken, and sleeps: `wake` can be tried again.
+        If the call raises, the executor has given back what it had taken, and still sleeps. `wake` can be tried again.
 
         Raises:
             DeviceOutOfMemory: another process has the memory now.
@@ -65,8 +70,9 @@ class Executor(Protocol):
         """
 
     def memory(self) -> DeviceMemory:
-        """Bytes held now, by owner; asleep, the parked bytes, and in which memory."""
+        """Returns the bytes held now, by owner. While asleep, returns the parked bytes and the memory that they are
+        in."""
 
     def close(self) -> None:
-        """Gives everything back, in reverse order of taking. Idempotent. Works on an executor that is half open or
-        asleep."""
+        """Gives everything back, in the reverse order of allocation. Idempotent. May be called on an executor that is
+        half open or asleep."""

@@ -1,13 +1,12 @@
-"""Flights: requests that run on replicas elsewhere, and what is done with them when a replica is lost.
+"""Flights: requests that run on replicas elsewhere, and their handling after the loss of a replica.
 
-Pure. A flight is sent to a replica, has tokens, and ends. When its replica is lost it is sent again, from the tokens
-that it had: its stream goes on without a gap or a duplicate. What a lost replica still says is late, and counts for
-nothing.
+Pure. A flight is sent to a replica, gets tokens, and ends. When its replica is lost, the flight is sent again together
+with its tokens so far, so its stream goes on without a gap or a duplicate. Later answers of a lost replica are ignored.
 
-One of the requests on a lost replica may be what ended it. So they are suspects, and no other replica gets them: they
-go on in quarantine, on a replica for suspects alone. They run there together, and when it is lost too, one after
-another (`Trials`). The one that was tried when it was lost again is poison. So a request that ends processes ends one
-replica that has other requests, and no request is taken for it that is not.
+One of the requests on a lost replica may have caused the loss. So all of them are suspects, and go on in quarantine, on
+a replica for suspects alone. They run together there. If that replica is lost too, they run one after another
+(`Trials`). If the replica is lost once more, the suspect that was on trial is poison. So a request that ends processes
+ends only one replica with other requests, and no innocent request is taken for poison.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from .plan import SampledToken
 from .request import Request
 
 CLEARED_AFTER = 8
-"""Tokens that a suspect samples in quarantine until it is cleared. A lost replica may have sampled some that nobody
-heard of: what ended it comes again after these."""
+"""The number of tokens that a suspect samples in quarantine until it is cleared. A lost replica may have sampled tokens
+that it did not report, so the crash may come again only after these tokens."""
 
 
 class Place(enum.Enum):
@@ -36,12 +35,13 @@ class Place(enum.Enum):
 
 @define(eq=False)
 class Flight:
-    """One request.
+    """The progress of one request.
 
     Attributes:
-        place: where it is sent.
-        attempt: counts up with every sending and every loss; what belongs to an earlier one is late.
-        losses: of replicas that it was on.
+        place: the place that the request is sent to.
+        attempt: the number of the attempt, which grows with every sending and every loss. Messages of earlier attempts
+            are late.
+        losses: the number of lost replicas that the request was on.
     """
 
     request: Request
@@ -49,7 +49,7 @@ class Flight:
     attempt: int = 0
     losses: int = 0
     ended: bool = False
-    _apart: bool = field(default=False, init=False)  # the present attempt
+    _apart: bool = field(default=False, init=False)  # whether the present attempt is
     _lost_apart: int = field(default=0, init=False)
     _committed: list[int] = field(factory=list, init=False)
     _sampled: int = field(default=0, init=False)  # tokens of this attempt
@@ -57,12 +57,13 @@ class Flight:
 
     @property
     def cleared(self) -> bool:
-        """It has run so far, since it was sent, that what ended its last replica would have come again."""
+        """True if the request has sampled so many tokens since it was sent that it cannot have caused the last loss:
+        the loss would have come again."""
         return self._sampled >= CLEARED_AFTER
 
     def send(self, *, apart: bool = False) -> tuple[int, Request]:
-        """The number of the attempt, and the request to be sent. ``apart``: a suspect that no quarantine can take, so
-        that it runs in steps of its own among others."""
+        """Returns the number of the attempt, and the request to send. ``apart``: the request is a suspect that no
+        quarantine can take, so it runs among others, in steps of its own."""
         assert not self.ended, "a request that has ended is sent"
         self.attempt += 1
         self._apart = apart
@@ -71,7 +72,7 @@ class Flight:
         return self.attempt, evolve(self.request, committed=tuple(self._committed), probe=probe, suspect=apart)
 
     def took(self, attempt: int, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
-        """Tokens of an ``attempt`` have come. Returns those that the stream gets."""
+        """Notes tokens that have come from an ``attempt``. Returns the tokens for the stream."""
         if self.ended or attempt != self.attempt:
             return ()
         self._committed += [one.token_id for one in sampled if one.token_id is not None]
@@ -80,7 +81,7 @@ class Flight:
         return sampled
 
     def end(self, attempt: int) -> bool:
-        """The request has ended in an ``attempt``. Returns whether its stream ends."""
+        """Notes that the request has ended in an ``attempt``. Returns whether its stream ends."""
         if self.ended or attempt != self.attempt:
             return False
         self.ended = True
@@ -89,11 +90,12 @@ class Flight:
     def lost(
         self, attempt: int, cause: BaseException, *, alone: bool = False, blameless: bool = False
     ) -> PoisonRequest | None:
-        """The replica of an ``attempt`` is lost. Returns the error of a request that is not sent again.
+        """Notes that the replica of an ``attempt`` is lost. Returns the error of a request that is not sent again;
+        ``None``: the request is sent again.
 
         Args:
-            alone: there was no other request on it.
-            blameless: it is known that no request ended the replica; its machine was taken away, say.
+            alone: True if the replica had no other request.
+            blameless: True if no request can have caused the loss, for example because the machine was taken away.
         """
         assert attempt == self.attempt, "an attempt is lost once, before the next begins"
         self.attempt += 1
@@ -120,39 +122,39 @@ class Flight:
 
 @define
 class _Trial:
-    alone: bool  # no other is to begin beside it
+    alone: bool  # no other trial may begin beside this one
     cleared: bool = False
     had_company: bool = False
 
 
 @define(eq=False)
 class Trials:
-    """The suspects that wait for a trial or run in quarantine, by request id. A trial ends when the suspect is cleared:
-    it runs on there, and others may begin beside it."""
+    """The suspects that wait for a trial or run in quarantine, by request id. A trial ends when its suspect is cleared.
+    The suspect goes on in quarantine then, and other trials may begin beside it."""
 
-    _together: dict[str, None] = field(factory=dict, init=False)  # that wait; an ordered set
-    _alone: dict[str, None] = field(factory=dict, init=False)  # that wait
-    _there: dict[str, _Trial] = field(factory=dict, init=False)  # that run in quarantine
+    _together: dict[str, None] = field(factory=dict, init=False)  # waiting suspects; an ordered set
+    _alone: dict[str, None] = field(factory=dict, init=False)  # waiting suspects
+    _there: dict[str, _Trial] = field(factory=dict, init=False)  # suspects that run in quarantine
 
     def add(self, request_id: str, place: Place) -> None:
-        """A suspect is to be tried."""
+        """Adds a suspect that waits for its trial."""
         (self._alone if place is Place.ALONE else self._together)[request_id] = None
 
     def cleared(self, request_id: str) -> None:
-        """A trial has ended well. Of one that is not there nothing changes."""
+        """Notes that a trial has ended well. The id of a request that is not in quarantine changes nothing."""
         if request_id in self._there:
             self._there[request_id].cleared = True
 
     def gone(self, request_id: str) -> bool:
-        """A request has ended, or was lost, or is not to be tried any more. Returns whether it was alone in quarantine
-        from the beginning of its trial."""
+        """Notes that a request has ended, was lost, or need not be tried any more. Returns whether the request was
+        alone in quarantine from the beginning of its trial."""
         self._together.pop(request_id, None)
         self._alone.pop(request_id, None)
         trial = self._there.pop(request_id, None)
         return trial is not None and not trial.had_company
 
     def begin(self) -> Sequence[str]:
-        """Returns the suspects whose trials begin now: the caller sends them."""
+        """Returns the suspects whose trials begin now. The caller sends them."""
         tried = [trial for trial in self._there.values() if not trial.cleared]
         if any(trial.alone for trial in tried) or (self._alone and tried):
             return ()

@@ -1,4 +1,4 @@
-"""Errors without the locals of their frames, which would keep a failed call's tensors alive."""
+"""Removal of locals from the frames of errors. The locals would keep a failed call's tensors alive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import traceback
 
 
 def without(error: BaseException, kind: type[BaseException]) -> BaseException | None:
-    """``error`` without its parts of ``kind``, such as cancellations; a group of one becomes its only error."""
+    """Returns ``error`` without its parts of ``kind``, such as cancellations; ``None``: nothing is left. A group with
+    one error left becomes that error."""
     if not isinstance(error, BaseExceptionGroup):
         return None if isinstance(error, kind) else error
     rest = error.split(kind)[1]
@@ -16,12 +17,12 @@ def without(error: BaseException, kind: type[BaseException]) -> BaseException | 
 def clear_frames(error: BaseException, *, outer: BaseException | None = None) -> None:
     """Drops the locals of the frames of ``error``, and of its causes and contexts.
 
-    A frame that still runs keeps its locals; its own code drops them. The closure of a comprehension, lambda or inner
-    function stays as well, since (in Python 3.11) its frame keeps the function and so the closure: hand tensors over as
-    arguments.
+    A frame that still runs keeps its locals, and must drop them itself. The closure of a comprehension, lambda or inner
+    function stays too: in Python 3.11 the frame keeps the function, and the function keeps the closure. So pass tensors
+    as arguments.
 
     Args:
-        outer: an error that was being handled before; the frames of ``outer`` and of its causes are left alone.
+        outer: an error that was being handled before. The frames of ``outer`` and of its causes are not changed.
     """
     seen = {id(outer), id(None)}
     pending: list[BaseException | None] = [error]

@@ -1,5 +1,5 @@
-"""The languages that Whisper was trained on (Radford et al. 2022, appendix E), by their codes (ISO 639) and English
-names, as transformers' table has them."""
+"""The languages that Whisper was trained on (Radford et al. 2022, appendix E): their codes (ISO 639) and English names,
+as in the table of transformers."""
 
 from __future__ import annotations
 

@@ -1,20 +1,22 @@
-"""The encoder ledger: which encoder outputs are reserved, being encoded or borrowed, held, lent, idle or being freed,
-and their bytes.
+"""The encoder ledger: the books of encoder outputs. They say which outputs are reserved, being encoded or borrowed,
+held, lent, idle or being freed, and how many bytes these take.
 
-Pure: no clock, no I/O. Methods take facts and return `Decisions`; the encoder-cache actor turns those into messages.
-`TRANSITIONS` is the life of an entry: `EncoderLedger._change` looks the next state up there, and keeps the books of the
-state that the entry leaves and of the state that it enters. `transition_table` prints the table for the docs.
+Pure: no clock, no I/O. Methods take facts and return `Decisions`, which the encoder-cache actor turns into messages.
+`TRANSITIONS` describes the life of an entry. `EncoderLedger._change` looks up the next state in it, and updates the
+books of the state that the entry leaves and of the state that it enters. `transition_table` prints the table for the
+docs.
 
-A ledger may lend outputs to other engines, or borrow them from others. A *loan* is a hold of a borrower's. It ends when
-the borrower releases it, or with its term: a borrower that is lost says nothing. The borrower has reserved the bytes,
-and its entry is borrowed in place of being encoded. So the bytes count on both sides, all the time. A ledger that
-borrows does not lend: two that are full could wait for each other's room for ever.
+A ledger may lend outputs to other engines, or borrow them from others. A *loan* is a hold whose holder is a borrower.
+It ends when the borrower releases it, or when its term is over, since a lost borrower releases nothing. The borrower's
+ledger reserves the bytes too, and borrows the output in place of encoding it. So the bytes count on both sides all the
+time. A ledger that borrows does not lend: two full ledgers could wait for each other's room for ever.
 
-The cost of a fact does not grow with the entries, and hardly with the waits (see `Ordered`), except that of a lost
-generation and of the close.
+The cost of a fact does not grow with the number of entries, and hardly with the number of waits (see `Ordered`). The
+exceptions are a lost generation and the close.
 
-Promises (each a property in ``tests/properties``): no free while held, no use before ready, no phantom, always freed
-eventually, every acquire is answered, books balance, encode once. A loan is a hold in all of them.
+The promises are these: no free while held, no use before ready, no phantom, always freed eventually, every acquire is
+answered, books balance, encode once. Each is a property in ``tests/properties``. A loan counts as a hold in all of
+them.
 """
 
 from __future__ import annotations
@@ -45,19 +47,19 @@ from .ordered import Ordered
 from .request import EncoderItem
 
 MOST_BORROWS = 3
-"""Borrows of one entry that may fail, where it cannot be encoded here."""
+"""The number of failed borrows after which an entry that cannot be encoded here is refused."""
 
 
 @define(eq=False)
 class EncoderLedger:
     """The books of the encoder cache.
 
-    ``capacity`` is in bytes, ``batch_size`` in embeddings. With ``borrows`` entries are borrowed; one whose borrow has
-    failed is encoded here, or with ``encodes`` false borrowed again, `MOST_BORROWS` times.
+    ``capacity`` is in bytes, ``batch_size`` in embeddings. With ``borrows`` entries are borrowed. An entry whose borrow
+    has failed is encoded here. With ``encodes`` false it is borrowed again, up to `MOST_BORROWS` times in all.
 
-    Acquires are served strictly by (order, arrival), and entries are encoded in that order too. An acquire waits behind
-    those that come before it even on a hit, so that a popular entry cannot keep a waiting request out for ever. No
-    acquire starves, unless those of a smaller order never end.
+    Acquires are served strictly by (order, arrival), and entries are encoded in that order too. An acquire waits for
+    earlier acquires to be served even on a hit, so that a popular entry cannot keep a waiting request out for ever. No
+    acquire starves, unless acquires of a smaller order never stop coming.
     """
 
     capacity: int
@@ -66,14 +68,14 @@ class EncoderLedger:
     encodes: bool = True
     taken: int = 0
     _entries: dict[str, Entry] = field(factory=dict)
-    _reserved: Ordered[str] = field(factory=Ordered)  # to be encoded, in the order of their dispatch
-    _to_borrow: Ordered[str] = field(factory=Ordered)  # reserved too
-    _halves: deque[tuple[str, ...]] = field(factory=deque)  # of failed batches: reserved too, and dispatched first
+    _reserved: Ordered[str] = field(factory=Ordered)  # entries to encode, in the order of their dispatch
+    _to_borrow: Ordered[str] = field(factory=Ordered)  # entries to borrow; they are reserved too
+    _halves: deque[tuple[str, ...]] = field(factory=deque)  # halves of failed batches: reserved too, dispatched first
     _idle: OrderedDict[str, float] = field(factory=OrderedDict)  # key -> idle since; oldest first
-    _spared: OrderedDict[str, float] = field(factory=OrderedDict)  # idle too, but an acquire waits for them
+    _spared: OrderedDict[str, float] = field(factory=OrderedDict)  # idle too, but acquires wait for them
     _loans: OrderedDict[Hold, float] = field(factory=OrderedDict)  # ready since; oldest first
-    _freeing: int = 0  # bytes
-    _held: int = 0  # entries
+    _freeing: int = 0  # bytes of entries that are being freed
+    _held: int = 0  # number of held entries
     _waits: dict[Hold, Wait] = field(factory=dict)
     _waiting: Ordered[Hold] = field(factory=Ordered)  # in the order in which they will be served
     _awaited: Counter[str] = field(factory=Counter)  # how many acquires wait for each key
@@ -95,8 +97,9 @@ class EncoderLedger:
         loan: bool = False,
         now: float = -math.inf,
     ) -> Decisions:
-        """``holder`` acquires the output of ``item``. ``ready`` or ``refused`` answers, now or in a later `Decisions`.
-        A smaller ``order`` is served first. The holder of a ``loan`` is a borrower; its term needs the time."""
+        """Acquires the output of ``item`` for ``holder``. ``ready`` or ``refused`` answers, in these or in later
+        `Decisions`. The smallest ``order`` is served first. With ``loan`` the holder is a borrower, and ``now`` is
+        needed for the term of the loan."""
         assert not self._closed, "acquire after close"
         assert not (loan and self.borrows), "a ledger that borrows does not lend"
         assert not self.holds(holder, item.key), f"{holder} acquired {item.key} twice"
@@ -109,13 +112,13 @@ class EncoderLedger:
         return self._decide()
 
     def release(self, holder: str, key: str, *, now: float) -> Decisions:
-        """``holder`` releases ``key``, or withdraws its acquire."""
+        """Releases ``key`` for ``holder``, or withdraws its acquire."""
         self._now = now
         self._give_back(Hold(holder, key))
         return self._decide()
 
     def end_loans(self, *, now: float, loan_seconds: float) -> Decisions:
-        """Ends loans that have been ready for ``loan_seconds``: their borrowers are taken for lost."""
+        """Ends the loans that have been ready for ``loan_seconds``. Their borrowers are considered lost."""
         self._now = now
         while self._loans and next(iter(self._loans.values())) + loan_seconds <= now:
             hold = next(iter(self._loans))
@@ -124,8 +127,8 @@ class EncoderLedger:
         return self._decide()
 
     def take_encode_batch(self, most: int = 1 << 62) -> tuple[EncoderItem, ...]:
-        """Dispatches reserved entries in the order of their places, up to ``most`` embeddings and the budget of
-        `batch_size`, but at least one entry. Halves of failed batches come first, each in a batch of its own."""
+        """Dispatches reserved entries in the order of their places: at least one, and up to ``most`` embeddings within
+        the budget of `batch_size`. Halves of failed batches come first, each in a batch of its own."""
         budget = min(most, self.batch_size.budget)
         while self._halves:
             half = [key for key in self._halves.popleft() if key in self._reserved]
@@ -136,7 +139,7 @@ class EncoderLedger:
         return self._dispatch_within(iter(self._reserved.first, None), budget)
 
     def encoded(self, keys: Iterable[str], *, now: float) -> Decisions:
-        """The runner has stored the outputs of ``keys``, which were one batch."""
+        """Notes that the runner has stored the outputs of ``keys``, which were one batch."""
         self._now = now
         self.batch_size.done()
         for key in keys:
@@ -147,9 +150,10 @@ class EncoderLedger:
         return self._decide()
 
     def encode_failed(self, keys: Iterable[str], error: Exception) -> Decisions:
-        """The encode batch of ``keys`` failed and kept no output. Entries that are still held are tried again: in
-        halves, so that one bad item fails alone, or in smaller batches where this batch was too large for the device's
-        memory. An item that fails alone for the second time is refused to its holders, with ``error`` as the cause."""
+        """Notes that the encode batch of ``keys`` failed and kept no output. Entries that are still held are tried
+        again: in halves, so that one bad item fails alone, or in smaller batches if this batch was too large for the
+        device's memory. If an item fails alone for the second time, its holders are refused, with ``error`` as the
+        cause."""
         entries = [self._entries[key] for key in keys]
         too_large = len(entries) > 1 and isinstance(error, MemoryError)
         if too_large:
@@ -158,7 +162,7 @@ class EncoderLedger:
         elif len(entries) == 1 and entries[0].failed_alone:
             self._refuse(entries[0], encode_failure, error)
         elif len(entries) == 1:
-            entries[0].failed_alone = True  # perhaps by the device's fault; a second failure is the item's
+            entries[0].failed_alone = True  # perhaps a fault of the device; a second failure is blamed on the item
         for entry in entries:
             self._change(entry, Change.ENCODE_FAILED)
         retried = [entry.item.key for entry in entries if entry.state is State.RESERVED]
@@ -169,14 +173,15 @@ class EncoderLedger:
         return self._decide()
 
     def take_borrows(self) -> tuple[EncoderItem, ...]:
-        """Dispatches all entries that are to be borrowed, in the order of their places: their bytes are reserved."""
+        """Dispatches all entries that are to be borrowed, in the order of their places. Their bytes are reserved
+        already."""
         jobs = []
         while (key := self._to_borrow.first()) is not None:
             jobs.append(self._dispatch(key, Change.BORROW))
         return tuple(jobs)
 
     def borrowed(self, key: str, *, now: float) -> Decisions:
-        """The runner has stored the output of ``key``, which came from a lender."""
+        """Notes that the runner has stored the output of ``key``, which came from a lender."""
         self._now = now
         self._counters.borrowed += 1
         self._entries[key].borrows_failed = 0
@@ -184,8 +189,8 @@ class EncoderLedger:
         return self._decide()
 
     def borrow_failed(self, key: str, error: Exception) -> Decisions:
-        """``key`` was not lent, or was lost on its way. An item that failed in the lender's encoder, or may have ended
-        the lender, is refused to its holders; what else failed is encoded here, or borrowed again."""
+        """Notes that ``key`` was not lent, or was lost on its way. If the item failed in the lender's encoder, or may
+        have ended the lender, its holders are refused. Otherwise the item is encoded here, or borrowed again."""
         entry = self._entries[key]
         entry.borrows_failed += 1
         if isinstance(error, EncodeFailed):
@@ -200,28 +205,30 @@ class EncoderLedger:
         return self._decide()
 
     def freed(self, keys: Iterable[str], *, now: float = -math.inf) -> Decisions:
-        """The runner has dropped ``keys``: only now their bytes are free."""
+        """Notes that the runner has dropped ``keys``. Their bytes are free from now on."""
         self._now = max(self._now, now)
         for key in keys:
             self._change(self._entries[key], Change.FREED)
         return self._decide()
 
     def evict_idle(self, *, now: float, idle_seconds: float) -> Decisions:
-        """Frees entries that have been idle for ``idle_seconds``, and that no acquire waits for."""
+        """Frees the entries that have been idle for ``idle_seconds`` and that no acquire waits for."""
         self._now = now
         while self._idle and next(iter(self._idle.values())) + idle_seconds <= now:
             self._evict_oldest(self._idle)
         return self._decide()
 
     def generation_lost(self) -> Decisions:
-        """The runner lost all encoder outputs: held entries are to be encoded again, the others are gone."""
+        """Notes that the runner lost all encoder outputs. Held entries are to be encoded again, and the others are
+        gone."""
         self._loans.clear()
         for entry in list(self._entries.values()):
             self._change(entry, Change.LOST)
         return self._decide()
 
     def close(self, *, now: float) -> Decisions:
-        """Ends the acquires: withdraws waits, takes holds back, frees idle entries, now and later. See `drained`."""
+        """Ends the acquires: withdraws waits, takes holds back, and frees entries that are idle now or become idle
+        later. See `drained`."""
         self._closed, self._now = True, now
         for hold in self.holds_and_waits():
             self._give_back(hold)
@@ -235,7 +242,7 @@ class EncoderLedger:
         return Hold(holder, key) in self._waits or (entry is not None and holder in entry.holders)
 
     def state(self, key: str) -> State:
-        """The entry's state."""
+        """Returns the state of the entry of ``key``."""
         entry = self._entries.get(key)
         return State.ABSENT if entry is None else entry.state
 
@@ -246,34 +253,36 @@ class EncoderLedger:
 
     @property
     def oldest_idle(self) -> float | None:
-        """The time at which the oldest idle entry that no acquire waits for became idle; ``None``: no entry is idle."""
+        """The time at which the first idle entry became idle, among those that no acquire waits for; ``None``: there is
+        no such entry."""
         return next(iter(self._idle.values()), None)
 
     @property
     def oldest_loan(self) -> float | None:
-        """The time at which the oldest loan became ready; ``None``: no borrower has one."""
+        """The time at which the oldest loan became ready; ``None``: no loan is ready."""
         return next(iter(self._loans.values()), None)
 
     def entries(self) -> dict[str, tuple[State, tuple[str, ...], int]]:
-        """Every entry: its state, holders and size in bytes."""
+        """Returns the state, the holders and the size in bytes of every entry, by key."""
         return {key: (entry.state, tuple(entry.holders), entry.item.size) for key, entry in self._entries.items()}
 
     def keys_to_come(self) -> frozenset[str]:
-        """The keys of all that is to be encoded or borrowed, or to be reserved for that."""
+        """Returns the keys of all outputs that are reserved, being encoded or being borrowed, or that acquires wait for
+        without a reservation."""
         coming = {key for key, entry in self._entries.items() if entry.state not in RESIDENT}
         return frozenset(coming | self._lacking.keys())
 
     def waiting(self) -> tuple[Hold, ...]:
-        """The waiting acquires, in the order of service."""
+        """Returns the waiting acquires, in the order of service."""
         return tuple(self._waiting)
 
     def holds_and_waits(self) -> tuple[Hold, ...]:
-        """Every acquire that has not been released or refused."""
+        """Returns every acquire that has not been released or refused."""
         holds = [Hold(holder, entry.item.key) for entry in self._entries.values() for holder in entry.holders]
         return (*holds, *self.waiting())
 
     def statistics(self) -> LedgerStatistics:
-        """A snapshot."""
+        """Returns a snapshot of the ledger's figures."""
         bytes_by_state = {state.value: 0 for state in State if state is not State.ABSENT}
         for entry in self._entries.values():
             bytes_by_state[entry.state.value] += entry.item.size
@@ -291,7 +300,8 @@ class EncoderLedger:
     # -- serving waits -----------------------------------------------------------------------------------------------
 
     def _decide(self) -> Decisions:
-        """Ends a fact: serves the acquires that can be served, and makes room for the others."""
+        """Concludes a fact: serves the acquires that can be served, makes room for the others, and returns the
+        decisions."""
         self._serve()
         self._make_room()
         decisions, self._draft = self._draft, Decisions()
@@ -309,7 +319,7 @@ class EncoderLedger:
                 return False
             entry = Entry(wait.item, wait.place)
         elif entry.state is State.FREEING:
-            return False  # never resurrected: its output may be gone already
+            return False  # an entry that is being freed is never used again: its output may be gone already
         else:
             self._counters.hits += 1
         self._stop_waiting(wait.hold)
@@ -317,8 +327,9 @@ class EncoderLedger:
         return True
 
     def _make_room(self) -> None:
-        """Evicts idle entries, oldest first, until all waits will have room once the runner has dropped those entries.
-        An idle entry that others wait for is evicted only for the first wait. After the close all others are."""
+        """Evicts idle entries, oldest first, until all waits will have room once the runner has dropped these entries.
+        An idle entry that acquires wait for is evicted only to make room for the first wait. After the close, all idle
+        entries that no acquire waits for are evicted."""
         while self._idle and (self._closed or self._room_to_come < self._lacking_bytes):
             self._evict_oldest(self._idle)
         first = self._waiting.first()
@@ -327,7 +338,8 @@ class EncoderLedger:
 
     @property
     def _room_to_come(self) -> int:
-        """Bytes that are free, or will be once the runner has dropped the entries that are being freed."""
+        """The number of bytes that are free, or will be once the runner has dropped the entries that are being
+        freed."""
         return self.capacity - self.taken + self._freeing
 
     def _evict_oldest(self, idle: OrderedDict[str, float]) -> None:
@@ -403,7 +415,7 @@ class EncoderLedger:
     # -- the life of an entry ----------------------------------------------------------------------------------------
 
     def _change(self, entry: Entry, change: Change) -> None:
-        """Looks the entry's next state up. Where it differs, keeps the books of both states."""
+        """Looks up the entry's next state. If the state changes, updates the books of both states."""
         old, held = entry.state, entry.held
         new = TRANSITIONS.get((old, change, held))
         assert new is not None, (
@@ -440,7 +452,7 @@ class EncoderLedger:
                     self._draft.dropped.append(entry.item.key)
 
     def _queue_of(self, entry: Entry) -> Ordered[str]:
-        """The queue in which a reserved entry waits."""
+        """Returns the queue in which a reserved entry waits."""
         encodes = not self.borrows or (self.encodes and entry.borrows_failed)
         return self._reserved if encodes else self._to_borrow
 
@@ -453,7 +465,7 @@ class EncoderLedger:
                 self._loans[hold] = self._now
 
     def _refile(self, item: EncoderItem) -> None:
-        """Files the item's key anew, after its state or its waits have changed: as idle, as spared (idle, but awaited),
+        """Files the item's key anew after its state or its waits have changed: as idle, as spared (idle, but awaited),
         or as lacking room."""
         key = item.key
         awaited, state = key in self._awaited, self.state(key)

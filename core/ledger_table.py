@@ -6,7 +6,7 @@ import enum
 
 
 class State(enum.Enum):
-    """The state of an entry. The books have no ABSENT entries."""
+    """The state of an entry. The books keep no ABSENT entries."""
 
     __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
 
@@ -21,17 +21,18 @@ class State(enum.Enum):
 
 
 RESIDENT = frozenset({State.READY, State.LENT, State.IDLE, State.FREEING})
-"""The device has the output."""
+"""The states in which the device has the output."""
 
 
 class Held(enum.Enum):
-    """The holders of an entry once a change has happened. A loan is a hold of another engine's."""
+    """The kind of holders that an entry has once a change has happened. A loan is a hold whose holder is another
+    engine."""
 
     __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
 
     NOT = "no"
-    HERE = "yes"  # and perhaps by borrowers too
-    LENT = "by borrowers"  # alone
+    HERE = "yes"  # by holders of this engine, and perhaps by borrowers too
+    LENT = "by borrowers"  # by borrowers alone
 
 
 class Change(enum.Enum):
@@ -70,7 +71,7 @@ TRANSITIONS: dict[tuple[State, Change, Held], State] = {
     (State.ENCODING, Change.ENCODED, Held.HERE): State.READY,
     (State.ENCODING, Change.ENCODED, Held.LENT): State.LENT,
     (State.ENCODING, Change.ENCODED, Held.NOT): State.IDLE,
-    (State.ENCODING, Change.ENCODE_FAILED, Held.HERE): State.RESERVED,  # it is tried again
+    (State.ENCODING, Change.ENCODE_FAILED, Held.HERE): State.RESERVED,  # the entry is tried again
     (State.ENCODING, Change.ENCODE_FAILED, Held.LENT): State.RESERVED,
     (State.ENCODING, Change.ENCODE_FAILED, Held.NOT): State.ABSENT,
     (State.RESERVED, Change.BORROW, Held.HERE): State.BORROWING,
@@ -108,7 +109,7 @@ TRANSITIONS: dict[tuple[State, Change, Held], State] = {
 
 
 def transition_table() -> str:
-    """`TRANSITIONS` as a Markdown table."""
+    """Returns `TRANSITIONS` as a Markdown table."""
     rows = [
         f"| {old.value} | {change.value} | {held.value} | {new.value} |"
         for (old, change, held), new in TRANSITIONS.items()

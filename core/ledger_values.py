@@ -14,7 +14,7 @@ from .request import EncoderItem
 
 @frozen
 class Hold:
-    """``holder`` (a name that is new for every acquire) and the ``key`` that it acquires."""
+    """An acquire: the ``holder``, whose name is new for every acquire, and the ``key`` that it acquires."""
 
     holder: str
     key: str
@@ -22,7 +22,7 @@ class Hold:
 
 @frozen
 class Refusal:
-    """An acquire that ends without the entry: ``error`` says why."""
+    """An acquire that ends without the entry. ``error`` is the reason."""
 
     holder: str
     key: str
@@ -32,8 +32,8 @@ class Refusal:
 @define
 class Decisions:
     """The decisions that the actor carries out after one fact. ``ready`` holders may read. The runner must drop
-    ``free`` keys. ``retried`` keys of a failed encode batch or borrow are reserved again. ``shrunk`` is the new budget
-    of encode batches, where a batch did not fit the device's memory. The terms of ``lapsed`` loans are over."""
+    ``free`` keys. ``retried`` keys of a failed encode batch or borrow are reserved again. The terms of ``lapsed`` loans
+    are over. ``shrunk`` is the new budget of encode batches, if a batch did not fit the device's memory."""
 
     reserved: list[tuple[str, int]] = field(factory=list)
     ready: list[Hold] = field(factory=list)
@@ -49,17 +49,17 @@ class Decisions:
 class Entry:
     """One encoder output in the books."""
 
-    item: EncoderItem  # with its payload while the entry is held: it may be encoded again after a lost generation
+    item: EncoderItem  # has its payload while the entry is held, since it may be encoded again
     place: Place  # in the queue of reserved entries: the best place of its holders so far
     state: State = State.ABSENT
-    holders: dict[str, bool] = field(factory=dict)  # in their order; whether it is a loan
-    holders_here: int = 0  # those that are no loans
-    failed_alone: bool = False  # once; a second time its holders are refused
-    borrows_failed: int = 0  # since it was resident
+    holders: dict[str, bool] = field(factory=dict)  # in order of arrival; True for a loan
+    holders_here: int = 0  # the holders that are no borrowers
+    failed_alone: bool = False  # once; after a second time the holders are refused
+    borrows_failed: int = 0  # failed borrows since the entry was last resident
 
     @property
     def held(self) -> Held:
-        """The kind of holders that it has."""
+        """The kind of holders that the entry has."""
         if self.holders_here:
             return Held.HERE
         return Held.LENT if self.holders else Held.NOT
@@ -76,7 +76,8 @@ class Wait:
 
 
 def encode_failure(error: Exception) -> EncodeFailed:
-    """A new error for each holder: two tasks must not raise the same exception object."""
+    """Returns the error for a holder of an item that failed in the encoder. Each holder gets a new error: two tasks
+    must not raise the same exception object."""
     failure = EncodeFailed(
         f"the encoder failed on this request's input twice, alone in its batch ({type(error).__name__}: {error}); "
         f"other requests go on; the input is the likely cause"
@@ -86,7 +87,7 @@ def encode_failure(error: Exception) -> EncodeFailed:
 
 
 def borrow_failure(error: Exception) -> EncodeFailed:
-    """A new error for each holder of what could not be borrowed."""
+    """Returns a new error for each holder of an output that could not be borrowed."""
     failure = EncodeFailed(
         f"no lender gave this request's encoder output, and it cannot be encoded here; the last refusal was "
         f"{type(error).__name__}: {error}; start encoders, then ask again"
@@ -96,14 +97,14 @@ def borrow_failure(error: Exception) -> EncodeFailed:
 
 
 def lender_loss(error: Exception) -> LenderLost:
-    """A new error for each holder of what a lender was encoding when it was lost."""
+    """Returns a new error for each holder of an output that a lender was encoding when the lender was lost."""
     failure = LenderLost(f"what this request needs may have ended a lender's process, and is not encoded here: {error}")
     failure.__cause__ = error
     return failure
 
 
 def too_large(size: int, capacity: int) -> RequestTooLarge:
-    """The error for an acquire of an output that the encoder cache can never hold."""
+    """Returns the error for an acquire of an output that the encoder cache can never hold."""
     return RequestTooLarge(
         f"an encoder output of {size} bytes cannot fit the encoder cache; allowed: up to {capacity} bytes; raise "
         f"EngineConfig(encoder_cache_bytes=...) to {size} or more"
@@ -118,13 +119,13 @@ class LedgerCounters:
     hits: int = 0  # acquires served by an entry that was already reserved, being encoded or resident
     encoded: int = 0
     borrowed: int = 0  # outputs that came from lenders
-    loans: int = 0  # that became ready for borrowers
+    loans: int = 0  # loans that became ready for borrowers
     evicted: int = 0
 
 
 @frozen(kw_only=True)
 class LedgerStatistics(LedgerCounters):
-    """A snapshot of the ledger. Sizes in bytes."""
+    """A snapshot of the ledger's figures. Sizes are in bytes."""
 
     capacity: int
     taken: int  # reserved, resident and freeing together

@@ -1,5 +1,5 @@
-"""Lines of the log: level and text, as pure functions. Those of events are in `events`. No line holds a prompt, a text
-or audio."""
+"""The lines of the log, as level and text. Pure functions. `events` has the lines of events. No line holds a prompt, a
+text or audio."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .plan import DeviceMemory
 
 Line: TypeAlias = tuple[int, str]  # level, text
 
-LONGEST = 500  # characters of an error: CUDA's run over many lines
+LONGEST = 500  # characters of an error: those of CUDA have many lines
 
 
 def one_line(error: str) -> str:
-    """An error's text on one line, cut where it is very long."""
+    """Returns an error's text on one line, cut off if it is very long."""
     told = " ".join(error.split()) or "no error was told"
     return told if len(told) <= LONGEST else f"{told[:LONGEST]} ..."
 
 
 def opened(model: ModelDescription, memory: DeviceMemory) -> Line:
-    """The engine takes requests."""
+    """Returns the line for an engine that now takes requests."""
     slots = f", {model.cross_slots} cross slots" if model.kind is Kind.ENCODER_DECODER else ""
     return INFO, (
         f"open: {model.name} ({model.architecture}) on {model.device}, {model.dtype}; {model.pages} pages of "
@@ -31,8 +31,8 @@ def opened(model: ModelDescription, memory: DeviceMemory) -> Line:
 
 
 def closed(ended: Mapping[str, int], tokens: int, steps: int, seconds: float, held: int, left: int) -> Line:
-    """The engine's block is over. ``ended``: number of requests by outcome; ``held`` and ``left``: bytes on the device
-    before and after the teardown."""
+    """Returns the line for the end of the engine's block. ``ended`` has the number of requests by outcome. ``held`` and
+    ``left`` are the bytes on the device before and after the teardown."""
     requests = ", ".join(f"{count} {outcome}" for outcome, count in sorted(ended.items())) or "none"
     level = WARNING if left else INFO
     return level, (
@@ -42,32 +42,32 @@ def closed(ended: Mapping[str, int], tokens: int, steps: int, seconds: float, he
 
 
 def teardown(error: Exception) -> Line:
-    """The teardown could not give something back."""
+    """Returns the line for a teardown that could not give something back."""
     return WARNING, f"teardown: {one_line(str(error))}"
 
 
 def model_loaded(name: str, seconds: float, memory: DeviceMemory, held: int, budget: int | None) -> Line:
-    """One of several models is ready. ``held``: bytes of all of them."""
+    """Returns the line for one of several models that is ready now. ``held`` has the bytes of all of them."""
     most = "" if budget is None else f" of {mebibytes(budget)}"
     return INFO, f"{name}: loaded in {seconds:.1f} s: {owners(memory)}; all models count {mebibytes(held)}{most}"
 
 
 def model_unloaded(name: str, why: str, given_back: int) -> Line:
-    """One of several models is gone."""
+    """Returns the line for one of several models that is gone."""
     return INFO, f"{name}: unloaded, {mebibytes(given_back)} given back: {why}"
 
 
 def model_failed(name: str, what: str, error: Exception) -> Line:
-    """One of several models could not be loaded, failed or did not end as it should."""
+    """Returns the line for one of several models that could not be loaded, failed, or did not end as it should."""
     return WARNING, f"{name}: {what}: {type(error).__name__}: {one_line(str(error))}"
 
 
 def owners(memory: DeviceMemory) -> str:
-    """The bytes of all owners, and of each."""
+    """Returns a text with the bytes of all owners together, and of each owner."""
     owners = ", ".join(f"{owner} {mebibytes(count)}" for owner, count in memory.by_owner.items() if count)
     return f"{mebibytes(memory.total)}" + (f": {owners}" if owners else "")
 
 
 def mebibytes(count: int) -> str:
-    """A number of bytes."""
+    """Returns a text for a number of bytes, in MiB."""
     return f"{count / 2**20:.1f} MiB"

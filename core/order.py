@@ -1,4 +1,4 @@
-"""The order of requests where they wait: at the door, for encoder outputs, for places and pages."""
+"""The order of requests wherever they wait: at the door, for encoder outputs, for places and pages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _PRIORITY = integer(-MOST_PRIORITY, MOST_PRIORITY, "; the smallest is the most u
 
 
 def order_of(priority: int, arrival: int) -> int:
-    """The sort key of a request, smallest first. One level of priority is worth 1,024 arrivals, so that no request
-    starves: for each level of urgency fewer than 1,024 later requests overtake it."""
+    """Returns the sort key of a request; the smallest comes first. One level of priority is worth 1,024 arrivals. So no
+    request starves: for each level of difference fewer than 1,024 later requests overtake it."""
     return priority * ARRIVALS_PER_PRIORITY + arrival
 
 
 def check_priority(priority: object) -> None:
-    """Raises `InvalidRequest` where ``priority`` is not allowed."""
+    """Raises `InvalidRequest` if ``priority`` is not allowed."""
     _PRIORITY.of("priority", priority)

@@ -1,4 +1,5 @@
-"""The state of an engine by its events: where each request is, and the bytes of the encoder cache by state."""
+"""The state of an engine, derived from its events: the stage of each request, and the bytes of the encoder cache by
+state."""
 
 from __future__ import annotations
 
@@ -24,35 +25,35 @@ ABSENT = "absent"
 
 @define(eq=False)
 class RequestLine:
-    """A request on its way. Times in seconds of the engine's clock."""
+    """A request and its stage. Times are in seconds of the engine's clock."""
 
     request_id: str
     queued_at: float
     stage: str = ""
-    stage_at: float = math.nan  # when the stage began
-    error: str = ""  # type and text of its failure
+    stage_at: float = math.nan  # the time when the stage began
+    error: str = ""  # type and text of the request's failure
     started_at: float = math.nan
     first_token_at: float = math.nan
-    tokens: int = 0  # one for each good step that sampled one; accepted draft tokens are not counted
+    tokens: int = 0  # one for each good step that sampled; accepted draft tokens do not count
 
     def waited(self, now: float) -> float:
-        """Seconds until its first start, or until now."""
+        """Returns the seconds until the request's first start, or until now."""
         return (now if math.isnan(self.started_at) else self.started_at) - self.queued_at
 
     def rate(self, now: float) -> float:
-        """Tokens a second after the first token; 0 where there is no second token."""
+        """Returns the number of tokens a second after the first token; 0 if there is no second token."""
         seconds = now - self.first_token_at
         return (self.tokens - 1) / seconds if self.tokens > 1 and seconds > 0 else 0.0
 
 
 @define(eq=False)
 class CacheEntry:
-    """An encoder output. ``size`` in bytes, times in seconds of the engine's clock."""
+    """An encoder output in the encoder cache. ``size`` is in bytes, times are in seconds of the engine's clock."""
 
     key: str
     size: int
     state: str = ABSENT
-    state_at: float = math.nan  # when the state began
+    state_at: float = math.nan  # the time when the state began
     readers: set[str] = field(factory=set)
 
 
@@ -61,27 +62,27 @@ Change: TypeAlias = RequestLine | CacheEntry
 
 @define(eq=False)
 class Overview:
-    """An observer for `EngineConfig`. The cost of an event does not grow with the requests, but that of a step's event
-    grows with the requests of the step.
+    """An observer for `EngineConfig`. The cost of an event does not grow with the number of requests. But that of a
+    step's event grows with the number of requests in the step.
 
     Args:
-        changed: is called with each line whose stage is new, and with each entry whose state is new. The last stage of
-            a line is the request's outcome, the last state of an entry `ABSENT`.
+        changed: a function that is called with each line whose stage has changed, and with each entry whose state has
+            changed. The last stage of a line is the request's outcome. The last state of an entry is `ABSENT`.
     """
 
     changed: Callable[[Change], None] | None = None
     waiting: dict[str, RequestLine] = field(factory=dict, init=False)
     running: dict[str, RequestLine] = field(factory=dict, init=False)
     ended: Counter[str] = field(factory=Counter, init=False)  # requests by outcome
-    bytes_in: Counter[str] = field(factory=Counter, init=False)  # of the encoder cache, by state
+    bytes_in: Counter[str] = field(factory=Counter, init=False)  # bytes of the encoder cache, by state
     failures: int = field(default=0, init=False)
     last_failure: str = field(default="", init=False)
     _entries: dict[str, CacheEntry] = field(factory=dict, init=False)
-    _wanted: dict[str, dict[str, str]] = field(factory=dict, init=False)  # request by holder, by key
-    _steps: dict[int, tuple[str, ...]] = field(factory=dict, init=False)  # in flight: who samples
+    _wanted: dict[str, dict[str, str]] = field(factory=dict, init=False)  # for each key: request by holder
+    _steps: dict[int, tuple[str, ...]] = field(factory=dict, init=False)  # in flight: the requests that sample
 
     def __call__(self, event: events.Event) -> None:
-        """Takes the next event."""
+        """Processes the next event."""
         match event:
             case events.OfRequest():
                 self._take_request(event)
@@ -93,11 +94,11 @@ class Overview:
                 self._take_engine(event)
 
     def first_lines(self, most: int) -> list[RequestLine]:
-        """The first lines. Running ones come first, in the order of their starts."""
+        """Returns the first ``most`` lines. Running requests come first, in the order of their starts."""
         return list(itertools.islice(itertools.chain(self.running.values(), self.waiting.values()), most))
 
     def entries(self) -> Iterable[CacheEntry]:
-        """The encoder outputs, in the order of their reservations."""
+        """Returns the encoder outputs, in the order of their reservations."""
         return self._entries.values()
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ class Overview:
                 self._fail(f"restart {event.generation}: {event.error}")
             case events.ActorFailed():
                 self._fail(f"{event.actor}: {event.error}")
-            case events.StageReached("channels closed"):  # an engine that failed may leave without freeing what it had
+            case events.StageReached("channels closed"):  # an engine that failed may not have freed its entries
                 self._drop(tuple(self._entries), event.time)
                 self._wanted.clear()
                 self._steps.clear()
@@ -217,7 +218,7 @@ class Overview:
 
     def _take_batch(self, event: events.OfKeys) -> None:
         match event:
-            case events.EncodeDispatched() | events.BorrowSent():  # what is borrowed is shown as being encoded
+            case events.EncodeDispatched() | events.BorrowSent():  # borrowed outputs are shown as being encoded
                 self._move(event.keys, BEING_ENCODED, event.time)
                 for request_id in [one for key in event.keys for one in self._wanted.get(key, {}).values()]:
                     line = self.waiting.get(request_id)

@@ -1,5 +1,5 @@
-"""The values that travel between the planner and the executor: steps, encode batches and their results. Keys, never
-tensors."""
+"""The values that the planner and the executor exchange: steps, encode batches and their results. They contain keys,
+never tensors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .request import Alignment, LogitRules, Placeholder, Pooling, Probe, Samplin
 
 @frozen(kw_only=True)
 class SequenceStart:
-    """The facts that the executor must know of a sequence before its first chunk: its tokens so far and how to sample
+    """The facts that the executor needs about a sequence before its first chunk: its tokens so far, and how to sample
     more.
 
-    ``token_ids`` is the prompt and, when a sequence starts anew, the tokens already committed. ``prompt_length``
-    separates them (begin-suppression and the sampling position count generated tokens only).
+    ``token_ids`` has the prompt and, if a sequence starts anew, the tokens that are already committed.
+    ``prompt_length`` separates the two, since begin-suppression and the sampling position count generated tokens only.
     """
 
     sequence_id: int
@@ -27,19 +27,19 @@ class SequenceStart:
     probe: Probe | None
     placeholders: tuple[Placeholder, ...] = ()
     pooling: Pooling | None = None
-    max_tokens: int = 1  # most tokens after the prompt; this and ``stops`` matter to a beam search alone
+    max_tokens: int = 1  # most tokens after the prompt; only a beam search uses this and ``stops``
     stops: frozenset[int] = frozenset()  # tokens that end the sequence
     alignment: Alignment | None = None
 
     @property
     def reads_only(self) -> bool:
-        """True if no token is sampled: something is asked of the prompt."""
+        """True if the request asks for a vector or times of its prompt, so that no token is sampled."""
         return self.pooling is not None or self.alignment is not None
 
 
 @frozen(kw_only=True)
 class CrossWrite:
-    """Before the step runs, write the cross-attention KV of encoder output ``key`` into ``slot``."""
+    """Orders that the cross-attention KV of encoder output ``key`` is written into ``slot`` before the step runs."""
 
     key: str
     slot: int
@@ -49,13 +49,13 @@ class CrossWrite:
 class Chunk:
     """One sequence's part of a step: feed its tokens at positions ``start .. start+length-1``.
 
-    The executor knows the tokens: those of `SequenceStart` and those that it has sampled since. With two steps in
-    flight the planner does not know the newest token yet. ``samples`` is true where the chunk ends at the sequence's
-    last token, so that a new token is sampled. ``page_table`` names the self-attention pages: position p lies in page
-    ``page_table[p // page_size]``.
+    The executor knows the tokens from `SequenceStart` and from its own sampling since. With two steps in flight the
+    planner does not know the newest token yet. ``samples`` is true if the chunk ends at the sequence's last token, so
+    that a new token is sampled. ``page_table`` names the self-attention pages: position p lies in page ``page_table[p
+    // page_size]``.
 
-    Behind the prompt of a beam search a chunk feeds up to ``beams`` rows, a token of each beam. The page table then has
-    the full pages of the prompt, and for each further block of positions as many pages as there may be beams (see
+    After the prompt of a beam search a chunk feeds up to ``beams`` rows, one token of each beam. The page table then
+    has the full pages of the prompt, and for each later block of positions as many pages as there may be beams (see
     `triolet.core.beam_pages`). A chunk of a search that is over feeds nothing.
     """
 
@@ -71,11 +71,11 @@ class Chunk:
 
 @frozen(kw_only=True)
 class StepPlan:
-    """One launch of the decoder. Order of work: forget ``ended``, record ``started``, write
-    ``cross_writes``, feed ``chunks``.
+    """One launch of the decoder. The order of work is: forget ``ended``, record ``started``, write ``cross_writes``,
+    feed ``chunks``.
 
-    ``epoch`` counts failed steps and lost generations. A step that was dispatched before the planner knew of an earlier
-    step's failure carries the failed step's epoch, and the runner skips it.
+    ``epoch`` counts failed steps and lost generations. If a step was dispatched before the planner knew that an earlier
+    step had failed, both have the same epoch, and the runner skips the later step.
     """
 
     step_id: int
@@ -87,16 +87,17 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """Tokens fed by this step, draft tokens and those of all beams included."""
+        """The number of tokens that the step feeds, draft tokens and the tokens of all beams included."""
         return sum([part.length * part.beams + part.draft_tokens for part in self.chunks])
 
 
 @frozen
 class Hypothesis:
-    """A text that a beam search has found: its tokens, the one that ends it included, and their log-probabilities as in
-    `SampledToken`. ``score`` is what the search ranks hypotheses by: the sum of the tokens' log-probabilities over
-    ``length ** length_penalty``. The score's log-probabilities are those before the rules, which rule tokens out but
-    leave the others' as they are, as in transformers: so they may be smaller than ``logprobs``."""
+    """A text that a beam search has found: its tokens, the end token included, and their log-probabilities as in
+    `SampledToken`. The search ranks hypotheses by ``score``: the sum of the tokens' log-probabilities over ``length **
+    length_penalty``. The score uses the log-probabilities before the rules, as transformers does. The rules exclude
+    tokens, but do not change the score of the others. So the score's log-probabilities may be smaller than
+    ``logprobs``."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -107,9 +108,10 @@ class Hypothesis:
 class AlignedTokens:
     """The answer to an `Alignment`.
 
-    ``frames`` has for each aligned token the encoder frame at which it begins, 20 ms each in Whisper, and then the
-    frame at which the last token ends: one more than there are tokens, never falling. ``logprobs`` has the tokens'
-    log-probabilities, each given those before it; minus infinity for a token that is not `Alignment.among`.
+    ``frames`` has the encoder frame at which each aligned token begins, and then the frame at which the last token
+    ends. So it has one value more than there are tokens, and the values never decrease. A frame lasts 20 ms in Whisper.
+    ``logprobs`` has the log-probability of each token, given the tokens before it; minus infinity for a token outside
+    `Alignment.among`.
     """
 
     frames: tuple[int, ...]
@@ -122,12 +124,12 @@ class SampledToken:
 
     ``token_id`` is the sampled token (``None`` for a chunk with ``samples=False``, a `Pooling` or an `Alignment`).
     ``logprob`` is its log-probability after all rules and penalties, before temperature, top-k and top-p. ``probe``
-    answers a `Probe`, ``vector`` a `Pooling`, ``aligned`` an `Alignment`. ``top`` are the likeliest tokens and their
-    log-probabilities, as many as `SamplingParams.logprobs` asks for. ``error`` says why the sequence cannot go on, for
-    a fault of its request alone (a structure that cannot be followed): the token is then an end-of-text, and the caller
-    gets `InvalidRequest`. ``accepted`` are the tokens sampled after this one, where draft tokens proved right; their
-    ``accepted`` is empty. ``hypotheses`` are what a beam search has found, the best first; they come with its last
-    chunk, and ``token_id`` is ``None`` in all its chunks.
+    answers a `Probe`, ``vector`` a `Pooling`, ``aligned`` an `Alignment`. ``top`` has the likeliest tokens and their
+    log-probabilities, as many as `SamplingParams.logprobs` asks for. ``error`` is the reason why the sequence cannot go
+    on, if the fault lies in its request alone (a structure that cannot be followed). The token is then an end-of-text,
+    and the caller gets `InvalidRequest`. ``accepted`` has the tokens sampled after this one because draft tokens proved
+    right; their own ``accepted`` is empty. ``hypotheses`` has the results of a beam search, the best first. They come
+    with the last chunk of the search, and ``token_id`` is ``None`` in all its chunks.
     """
 
     token_id: int | None
@@ -143,7 +145,7 @@ class SampledToken:
 
 @frozen(kw_only=True)
 class StepResult:
-    """One `SampledToken` for each chunk of the plan, in its order."""
+    """The result of a step: one `SampledToken` for each chunk of the plan, in the same order."""
 
     step_id: int
     sampled: tuple[SampledToken, ...]
@@ -151,7 +153,7 @@ class StepResult:
 
 @frozen(kw_only=True, eq=False)
 class HostArray:
-    """A tensor in host memory: ``data`` are its bytes, a NumPy array, and ``dtype`` is as torch names it."""
+    """A tensor in host memory. ``data`` has its bytes as a NumPy array, and ``dtype`` is the name that torch uses."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -160,22 +162,22 @@ class HostArray:
 
 @frozen(kw_only=True, eq=False)
 class LentOutput:
-    """A copy of an encoder output, on its way to another engine. The key is made of its content, weights and dtype.
-    ``arrays``: that of the model, and that of a draft model that has an encoder too."""
+    """A copy of an encoder output, on its way to another engine. ``key`` is derived from content, weights and dtype.
+    ``arrays`` has the output of the model, and that of a draft model if it has an encoder too."""
 
     key: str
-    size: int  # bytes of all ``arrays``: what the ledger counts
+    size: int  # bytes of all ``arrays``, which the ledger counts
     arrays: tuple[HostArray, ...]
 
 
 @frozen(kw_only=True)
 class DeviceMemory:
-    """Bytes that an executor holds, by owner, and the device they are on."""
+    """The bytes that an executor holds, by owner, and the device that they are on."""
 
     device: str
     by_owner: dict[str, int]
 
     @property
     def total(self) -> int:
-        """Bytes of all owners together."""
+        """The number of bytes of all owners together."""
         return sum(self.by_owner.values())

@@ -1,5 +1,4 @@
-"""The power state of an engine, which gives the device back and takes it again: it sleeps and wakes by order, or when
-it is idle. Pure.
+"""The power state of an engine. An engine gives its device back and takes it again, by order or when it is idle. Pure.
 
 ::
 
@@ -9,8 +8,8 @@ it is idle. Pure.
                                  ^          |
                                  +----------+  it could not be taken
 
-Falling asleep and waking take time, so the wish is kept apart from the state; the last wish counts. An ordered sleep
-ends by an order, a sleep for want of work with the next work.
+Falling asleep and waking take time, so the wish is kept apart from the state. The last wish counts. A sleep that was
+ordered ends by an order to wake. A sleep for lack of work ends when work comes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from attrs import define, field
 
 
 class Power(enum.Enum):
-    """The device's state."""
+    """The state of the engine's device."""
 
     AWAKE = "awake"
     FALLING_ASLEEP = "falling asleep"
@@ -38,7 +37,8 @@ class Order(enum.Enum):
 
 @define(eq=False)
 class PowerState:
-    """Facts and wishes come in; `next_order` says what the runner must do."""
+    """The present state and the present wish. Methods note facts and wishes; `next_order` returns what the runner must
+    do."""
 
     power: Power = field(default=Power.AWAKE, init=False)
     _wants_sleep: bool = field(default=False, init=False)
@@ -47,47 +47,48 @@ class PowerState:
     # -- wishes ------------------------------------------------------------------------------------------------------
 
     def order_sleep(self) -> None:
-        """The caller wants the engine asleep, until `order_wake`."""
+        """Notes that the caller wants the engine asleep, until `order_wake`."""
         self._wants_sleep = self._ordered = True
 
     def order_wake(self) -> None:
-        """The caller wants the engine awake."""
+        """Notes that the caller wants the engine awake."""
         self._wants_sleep = False
 
     def doze(self) -> None:
-        """There has been no work for a while."""
+        """Notes that there has been no work for a while, so that the engine is to sleep."""
         self._wants_sleep = True
 
     def work_came(self) -> None:
-        """There is work: a sleep for want of work ends."""
+        """Notes that there is work. A sleep for lack of work ends."""
         if not self._ordered:
             self._wants_sleep = False
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
     def slept(self) -> None:
-        """The runner gave the device back."""
+        """Notes that the runner gave the device back."""
         self.power = Power.ASLEEP
 
     def sleep_failed(self) -> None:
-        """The runner could not give the device back. The next wish to sleep tries again."""
+        """Notes that the runner could not give the device back. The next wish to sleep tries again."""
         self.power = Power.AWAKE
         self._wants_sleep = self._ordered = False
 
     def woke(self) -> None:
-        """The runner took the device again."""
+        """Notes that the runner took the device again."""
         self.power = Power.AWAKE
         self._ordered = self._wants_sleep and self._ordered
 
     def wake_failed(self) -> None:
-        """The runner could not take the device. The next wish to wake tries again."""
+        """Notes that the runner could not take the device. The next wish to wake tries again."""
         self.power = Power.ASLEEP
         self._wants_sleep = True
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def next_order(self) -> Order | None:
-        """The order to send to the runner now; ``None``: there is none. It counts as sent."""
+        """Returns the order to send to the runner now; ``None``: no order is due. An order counts as sent when it is
+        returned."""
         if self.power is Power.AWAKE and self._wants_sleep:
             self.power = Power.FALLING_ASLEEP
             return Order.SLEEP
@@ -98,15 +99,16 @@ class PowerState:
 
     @property
     def may_work(self) -> bool:
-        """True if the device may be given work."""
+        """True if work may be sent to the device."""
         return self.power is Power.AWAKE
 
     @property
     def will_wake(self) -> bool:
-        """True if the engine is awake, or will be without a further wish."""
+        """True if the engine is awake, or will be awake without a further wish."""
         return not self._wants_sleep
 
     @property
     def ordered(self) -> bool:
-        """True if a sleep was ordered that no finished wake has ended; also while it wakes, which may fail."""
+        """True from the order to sleep until a wake has succeeded, or the sleep has failed. True also while the engine
+        wakes, since waking may fail."""
         return self._ordered

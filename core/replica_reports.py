@@ -1,8 +1,8 @@
-"""The reports of a replica to the routers: its load often, what it holds seldom.
+"""The reports of a replica to the routers: its load often, the keys that it holds seldom.
 
-Pure. A report is of plain values, since it goes through processes that know nothing of us. Serve hands on the reports
-of all replicas to each router whenever one of them has changed. So most reports are short, an idle replica repeats its
-report, and a number says which reports a router has read.
+Pure. A report has plain values only, since it passes through processes that do not know Triolet. Ray Serve sends the
+reports of all replicas to each router whenever one report has changed. So most reports are short, an idle replica
+repeats its last report, and each report has a number, by which a router recognises those that it has read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class ReplicaReport(TypedDict):
     """One report of a replica."""
 
     number: int
-    requests: int  # that have not ended
-    encodings: int  # that are to come
-    keys: NotRequired[list[str]]  # of all that it holds
+    requests: int  # requests that have not ended
+    encodings: int  # encodings that are to come
+    keys: NotRequired[list[str]]  # all keys that the replica holds
 
 
 @define(eq=False)
@@ -28,9 +28,9 @@ class Reporter:
     """Makes the reports of one replica.
 
     Args:
-        keys_seconds: between two reports with keys. The keys are reported again though nothing has changed: a router
-            may be new, or have missed a report.
-        most_keys: the most keys of one report; the newest are reported.
+        keys_seconds: the time between two reports with keys. The keys are reported again even if nothing has changed,
+            since a router may be new, or may have missed a report.
+        most_keys: the largest number of keys of one report; the newest are reported.
     """
 
     keys_seconds: float
@@ -39,7 +39,8 @@ class Reporter:
     _keys_at: float = field(default=-math.inf, init=False)
 
     def report(self, *, now: float, requests: int, encodings: int, keys: Sequence[str]) -> ReplicaReport:
-        """Returns the report of ``now``. An idle replica repeats its last report, once that has had all keys."""
+        """Returns the report for the time ``now``. An idle replica repeats its last report once a report has had all
+        keys."""
         held, last = list(keys[-self.most_keys :]), self._last
         number = 0 if last is None else last["number"]
         if last == {"number": number, "requests": 0, "encodings": 0, "keys": held} and not (requests or encodings):

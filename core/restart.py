@@ -1,4 +1,4 @@
-"""The limit of restarts of a crashed runner: Erlang/OTP's restart intensity, with a growing pause."""
+"""The limit on restarts of a crashed runner: the restart intensity of Erlang/OTP, with a growing pause."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from attrs import define, field
 
 @define(eq=False)
 class RestartPolicy:
-    """A policy of at most ``most`` restarts within any ``period`` seconds. The first restart is at once. Each further
-    restart within the period waits twice as long as the one before, from ``pause`` to ``longest`` seconds: short, since
-    the end of the engine waits for the restart too."""
+    """A policy of at most ``most`` restarts within any ``period`` seconds. The first restart is immediate. Each further
+    restart within the period waits twice as long as the one before, from ``pause`` to ``longest`` seconds. The pauses
+    are short, since the end of the engine waits for the restart too."""
 
     most: int
     period: float
@@ -20,7 +20,8 @@ class RestartPolicy:
     _restarts: deque[float] = field(factory=deque, init=False)
 
     def try_restart(self, now: float) -> float | None:
-        """The pause (s) before this restart, which counts from now; ``None``: it would be one too many."""
+        """Returns the pause before this restart, in seconds, and counts the restart from ``now`` on; ``None``: the
+        restart would exceed the limit."""
         while self._restarts and self._restarts[0] <= now - self.period:
             self._restarts.popleft()
         before = len(self._restarts)

@@ -1,22 +1,24 @@
-"""Routing: which replica a request goes to, so that what was encoded once is used again, and nobody waits for it.
+"""Routing: chooses the replica for each request, so that what was encoded once is used again, and no request waits for
+the sake of this reuse.
 
-Pure: no clock, no network. `Router` is told which replicas there are and what each holds, and counts what it sends.
-A request names its contents by keys, the most telling first. The rules, in this order:
+Pure: no clock, no network. The caller informs `Router` of the replicas and of what each holds. The router counts the
+requests that it sends. A request names its contents by keys, the most specific first. The rules apply in this order:
 
-1. *Affinity.* Of two replicas that hold the content, drawn by chance, the better one is taken (the power of two
-   choices: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
-2. *Bounded load.* A replica is busy when its load has reached its places and exceeds the mean load by `spread`
-   (Mirrokni et al., "Consistent Hashing with Bounded Loads", 2018). A busy one is not taken while another is not.
-3. *Consistent hashing.* What nobody holds goes to one of the first two replicas after its key on the ring that are
-   not busy (Karger et al., "Consistent Hashing and Random Trees", 1997): to the second where fewer encodings are to
-   come there, else to the first. So two routers that know nothing of each other agree on the two, and a replica that
-   comes or goes moves few keys.
+1. *Affinity.* The router draws two of the replicas that hold the content at random, and takes the better one (the power
+   of two choices: Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
+2. *Bounded load.* A replica is busy if its load has reached its places and ``spread`` times the mean load (Mirrokni et
+   al., "Consistent Hashing with Bounded Loads", 2018). A busy replica is not taken while another is not busy.
+3. *Consistent hashing.* If no replica holds the content, the router considers the first two replicas after its key on
+   the ring that are not busy (Karger et al., "Consistent Hashing and Random Trees", 1997). It takes the second if fewer
+   encodings are to come there, else the first. So routers that know nothing of each other agree on the two, and a
+   replica that comes or goes moves few keys.
 
-Of two replicas the better one has fewer encodings to come, and then the smaller load. Encodings come first, since an
-encoding has all others on its device wait, while a step is about as long with one request more. They do not make a
-replica busy: what it holds would then be encoded once more elsewhere, which costs what it was to save.
+The better of two replicas is the one with fewer encodings to come; if these are equal, the one with the smaller load.
+Encodings come first, since an encoding makes all other work on its device wait, while one more request hardly makes a
+step longer. Encodings do not make a replica busy. Otherwise content that a busy replica holds would be encoded again
+elsewhere, which is the cost that routing is to avoid.
 
-A request without keys goes to the better of two by chance.
+A request without keys goes to the better of two replicas that are drawn at random.
 """
 
 from __future__ import annotations
@@ -37,10 +39,12 @@ class RoutingLimits:
     """The limits of a `Router`.
 
     Attributes:
-        places: requests that a replica runs at once; up to there nobody waits, and affinity costs nothing.
-        spread: a replica may have so many times the mean load before it counts as busy.
-        points: of each replica on the ring. More make the shares more even, and a change of replicas slower.
-        most_keys: keys remembered of one replica; of more, those that were told or sent last.
+        places: the number of requests that a replica runs at once. Below it no request waits, and affinity costs
+            nothing.
+        spread: the factor of the mean load from which on a replica counts as busy.
+        points: the number of points that each replica has on the ring. With more points the shares are more even, and a
+            change of the replicas is slower.
+        most_keys: the largest number of keys remembered for one replica. The newest keys are kept.
     """
 
     places: int = 16
@@ -51,27 +55,27 @@ class RoutingLimits:
 
 @define(eq=False)
 class _Replica:
-    load: int = 0  # requests sent there that have not ended, and those of other routers as last told
-    others: int = 0  # of `load`, those of other routers
-    others_encodings: int = 0  # to come, for requests of other routers
-    most_own: int = 0  # of `load`, the most that this router had there since `Router.told_total`
-    most_missed: int = 0  # of `missed`, likewise
-    asked: Counter[str] = field(factory=Counter)  # keys of the requests of this router
-    missed: set[str] = field(factory=set)  # of `asked`, what was not held when it was sent, until one of them has ended
-    keys: OrderedDict[str, None] = field(factory=OrderedDict)  # that it holds, as far as is known; the last is newest
+    load: int = 0  # requests sent there that have not ended, and those of other routers as last reported
+    others: int = 0  # the part of `load` that is from other routers
+    others_encodings: int = 0  # encodings to come, for requests of other routers
+    most_own: int = 0  # the largest value of `own` since the last `Router.told_total`
+    most_missed: int = 0  # the largest length of `missed` since then
+    asked: Counter[str] = field(factory=Counter)  # how many requests of this router have each key
+    missed: set[str] = field(factory=set)  # keys of `asked` not held when sent, until a request ends
+    keys: OrderedDict[str, None] = field(factory=OrderedDict)  # held, as far as is known; newest last
 
     @property
     def encodings(self) -> int:
-        """The encodings that are to come."""
+        """The number of encodings that are to come."""
         return len(self.missed) + self.others_encodings
 
     @property
     def own(self) -> int:
-        """The requests of this router."""
+        """The number of requests from this router."""
         return self.load - self.others
 
 
-_FEW = 16  # replicas: more are sorted into the ring
+_FEW = 16  # so many changed replicas are moved on the ring one by one; more are sorted in together
 
 
 def _point(text: str) -> int:
@@ -80,7 +84,8 @@ def _point(text: str) -> int:
 
 @define(eq=False)
 class Router:
-    """Decides for one ingress. ``draw`` gives an integer below its argument by chance, as `random.Random.randrange`."""
+    """Decides for one ingress. ``draw`` returns a random integer below its argument, as `random.Random.randrange`
+    does."""
 
     draw: Callable[[int], int]
     limits: RoutingLimits = field(factory=RoutingLimits)
@@ -96,21 +101,21 @@ class Router:
 
     @property
     def replicas(self) -> Sequence[str]:
-        """The names of the replicas that are there, sorted."""
+        """The names of the known replicas, sorted."""
         return self._names
 
     def load(self, replica: str) -> int:
-        """Returns the requests at ``replica``: those sent there that have not ended, and those of other routers as last
-        told."""
+        """Returns the number of requests at ``replica``: those sent there that have not ended, and those of other
+        routers as last reported."""
         return self._replicas[replica].load
 
     def encodings(self, replica: str) -> int:
-        """Returns the encodings that are to come at ``replica``: an expectation, by what it held when requests were
-        sent there."""
+        """Returns the number of encodings that are to come at ``replica``. This is an estimate, based on what the
+        replica held when requests were sent to it."""
         return self._replicas[replica].encodings
 
     def joined(self, replica: str) -> None:
-        """Adds ``replica``, which holds nothing. One that is known already stays as it is."""
+        """Adds ``replica``, which holds nothing. A replica that is known already stays as it is."""
         if replica in self._replicas:
             return
         self._replicas[replica] = _Replica()
@@ -118,7 +123,7 @@ class Router:
         self._changed.add(replica)
 
     def left(self, replica: str) -> None:
-        """Removes ``replica``, with all that it held. One that is not known changes nothing."""
+        """Removes ``replica`` and all that it held. An unknown replica changes nothing."""
         gone = self._replicas.pop(replica, None)
         if gone is None:
             return
@@ -129,8 +134,9 @@ class Router:
             self._forget_holder(key, replica)
 
     def told(self, replica: str, keys: Iterable[str], others: int = 0, others_encodings: int = 0) -> None:
-        """Notes that ``replica`` holds ``keys``, by its own report, and will hold those of the requests that it has
-        got. The rest is as for `told_load`. The report of a replica that is not known is late, and changes nothing."""
+        """Notes a report of ``replica`` that it holds ``keys``. The keys of requests that were sent there are added,
+        since the replica will hold them soon. The other arguments are as for `told_load`. A report of an unknown
+        replica is late, and changes nothing."""
         if replica not in self._replicas:
             return
         there = self._replicas[replica]
@@ -146,7 +152,7 @@ class Router:
             holders = self._holders.get(key)
             if holders is None:
                 self._holders[key] = {replica: None}
-            elif len(holders) > 1 or replica not in holders:  # it becomes the last
+            elif len(holders) > 1 or replica not in holders:  # the replica becomes the last holder
                 holders.pop(replica, None)
                 holders[replica] = None
         there.keys = held
@@ -154,8 +160,8 @@ class Router:
 
     def told_load(self, replica: str, others: int, others_encodings: int = 0) -> None:
         """Notes the load of other routers: ``others`` requests that they have sent to ``replica``, and
-        ``others_encodings`` to come for these. It is a few bytes, and soon wrong: a replica should report it more often
-        than what it holds."""
+        ``others_encodings`` encodings to come for these requests. Such a report has a few bytes, and is soon out of
+        date. So a replica should report its load more often than what it holds."""
         if replica not in self._replicas:
             return
         told = self._replicas[replica]
@@ -163,9 +169,9 @@ class Router:
         told.others, told.others_encodings = others, others_encodings
 
     def told_total(self, replica: str, requests: int, encodings: int = 0) -> None:
-        """Notes the load that a replica reports which does not know its routers apart: of ``requests`` and
-        ``encodings`` the own ones are taken off. It is unknown when the replica counted since its last report, so the
-        most that this router had there in that time is taken off."""
+        """Notes the load that a replica reports if it does not distinguish its routers. This router's own share of
+        ``requests`` and ``encodings`` is subtracted. It is unknown when, since its last report, the replica counted. So
+        the largest share that this router had there in that time is subtracted."""
         if replica not in self._replicas:
             return
         there = self._replicas[replica]
@@ -184,7 +190,7 @@ class Router:
             self._note(replica, key)
 
     def ended(self, replica: str, keys: Sequence[str]) -> None:
-        """Notes the end of a request with ``keys`` that was sent to ``replica``. One that is gone changes nothing."""
+        """Notes the end of a request with ``keys`` that was sent to ``replica``. An unknown replica changes nothing."""
         if replica not in self._replicas:
             return
         there = self._replicas[replica]
@@ -226,10 +232,11 @@ class Router:
         return max(self.limits.places, self.limits.spread * mean)
 
     def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
-        """Chooses the replica for a request with ``keys``, the most telling first: of a prompt, its longest prefix.
+        """Returns the replica for a request with ``keys``, the most specific first. For a prompt this is the key of its
+        longest prefix.
 
         Args:
-            without: replicas that must not be taken, since one of them has refused or lost the request.
+            without: replicas that must not be taken, since they have refused or lost the request.
 
         Raises:
             Overloaded: there is no replica.
@@ -251,7 +258,7 @@ class Router:
         return None
 
     def _hashed(self, keys: Sequence[str], barred: frozenset[str]) -> str | None:
-        """Chooses on the ring, by the last key: prompts that begin alike meet."""
+        """Returns a replica by its place on the ring. The last key counts, so that prompts that begin alike meet."""
         if not keys:
             return None
         most = self.most_load
@@ -259,8 +266,8 @@ class Router:
         return min(islice(able, 2), key=self.encodings, default=None)
 
     def _points(self) -> list[tuple[int, str]]:
-        """Returns the ring. Many that come or go together are sorted in once; a few are moved alone, which is sooner
-        done."""
+        """Returns the ring. If many replicas have come or gone, they are sorted in together. A few are moved one by
+        one, which is faster."""
         gone = {name for name in self._changed if name not in self._replicas and name in self._on_ring}
         come = {name for name in self._changed if name in self._replicas and name not in self._on_ring}
         self._changed.clear()

@@ -1,4 +1,4 @@
-"""The number of replicas that a cluster wants, by what they have to do. Pure."""
+"""The number of replicas that a cluster needs for the work that it has. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 from attrs import frozen
 
 USED = 0.75
-"""The share of all places that requests may take before another replica is wanted: the rest is for bursts, which last
-shorter than a replica takes to start."""
+"""The share of all places that requests may take before another replica is wanted. The remaining places are for bursts
+that are shorter than the start of a replica."""
 
 ENCODINGS = 4
-"""Encodings that may wait at one replica before another one is wanted. Each waits for a launch of its own where the
-encoder takes one item at a time."""
+"""The number of encodings that may wait at one replica before another replica is wanted. If the encoder processes one
+item at a time, each encoding waits for a launch of its own."""
 
 
 @frozen(kw_only=True)
@@ -24,11 +24,11 @@ class Demand:
 
 
 def wanted_replicas(demand: Demand, *, places: int, least: int, most: int) -> int:
-    """Returns a number of replicas from ``least`` to ``most``, so many that requests find places and encodings do not
+    """Returns the number of replicas, from ``least`` to ``most``, at which requests find places and encodings do not
     pile up.
 
     Args:
-        places: requests that one replica runs at once.
+        places: the number of requests that one replica runs at once.
     """
     for_requests = math.ceil(demand.requests / (USED * places))
     for_encodings = math.ceil(demand.encodings / ENCODINGS)

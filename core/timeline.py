@@ -1,9 +1,9 @@
-"""Events as records of Chrome's Trace Event Format, which ui.perfetto.dev and chrome://tracing draw.
+"""Conversion of events to records of Chrome's Trace Event Format, which ui.perfetto.dev and chrome://tracing display.
 
-A record is a JSON object. Its phase ``ph`` is one of: ``B`` and ``E``, the begin and the end of a slice, which nest
-within their track; ``C``, a counter; ``i``, an instant; ``M``, the name of a process or track. ``ts`` is in
-microseconds since the first event. Here a "process" is a group of tracks: the engine's, with steps, encode batches and
-notes; and the requests', with a track for each.
+A record is a JSON object. Its phase ``ph`` is one of these: ``B`` and ``E``, the begin and the end of a slice; ``C``, a
+counter; ``i``, an instant; ``M``, the name of a process or track. Slices nest within their track. ``ts`` is in
+microseconds since the first event. A "process" is a group of tracks here. The engine's group has tracks for steps,
+encode batches and notes. The other group has one track for each request.
 
 Source: "Trace Event Format", Google, JSON Array Format.
 """
@@ -30,7 +30,7 @@ _STATES = (HELD, BEING_ENCODED, RESERVED, IDLE, FREEING)
 
 @define(eq=False)
 class _Track:
-    """One track. It knows how many of its slices are open, so that each gets its end, and none two."""
+    """One track. It counts its open slices, so that each slice gets exactly one end."""
 
     process: int
     track: int
@@ -53,16 +53,16 @@ class _Track:
 
 @define(eq=False)
 class Timeline:
-    """Makes records of the events of one engine, one event after another, in their order.
+    """Converts the events of one engine to records, one event after another, in their order.
 
-    The device runs steps one after another, while the next one waits already: so the slice of a step begins when the
-    step was sent, or when the one before it ended.
+    The device runs one step while the next step waits already. So the slice of a step begins when the step is sent, or
+    when the step before it ends, whichever is later.
     """
 
     _out: list[Record] = field(factory=list, init=False)
     _overview: Overview = field(init=False)
-    _requests: dict[str, _Track] = field(factory=dict, init=False)  # that have not ended
-    _seen: int = field(default=0, init=False)  # requests
+    _requests: dict[str, _Track] = field(factory=dict, init=False)  # requests that have not ended
+    _seen: int = field(default=0, init=False)  # number of requests so far
     _steps: deque[events.StepBegun] = field(factory=deque, init=False)  # in flight; the first one runs
     _tracks: dict[int, _Track] = field(init=False)  # the engine's own
     _first: float = field(default=math.nan, init=False)
@@ -79,19 +79,19 @@ class Timeline:
             self._name("thread", _ENGINE, track, name)
 
     def take(self, event: events.Event) -> list[Record]:
-        """The records that ``event`` adds. Time never runs backwards: an event without a time has that of the one
-        before it."""
+        """Returns the records that ``event`` adds. Time never runs backwards: an event without a time gets the time of
+        the event before it."""
         if math.isnan(self._first):
             self._first = event.time
         if event.time - self._first > self._ts / 1e6:
             self._ts = round((event.time - self._first) * 1e6, 3)
         self._draw(event)
-        self._overview(event)  # a request has its track by now, and none anymore if this is its end
+        self._overview(event)  # after `_draw`, which adds the track of a new request and removes that of an ended one
         self._count()
         return self._take()
 
     def end(self) -> list[Record]:
-        """The ends of all slices that are still open: the events end here."""
+        """Returns the ends of all slices that are still open, since no more events come."""
         for track in (*self._requests.values(), *self._tracks.values()):
             track.end_all(self._ts, cut_off=True)
         return self._take()
@@ -150,7 +150,8 @@ class Timeline:
         track.begin(self._ts, "request", id=request_id)
 
     def _changed(self, change: Change) -> None:
-        """Draws the stage that a request enters. Its outcome, the last one, comes with its end."""
+        """Draws the stage that a request enters. The last stage is the outcome, which is drawn with the end of the
+        request."""
         if not isinstance(change, RequestLine) or change.request_id not in self._requests:
             return
         track = self._requests[change.request_id]
@@ -183,7 +184,7 @@ class Timeline:
     # -- counters ----------------------------------------------------------------------------------------------------
 
     def _count(self) -> None:
-        """Tells the counters that have changed."""
+        """Adds records for the counters that have changed."""
         known = self._overview
         if not known.running and not known.waiting and not self._steps:
             self._pages = 0
@@ -198,6 +199,6 @@ class Timeline:
 
 
 def timeline_of(trace: Sequence[events.Event]) -> list[Record]:
-    """All records of ``trace``, in order."""
+    """Returns all records of ``trace``, in order."""
     timeline = Timeline()
     return [record for event in trace for record in timeline.take(event)] + timeline.end()

@@ -23,8 +23,8 @@ class Tool:
 
     Args:
         name: 1 to 128 letters, digits, ``_``, ``-``, ``.`` and ``:``.
-        parameters: a JSON schema of the arguments, which are an object; ``None``: there are none.
-        given: what the caller gave, as plain JSON values: it is what chat templates read.
+        parameters: the JSON schema of the arguments, which are an object; ``None``: the function has no arguments.
+        given: the tool as the caller described it, in plain JSON values. Chat templates read this.
     """
 
     name: str
@@ -33,10 +33,11 @@ class Tool:
 
 
 def read_tools(tools: object) -> tuple[Tool, ...]:
-    """Reads the tools that a caller gave: mappings in the shape of OpenAI's, or what this function made of them.
+    """Returns the tools that a caller gave: mappings in the shape of OpenAI's, or results of this function.
 
     Raises:
-        InvalidRequest: another shape, a name that is not allowed or there twice, or what cannot be written as JSON.
+        InvalidRequest: a tool has another shape, has a name that is not allowed or occurs twice, or cannot be written
+            as JSON.
     """
     if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Sequence):
         raise InvalidRequest(f"tools={shown(tools)}; allowed: a list of {_SHAPE}")
@@ -79,7 +80,7 @@ def _schema(parameters: object, where: str) -> Mapping[str, Any] | None:
 
 
 def _plain(tool: object, where: str) -> dict[str, Any]:
-    """``tool`` as JSON values alone, so that every template can write it."""
+    """Returns ``tool`` in JSON values alone, so that every template can write it."""
     if not isinstance(tool, Mapping):
         raise InvalidRequest(f"{where}={shown(tool)}; allowed: {_SHAPE}")
     try:
@@ -94,7 +95,7 @@ def _plain(tool: object, where: str) -> dict[str, Any]:
 
 
 def _as_dict(value: object) -> dict[str, Any]:
-    """Mappings of other libraries, which `json` does not know."""
+    """Converts mappings of other libraries, which `json` does not know."""
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"a {type(value).__name__} is no JSON value")

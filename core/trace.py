@@ -1,7 +1,8 @@
-"""`TraceChecker`: the engine's promises, checked on its events while it runs; in tests and in production the same.
+"""`TraceChecker`: checks the engine's promises on its events while it runs, in tests and in production alike.
 
-Each invariant has a name (`INVARIANTS`). An event that breaks one raises `InvariantViolation` with that name and the
-history that shows it: the events of the entries and requests concerned, or, where those are gone, the last events.
+Each invariant has a name (`INVARIANTS`). An event that breaks an invariant raises `InvariantViolation` with the name
+and the history that shows the violation. The history has the events of the entries and requests concerned, or the
+latest events if those are gone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TEARDOWN = (
     "runner stopped",
     "channels closed",
 )
-HISTORY = 32  # events kept of one entry or request: an entry that is hit for ever must not grow
+HISTORY = 32  # events kept for one entry or request, since an entry may be hit for ever
 
 
 class _Life(enum.Enum):
@@ -62,11 +63,11 @@ class _Acquire:
     granted: bool = False
 
 
-_MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and the invariant broken otherwise
+_MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and the invariant that is broken otherwise
     events.EncodeDispatched: (_Life.RESERVED, _Life.ENCODING, ENCODE_ONCE),
     events.EncodeRetried: (_Life.RESERVED, _Life.RESERVED, ENCODE_ONCE),
     events.EncodeDone: (_Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE),
-    events.EncodeBroke: (_Life.ENCODING, _Life.RESERVED, ENCODE_ONCE),  # each is dispatched again, or dropped
+    events.EncodeBroke: (_Life.ENCODING, _Life.RESERVED, ENCODE_ONCE),  # each entry is dispatched again, or dropped
     events.BorrowSent: (_Life.RESERVED, _Life.ENCODING, ENCODE_ONCE),
     events.BorrowDone: (_Life.ENCODING, _Life.RESIDENT, ENCODE_ONCE),
     events.BorrowBroke: (_Life.ENCODING, _Life.RESERVED, ENCODE_ONCE),
@@ -75,7 +76,7 @@ _MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and 
 
 
 class _Place(enum.Enum):
-    """The place of a request. After a failed step, and in a restart, it may go on or start again."""
+    """The place of a request. A request of a failed step, or of a restart, may go on or start again."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -87,22 +88,23 @@ class _Progress:
     place: _Place = _Place.WAITING
     started: bool = False
     first_token: bool = False
-    failed: bool = False  # its last step failed
+    failed: bool = False  # the last step of the request failed
 
 
 @define(eq=False)
 class TraceChecker:
-    """Checks the invariants: call it with every event, in order, and `end` when the engine's block is over.
+    """Checks the invariants. Call the checker with every event, in order, and call `end` when the engine's block is
+    over.
 
     Args:
-        capacity: bytes of the encoder cache; ``None``: "books balance" knows no upper bound.
-        steps_in_flight: most steps dispatched and not answered.
+        capacity: the size of the encoder cache in bytes; ``None``: "books balance" does not check an upper bound.
+        steps_in_flight: the largest number of steps that are dispatched and not answered.
 
     Raises (from ``checker(event)`` and `end`):
         InvariantViolation: see `InvariantViolation.invariant` and `InvariantViolation.history`.
 
-    Once an actor has ended out of turn (`ActorFailed`), or a stage was cut off, actors may leave answers and frees
-    out: from then on only "terminal once" and the order of the teardown are checked.
+    After an actor has failed (`ActorFailed`), or a stage was cut off, actors may omit answers and frees. From then on
+    only "terminal once" and the order of the teardown are checked.
     """
 
     capacity: int | None = None
@@ -110,13 +112,13 @@ class TraceChecker:
     taken: int = field(default=0, init=False)
     _entries: dict[str, _Entry] = field(factory=dict, init=False)
     _acquires: dict[str, _Acquire] = field(factory=dict, init=False)  # by holder
-    _acquired_by: Counter[str] = field(factory=Counter, init=False)  # acquires of each key, not yet ended
+    _acquired_by: Counter[str] = field(factory=Counter, init=False)  # acquires that have not ended, by key
     _requests: dict[str, _Progress] = field(factory=dict, init=False)  # accepted, not ended
     _starts_told: bool = field(default=False, init=False)
     _flights: deque[events.StepBegun] = field(factory=deque, init=False)
     _stages: list[str] = field(factory=list, init=False)
     _opened: bool = field(default=False, init=False)
-    generation: int = field(default=0, init=False)  # of the runner, as the encoder cache knows it
+    generation: int = field(default=0, init=False)  # the runner's, as the encoder cache knows it
     _steps_generation: int = field(default=0, init=False)
     orderly: bool = field(default=True, init=False)  # no actor has failed, nothing was cut off
     _told: int = field(default=0, init=False)
@@ -146,7 +148,7 @@ class TraceChecker:
                 self._check_runner(event)
 
     def end(self) -> None:
-        """The engine's block is over: checks that everything was given back."""
+        """Checks at the end of the engine's block that everything was given back."""
         if self._requests:
             self._fail(TERMINAL_ONCE, f"requests that never ended: {sorted(self._requests)}", self._requests)
         missing = [stage for stage in TEARDOWN if stage not in self._stages]
@@ -159,12 +161,12 @@ class TraceChecker:
 
     @property
     def resident(self) -> frozenset[str]:
-        """The keys whose outputs the device must hold now."""
+        """The keys of the outputs that must be on the device now."""
         return frozenset(key for key, entry in self._entries.items() if entry.life is _Life.RESIDENT)
 
     @property
     def on_device(self) -> frozenset[str]:
-        """The keys whose outputs the device may hold now: resident, being encoded or being freed."""
+        """The keys of the outputs that may be on the device now: resident, being encoded or being freed."""
         return frozenset(key for key, entry in self._entries.items() if entry.life is not _Life.RESERVED)
 
     # -- requests ----------------------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ class TraceChecker:
         del self._logs[event.request_id]
 
     def _progress(self, event: events.Event, request_id: str) -> _Progress:
-        """The progress of the event's request, which must not have ended."""
+        """Returns the progress of the event's request, which must not have ended."""
         self._log(event, request_id)
         progress = self._requests.get(request_id)
         if progress is None:
@@ -347,7 +349,7 @@ class TraceChecker:
             if self._starts_told and self._requests[request_id].place is _Place.WAITING:
                 self._fail(STAGES_IN_ORDER, f"step {event.step_id} runs {request_id}, which waits", [request_id])
         if self._steps_generation != self.generation:
-            return  # the scheduler does not know of the restart yet: the runner will drop the step
+            return  # the scheduler does not know of the restart yet, and the runner will drop the step
         for key, reader in zip(event.reads, event.readers, strict=True):
             self._log(event, key)
             entry = self._entries.get(key)
@@ -367,7 +369,7 @@ class TraceChecker:
             self._unsettle(flight.request_ids, failed=True)
 
     def _unsettle(self, request_ids: Iterable[str], *, failed: bool) -> None:
-        """The requests may start again without a `RequestPreempted`."""
+        """Notes that the requests may start again without a `RequestPreempted`."""
         for request_id in request_ids:
             progress = self._requests.get(request_id)
             if progress is not None:
@@ -375,7 +377,7 @@ class TraceChecker:
                 progress.place = _Place.EITHER
 
     def _check_no_step_reads(self, key: str, reader: str | None, what: str) -> None:
-        """Fails if a step in flight reads ``key`` for ``reader``; ``None``: for any holder."""
+        """Fails if a step in flight reads ``key`` for ``reader``, or for any holder if ``reader`` is ``None``."""
         for flight in self._flights:
             if any(key == read and reader in (by, None) for read, by in zip(flight.reads, flight.readers, strict=True)):
                 self._fail(FREE_FOLLOWS_COMPLETION, f"{what} while step {flight.step_id} reads it", [key])
@@ -443,7 +445,7 @@ class TraceChecker:
     def _fail(self, invariant: str, what: str, subjects: Iterable[str] = ()) -> NoReturn:
         subjects = set(subjects)
         told = dict(entry for subject in subjects for entry in self._logs.get(subject, ()))
-        for acquire in self._acquires.values():  # their logs hold events that left the bounded ones
+        for acquire in self._acquires.values():  # their logs hold events that the bounded logs have lost
             if acquire.key in subjects:
                 told.update(acquire.log)
         if not told:
