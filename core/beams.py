@@ -33,8 +33,8 @@ class BeamSettings:
         length_penalty: the score of a hypothesis is its sum of log-probabilities over ``length ** length_penalty``. The
             end token counts in the length, the prompt does not.
         kept: the largest number of hypotheses.
-        early: True: the search is over when it has ``kept`` hypotheses. False: in addition, the best beam, if it ended
-            now, must not be better than any of them.
+        early: True: the search is over when it has ``kept`` hypotheses. False: it is over when, in addition, the best
+            beam would not score above the worst of these if it ended now.
         max_tokens: the length at which beams end.
         stops: tokens that end a beam.
     """

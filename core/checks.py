@@ -1,7 +1,8 @@
-"""Checks of the values that callers pass: a value as its field declares it, or `InvalidRequest`.
+"""Checks of the values that callers pass. A check returns the value as its field declares it, or raises
+`InvalidRequest`.
 
-A class declares each field with its default and its `Check`, which `settle` applies. Numbers of other libraries
-(numpy's, say) become plain ones, so that the kept value is of the declared type, can be compared and can be a key.
+A class declares each field with its default and its `Check`, which `settle` applies. Numbers of other libraries such as
+numpy become plain numbers. So the kept value has the declared type, can be compared, and can be a key.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ _MOST_SHOWN = 300  # characters of a value in a message: it may be a whole image
 
 
 class Refused(Exception):
-    """A value is not allowed. `Check.of` raises `InvalidRequest` for it, and adds this error's text if it has one."""
+    """The value is not allowed. `Check.of` raises `InvalidRequest` instead, and adds this error's text if it has
+    one."""
 
 
 @frozen
 class Check:
-    """The values that a field may have. ``read`` gives the value to keep, or raises `Refused`; ``allowed`` describes
+    """The values that a field may have. ``read`` returns the value to keep, or raises `Refused`. ``allowed`` describes
     the values."""
 
     read: Callable[[Any], Any]
     allowed: str
 
     def of(self, name: str, value: object) -> Any:
-        """The value to keep for ``value``.
+        """Returns the value to keep for ``value``.
 
         Raises:
             InvalidRequest: ``value`` is not allowed.
@@ -48,13 +50,13 @@ class Check:
             raise InvalidRequest(f"{name}={shown(value)}; allowed: {self.allowed}{hint}") from None
 
     def or_none(self, meaning: str) -> Check:
-        """The same check, or ``None``, which means ``meaning``."""
+        """Returns a check that allows ``None`` too, which means ``meaning``."""
         return Check(lambda value: None if value is None else self.read(value), f"{self.allowed}; None: {meaning}")
 
 
 def unknown_name(name: str, known: Iterable[str], elsewhere: Mapping[str, str], *, owner: str) -> InvalidRequest:
-    """The error for a keyword ``name`` that ``owner`` does not have. It names the one of ``known`` that was meant: what
-    ``elsewhere`` says of a name that other programs have, or else the name that is spelled nearly so."""
+    """Returns the error for a keyword ``name`` that ``owner`` does not have. The error suggests one of ``known``: the
+    name that ``elsewhere`` has for a name from another program, or else the name with the most similar spelling."""
     names = list(known)
     near = elsewhere.get(name) or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
     told = f"did you mean {near}?" if near else f"allowed: {', '.join(names)}"
@@ -62,21 +64,21 @@ def unknown_name(name: str, known: Iterable[str], elsewhere: Mapping[str, str], 
 
 
 def by(check: Check) -> dict[str, Check]:
-    """Metadata of a field that `settle` puts through ``check``."""
+    """Returns the metadata of a field that `settle` checks with ``check``."""
     return {"check": check}
 
 
 def checked(default: _Value, check: Check, **settings: Any) -> _Value:
-    """A field with a default that `settle` puts through ``check``; ``settings`` are those of `attrs.field`."""
+    """Returns a field with a default that `settle` checks with ``check``. ``settings`` are those of `attrs.field`."""
     made: _Value = field(default=default, metadata=by(check), **settings)
     return made
 
 
 def settle(values: AttrsInstance, *, named: str = "{}") -> None:
-    """Puts each checked field of a frozen attrs object that is being made through its check.
+    """Checks each checked field of a frozen attrs object that is being made, and keeps the result.
 
     Raises:
-        InvalidRequest: for the first field that is refused; ``named`` is the format of its name in the message.
+        InvalidRequest: a field is refused, the first one is named. ``named`` is the format of its name in the message.
     """
     for one in fields(type(values)):
         check = one.metadata.get("check")
@@ -85,13 +87,13 @@ def settle(values: AttrsInstance, *, named: str = "{}") -> None:
 
 
 def demand(condition: bool, got: str, allowed: str) -> None:
-    """Raises `InvalidRequest` unless ``condition`` holds, for values that do not go together."""
+    """Raises `InvalidRequest` unless ``condition`` holds. Used for values that exclude each other."""
     if not condition:
         raise InvalidRequest(f"{got}; allowed: {allowed}")
 
 
 def shown(value: object) -> str:
-    """``value`` for a message. A caller's value may be huge, or have no repr at all."""
+    """Returns ``value`` as text for a message. A caller's value may be huge, or may have no working repr."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001  (an integer of 5,000 digits; a repr that is broken)
@@ -103,7 +105,8 @@ def shown(value: object) -> str:
 
 
 def integer(least: int, most: int, note: str = "") -> Check:
-    """An integer from ``least`` to ``most``. numpy's integers are allowed; True and False are not."""
+    """Returns the check of an integer from ``least`` to ``most``. numpy's integers are allowed; True and False are
+    not."""
 
     def read(value: Any) -> int:
         found = as_integer(value)
@@ -113,7 +116,8 @@ def integer(least: int, most: int, note: str = "") -> Check:
 
 
 def number(least: float, most: float, note: str = "", *, above: bool = False) -> Check:
-    """A number from ``least`` to ``most``; with ``above``, greater than ``least``. NaN is not allowed."""
+    """Returns the check of a number from ``least`` to ``most``; with ``above``, greater than ``least``. NaN is not
+    allowed."""
 
     def read(value: Any) -> float:
         found = as_number(value)
@@ -125,12 +129,12 @@ def number(least: float, most: float, note: str = "", *, above: bool = False) ->
 
 
 def flag() -> Check:
-    """True or False, no other truthy or falsy value."""
+    """Returns the check of True or False. Other truthy or falsy values are not allowed."""
     return instance(bool, "True or False")
 
 
 def one_of(*texts: str) -> Check:
-    """One of ``texts``."""
+    """Returns the check of a text that is one of ``texts``."""
 
     def read(value: Any) -> Any:
         return _kept(value, isinstance(value, str) and value in texts)
@@ -140,12 +144,12 @@ def one_of(*texts: str) -> Check:
 
 
 def instance(kind: type, allowed: str) -> Check:
-    """An object of ``kind``."""
+    """Returns the check of an object of ``kind``."""
     return Check(lambda value: _kept(value, isinstance(value, kind)), allowed)
 
 
 def path(allowed: str) -> Check:
-    """A text that is not blank, or a path object, which becomes a text."""
+    """Returns the check of a text that is not blank, or of a path object, which becomes a text."""
 
     def read(value: Any) -> Any:
         found = value.__fspath__() if hasattr(value, "__fspath__") else value
@@ -155,7 +159,8 @@ def path(allowed: str) -> Check:
 
 
 def function(allowed: str) -> Check:
-    """A callable that is no class and no async function, which would never be awaited."""
+    """Returns the check of a callable. Classes are not allowed, and neither are async functions, since nobody would
+    await them."""
 
     def read(value: Any) -> Any:
         waits = inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(getattr(value, "__call__", None))  # noqa: B004
@@ -165,7 +170,8 @@ def function(allowed: str) -> Check:
 
 
 def several(each: Callable[[Any], Any], most: int, allowed: str) -> Check:
-    """A tuple of up to ``most`` items that ``each`` reads, from any iterable but a text or mapping."""
+    """Returns the check of a tuple of up to ``most`` items. ``each`` reads an item. Any iterable but a text or mapping
+    is allowed."""
 
     def read(value: Any) -> tuple[Any, ...]:
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
@@ -180,21 +186,21 @@ def several(each: Callable[[Any], Any], most: int, allowed: str) -> Check:
 
 
 def as_integer(value: Any) -> int:
-    """A plain integer from any kind of integer; raises `Refused` for True, False and all else."""
+    """Returns a plain integer for any kind of integer. Raises `Refused` for True, False and all other values."""
     if isinstance(value, bool):
         raise Refused
     return int(_tried(operator.index)(value))
 
 
 def as_number(value: Any) -> float:
-    """A plain number from any kind of number; raises `Refused` for True, False and all else."""
+    """Returns a plain number for any kind of number. Raises `Refused` for True, False and all other values."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise Refused
     return float(_tried(float)(value))
 
 
 def check_characters(text: str) -> None:
-    """Raises `InvalidRequest` where ``text`` has lone surrogates, as undecodable file names and arguments have."""
+    """Raises `InvalidRequest` if ``text`` has lone surrogates, as undecodable file names and arguments have."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -211,7 +217,7 @@ def _kept(value: _Value, allowed: bool) -> _Value:
 
 
 def _tried(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """``read``, with any exception of the value's own methods turned into `Refused`."""
+    """Returns ``read`` changed so that any exception from methods of the value becomes `Refused`."""
 
     def call(value: Any) -> Any:
         try:

@@ -1,7 +1,7 @@
-"""The facts about an engine, as values: the trace that tests, monitors and users' observers read.
+"""The facts about an engine, as values. They form the trace that tests, monitors and users' observers read.
 
-Events are facts: the state has changed before its event is emitted. ``EngineConfig(observer=...)`` receives each one.
-An event says itself what the log and a timeline show of it.
+An event is emitted after the state has changed. ``EngineConfig(observer=...)`` receives each event. The event itself
+determines what the log and a timeline show of it.
 """
 
 from __future__ import annotations
@@ -16,68 +16,69 @@ from .log_lines import Line, one_line
 
 @frozen
 class Event:
-    """Root of all events. ``time``: when the event was emitted, in seconds of the engine's monotonic clock; equality
-    ignores it."""
+    """The root of all events. ``time`` is the time at which the event was emitted, in seconds of the engine's monotonic
+    clock. Equality ignores it."""
 
     time: float = field(default=math.nan, kw_only=True, eq=False, repr=False)
 
     def line(self) -> Line | None:
-        """The line that the log gets. It holds no prompt, text or audio."""
+        """Returns the line for the log; ``None``: the log gets none. The line holds no prompt, text or audio."""
         return None
 
     @property
     def note(self) -> str:
-        """The name of the mark in a timeline; empty where the event gets none."""
+        """The name of the event's mark in a timeline; empty if the event gets no mark."""
         return ""
 
 
 def error_text(error: BaseException) -> str:
-    """The type and text of a failure, for events. The error itself has a traceback, whose frames hold tensors."""
+    """Returns the type and text of a failure, for events. The error itself has a traceback, whose frames hold
+    tensors."""
     return f"{type(error).__name__}: {error}"
 
 
 @frozen
 class OfRequest(Event):
-    """Root of the events of one request."""
+    """The root of the events of one request."""
 
     request_id: str
 
 
 @frozen
 class OfKey(Event):
-    """Root of the events of the encoder output ``key``."""
+    """The root of the events of the encoder output ``key``."""
 
     key: str
 
 
 @frozen
 class OfHolder(OfKey):
-    """Root of the events of one acquire: that of ``key`` by ``holder``."""
+    """The root of the events of one acquire: that of ``key`` by ``holder``."""
 
     holder: str
 
 
 @frozen
 class OfKeys(Event):
-    """Root of the events of the encoder outputs ``keys``."""
+    """The root of the events of the encoder outputs ``keys``."""
 
     keys: tuple[str, ...]
 
 
 @frozen
 class RequestQueued(OfRequest):
-    """The scheduler accepted the request, which waits for its encoder output, or for a place."""
+    """The scheduler accepted the request. The request now waits for its encoder outputs, or for a place."""
 
 
 @frozen
 class EncoderWaitOver(OfRequest):
-    """The request has waited for encoder outputs, and holds them now."""
+    """The request has waited for encoder outputs, and holds all of them now."""
 
 
 @frozen
 class RequestStarted(OfRequest):
-    """The request has a place and pages: its first chunk is in the step that is dispatched next. A request that was
-    preempted, or whose step failed, starts again."""
+    """The request has a place and pages, and its first chunk is in the next step. A request that was preempted, or
+    whose step failed, starts again."""
 
 
 @frozen
@@ -92,18 +93,19 @@ class RequestPreempted(OfRequest):
 
 @frozen
 class RequestSuspected(OfRequest):
-    """The request was in a failed step: it is in quarantine until it has sampled a token."""
+    """The request was in a failed step. It is in quarantine until it has sampled a token."""
 
 
 @frozen
 class RequestEnded(OfRequest):
-    """The request's one end: ``"finished"``, ``"failed"`` or ``"aborted"``. ``error``: type and text of a failure."""
+    """The request has ended: ``outcome`` is ``"finished"``, ``"failed"`` or ``"aborted"``. Each request has one such
+    event. ``error`` is the type and text of a failure."""
 
     outcome: str
     error: str = ""
 
     def line(self) -> Line:
-        """A warning for poison."""
+        """Returns a warning for a poison request, and a line for debugging otherwise."""
         if self.error.startswith("PoisonRequest"):
             return WARNING, f"request {self.request_id} failed as poison: {one_line(self.error)}"
         kind = f" with {self.error.partition(':')[0]}" if self.error else ""  # the text may quote the user's input
@@ -112,18 +114,19 @@ class RequestEnded(OfRequest):
 
 @frozen
 class EntryAcquired(OfHolder):
-    """``holder`` acquires ``key``: `EntryHeld` or `EntryRefused` answers, or `EntryReleased` where it is withdrawn."""
+    """The acquire of ``key`` by ``holder`` has begun. `EntryHeld` or `EntryRefused` answers, or `EntryReleased` if the
+    acquire is withdrawn."""
 
 
 @frozen
 class EntryRefused(OfHolder):
-    """``holder`` will not get ``key``."""
+    """The ``holder`` will not get ``key``."""
 
     error: str = ""
     note = "encoder output refused"
 
     def line(self) -> Line:
-        """A warning."""
+        """Returns a warning."""
         return WARNING, f"an encoder output is refused to {self.holder}: {one_line(self.error)}"
 
 
@@ -136,27 +139,27 @@ class EntryReserved(OfKey):
 
 @frozen
 class EntryHeld(OfHolder):
-    """``holder`` may read ``key``, which is resident until released."""
+    """The ``holder`` may read ``key``, which stays resident until the holder releases it."""
 
 
 @frozen
 class EntryReleased(OfHolder):
-    """``holder`` gave ``key`` back, or withdrew its acquire."""
+    """The ``holder`` gave ``key`` back, or withdrew its acquire."""
 
 
 @frozen
 class EntryTakenBack(OfHolder):
-    """The encoder cache took ``key`` back: the scheduler is gone, and ``holder`` has not released it."""
+    """The encoder cache took ``key`` back, since the scheduler is gone and ``holder`` has not released the entry."""
 
 
 @frozen
 class EntryDropped(OfKey):
-    """A reservation was rolled back, or its encoding failed: ``key`` is absent again."""
+    """The entry of ``key`` is absent again, since its reservation was withdrawn or its encoding failed."""
 
 
 @frozen
 class EncodeDispatched(OfKeys):
-    """One encode batch went to the runner."""
+    """One encode batch was sent to the runner."""
 
     embeddings: int
 
@@ -168,37 +171,37 @@ class EncodeDone(OfKeys):
 
 @frozen
 class EncodeBroke(OfKeys):
-    """The encode batch failed and computed nothing. Items that are still held are tried again in smaller batches. The
-    requests of an item that fails alone, twice, fail."""
+    """The encode batch failed, and kept no output. Items that are still held are tried again in smaller batches. If an
+    item fails alone twice, its requests fail."""
 
     error: str = ""
     note = "encode batch failed"
 
     def line(self) -> Line:
-        """A warning."""
+        """Returns a warning."""
         return WARNING, f"an encode batch of {len(self.keys)} failed, and is tried again: {one_line(self.error)}"
 
 
 @frozen
 class EncodeRetried(OfKeys):
-    """``keys`` of a failed encode batch are reserved again, and will be encoded once more."""
+    """The ``keys`` of a failed encode batch are reserved again, and will be encoded once more."""
 
 
 @frozen
 class EncodeShrunk(Event):
-    """An encode batch did not fit the device's memory: the next ones have at most ``embeddings``."""
+    """An encode batch did not fit the device's memory. The next batches have at most ``embeddings``."""
 
     embeddings: int
     note = "encode batches shrunk"
 
     def line(self) -> Line:
-        """A warning."""
+        """Returns a warning."""
         return WARNING, f"an encode batch was too large: the next ones have {self.embeddings} embeddings"
 
 
 @frozen
 class BorrowSent(OfKeys):
-    """A lender was asked for ``keys``, which are not encoded here."""
+    """A lender was asked for ``keys``. They are not encoded here meanwhile."""
 
 
 @frozen
@@ -208,8 +211,8 @@ class BorrowDone(OfKeys):
 
 @frozen
 class BorrowBroke(OfKeys):
-    """No lender gave ``keys``, or what came could not be kept. Those that are still held are encoded here, or borrowed
-    again."""
+    """No lender gave the outputs of ``keys``, or a received output could not be kept. Keys that are still held are
+    encoded here, or borrowed again."""
 
     error: str = ""
     note = "nothing borrowed"
@@ -217,7 +220,7 @@ class BorrowBroke(OfKeys):
 
 @frozen
 class FreeSent(OfKeys):
-    """The runner was ordered to drop ``keys``; their bytes count until `EntryFreed`."""
+    """The runner was ordered to drop ``keys``. Their bytes count until `EntryFreed`."""
 
 
 @frozen
@@ -227,8 +230,9 @@ class EntryFreed(OfKeys):
 
 @frozen
 class StepBegun(Event):
-    """A step was sent to the runner: which requests it runs, which encoder outputs it reads and for which holders.
-    ``samples``: those that get a token by it, or go on with their beam search."""
+    """A step was sent to the runner. ``request_ids`` are the requests that it runs. ``reads`` are the encoder outputs
+    that it reads, each for the holder in ``readers``. ``samples`` are the requests that get a token from it, or go on
+    with their beam search."""
 
     step_id: int
     request_ids: tuple[str, ...]
@@ -236,13 +240,13 @@ class StepBegun(Event):
     readers: tuple[str, ...]  # the holder of each of ``reads``
     tokens: int
     samples: tuple[str, ...] = ()
-    pages_used: int = 0  # by sequences, once the step is planned
+    pages_used: int = 0  # pages used by sequences after the step was planned
 
 
 @frozen
 class StepEnded(Event):
-    """The step's result was committed (``ok``), or the step failed. ``skipped``: the step was not run, since the step
-    before it failed. ``error``: type and text of the failure."""
+    """The result of the step was committed (``ok``), or the step failed. ``skipped``: the step was not run, since the
+    step before it failed. ``error`` is the type and text of the failure."""
 
     step_id: int
     ok: bool
@@ -250,12 +254,12 @@ class StepEnded(Event):
     skipped: bool = False
 
     def line(self) -> Line | None:
-        """A warning where the step itself failed."""
+        """Returns a warning if the step itself failed."""
         return (WARNING, f"step {self.step_id} failed: {one_line(self.error)}") if self.note else None
 
     @property
     def note(self) -> str:
-        """A mark where the step itself failed."""
+        """The mark of a step that itself failed."""
         return "" if self.ok or self.skipped else "step failed"
 
 
@@ -269,38 +273,39 @@ class StepRetried(Event):
 
 @frozen
 class StepShrunk(Event):
-    """A step did not fit the device's memory: the next ones feed at most ``tokens``."""
+    """A step did not fit the device's memory. The next steps feed at most ``tokens``."""
 
     tokens: int
     note = "steps shrunk"
 
     def line(self) -> Line:
-        """A warning."""
+        """Returns a warning."""
         return WARNING, f"a step was too large: the next ones feed {self.tokens} tokens"
 
 
 @frozen
 class RunnerRestarting(Event):
-    """The runner failed, and a new one starts in its place; ``error`` says why."""
+    """The runner failed, and restarts as ``generation``. ``error`` is the reason."""
 
     generation: int
     error: str
     note = "runner restarts"
 
     def line(self) -> Line:
-        """A warning."""
+        """Returns a warning."""
         return WARNING, f"the runner starts anew (restart {self.generation}): {one_line(self.error)}"
 
 
 @frozen
 class RunnerAsleep(Event):
-    """The runner gave the device back: nothing of the engine is on it but weights that are parked there."""
+    """The runner gave the device back. Nothing of the engine is on the device, except for weights that are parked
+    there."""
 
     generation: int
     note = "asleep"
 
     def line(self) -> Line:
-        """Information."""
+        """Returns a line of information."""
         return INFO, "asleep: the device was given back"
 
 
@@ -311,14 +316,14 @@ class RunnerAwake(Event):
     note = "awake"
 
     def line(self) -> Line:
-        """Information."""
+        """Returns a line of information."""
         return INFO, "awake: the device was taken again"
 
 
 @frozen
 class OutputsLost(Event):
-    """The encoder cache learned of the restart, or of the sleep: no output is resident any more, and those that are
-    held are reserved again."""
+    """The encoder cache learned of a restart or a sleep. No output is resident any more, and entries that are held are
+    reserved again."""
 
     generation: int
     note = "encoder outputs lost"
@@ -326,7 +331,7 @@ class OutputsLost(Event):
 
 @frozen
 class StepsLost(Event):
-    """The scheduler learned of the restart, or of the sleep: no step is in flight any more."""
+    """The scheduler learned of a restart or a sleep. No step is in flight any more."""
 
     generation: int
     note = "steps lost"
@@ -334,33 +339,33 @@ class StepsLost(Event):
 
 @frozen
 class ActorFailed(Event):
-    """An actor ended out of turn; the engine is being stopped."""
+    """An actor ended though it was not ordered to. The engine is being stopped."""
 
     actor: str
     error: str
 
     def line(self) -> Line:
-        """An error."""
+        """Returns an error line."""
         return ERROR, f"the {self.actor} failed, the engine is being stopped: {one_line(self.error)}"
 
     @property
     def note(self) -> str:
-        """The failure of the actor."""
+        """The name of the actor, and that it failed."""
         return f"{self.actor} failed"
 
 
 @frozen
 class StageReached(Event):
-    """A stage of the start or the teardown is over."""
+    """A stage of the start or of the teardown is complete."""
 
     stage: str
 
     def line(self) -> Line | None:
-        """A warning where something was cut off."""
+        """Returns a warning if something was cut off."""
         trouble = self.stage.endswith(("cut off", "device call abandoned"))
         return (WARNING, f"teardown: {self.stage}") if trouble else None
 
     @property
     def note(self) -> str:
-        """The stage."""
+        """The name of the stage."""
         return self.stage

@@ -141,7 +141,7 @@ class Trials:
         (self._alone if place is Place.ALONE else self._together)[request_id] = None
 
     def cleared(self, request_id: str) -> None:
-        """Notes that a trial has ended well. The id of a request that is not in quarantine changes nothing."""
+        """Notes that a trial has ended well. An id that is not in quarantine changes nothing."""
         if request_id in self._there:
             self._there[request_id].cleared = True
 

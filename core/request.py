@@ -38,8 +38,8 @@ class FinishReason(enum.Enum):
 
     STOP = "stop"  # an end-of-text or stop token, or a stop string
     LENGTH = "length"  # max_tokens, or the model's last position
-    POOLED = "pooled"  # the whole prompt was read into a vector: requests with a `Pooling`
-    ALIGNED = "aligned"  # the times of the prompt's tokens were found: requests with an `Alignment`
+    POOLED = "pooled"  # the whole prompt was read into a vector (requests with a `Pooling`)
+    ALIGNED = "aligned"  # the times of the prompt's tokens were found (requests with an `Alignment`)
 
 
 MOST_LOGPROBS = 20
@@ -88,8 +88,8 @@ STRUCTURES = ("json_schema", "regex", "lark", "choice")
 
 @frozen(kw_only=True)
 class Structure:
-    """The form that the whole output must have: the sampler rules out tokens that cannot lead there, and ends the
-    complete output.
+    """The form that the whole output must have. The sampler excludes tokens that cannot lead to this form, and ends the
+    output when it is complete.
 
     Args:
         kind: ``"json_schema"`` (``text`` is a JSON schema), ``"regex"``, ``"lark"`` (a grammar in llguidance's dialect
@@ -97,7 +97,8 @@ class Structure:
         text: see ``kind``.
 
     Raises:
-        InvalidRequest: an unknown kind, or no text. The contents of ``text`` are checked when the request is made.
+        InvalidRequest: the kind is unknown, or there is no text. The contents of ``text`` are checked when the request
+            is made.
     """
 
     kind: str = field(metadata=by(one_of(*STRUCTURES)))
@@ -108,7 +109,7 @@ class Structure:
 
     @classmethod
     def json_schema(cls, schema: str | Mapping[str, Any]) -> Self:
-        """JSON that follows ``schema``, a text or a mapping."""
+        """Returns the structure of JSON that follows ``schema``, a text or a mapping."""
         if isinstance(schema, str):
             return cls(kind="json_schema", text=schema)
         try:
@@ -120,7 +121,7 @@ class Structure:
 
     @classmethod
     def choice(cls, texts: Iterable[str]) -> Self:
-        """Exactly one of ``texts``."""
+        """Returns the structure of an output that is exactly one of ``texts``."""
         return cls(kind="choice", text=json.dumps(_CHOICES.of("texts", texts)))
 
 
@@ -136,65 +137,69 @@ _CHOICES = several(_grammar_text, 100_000, "a list of texts, none of them empty"
 
 
 def _texts(value: object) -> Any:
-    """One text becomes a tuple of it. The check reads the result."""
+    """Turns one text into a tuple. The check reads the result."""
     return (value,) if isinstance(value, str) else value
 
 
 def _pairs(value: object) -> Any:
-    """A mapping becomes its pairs. The check reads the result."""
+    """Turns a mapping into its pairs. The check reads the result."""
     return value.items() if isinstance(value, Mapping) else value
 
 
 def _ids(value: object) -> Any:
-    """Any collection stays. The check makes a tuple of it."""
+    """Returns any collection unchanged. The check makes a tuple of it."""
     return value
 
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """The sampling of tokens, the end of the text, and the log-probabilities that are reported.
+    """The settings for sampling tokens, ending the text, and reporting log-probabilities.
 
-    The sampler changes the logits of a token in this order, which is transformers': ``logit_bias``;
-    ``repetition_penalty``; ``frequency_penalty`` and ``presence_penalty``; forbidden tokens are ruled out (the
-    checkpoint's suppressed tokens, ends before ``min_tokens``, those that ``structure`` forbids); here
-    log-probabilities are taken; then ``temperature``, ``top_k``, ``top_p``, ``min_p``.
+    The sampler changes the logits of a token in the same order as transformers. First come ``logit_bias``, then
+    ``repetition_penalty``, then ``frequency_penalty`` and ``presence_penalty``. Then forbidden tokens are excluded: the
+    checkpoint's suppressed tokens, end tokens before ``min_tokens``, and tokens that ``structure`` forbids.
+    Log-probabilities are taken at this point. Then come ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
 
     Args:
-        max_tokens: most tokens to generate, at least 1; ``None``: up to the model's last position.
-        min_tokens: end-of-text and stop tokens are not sampled before so many tokens. Stop strings may end it earlier.
+        max_tokens: the largest number of tokens to generate, at least 1; ``None``: up to the model's last position.
+        min_tokens: end-of-text and stop tokens are not sampled before so many tokens. Stop strings may end the text
+            earlier.
         temperature: 0 is greedy; otherwise logits are divided by it.
-        top_p: smallest set of tokens whose probability reaches it, in (0, 1]; 1 is off.
-        top_k: only the k likeliest tokens; 0 is off.
-        min_p: only tokens at least ``min_p`` times as likely as the likeliest, 0 to 1; 0 is off.
+        top_p: sample only from the smallest set of likeliest tokens whose total probability reaches this value, in (0,
+            1]; 1 is off.
+        top_k: sample only from the k likeliest tokens; 0 is off.
+        min_p: sample only from tokens at least ``min_p`` times as likely as the likeliest token, 0 to 1; 0 is off.
         repetition_penalty: divides the positive logits of each token of the prompt or the output, and multiplies the
             negative ones; 0.001 to 1,000; 1 is off (Keskar et al. 2019, "CTRL", section 4.1).
-        presence_penalty: subtracted from the logit of each token that the output has, -2 to 2; 0 is off.
-        frequency_penalty: subtracted from a token's logit once for each time the output has it, -2 to 2; 0 is off.
-        logit_bias: added to the logits of tokens: a mapping from token id to number, up to a million either way; kept
-            as pairs.
+        presence_penalty: subtracted from the logit of each token that the output already has, -2 to 2; 0 is off.
+        frequency_penalty: subtracted from a token's logit once for each occurrence of the token in the output, -2 to 2;
+            0 is off.
+        logit_bias: a mapping from token id to the number that is added to the token's logit, up to a million either
+            way; kept as pairs.
         seed: sampling is keyed by (seed, position), so the same seed gives the same tokens, replayed or batched. With
             ``None`` each request gets a fresh seed when it is made, reported in ``Usage.seed``.
-        stop: strings that end the text, which is cut before the first of them. One string, or up to 64, each of up to
-            1,024 characters.
-        stop_token_ids: tokens that end the request beside the model's own end-of-text.
+        stop: one string, or up to 64 strings, that end the text. The text is cut before the first of them. Each has up
+            to 1,024 characters.
+        stop_token_ids: tokens that end the request, in addition to the model's own end-of-text.
         ignore_eos: go on after end-of-text (for benchmarks).
-        logprobs: report the log-probabilities of so many of the likeliest tokens beside that of the sampled token, 0 to
-            20; ``None``: of the sampled token alone. The distribution is the one after all rules and penalties, before
-            ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
-        n: how many completions of the prompt, up to 1,024. The first is sampled with ``seed``, each other with a seed
-            made from ``seed``, see `sibling`. With temperature 0 all completions are the same.
-        structure: what the output must be; `None`: anything. See `Structure`.
-        beam_size: more than 1, up to 256: beam search with so many beams, as transformers' ``num_beams``. It goes with
-            temperature 0, and without ``structure``, ``stop`` and ``logprobs``. ``n`` of its hypotheses are returned,
-            the best first.
-        length_penalty: of a beam search: hypotheses are ranked by the sum of their log-probabilities over ``length **
-            length_penalty``, -10 to 10. Above 0 longer ones gain.
+        logprobs: report the log-probabilities of so many of the likeliest tokens, 0 to 20, in addition to that of the
+            sampled token; ``None``: only that of the sampled token. The distribution is the one after all rules and
+            penalties, before ``temperature``, ``top_k``, ``top_p`` and ``min_p``.
+        n: the number of completions of the prompt, up to 1,024. The first is sampled with ``seed``, each other with a
+            seed derived from ``seed``, see `sibling`. With temperature 0 all completions are the same.
+        structure: the form that the output must have; ``None``: any form. See `Structure`.
+        beam_size: 2 to 256: beam search with so many beams, as transformers' ``num_beams``; 1: no beam search. Beam
+            search requires temperature 0, and excludes ``structure``, ``stop`` and ``logprobs``. It returns the ``n``
+            best hypotheses, the best first.
+        length_penalty: a beam search ranks hypotheses by the sum of their log-probabilities over ``length **
+            length_penalty``, -10 to 10. Values above 0 favour longer hypotheses.
         patience: a beam search ends with ``round(beam_size * patience)`` hypotheses (Kasai et al. 2022), up to 1,000
-            times ``beam_size``; 1 is transformers' ``early_stopping=True``. ``None``: with ``beam_size`` hypotheses,
-            when the best beam, ended now, would not be among them: ``early_stopping=False``.
-        skip_special_tokens: the text is without special tokens. With False they are written as the vocabulary spells
-            them, but the one that ends the text. ``None``: False for a request with tools, since they mark the calls of
-            some models; else True.
+            times ``beam_size``; 1 is transformers' ``early_stopping=True``. ``None``: it ends with ``beam_size``
+            hypotheses, as soon as the best beam would not be among them if it ended now. This is
+            ``early_stopping=False``.
+        skip_special_tokens: True: leave special tokens out of the text. False: write them as the vocabulary spells
+            them, except for the one that ends the text. ``None``: False for a request with tools, since some models
+            mark tool calls with special tokens; else True.
 
     Raises:
         InvalidRequest: a value out of its range.
@@ -245,14 +250,14 @@ class SamplingParams:
 
     @property
     def most_hypotheses(self) -> int:
-        """The number of hypotheses that a beam search keeps."""
+        """The largest number of hypotheses that a beam search keeps."""
         return self.beam_size if self.patience is None else max(1, round(self.beam_size * self.patience))
 
     def sibling(self, index: int) -> SamplingParams:
-        """The parameters of completion ``index`` of `n`. The first has the plain seed; each other has a seed of its
-        own, which depends on ``seed`` and ``index`` alone."""
+        """Returns the parameters of completion ``index`` of `n`. The first completion has the plain seed. Each other
+        has a seed of its own, which depends on ``seed`` and ``index`` alone."""
         assert self.seed is not None, "a fresh seed is chosen when the request is built, before its siblings"
-        sibling = copy(self)  # checked already: a thousand answers would check a thousand biases each
+        sibling = copy(self)  # not checked again: a thousand completions would check a thousand biases each
         object.__setattr__(sibling, "n", 1)
         if index:
             digest = hashlib.blake2b(f"sibling:{self.seed}:{index}".encode(), digest_size=8).digest()
@@ -263,8 +268,8 @@ class SamplingParams:
 @frozen(kw_only=True)
 class TimestampRules:
     """Whisper's constraints on timestamp tokens (Radford et al. 2022, section 4.5). Timestamps come in pairs and never
-    run backwards. The first lies within ``max_initial`` steps of 0. A timestamp is forced when all of them together are
-    likelier than any text token."""
+    run backwards. The first lies within ``max_initial`` steps of 0. A timestamp is forced if all timestamps together
+    are likelier than any text token."""
 
     begin_id: int  # <|0.00|>; every id from here on is a timestamp of 20 ms steps
     no_timestamps_id: int
@@ -273,20 +278,20 @@ class TimestampRules:
 
 @frozen(kw_only=True)
 class LogitRules:
-    """Further changes to the logits before a token is sampled, beside `SamplingParams`."""
+    """Further changes to the logits before a token is sampled, in addition to `SamplingParams`."""
 
     suppress: tuple[int, ...] = ()  # never sampled
     begin_suppress: tuple[int, ...] = ()  # not sampled as the first generated token
     allowed: tuple[int, ...] | None = None  # only these are sampled
     timestamps: TimestampRules | None = None
     min_tokens: int = 0  # end-of-text is not sampled before so many tokens
-    no_repeat_ngram: int = 0  # so many tokens in a row do not come a second time; 0: they may
-    forced: tuple[tuple[int, int], ...] = ()  # (index, token): the generated token of that index is this one
+    no_repeat_ngram: int = 0  # no sequence of so many tokens occurs twice; 0 is off
+    forced: tuple[tuple[int, int], ...] = ()  # (index, token): the generated token with this index is this token
 
 
 @frozen(kw_only=True)
 class Probe:
-    """Asks for the log-probabilities of ``token_ids`` in the raw distribution after prompt position ``position``."""
+    """Requests the log-probabilities of ``token_ids`` in the raw distribution after prompt position ``position``."""
 
     position: int = field(metadata=by(integer(0, _MOST_TOKENS)))
     token_ids: tuple[int, ...] = field(metadata=by(_TOKENS))
@@ -297,7 +302,7 @@ class Probe:
 
 @frozen(kw_only=True)
 class Pooling:
-    """Asks for one vector of the whole prompt instead of tokens.
+    """Requests one vector of the whole prompt instead of tokens.
 
     ``kind`` is ``"mean"`` (of all positions), ``"cls"`` (the first), ``"last"`` (the last) or ``"classify"`` (the
     checkpoint's classification head: one score per label). ``normalize`` divides by the Euclidean length. ``second`` is
@@ -314,11 +319,12 @@ class Pooling:
 
 @frozen(kw_only=True)
 class Alignment:
-    """Asks when the tokens of the prompt are spoken, instead of for more tokens: see `AlignedTokens`.
+    """Requests the times at which the tokens of the prompt are spoken, instead of further tokens. See `AlignedTokens`.
 
     The prompt is what the model would have written: special tokens, then text (teacher forcing). The tokens from
-    position ``start`` on are aligned with the first ``frames`` frames of the encoder's output, those with audio in
-    them. Log-probabilities are computed among the first ``among`` tokens of the vocabulary; ``None``: among all.
+    position ``start`` on are aligned with the first ``frames`` frames of the encoder's output, which are the frames
+    that contain audio. Log-probabilities are computed among the first ``among`` tokens of the vocabulary; ``None``:
+    among all.
     """
 
     start: int = field(
@@ -333,10 +339,10 @@ class Alignment:
 
 @frozen(kw_only=True)
 class Placeholder:
-    """The place of the embeddings of one encoder item in the prompt.
+    """The place in the prompt for the embeddings of one encoder item.
 
     ``spans`` are ranges ``[start, stop)`` of prompt positions, ascending; the item's embeddings fill them in order.
-    ``grid`` is (time, height, width) in patches, for models whose positions depend on it (M-RoPE), else empty.
+    ``grid`` is (time, height, width) in patches for models whose positions depend on it (M-RoPE), and empty otherwise.
     """
 
     key: str
@@ -354,7 +360,7 @@ class Placeholder:
         return self.spans[-1][1]
 
     def touches(self, start: int, stop: int) -> bool:
-        """True if an embedding lies in ``[start, stop)``."""
+        """True if an embedding of the item lies in ``[start, stop)``."""
         return any(first < stop and start < last for first, last in self.spans)
 
 
@@ -370,8 +376,8 @@ class EncoderItem:
 
     key: str
     payload: Any = field(repr=False)
-    embeddings: int  # rows of the encoder's output: what the encode budget counts
-    size: int  # bytes of the encoder's output: what the ledger counts
+    embeddings: int  # rows of the encoder's output, which the encode budget counts
+    size: int  # bytes of the encoder's output, which the ledger counts
     spans: tuple[tuple[int, int], ...] = ()
     grid: tuple[int, ...] = ()
 
@@ -385,9 +391,9 @@ class EncoderItem:
 class Request:
     """One sequence to generate. Immutable; its progress lives in the planner.
 
-    ``committed`` are tokens that it had already, in an engine that is lost: it goes on after them, and ``max_tokens``
-    counts them. A beam search, or a request that ``reads``, has none. A ``suspect`` was running when
-    that engine was lost: it runs apart from the others until it has sampled a token."""
+    ``committed`` has the tokens that the request got already in an engine that is lost. The request goes on after these
+    tokens, and ``max_tokens`` counts them. A beam search, or a request that ``reads``, has none. A ``suspect`` was
+    running when that engine was lost. It runs apart from other requests until it has sampled a token."""
 
     id: str
     prompt_token_ids: tuple[int, ...]
@@ -401,12 +407,12 @@ class Request:
     alignment: Alignment | None = None
     max_tokens: int = 1  # sampling.max_tokens resolved against the model's last position
     priority: int = 0  # the smallest runs first
-    page_keys: tuple[bytes, ...] = field(default=(), repr=False)  # of the prompt's full pages, computed off the loop
+    page_keys: tuple[bytes, ...] = field(default=(), repr=False)  # for the prompt's full pages, computed off the loop
 
     @property
     def reads(self) -> FinishReason | None:
-        """The end of a request that asks for something of its prompt, instead of tokens; ``None``: it asks for
-        tokens."""
+        """The reason with which the request will end if it asks for a vector or times of its prompt; ``None``: the
+        request asks for tokens."""
         if self.alignment is not None:
             return FinishReason.ALIGNED
         return None if self.pooling is None else FinishReason.POOLED

@@ -1,4 +1,5 @@
-"""The choice of loaded models under one memory budget: who is used, who is loaded next, who gives way. Pure.
+"""The choice of loaded models under one memory budget: which models are in use, which is loaded next, and which give
+way. Pure.
 
 ::
 
@@ -6,19 +7,19 @@
        ^         |
        +---------+  it failed
 
-A use of a model that is ready begins at once. A use of another one waits. Every use has a ticket, a number that counts
-arrivals. Waiting models are loaded in the order of their first tickets, and none before an earlier one that waits for
-room (the head).
+A use of a model that is ready begins at once. A use of any other model waits. Every use has a ticket, a number that
+counts arrivals. Models that uses wait for are loaded in the order of their first tickets. The first model that waits
+for room is the head. No later model is loaded before the head.
 
-The head chooses the models that give way to it: idle ones first, the least recently used first, and as few as are
-needed. Where idle ones are not enough it chooses models in use, too, and *claims* all of them: a use with a later
-ticket than the head's waits behind the head. So a model that gives way takes no new users, and is idle at some time.
-It is unloaded when all that give way are idle. Models that nobody claims go on.
+The head chooses the models that give way to it: idle models first, the least recently used first, and as few as are
+needed. If idle models are not enough, it chooses models in use too. The head *claims* all chosen models: a use of such
+a model waits for the head if its ticket is later than the head's. So a model that gives way gets no new users, and
+becomes idle some time. The chosen models are unloaded when all of them are idle. Models that are not claimed go on.
 
-A task uses one model at a time: `triolet.api.residents` sees to that. So users never wait for each other.
+`triolet.api.residents` ensures that a task uses one model at a time. So users never wait for each other.
 
-From the decision to load it, a model counts with the bytes that it is thought to need; once it is open, with those that
-it was found to hold; when it is gone, with none.
+From the decision to load a model on, its estimated bytes count against the budget. Once the model is open, the bytes
+that it really holds count. When it is gone, none do.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from attrs import define, field, frozen
 
 
 class ModelState(enum.Enum):
-    """The states of a model between being absent and being ready."""
+    """The states of a model."""
 
     ABSENT = "absent"
     LOADING = "loading"
@@ -44,28 +45,29 @@ class ModelState(enum.Enum):
 
 @frozen
 class Grant:
-    """The ticket's wait is over: its model is ready and counts it among its users, or is unloaded as ordered."""
+    """The wait of the ticket is over. The model of a use is ready, and counts the ticket among its users. The model of
+    an order is unloaded."""
 
     ticket: int
 
 
 @frozen
 class Refuse:
-    """The use is over before it began: its model failed to load, or all is closing."""
+    """The use ends before it began: its model failed to load, or the block is closing."""
 
     ticket: int
 
 
 @frozen
 class Size:
-    """The model's bytes must be found out. `Residency.sized` or `Residency.failed` answers."""
+    """The bytes that the model needs must be determined. `Residency.sized` or `Residency.failed` answers."""
 
     name: str
 
 
 @frozen
 class Load:
-    """The model must be loaded: there is room. `Residency.opened` or `Residency.failed` answers."""
+    """The model must be loaded; there is room for it. `Residency.opened` or `Residency.failed` answers."""
 
     name: str
 
@@ -83,43 +85,43 @@ Decision: TypeAlias = Grant | Refuse | Size | Load | Unload
 
 @define(eq=False)
 class Model:
-    """The books of one model, which others only read."""
+    """The books of one model. Only `Residency` changes them."""
 
     name: str
-    state: ModelState = ModelState.ABSENT  # LOADING also while its bytes are found out: it holds none then
-    needs: int | None = None  # bytes, as far as is known
+    state: ModelState = ModelState.ABSENT  # LOADING also while its bytes are determined: it holds none then
+    needs: int | None = None  # bytes; None: not known yet
     held: int = 0  # bytes that count against the budget
     users: set[int] = field(factory=set)  # tickets
     waiting: dict[int, None] = field(factory=dict)  # tickets of uses, in order
     orders: dict[int, None] = field(factory=dict)  # tickets of orders to unload it
-    wanted: bool = False  # a use has begun since it was loaded
+    wanted: bool = False  # whether a use has begun since the model was loaded
     recency: int = 0  # the smallest is the least recently used
-    idle_since: float = math.nan  # the time when it was opened, or when its last use ended
-    last_use: float | None = None  # the time when its last use ended
+    idle_since: float = math.nan  # the time when the model was opened, or its last use ended
+    last_use: float | None = None  # the time when the last use ended
     failed_at: float = math.nan
     loads: int = 0
 
     @property
     def is_absent(self) -> bool:
-        """True if it is not there, and nothing is under way."""
+        """True if the model is not loaded, and no load or unload is under way."""
         return self.state in (ModelState.ABSENT, ModelState.FAILED)
 
     @property
     def is_idle(self) -> bool:
-        """True if it is ready, and nobody uses it."""
+        """True if the model is ready, and nobody uses it."""
         return self.state is ModelState.READY and not self.users
 
 
 @define(eq=False)
 class Residency:
-    """Takes facts, and decides what follows. Whoever carries decisions out calls `decide` after every fact, and when
-    `next_deadline` has come.
+    """Takes facts, and decides what must be done. The code that carries decisions out calls `decide` after every fact,
+    and when `next_deadline` has come.
 
     Args:
-        names: the models' names.
-        budget: bytes that all loaded models have together; ``None``: as many as they need.
-        idle_seconds: an idle model is unloaded after this time; ``math.inf``: only for want of room.
-        retry_seconds: for so long after a load that failed uses are refused.
+        names: the names of the models.
+        budget: the bytes that all loaded models may hold together; ``None``: as many as they need.
+        idle_seconds: an idle model is unloaded after this time; ``math.inf``: only if room is needed.
+        retry_seconds: how long uses are refused after a failed load.
     """
 
     names: tuple[str, ...]
@@ -130,7 +132,7 @@ class Residency:
     _tickets: dict[int, Model] = field(factory=dict, init=False)
     _arrivals: Iterator[int] = field(factory=itertools.count, init=False)
     _recencies: Iterator[int] = field(factory=lambda: itertools.count(1), init=False)
-    _overdrawn: int | None = field(default=None, init=False)  # a ticket, while more is held than the budget
+    _overdrawn: int | None = field(default=None, init=False)  # a ticket, while models hold more than the budget
     _closing: bool = field(default=False, init=False)
     _decisions: list[Decision] = field(factory=list, init=False)
 
@@ -140,22 +142,22 @@ class Residency:
     # -- facts of users ----------------------------------------------------------------------------------------------
 
     def want(self, name: str, *, at_once: bool = False) -> int:
-        """A use of ``name`` arrives; returns its ticket. ``at_once``: the model is tried again though it has just
-        failed."""
+        """Notes that a use of ``name`` arrives, and returns its ticket. ``at_once``: the model is tried again even if
+        it has just failed."""
         model = self.models[name]
         if at_once and model.state is ModelState.FAILED:
             model.state = ModelState.ABSENT
         return self._new_ticket(model, model.waiting)
 
     def order_unload(self, name: str) -> int:
-        """Somebody wants ``name`` unloaded when the uses that came before have ended; returns the order's ticket. Later
-        uses have it loaded anew."""
+        """Notes an order to unload ``name`` when its earlier uses have ended, and returns the ticket of the order.
+        Later uses have the model loaded anew."""
         model = self.models[name]
         return self._new_ticket(model, model.orders)
 
     def end(self, ticket: int, now: float) -> None:
-        """A use has ended, or no longer waits; an order is withdrawn, or was heard. Unknown tickets are those of uses
-        that were refused, or of an engine that is gone."""
+        """Notes that a use has ended or no longer waits, or that an order is withdrawn or its answer was received.
+        Unknown tickets are those of uses that were refused, or whose engine is gone."""
         model = self._tickets.pop(ticket, None)
         if model is None:
             return
@@ -164,28 +166,28 @@ class Residency:
         if ticket in model.users:
             model.users.discard(ticket)
             model.idle_since = model.last_use = now
-            if not model.users:  # while there are others, ends must not change who gives way
+            if not model.users:  # while others use the model, the end of a use must not change which models give way
                 model.recency = next(self._recencies)
 
     def is_granted(self, ticket: int) -> bool:
-        """True while a use goes on: its engine has not gone since."""
+        """True while the use goes on and its engine is still there."""
         model = self._tickets.get(ticket)
         return model is not None and ticket in model.users
 
     def close(self) -> None:
-        """All is to end: no use begins any more."""
+        """Notes that the block is closing. No use begins any more."""
         self._closing = True
 
     # -- facts of models ---------------------------------------------------------------------------------------------
 
     def sized(self, name: str, needs: int) -> None:
-        """``name`` will need so many bytes, no more than the budget."""
+        """Notes that ``name`` will need ``needs`` bytes, no more than the budget."""
         model = self.models[name]
         assert self.budget is None or needs <= self.budget, f"{name} is too large and waits for room"
         model.state, model.needs = ModelState.ABSENT, needs
 
     def opened(self, name: str, held: int, now: float) -> None:
-        """``name`` is loaded and holds so many bytes, no more than the budget."""
+        """Notes that ``name`` is loaded and holds ``held`` bytes, no more than the budget."""
         model = self.models[name]
         assert model.state is ModelState.LOADING, f"{name} is opened while {model.state}"
         assert self.budget is None or held <= self.budget, f"{name} is too large and stays"
@@ -196,13 +198,14 @@ class Residency:
         model.loads += 1
 
     def failed(self, name: str, now: float) -> None:
-        """``name`` could not be sized or loaded; it holds nothing."""
+        """Notes that the bytes of ``name`` could not be determined, or that it could not be loaded. It holds
+        nothing."""
         model = self.models[name]
         model.state, model.held, model.needs, model.failed_at = ModelState.FAILED, 0, None, now
 
     def leaving(self, name: str) -> None:
-        """The engine of ``name`` ends, asked to or not. If it was not, its users have its errors and are users no
-        more."""
+        """Notes that the engine of ``name`` ends, on order or not. If it was not ordered to, its users get the engine's
+        errors, and are no longer users."""
         model = self.models[name]
         model.state = ModelState.UNLOADING
         for ticket in model.users:
@@ -210,7 +213,7 @@ class Residency:
         model.users.clear()
 
     def closed(self, name: str) -> None:
-        """``name`` is unloaded, and what it held is given back."""
+        """Notes that ``name`` is unloaded, and has given back all that it held."""
         model = self.models[name]
         assert model.state is ModelState.UNLOADING, f"{name} is closed while {model.state}"
         model.state, model.held = ModelState.ABSENT, 0
@@ -218,7 +221,8 @@ class Residency:
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> tuple[Decision, ...]:
-        """Returns what follows from the facts so far. A decision counts as carried out, or as under way."""
+        """Returns the decisions that follow from the facts so far. A decision counts as carried out, or as under way,
+        from then on."""
         for model in self.models.values():
             self._answer_absent(model, now)
         self._serve()
@@ -228,13 +232,14 @@ class Residency:
         return decisions
 
     def next_deadline(self) -> float:
-        """The time at which `decide` must be called again if no fact comes; ``math.inf``: not before."""
+        """Returns the time at which `decide` must be called again if no fact comes; ``math.inf``: there is no such
+        time."""
         idle = (model for model in self.models.values() if model.is_idle and not model.waiting)
         return min((model.idle_since + self.idle_seconds for model in idle), default=math.inf)
 
     @property
     def held(self) -> int:
-        """Bytes that count against the budget."""
+        """The bytes that count against the budget."""
         return _held(self.models.values())
 
     # -- decisions ---------------------------------------------------------------------------------------------------
@@ -245,7 +250,8 @@ class Residency:
         return ticket
 
     def _answer_absent(self, model: Model, now: float) -> None:
-        """Answers orders to unload what is not there, refuses uses of what has just failed, and has a model sized."""
+        """Answers orders to unload an absent model, refuses uses of a model that has just failed, and has a model
+        sized."""
         if model.is_absent:
             self._answer(model.orders, Grant)
         failed = model.state is ModelState.FAILED and now < model.failed_at + self.retry_seconds
@@ -256,18 +262,19 @@ class Residency:
             self._decisions.append(Size(model.name))
 
     def _answer(self, tickets: dict[int, None], answer: type[Grant | Refuse]) -> None:
-        """Answers tickets, which count no more."""
+        """Answers the tickets and forgets them."""
         for ticket in tickets:
             del self._tickets[ticket]
             self._decisions.append(answer(ticket))
         tickets.clear()
 
     def _serve(self) -> None:
-        """Grants and loads in order. The first that finds no room, the head, chooses who gives way."""
+        """Grants uses and loads models in order. The first model that finds no room, the head, chooses which models
+        give way."""
         limits = {model.name: next(iter(model.orders), math.inf) for model in self.models.values()}
         while (head := self._head()) is not None:
             ticket, model = head
-            self._grant(limits, ticket)  # uses before it are older
+            self._grant(limits, ticket)  # earlier uses are granted first
             needs = 0 if model is None else model.needs or 0
             if model is None or needs > self._free:
                 break
@@ -284,8 +291,9 @@ class Residency:
                 self._unload(victim, f"{'what was loaded' if model is None else model.name} needs the room")
 
     def _head(self) -> tuple[int, Model | None] | None:
-        """The first ticket, and its model, of the absent models that wait for room. Where none waits, and models hold
-        more than was thought and more than the budget, these have a ticket, and no model."""
+        """Returns the first ticket, and its model, among the absent models that wait for room. If none waits, and the
+        models hold more than the budget because an estimate was too low, returns a ticket for that excess, and no
+        model."""
         absent = [model for model in self.models.values() if model.is_absent and self._is_sized(model)]
         waiting = [(ticket, model) for model in absent for ticket in model.waiting]
         if waiting:
@@ -298,7 +306,7 @@ class Residency:
         return self._overdrawn, None
 
     def _is_sized(self, model: Model) -> bool:
-        """True if the model's needs are known, or need not be."""
+        """True if the bytes that the model needs are known, or need not be known."""
         return self.budget is None or model.needs is not None
 
     @property
@@ -306,8 +314,8 @@ class Residency:
         return math.inf if self.budget is None else self.budget - self.held
 
     def _victims(self, lacking: float) -> list[Model]:
-        """The models that give way for so many bytes: idle ones first, the least recently used first, and none that the
-        others can do without."""
+        """Returns the models that give way for ``lacking`` bytes: idle models first, the least recently used first, and
+        none that is not needed."""
         if lacking <= 0:
             return []
         candidates = [*self._in(ModelState.READY), *self._in(ModelState.LOADING)]
@@ -322,7 +330,7 @@ class Residency:
         return chosen
 
     def _grant(self, limits: Mapping[str, float], before: float) -> None:
-        """Begins the uses of ready models that came before their model's limit and before ``before``."""
+        """Begins the uses of ready models with tickets before the limit of their model and before ``before``."""
         for model in self._in(ModelState.READY):
             until = min(limits[model.name], before)
             for ticket in [ticket for ticket in model.waiting if ticket < until]:
