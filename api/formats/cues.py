@@ -11,7 +11,7 @@ from ...core.errors import InvalidRequest
 from ..outputs.results import Segment, Word
 from .settings import SubtitleSettings
 
-LONG_PAUSE = 3.0  # seconds between the starts of two words: where subtitles run on, the second begins a new one
+LONG_PAUSE = 3.0  # seconds between the starts of two words: after a longer pause, subtitles that run on begin anew
 _ARROW = re.compile(r"-{2,}>")  # separates the times of a cue, so that no text may hold it
 _LINE_END = re.compile(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")
 
@@ -26,18 +26,18 @@ class Cue:
 
 
 def milliseconds(seconds: float) -> int:
-    """``seconds`` as whole milliseconds, the nearest."""
+    """Returns ``seconds`` rounded to whole milliseconds."""
     return round(seconds * 1000)
 
 
 def one_line(text: str) -> str:
-    """``text`` with a blank for each end of a line: a line of its own would end a cue."""
+    """Returns ``text`` with a blank in place of line ends, since an empty line would end a cue."""
     return _LINE_END.sub(" ", text)
 
 
 @frozen
 class _Piece:
-    """A word in its cue. ``text`` may begin with the end of the line before."""
+    """A word in its cue. ``text`` may begin with a line end, which ends the line before the word."""
 
     start: int
     end: int
@@ -46,9 +46,9 @@ class _Piece:
 
 @define
 class CueMaker:
-    """Makes cues of segments, one after the other. ``escape`` is applied to the text of each word and segment.
+    """Makes cues from segments, one after the other. ``escape`` is applied to the text of each word and segment.
 
-    Segments with words are cut as openai/whisper cuts them, by `SubtitleSettings`. Each other segment is a cue.
+    Segments with words are cut as openai/whisper cuts them, by `SubtitleSettings`. A segment without words is one cue.
     """
 
     settings: SubtitleSettings
@@ -56,10 +56,10 @@ class CueMaker:
     _pieces: list[_Piece] = field(factory=list, init=False)  # of the cue that is not finished
     _width: int = field(default=0, init=False)  # characters of its last line
     _lines: int = field(default=1, init=False)
-    _last: float | None = field(default=None, init=False)  # seconds: where the last word starts
+    _last: float | None = field(default=None, init=False)  # seconds: the start of the last word
 
     def add(self, segment: Segment) -> list[Cue]:
-        """The cues that are finished when ``segment`` comes.
+        """Adds ``segment``. Returns the cues that are finished now.
 
         Raises:
             InvalidRequest: the settings need words, and the segment has none.
@@ -76,7 +76,7 @@ class CueMaker:
         return self.end() + plain
 
     def end(self) -> list[Cue]:
-        """The cues that are left at the end."""
+        """Finishes the current cue and returns it, as several cues if words are highlighted."""
         pieces, self._pieces = self._pieces, []
         self._width, self._lines = 0, 1
         if not any(piece.text.strip() for piece in pieces):
@@ -92,7 +92,7 @@ class CueMaker:
             yield from self._add_word(word, begins=index == 0 and not self.settings.runs_on)
 
     def _add_word(self, word: Word, *, begins: bool) -> list[Cue]:
-        """The cues that end before ``word``. ``begins``: it is the first of a cue."""
+        """Adds ``word``. Returns the cues that end before it. ``begins``: the word is the first of a cue."""
         settings, text, finished = self.settings, one_line(word.text), []
         pause = settings.runs_on and self._last is not None and word.start - self._last > LONG_PAUSE
         self._last = word.start
@@ -120,7 +120,7 @@ def _joined(pieces: Sequence[_Piece]) -> Cue:
 
 
 def _highlighted(pieces: Sequence[_Piece]) -> Iterator[Cue]:
-    """A cue for each word, in which it is underlined, and one for each gap between two words."""
+    """Yields a cue for each word, in which the word is underlined, and one for each gap between two words."""
     shown = _joined(pieces).text
     last = pieces[0].start
     for index, piece in enumerate(pieces):

@@ -1,4 +1,4 @@
-"""The members of a transcript in JSON: all of it, or the shape of OpenAI's API."""
+"""The members of a transcript in JSON: all members, or those of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities", "word
 
 
 def as_object(transcript: Transcript) -> dict[str, Any]:
-    """All that a transcript holds but its timings and its tokens' log-probabilities: text, language, segments.
-    ``words``, ``coverage``, ``warnings`` and
-    ``language_probabilities`` are there where there are some."""
+    """Returns all members of a transcript, such as text, language and segments, without its timings and its tokens'
+    log-probabilities. ``words``, ``coverage``, ``warnings`` and ``language_probabilities`` are left out if they are
+    empty."""
     return attrs.asdict(transcript, filter=_is_shown)
 
 
@@ -30,9 +30,9 @@ def _is_shown(attribute: attrs.Attribute[Any], value: Any) -> bool:
 
 
 def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
-    """The shape of ``verbose_json`` in OpenAI's API (Audio, create transcription). The language is its English name.
-    ``words`` are there where the transcript has some, without the blanks around them. ``seek`` is where the segment
-    starts, in frames of 10 ms: a transcript does not know its windows."""
+    """Returns the members of ``verbose_json`` in OpenAI's API (Audio, create transcription). The language is its
+    English name. ``words`` has the words without the blanks around them, and is left out if the transcript has no
+    words. ``seek`` is the start of the segment in frames of 10 ms, since a transcript does not know its windows."""
     members = {
         "task": transcript.task,
         "language": None if transcript.language is None else language_name(transcript.language),
@@ -65,7 +65,7 @@ def _verbose_segment(segment: Segment) -> dict[str, Any]:
 
 
 def as_line(members: Mapping[str, Any], *, ascii_only: bool = False) -> str:
-    """``members`` as JSON in one line. JSON knows no infinity and no NaN, which become null."""
+    """Returns ``members`` as one line of JSON. JSON has no infinity and no NaN; they become null."""
     return json.dumps(_finite(members), ensure_ascii=ascii_only, allow_nan=False)
 
 

@@ -15,14 +15,14 @@ _MOST = 100_000
 class SubtitleSettings:
     """The settings by which subtitles (SRT, WebVTT) are broken into lines, as openai/whisper's writers break them.
 
-    All of it needs words with their times. Without any setting a segment is a subtitle of one line.
+    Every setting needs words with their times. Without any setting a segment is a subtitle of one line.
 
     Args:
-        max_line_width: characters of a line. A word that is longer has a line of its own.
-        max_line_count: lines of a subtitle. With ``max_line_width`` subtitles run on over the ends of segments, and a
-            pause of more than 3 s begins a new one.
-        max_words_per_line: words of a subtitle, which then has one line.
-        highlight_words: a subtitle for each word, which is underlined in it.
+        max_line_width: the most characters of a line. A longer word has a line of its own.
+        max_line_count: the most lines of a subtitle. With ``max_line_width`` subtitles run on over the ends of
+            segments, and a pause of more than 3 s begins a new one.
+        max_words_per_line: the most words of a subtitle, which then has one line.
+        highlight_words: make a subtitle for each word, in which the word is underlined.
 
     Raises:
         InvalidRequest: a value that is not allowed.
@@ -38,7 +38,7 @@ class SubtitleSettings:
 
     @property
     def needing_words(self) -> str | None:
-        """The name of the first setting that needs words; ``None`` where there is none."""
+        """The name of the first setting that needs words; ``None`` if none does."""
         given = (one.name for one in fields(type(self)) if getattr(self, one.name) not in (None, False))
         return next(given, None)
 
@@ -48,7 +48,7 @@ class SubtitleSettings:
         return self.max_line_width is not None and self.max_line_count is not None
 
     def without_effect(self) -> Iterator[str]:
-        """A sentence for each setting that changes nothing beside the others."""
+        """Yields a sentence for each setting that has no effect beside the others."""
         if self.max_line_count is not None and self.max_line_width is None:
             yield "max_line_count has no effect without max_line_width"
         if self.max_words_per_line is not None and self.runs_on:

@@ -1,7 +1,7 @@
-"""A writer for each format, fed with segments as they become final.
+"""Writers, one for each format, fed with segments as they become final.
 
-A whole output is ``writer.begin()``, ``writer.add(segment)`` of each segment in order, and ``writer.end(transcript)``,
-joined; `written` does that at once.
+A whole output joins ``writer.begin()``, ``writer.add(segment)`` for each segment in order, and
+``writer.end(transcript)``; `written` does all of this at once.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .settings import SubtitleSettings
 
 
 class Writer:
-    """Writes one transcript, by pieces of text. A piece is empty unless a format says otherwise."""
+    """Writes one transcript in pieces of text. A piece is empty unless a subclass says otherwise."""
 
     def begin(self) -> str:
-        """The text before the first segment."""
+        """Returns the text before the first segment."""
         return ""
 
     def add(self, segment: Segment) -> str:  # noqa: ARG002
-        """The text that can be written now that ``segment`` is final."""
+        """Returns the text that can be written now that ``segment`` is final."""
         return ""
 
     def end(self, transcript: Transcript) -> str:  # noqa: ARG002
-        """The rest, now that all segments of ``transcript`` were added."""
+        """Returns the rest of the text, after all segments of ``transcript`` were added."""
         return ""
 
 
@@ -38,8 +38,8 @@ class Writer:
 
 
 def timestamp(milliseconds: int, *, hours: bool, mark: str = ".") -> str:
-    """``01:02:03.004``. Without ``hours`` the hours are left out where there are none; ``mark`` comes before the
-    milliseconds."""
+    """Returns a time as ``01:02:03.004``. Without ``hours`` the hours are left out if they are 0. ``mark`` comes before
+    the milliseconds."""
     seconds, rest = divmod(milliseconds, 1000)
     minutes, seconds = divmod(seconds, 60)
     whole, minutes = divmod(minutes, 60)
@@ -48,14 +48,14 @@ def timestamp(milliseconds: int, *, hours: bool, mark: str = ".") -> str:
 
 
 def timed_line(segment: Segment) -> str:
-    """``[00:00.000 --> 00:05.000] text``, for people who watch."""
+    """Returns ``[00:00.000 --> 00:05.000] text`` for a segment, for people who watch."""
     start, end = (timestamp(milliseconds(time), hours=False) for time in (segment.start, segment.end))
     return f"[{start} --> {end}] {one_line(segment.text).strip()}"
 
 
 @frozen
 class TextWriter(Writer):
-    """A line for each segment."""
+    """Writes a line for each segment."""
 
     def add(self, segment: Segment) -> str:
         text = one_line(segment.text).strip()
@@ -64,7 +64,8 @@ class TextWriter(Writer):
 
 @frozen
 class TsvWriter(Writer):
-    """Start and end in whole milliseconds and the text, separated by tabs, below a line with these names."""
+    """Writes a header, then a line for each segment: start and end in whole milliseconds and the text, separated by
+    tabs."""
 
     def begin(self) -> str:
         return "start\tend\ttext\n"
@@ -95,7 +96,7 @@ class SrtWriter(Writer):
         return "".join(map(self._text, self._maker.end()))
 
     def escaped(self, text: str) -> str:
-        """The text of a word or segment as the format has it."""
+        """Returns the text of a word or segment, escaped for the format."""
         return text
 
     def _text(self, cue: Cue) -> str:
@@ -105,7 +106,7 @@ class SrtWriter(Writer):
 
 
 class VttWriter(SrtWriter):
-    """WebVTT. ``&`` and ``<`` of the text are escaped, as the standard wants it (WebVTT, section 4.2.2)."""
+    """WebVTT. ``&`` and ``<`` in the text are escaped, as the standard requires (WebVTT, section 4.2.2)."""
 
     def begin(self) -> str:
         return "WEBVTT\n\n"
@@ -123,7 +124,7 @@ class VttWriter(SrtWriter):
 
 @frozen
 class ObjectWriter(Writer):
-    """One JSON object in one line, at the end."""
+    """Writes one JSON object in one line, at the end."""
 
     describe: Callable[[Transcript], Mapping[str, Any]]
     ascii_only: bool
@@ -139,12 +140,12 @@ class ObjectWriter(Writer):
 
 @frozen(kw_only=True)
 class WriterSettings:
-    """Settings by which a transcript is written.
+    """The settings by which a transcript is written.
 
     Args:
         subtitles: how subtitles are broken into lines.
-        file: the name of the audio's file, which ``json`` has.
-        ascii_only: escape in JSON what is not ASCII, for an output that is not UTF-8.
+        file: the name of the audio's file, a member of ``json``.
+        ascii_only: escape all characters that are not ASCII in JSON, for an output that is not UTF-8.
     """
 
     subtitles: SubtitleSettings = field(factory=SubtitleSettings)
@@ -154,8 +155,8 @@ class WriterSettings:
 
 @frozen(kw_only=True)
 class Format:
-    """A format: its name, the extension of its files, and how its writers are made. ``is_line``: the output is one
-    line, so that outputs of several files can follow each other."""
+    """A format: its name, the extension of its files, and the function that makes its writers. ``is_line``: the output
+    is one line, so that outputs of several files can follow each other."""
 
     name: str
     extension: str
@@ -180,14 +181,14 @@ TSV = Format(name="tsv", extension="tsv", make=lambda _: TsvWriter())
 
 FORMATS: Mapping[str, Format] = {each.name: each for each in (TEXT, JSON, VERBOSE_JSON, SRT, VTT, TSV)}
 ALL = "all"
-OF_ALL = (TEXT, JSON, SRT, VTT, TSV)  # no verbose_json: its file would have the name of json's
+OF_ALL = (TEXT, JSON, SRT, VTT, TSV)  # not verbose_json: its file would have the same name as the file of json
 
 
 def formats_of(name: str) -> tuple[Format, ...]:
-    """The format of that name, or those of ``"all"``.
+    """Returns the format that is called ``name``, or several formats for ``"all"``.
 
     Raises:
-        InvalidRequest: there is none.
+        InvalidRequest: no format has this name.
     """
     if name == ALL:
         return OF_ALL
@@ -197,7 +198,7 @@ def formats_of(name: str) -> tuple[Format, ...]:
 
 
 def written(transcript: Transcript, format_: Format, settings: WriterSettings | None = None) -> str:
-    """The whole output of ``transcript`` in a format.
+    """Returns the whole output of ``transcript`` in ``format_``.
 
     Raises:
         InvalidRequest: the settings of subtitles need words, and the transcript has none.

@@ -1,7 +1,7 @@
-"""Audio in: any file, bytes or array becomes mono float32 samples at one rate.
+"""Loads audio: any file, bytes or array becomes mono float32 samples at one rate.
 
-`sources` says what may be given, `decoding` turns files into frames, `blocks` turns frames into mono samples at one
-rate, block by block. Here is the function that returns all of them; `recording` reads hours of them bit by bit.
+`sources` defines what may be given, `decoding` turns files into frames, and `blocks` turns frames into mono samples at
+one rate, block by block. `load_audio` returns all samples at once; `recording` reads hours of audio bit by bit.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, most_
 
     A source is a path, bytes, a binary file object or an array. Files and bytes may have any sampling rate and
     channels: channels are averaged, and soxr converts the rate. A file object is read from its position to its end and
-    left open. MP3 and Ogg state no dependable length, so a file that was cut short is decoded up to its end. For other
-    formats less audio than the header promises is an error.
+    left open. MP3 and Ogg state no dependable length, so a file that was cut short is decoded up to its end. In other
+    formats it is an error if there is less audio than the header promises.
 
-    An array is mono, float32 or float64, and is copied. Alone it is taken to be at ``sampling_rate``. An array of
-    another rate comes with it, and is converted: ``(samples, rate)``, as soundfile returns it, or ``{"array": samples,
-    "sampling_rate": rate}``, as the library datasets has it. In these int16 is allowed too, full scale at 32768, since
-    who knows the rate knows the format. The level is never changed.
+    An array is mono, float32 or float64, and is copied. An array alone is taken to be at ``sampling_rate``. An array
+    that is given with its rate is converted: ``(samples, rate)``, as soundfile returns it, or ``{"array": samples,
+    "sampling_rate": rate}``, as the library datasets has it. Such an array may also be int16, full scale at 32768,
+    since a caller who knows the rate knows the format. The level is never changed.
 
     The whole audio is held in memory, 230 MB an hour at 16 kHz, and a file of a megabyte may hold hours of silence.
-    Audio that lasts longer than ``most_seconds`` is decoded no further, and refused. Blocking: call it in a worker
-    thread from async code.
+    Audio that lasts longer than ``most_seconds`` is decoded no further, and refused. The call blocks: make it in a
+    worker thread from async code.
 
     Raises:
         InvalidRequest: no such file, not a kind of source listed above, an array of another shape, dtype or rate,
             samples that are NaN or infinite, less than `MIN_SECONDS` of audio.
         RequestTooLarge: more than ``most_seconds`` of audio.
-        UnsupportedAudio: not audio, cut short, damaged, without an audio stream, empty.
+        UnsupportedAudio: the source is not audio, cut short, damaged, without an audio stream, or empty.
     """
     check_rate(sampling_rate, "sampling_rate", InvalidRequest)
     blocks = open_blocks(source, sampling_rate)
@@ -55,7 +55,7 @@ def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, most_
 
 
 def content_key(samples: Samples, identity: str) -> str:
-    """The key under which an encoding of ``samples`` is shared: 128 bits of BLAKE2b, in hexadecimal.
+    """Returns the key under which an encoding of ``samples`` is shared: 128 bits of BLAKE2b, in hexadecimal.
 
     ``samples`` are float32 of any shape. ``identity`` names the processor and the model that encode them.
     """

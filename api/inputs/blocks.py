@@ -25,16 +25,16 @@ from .sources import (
 
 @define(eq=False)
 class Blocks:
-    """The blocks of one open source, float32 of shape (n,), n at least 1. `read` blocks, and one thread at a time may
-    call it.
+    """The blocks of one open source, float32 of shape (n,), n at least 1. One thread at a time may call `read`, which
+    waits for the source.
 
     Attributes:
-        sampling_rate: of the blocks, in Hz.
-        name: the source's, for messages.
+        sampling_rate: the rate of the blocks, in Hz.
+        name: the name of the source, for messages.
         seconds: the length that the source promises, see `Decoding.seconds`.
-        done: samples that were read.
+        done: the number of samples that were read.
         ended: no more blocks come.
-        fault: the reason why no more come, where it is not the end of the audio.
+        fault: the reason why no more blocks come, if it is not the end of the audio.
     """
 
     _blocks: Iterator[Samples]
@@ -47,7 +47,7 @@ class Blocks:
     fault: InvalidRequest | None = field(default=None, init=False)
 
     def read(self, upto: float) -> list[Samples]:
-        """The next blocks, up to sample ``upto`` of the source or to its end."""
+        """Returns the next blocks, up to sample ``upto`` of the source or to its end."""
         found: list[Samples] = []
         while self.done < upto and not self.ended:
             try:
@@ -62,10 +62,10 @@ class Blocks:
         return found
 
     def _fail(self, error: InvalidRequest) -> None:
-        self.ended, self.fault = True, error.with_traceback(None)  # else its frames would live on with it
+        self.ended, self.fault = True, error.with_traceback(None)  # else it would keep its frames
 
     def check(self) -> None:
-        """Raises the fault, or `InvalidRequest` where too little was read to hear anything."""
+        """Raises the fault, or `InvalidRequest` if too little was read to hear anything."""
         fault, self.fault = self.fault, None
         try:
             if fault is not None:
@@ -75,7 +75,7 @@ class Blocks:
             del fault  # a frame in its own error's traceback would be a reference cycle
 
     def close(self) -> None:
-        """Closes what was opened; no more blocks come. A second call does nothing."""
+        """Closes the source; no more blocks come. A second call does nothing."""
         self._stack.close()
 
 
@@ -84,7 +84,7 @@ def open_blocks(source: AudioSource, sampling_rate: int) -> Blocks:
 
     Raises:
         InvalidRequest: the source can never work, or cannot be read.
-        UnsupportedAudio: not audio, without an audio stream, empty.
+        UnsupportedAudio: the source is not audio, has no audio stream, or is empty.
     """
     array = array_source(source)
     if array is not None:
@@ -104,16 +104,17 @@ def open_blocks(source: AudioSource, sampling_rate: int) -> Blocks:
 
 
 def unreadable(name: str, error: OSError) -> InvalidRequest:
-    """The error of a file whose device fails."""
+    """Returns the error for a file whose device fails."""
     return InvalidRequest(f"{name} cannot be read ({error}); allowed: a readable audio file")
 
 
 def _mono(parts: Iterator[Part], name: str, sampling_rate: int) -> Generator[Samples, None, None]:
-    """Blocks of the parts. What comes before an error, and what is still in the resampler, is given before it."""
+    """Yields the mono blocks of the parts. Before an error is raised, all samples before the fault are yielded,
+    including those that are still in the resampler."""
     resampler, current, heard = None, 0, 0
     try:
         for rate, frames in parts:
-            if rate != current:  # joined streams may differ
+            if rate != current:  # joined streams may have different rates
                 yield from _resampled(resampler, _NOTHING, last=True)
                 check_rate(rate, f"the sampling rate of {name}", UnsupportedAudio)
                 resampler, current, heard = new_resampler(rate, sampling_rate), rate, 0
@@ -135,7 +136,8 @@ _NOTHING = np.zeros(0, np.float32)
 
 
 def new_resampler(rate: int, sampling_rate: int) -> soxr.ResampleStream | None:
-    """The resampler of mono samples from ``rate`` to ``sampling_rate``; ``None``: they are the same."""
+    """Returns the resampler of mono samples from ``rate`` to ``sampling_rate``, or ``None`` if the rates are the
+    same."""
     if rate == sampling_rate:
         return None
     return soxr.ResampleStream(rate, sampling_rate, 1, dtype="float32", quality="HQ")

@@ -1,12 +1,13 @@
-"""Decoders, from a file to frames: libsndfile for the uncompressed formats and FLAC, FFmpeg for all others.
+"""Decoders, which turn files into frames: libsndfile for the uncompressed formats and FLAC, FFmpeg for all others.
 
-libsndfile (soundfile) says at which frame a FLAC is damaged, where FFmpeg skips the frames without a word, and reads
-uncompressed files ten times as fast. MP3 and Ogg are FFmpeg's (PyAV), since libsndfile silently
-stops at the end of the first of several joined streams, as in podcasts with inserted parts and in recorded radio.
+libsndfile (soundfile) reports the frame at which a FLAC is damaged, while FFmpeg silently skips the damaged frames. It
+also reads uncompressed files ten times as fast. MP3 and Ogg are decoded by FFmpeg (PyAV): if a file joins several
+streams, as podcasts with inserted parts and recorded radio do, libsndfile silently stops after the first one.
 
-A decoder is an iterator of parts: (rate in Hz, frames as float32 of shape (frames, channels), full scale at 1.0), each
-of about a second, so that only what was asked for is in memory. Where the file breaks, it gives what came before, then
-raises `UnsupportedAudio`. All of it blocks: it belongs in a worker thread.
+A decoder is an iterator of parts: (rate in Hz, frames as float32 of shape (frames, channels), full scale at 1.0). A
+part lasts about a second, so that only audio that was asked for is in memory. If the file breaks in the middle, the
+decoder yields all frames before the break, then raises `UnsupportedAudio`. All functions block: call them in a worker
+thread.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ _DURATION_SLACK = 0.5  # seconds: encoder delay, padding, rounding to the contai
 
 @frozen(eq=False)
 class Decoding:
-    """A file that is being decoded. ``seconds`` is what its header promises: exact for uncompressed formats and FLAC,
-    an estimate for MP3 and Ogg, ``None`` where it promises nothing."""
+    """A file that is being decoded. ``seconds`` is the length that its header promises: exact for uncompressed formats
+    and FLAC, an estimate for MP3 and Ogg, ``None`` if the header promises no length."""
 
     parts: Iterator[Part]
     seconds: float | None
 
 
 def open_decoder(file: IO[bytes], name: str, stack: ExitStack) -> Decoding:
-    """The decoder of a seekable file. ``stack`` closes it.
+    """Returns the decoder of a seekable file. ``stack`` closes it.
 
     Raises:
-        UnsupportedAudio: not audio, without an audio stream, empty, or cut short before the first sample.
-        OSError: the file cannot be read. The iterator may raise it too.
+        UnsupportedAudio: the file is not audio, has no audio stream, is empty, or is cut short before the first sample.
+        OSError: the file cannot be read. The iterator may raise this error too.
     """
     if not file.seek(0, os.SEEK_END):
         raise UnsupportedAudio(f"{name} is empty (0 bytes); allowed: an audio file")
@@ -58,13 +59,13 @@ def open_decoder(file: IO[bytes], name: str, stack: ExitStack) -> Decoding:
 
 
 def _open_soundfile(file: IO[bytes], name: str, stack: ExitStack) -> Decoding | None:
-    """``None``: no format for libsndfile."""
+    """Opens the file with libsndfile. Returns ``None`` if its format is not for libsndfile."""
     if not read_at(file, 0, 4).startswith(_FOR_SOUNDFILE):
         return None
     chunk = data_chunk(file)
     file.seek(0)
     try:
-        # By descriptor where there is one: libsndfile then reads by itself, and ignores misleading names ("x.raw").
+        # By descriptor if there is one: libsndfile then reads by itself, and ignores misleading names ("x.raw").
         sound = soundfile.SoundFile(file if isinstance(file, BytesFile) else file.fileno(), closefd=False)
     except soundfile.LibsndfileError:
         return None
@@ -73,7 +74,7 @@ def _open_soundfile(file: IO[bytes], name: str, stack: ExitStack) -> Decoding | 
         return Decoding(_soundfile_parts(sound, name, chunk), sound.frames / sound.samplerate)
     if chunk is not None:
         _check_chunk(chunk, name)
-    return None  # perhaps from a recorder that could not finish the header: FFmpeg ignores the header's size then
+    return None  # a recorder may have left the header unfinished: FFmpeg then ignores the size in it
 
 
 def _soundfile_parts(sound: Any, name: str, chunk: DataChunk | None) -> Iterator[Part]:
@@ -105,7 +106,8 @@ def _soundfile_parts(sound: Any, name: str, chunk: DataChunk | None) -> Iterator
 
 
 def _filled(sound: Any, done: int, most: int) -> int:
-    """Frames that a failed read has put into its array: it has moved by as many."""
+    """Returns the number of frames that a failed read has put into its array: the file's position has moved by as
+    many."""
     try:
         moved = int(sound.tell()) - done
     except soundfile.LibsndfileError:
@@ -143,7 +145,7 @@ def _open_ffmpeg(file: IO[bytes], name: str, stack: ExitStack) -> Decoding:
 
 
 def _gathered(parts: Iterator[Part]) -> Iterator[Part]:
-    """The frames of ``parts``, of 20 ms or so each, in parts of about a second."""
+    """Joins ``parts``, which last 20 ms or so each, into parts of about a second."""
     rate, held = 0, [np.zeros((0, 0), np.float32)]
     try:
         for next_rate, frames in parts:
@@ -163,7 +165,7 @@ def _gathered(parts: Iterator[Part]) -> Iterator[Part]:
 
 
 def _ffmpeg_parts(container: Any, stream: Any, name: str) -> Iterator[Part]:
-    """Frames of joined streams, each with its own rate and channels."""
+    """Yields the frames of joined streams, each stream with its own rate and channels."""
     heard = end = 0.0  # seconds decoded; end of the last frame as the container counts
     for frame in _frames(container, stream, name):
         yield frame.sample_rate, _samples(frame, name)
@@ -179,8 +181,8 @@ def _ffmpeg_parts(container: Any, stream: Any, name: str) -> Iterator[Part]:
 
 
 def _frames(container: Any, stream: Any, name: str) -> Iterator[Any]:
-    """Decoded frames. Junk between two frames of an MP3 stream, where tags are common, is skipped. Any other packet
-    that cannot be decoded is an error."""
+    """Yields decoded frames. Junk between two frames of an MP3 stream, where tags are common, is skipped. Any other
+    packet that cannot be decoded is an error."""
     import av
 
     at = 0.0
@@ -200,7 +202,7 @@ def _frames(container: Any, stream: Any, name: str) -> Iterator[Any]:
 
 
 def _samples(frame: Any, name: str) -> Samples:
-    """The frame's samples with full scale at 1.0, float32, shape (frames, channels)."""
+    """Returns the frame's samples with full scale at 1.0, float32, shape (frames, channels)."""
     if frame.format.bytes == 8 and not frame.format.name.startswith("dbl"):
         raise UnsupportedAudio(f"{name} has 64-bit integer samples; allowed: integers up to 32 bits, or floats")
     array: npt.NDArray[Any] = frame.to_ndarray()  # planar: (channels, frames); packed: (1, frames * channels)
@@ -214,7 +216,7 @@ def _samples(frame: Any, name: str) -> Samples:
 
 
 def _end(frame: Any) -> float:
-    """Seconds from the beginning of the stream to the end of ``frame``; 0 where the frame has no time."""
+    """Returns the seconds from the beginning of the stream to the end of ``frame``, or 0 if the frame has no time."""
     if frame.pts is None or frame.time_base is None:
         return 0.0
     return float(frame.pts * frame.time_base + frame.samples / frame.sample_rate)

@@ -12,11 +12,11 @@ from .sources import Samples
 
 @define(eq=False)
 class HeldSamples:
-    """Samples that wait between whoever gives them and whoever reads them, counted from the stream's beginning.
+    """Samples that were appended and may still be read, counted from the stream's beginning.
 
     Attributes:
         start: the samples before this one were forgotten.
-        stop: so many samples came.
+        stop: the number of samples that were appended so far.
     """
 
     start: int = field(default=0, init=False)
@@ -25,24 +25,26 @@ class HeldSamples:
 
     @property
     def count(self) -> int:
-        """Samples in memory."""
+        """The number of samples in memory."""
         return sum(len(part) for _, part in self._parts)
 
     def append(self, samples: Samples) -> None:
-        """Takes the next samples, which it keeps without a copy."""
+        """Adds the next samples, without a copy."""
         if len(samples):
             self._parts.append((self.stop, samples))
             self.stop += len(samples)
             self.forget(self.start)
 
     def forget(self, before: int) -> None:
-        """Drops the parts that end at sample ``before`` or earlier. Their samples need not have come yet."""
+        """Drops the parts that end at sample ``before`` or earlier. Samples before it may be forgotten even before they
+        are appended."""
         self.start = max(self.start, before)
         while self._parts and self._parts[0][0] + len(self._parts[0][1]) <= self.start:
             self._parts.popleft()
 
     def read(self, start: int, stop: int) -> Samples:
-        """A copy of samples ``start`` to ``stop``, which must be held; fewer where fewer came."""
+        """Returns a copy of samples ``start`` to ``stop``, which must not be forgotten; fewer if fewer were
+        appended."""
         assert start >= self.start, f"sample {start} was forgotten: all before {self.start} were"
         found = np.zeros(max(min(stop, self.stop) - start, 0), np.float32)
         for first, part in self._parts:

@@ -17,23 +17,23 @@ from ...core.errors import InvalidRequest, RequestTooLarge, UnsupportedImage
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-ImageSource = Any  # what `load_image` takes
+ImageSource = Any  # any source that `load_image` reads
 
 _MOST_PIXELS = 64_000_000  # of one image: 192 MB of RGB
-_LOADING = Lock()  # Pillow reads a file on first use, and one image may stand in many requests at once
+_LOADING = Lock()  # Pillow reads a file on first use, and one image may be in many requests at once
 _KINDS = "a path, bytes, a binary file, a PIL image, or a uint8 array of shape (height, width, 3)"
 
 
 def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
-    """The image of ``source``. Its pixels are read here, none of them later.
+    """Returns the image of ``source``, with all of its pixels read.
 
-    Blocking: call it in a worker thread from async code. A file object is read from its position to its end and left
-    open. The image is turned as its EXIF orientation says, so that it is what a viewer shows. A PIL image is turned in
-    a copy, and only as it was opened: what Pillow makes of one (``rotate``, ``convert``, ``resize``...) keeps its EXIF
-    data, whether or not it was set upright, so its pixels are taken as they are. EXIF data that cannot be read say
-    nothing: the log has a warning, and the image is taken as it is stored. The checkpoint's processor converts other
-    modes to RGB later. An image of more than ``most_pixels`` is refused before they are read. PostScript is not read,
-    since Pillow has another program run it.
+    The call blocks: make it in a worker thread from async code. A file object is read from its position to its end and
+    left open. The image is turned as its EXIF orientation says, so that it looks as in a viewer. A PIL image is turned
+    in a copy, and only if it is still as it was opened. An image that Pillow made from another one (``rotate``,
+    ``convert``, ``resize``...) keeps its EXIF data even if it is upright already, so its pixels are taken as they are.
+    If EXIF data cannot be read, the log has a warning, and the image is taken as it is stored. The checkpoint's
+    processor converts other modes to RGB later. An image of more than ``most_pixels`` is refused before its pixels are
+    read. PostScript is not read, since Pillow has another program run it.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
@@ -45,7 +45,7 @@ def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
     if isinstance(source, Image.Image):
         with _LOADING:
             image = _with_pixels(source, "the PIL image", most_pixels)
-        as_opened = source.format is not None  # Pillow's own sign
+        as_opened = source.format is not None  # Pillow sets the format only when it opens an image
         return _upright(image, "the PIL image") if as_opened else image
     if hasattr(source, "__array__"):
         return _with_pixels(Image.fromarray(_checked(source)), "the image array", most_pixels)
@@ -61,7 +61,7 @@ def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
 
 
 def _with_pixels(image: Image, name: str, most: int | None) -> Image:
-    """``image`` with its pixels read, which Pillow puts off until they are needed."""
+    """Returns ``image`` with its pixels read. Pillow puts this off until they are needed."""
     width, height = image.size
     if width * height > _MOST_PIXELS:
         raise UnsupportedImage(
@@ -77,7 +77,7 @@ def _with_pixels(image: Image, name: str, most: int | None) -> Image:
 
 
 def _upright(image: Image, name: str) -> Image:
-    """``image``, or a copy that is turned as its EXIF orientation says."""
+    """Returns ``image``, or a copy that is turned as its EXIF orientation says."""
     from PIL import ExifTags, ImageOps
 
     try:

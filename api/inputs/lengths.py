@@ -1,12 +1,12 @@
-"""Texts that are too long for a model are refused before they are tokenized, or soon after that has begun.
+"""Refuses texts that are too long for a model, before they are tokenized or soon after tokenizing has begun.
 
-What `Lengths` proves of a tokenizer refuses a text at once. It proves nothing of some tokenizers, and passes texts of
-short tokens that are several times too long; so what may have far more tokens than fit is counted first, piece by
-piece. Cuts change the count: the token that was cut becomes several, and those around it may change. Twice as many as
-fit, and for each cut as many more as two of the longest tokens have characters, are therefore taken for too many; all
-else is tokenized whole, and counted exactly. No tokenizer is known whose cuts change more, and none is proven not to.
-So the work and the memory for one text are bounded by the model's positions, not by the text, and whoever gives up
-waits for one piece.
+If `Lengths` proves that a text is too long, the text is refused at once. For some tokenizers it proves nothing, and it
+passes texts of short tokens that are several times too long. So a text that may have far more tokens than fit is
+counted first, piece by piece. The cuts between pieces change the count: the token that is cut becomes several, and the
+tokens around it may change. Therefore a text is refused only if its count exceeds twice the tokens that fit, and for
+each piece twice the characters of the longest token. All other texts are tokenized whole, and counted exactly. No
+tokenizer is known whose cuts change more, but this is not proven. So the model's positions, not the text, bound the
+work and the memory for one text, and a caller who gives up waits for one piece.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from ...core.model import ModelDescription
 from .threads import run_in_thread
 
 PIECE = 20_000  # characters: some milliseconds
-_WORD = 100  # characters: where no token has a longest, words have (WordPiece's max_input_chars_per_word)
-_SURELY_FEW = 4  # characters for each position: they cost little
-_LEFT_OUT = 4  # times as much as fits is refused before a chat template is asked
+_WORD = 100  # characters: the longest word, if no longest token is known (WordPiece's max_input_chars_per_word)
+_SURELY_FEW = 4  # characters for each position: so few are not counted first
+_LEFT_OUT = 4  # times as much as fits passes before a chat template runs
 
 T = TypeVar("T")
-Pause = Callable[[], object]  # raises where nobody waits any more
+Pause = Callable[[], object]  # raises an error if nobody waits any more
 IN_THREAD: Pause = trio.from_thread.check_cancelled  # in a thread of `run_in_thread`
-NEVER: Pause = bool  # what is short is not given up in its middle
+NEVER: Pause = bool  # short work is not given up in its middle
 
 
 async def read_texts(work: Callable[[Pause], T], *, short: bool, reading: trio.CapacityLimiter) -> T:
-    """Runs ``work``, which tokenizes, when its turn has come. It is nobody else's turn meanwhile: tokenizers use all
-    cores that they find, and a hundred short texts in one turn of the event loop take as long as a long one.
+    """Runs ``work``, which tokenizes, when its turn has come. No other work has its turn at the same time: tokenizers
+    use all cores that they find, and a hundred short texts in one turn of the event loop take as long as a long one.
 
     Args:
-        short: in the event loop; else in a thread, which `Pause` stops when the caller is cancelled.
-        reading: the turns.
+        short: run ``work`` in the event loop; else it runs in a thread, and `Pause` stops it when the caller is
+            cancelled.
+        reading: the limiter that gives the turns.
     """
     if not short:
         return await run_in_thread(partial(work, IN_THREAD), limiter=reading)
@@ -61,7 +62,7 @@ class Limit:
 
     Args:
         most: the number of its tokens.
-        allowed: the end of an error's message.
+        allowed: the end of an error's message, which says what is allowed.
     """
 
     description: ModelDescription
@@ -70,20 +71,21 @@ class Limit:
 
     @classmethod
     def of_prompts(cls, description: ModelDescription) -> Limit:
-        """A prompt leaves a position for the answer."""
+        """Returns the limit of prompts. A prompt leaves a position for the answer."""
         most, positions = description.max_positions - 1, description.max_positions
         return cls(description, most, f"up to {most:,} tokens, the model has {positions:,} positions")
 
     def check_length(self, what: str, texts: tuple[str, ...], *, times: int = 1) -> None:
-        """Looks at nothing but lengths, and at twice the characters that so many tokens can stand for: so the time
-        depends on the model's positions, not on the texts. Where half of these become no tokens, all passes.
+        """Refuses texts that have too many tokens for sure, by lengths alone. It reads at most twice the characters
+        that the allowed tokens can stand for, so its time depends on the model's positions, not on the texts. If half
+        of these characters become no tokens, all texts pass.
 
         Args:
-            texts: which are read together.
-            times: so many times as much passes.
+            texts: texts that are read together.
+            times: so many times as much as fits is allowed.
 
         Raises:
-            ContextLengthExceeded: they have more tokens for sure.
+            ContextLengthExceeded: the texts have more tokens for sure.
         """
         length, lengths, most = sum(map(len, texts)), self.description.lengths, times * self.most
         if lengths is None or length <= most * lengths.longest:
@@ -101,17 +103,18 @@ class Limit:
             )
 
     def check_conversation(self, texts: Iterable[str]) -> None:
-        """`check_length` before a chat template joins ``texts``. Templates may leave out some of them, such as what the
-        model thought before, and the blanks around each: so several times as much passes. Nobody can stop a template
-        that has begun: it takes as long as it takes for that."""
+        """Runs `check_length` before a chat template joins ``texts``. A template may leave out some texts, such as
+        earlier reasoning of the model, and the blanks around each text. So several times as much as fits is allowed. A
+        template that has begun cannot be stopped, so only this check bounds its time."""
         self.check_length("a conversation", tuple(text.strip() for text in texts), times=_LEFT_OUT)
 
     def check_count(self, what: str, text: str, pause: Pause) -> None:
-        """Counts the tokens of a long ``text`` until there are far too many, in a thread; see above for how far.
+        """Counts the tokens of a long ``text`` until there are far too many; the docstring of the module says how many.
+        A long text is counted in a thread.
 
         Raises:
-            ContextLengthExceeded: there are.
-            InvalidRequest: it has lone surrogates, which are no characters.
+            ContextLengthExceeded: the text has far too many tokens.
+            InvalidRequest: the text has lone surrogates, which are no characters.
         """
         self.check_length(what, (text,))
         if len(text) <= max(PIECE, _SURELY_FEW * self.most):

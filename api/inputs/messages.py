@@ -1,4 +1,4 @@
-"""Conversations as callers write them: each message is checked once, and parted from its images and audio."""
+"""Conversations as callers write them: each message is checked once, and separated from its images and audio."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELSEWHERE = {
     "video": "videos are not read",
     "video_url": "videos are not read",
 }
-"""Types of parts that other programs have, and what to do instead."""
+"""Types of parts in other programs, each with what to do instead."""
 
 
 @define
@@ -33,10 +33,11 @@ class Conversation:
     """The messages of a caller, checked.
 
     Attributes:
-        messages: as chat templates want them, without their images and audio.
+        messages: the messages as chat templates need them, without their images and audio.
         media: the images and audio, each with its type, in order.
-        texts: all that a chat template may read: contents, what the model thought before, and arguments of calls.
-        types: the types of parts, whether or not an image or audio is in them.
+        texts: all texts that a chat template may read: contents, earlier reasoning of the model, and arguments of tool
+            calls.
+        types: the types of all parts, including parts that hold no image or audio.
     """
 
     messages: list[Message] = field(factory=list, init=False)
@@ -46,11 +47,12 @@ class Conversation:
 
     @classmethod
     def of(cls, messages: object) -> Self:
-        """The conversation of ``messages``; an empty one for ``None``. Each message has a role, and content that is a
-        text or a list of parts. Content may be missing beside something else, such as ``tool_calls``.
+        """Returns the conversation of ``messages``, an empty one for ``None``. Each message has a role, and content
+        that is a text or a list of parts. The content may be missing if the message has something else, such as
+        ``tool_calls``.
 
         Raises:
-            InvalidRequest: ``messages`` are no conversation.
+            InvalidRequest: ``messages`` are not a conversation.
         """
         found = cls()
         if messages is None:
@@ -106,7 +108,7 @@ class Conversation:
 
 
 def _arguments(calls: object) -> Iterator[str]:
-    """The texts of the arguments of ``calls``, which nobody has checked yet."""
+    """Yields the texts in the arguments of ``calls``, which are not checked yet."""
     for call in calls if isinstance(calls, list | tuple) else ():
         function = call.get("function", call) if isinstance(call, Mapping) else None
         arguments = function.get("arguments") if isinstance(function, Mapping) else None

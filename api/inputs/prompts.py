@@ -1,4 +1,4 @@
-"""The request of a caller's query: checks, media, tokens and encoder items."""
+"""Builds the request of a caller's query: checks, media, tokens and encoder items."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MARGIN = 2.0  # seconds of silence after a trimmed window, at least
 
 @frozen(kw_only=True, eq=False)
 class Query:
-    """The arguments of one call of `Engine.generate` or `Engine.stream`; see there."""
+    """The arguments of one call of `Engine.generate` or `Engine.stream`, which explain them."""
 
     prompt: str | None = None
     prompt_token_ids: Sequence[int] | None = None
@@ -55,10 +55,10 @@ class Query:
 
 
 def read_query(prompt: str | None, given: Mapping[str, Any]) -> Query:
-    """The query of a call of `Engine.generate` or `Engine.stream`.
+    """Returns the query of a call of `Engine.generate` or `Engine.stream`.
 
     Raises:
-        InvalidRequest: an unknown name, sampling or tools that are not allowed.
+        InvalidRequest: an unknown name, or sampling or tools that are not allowed.
     """
     names = tuple(fields_dict(Query))
     query = {name: value for name, value in given.items() if name in names}
@@ -76,8 +76,8 @@ async def build_request(
     reading: trio.CapacityLimiter,
     compiling: trio.CapacityLimiter,
 ) -> Request:
-    """The request of ``query``. Texts are tokenized by as many callers at a time as ``reading`` allows, and structures
-    compiled by as many threads as ``compiling`` does.
+    """Returns the request of ``query``. ``reading`` limits how many callers tokenize texts at a time, and ``compiling``
+    how many threads compile structures.
 
     Raises:
         InvalidRequest: an argument that cannot work for this model.
@@ -106,15 +106,15 @@ async def build_request(
 
 
 async def with_page_keys(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
-    """``request`` with the keys of its prompt's full pages, if pages are shared by content. The keys of a long prompt
-    are computed in a thread: in the loop all requests would wait for them."""
+    """Returns ``request`` with the keys of its prompt's full pages, if pages are shared by content. The keys of a long
+    prompt are computed in a thread, since in the loop all requests would wait for them."""
     if len(request.prompt_token_ids) <= INLINE_TOKENS:
         return keyed(request, description, prefix_caching=prefix_caching)
     return await run_in_thread(partial(keyed, request, description, prefix_caching=prefix_caching))
 
 
 def keyed(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
-    """`with_page_keys`, in the calling thread."""
+    """Does the work of `with_page_keys` in the calling thread."""
     if not prefix_caching or description.whole_prompts:
         return request
     keys = prompt_keys(request, page_size=description.page_size, identity=description.processor_identity)
@@ -122,10 +122,10 @@ def keyed(request: Request, description: ModelDescription, *, prefix_caching: bo
 
 
 async def audio_item(description: ModelDescription, samples: Samples, *, trimmed: bool = False) -> EncoderItem:
-    """The item of one window of audio, for cross-attention. A long window is hashed in a thread.
+    """Returns the encoder item of one window of audio, for cross-attention. A long window is hashed in a thread.
 
     Args:
-        trimmed: most of the silence is left out with which the model fills a shorter window.
+        trimmed: leave out most of the silence with which the model fills a shorter window.
     """
     most = description.encoder_embeddings
     embeddings = _embeddings_of(description, samples.size) if trimmed else most
@@ -140,7 +140,8 @@ async def audio_item(description: ModelDescription, samples: Samples, *, trimmed
 
 
 def _embeddings_of(description: ModelDescription, samples: int) -> int:
-    """Embeddings of a trimmed window: whole seconds, so that windows of similar lengths are computed together."""
+    """Returns the number of embeddings of a trimmed window. They cover whole seconds, so that windows of similar
+    lengths are computed together."""
     seconds = math.ceil(samples / description.sampling_rate + _MARGIN)
     wanted = seconds * description.encoder_embeddings * description.sampling_rate // description.window_samples
     return min(wanted, description.encoder_embeddings)
@@ -159,7 +160,7 @@ async def _prepare(description: ModelDescription, query: Query, reading: trio.Ca
 
 
 def _checked(description: ModelDescription, query: Query) -> Conversation:
-    """The conversation of ``query``, whose arguments go together."""
+    """Checks that the arguments of ``query`` go together. Returns its conversation."""
     given = [value is not None for value in (query.prompt, query.prompt_token_ids, query.messages)]
     alone = query.audio is not None and description.preparer is not None and not description.preparer.needs_prompt
     if sum(given) != 1 and not (alone and not any(given)):
@@ -235,7 +236,7 @@ async def _prepare_placed(
     if query.prompt is not None:
         limit.check_length("a prompt", (query.prompt,))
     limit.check_conversation(conversation.texts)
-    has_media = bool(images or audio)  # which are read by several callers at a time, each before its turn
+    has_media = bool(images or audio)  # media are read by several callers at a time, each before its turn
     if has_media:
         images, audio = await run_in_thread(partial(_loaded, description, preparer, images, audio))
     work = partial(_read, description, preparer, query, conversation.messages, images, audio)
@@ -245,7 +246,7 @@ async def _prepare_placed(
 def _loaded(
     description: ModelDescription, preparer: Preparer, images: Sequence[ImageSource], audio: Sequence[AudioSource]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """``images`` and ``audio`` as `Preparer.prepare` takes them, with the most of its work done."""
+    """Returns ``images`` and ``audio`` in the form that `Preparer.prepare` accepts, with most of its work done."""
     reads = "image" in preparer.media
     pictures = [load_image(image) if reads else image for image in images]
     sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
@@ -282,7 +283,7 @@ def _given_tokens(description: ModelDescription, query: Query) -> tuple[int, ...
     numbers = given.tolist() if hasattr(given, "tolist") else given  # arrays and tensors have number types of their own
     if not isinstance(numbers, Iterable):
         raise InvalidRequest(f"prompt_token_ids={reprlib.repr(given)}; allowed: a sequence of integers")
-    some = islice(numbers, description.max_positions)  # of an endless iterable
+    some = islice(numbers, description.max_positions)  # the iterable may be endless
     token_ids = tuple(one.item() if isinstance(one, np.integer) else one for one in some)
     _check_token_ids(description, "prompt_token_ids", token_ids)
     return token_ids
@@ -305,8 +306,9 @@ def _several(audio: Any) -> tuple[Any, ...]:
 async def _compiled(
     description: ModelDescription, sampling: SamplingParams, limiter: trio.CapacityLimiter
 ) -> SamplingParams:
-    """``sampling`` with its structure compiled, so that no step compiles it. A model's first structure takes a second
-    or more. A caller that is cancelled meanwhile does not wait for the thread; the next caller gets the result."""
+    """Returns ``sampling`` with its structure compiled, so that no step compiles it. A model's first structure takes
+    a second or more. A caller that is cancelled meanwhile does not wait for the thread; the next caller gets the
+    result."""
     structure, structures = sampling.structure, description.structures
     if structure is None:
         return sampling
@@ -321,8 +323,9 @@ async def _compiled(
 def _rules(
     description: ModelDescription, sampling: SamplingParams, *, prompt_length: int, max_tokens: int
 ) -> LogitRules:
-    """The checkpoint's own rules: suppressed tokens, and what its generation_config asks. A structure lifts them, since
-    it may need some of them, brackets and quotation marks for one; timestamps stay suppressed, as they are no text."""
+    """Returns the checkpoint's own rules: its suppressed tokens, and the rules of its generation_config. A structure
+    lifts them, since it may need suppressed tokens such as brackets and quotation marks. Timestamps stay suppressed,
+    since they are no text."""
     if sampling.structure is None:
         own = LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
         if description.generation is None:
@@ -334,7 +337,7 @@ def _rules(
 
 
 def check_kind(name: str, value: object, kind: Any, allowed: str) -> None:
-    """Raises `InvalidRequest` where ``value`` is neither ``None`` nor a ``kind``."""
+    """Raises `InvalidRequest` if ``value`` is neither ``None`` nor a ``kind``."""
     if value is not None and not isinstance(value, kind):
         raise InvalidRequest(f"{name}={reprlib.repr(value)}; allowed: {allowed}")  # the value may be a whole image
 
@@ -342,7 +345,7 @@ def check_kind(name: str, value: object, kind: Any, allowed: str) -> None:
 def _check_token_ids(description: ModelDescription, name: str, token_ids: Sequence[int]) -> None:
     size = description.vocabulary_size
     if not token_ids or (set(map(type, token_ids)) == {int} and 0 <= min(token_ids) <= max(token_ids) < size):
-        return  # in a tenth of the time that looking at each here takes
+        return  # this check takes a tenth of the time of the loop below
     for token_id in token_ids:
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < size:
             raise InvalidRequest(

@@ -1,7 +1,8 @@
-"""`Recording`: audio of hours, decoded as far as it is asked for.
+"""`Recording`: hours of audio, decoded only as far as windows are asked for.
 
-Nothing runs between two windows: a window that is not there yet has a worker thread decode up to its end, and one more
-block at most. So memory holds what lies between `Recording.forget` and the last window, and there is no thread to end.
+Nothing runs between two windows. If a window is not decoded yet, a worker thread decodes up to its end, and one more
+block at most. So memory holds only the samples between `Recording.forget` and the last window, and no thread is left to
+end.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from .sources import (
 )
 from .threads import run_in_thread
 
-_SECONDS_AT_ONCE = 10  # of audio that one call of a thread decodes: a tenth of a second, which a cancelled caller waits
+_SECONDS_AT_ONCE = 10  # of audio for one call in a thread: a cancelled caller waits for its end, a tenth of a second
 _INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
 
 
 def _open(source: AudioSource, sampling_rate: int) -> tuple[Blocks, list[Samples]]:
-    """Opens ``source`` and reads its beginning, so that what can never work is refused at once."""
+    """Opens ``source`` and reads its beginning, so that a source that can never work is refused at once."""
     blocks = open_blocks(source, sampling_rate)
     try:
         least = round(MIN_SECONDS * sampling_rate)
@@ -50,25 +51,24 @@ class Recording:
     """One audio, read window by window: ``async with Recording(source) as recording``.
 
     Entering opens the source in a worker thread and decodes its first block. A file given by its path is read as a
-    stream. Bytes, and what a file object gives, stay in memory as they are, encoded. An array at ``sampling_rate`` is
-    not copied: it is read where it lies, and must not change meanwhile. Any number of tasks may
-    ask for windows at once. Leaving the block closes the file, on every way out; it waits for a call of a thread that
-    still decodes, which takes a tenth of a second or so.
+    stream. Bytes, and the content of a file object, stay in memory as they are, encoded. An array at ``sampling_rate``
+    is not copied, so it must not change meanwhile. Any number of tasks may ask for windows at once. Leaving the block
+    closes the file, on every way out. If a thread still decodes, leaving waits for it, a tenth of a second or so.
 
-    Where the audio breaks in the middle the recording ends there, and `broken` says so. Where less than `MIN_SECONDS`
-    can be read entering the block raises, as `load_audio` does.
+    If the audio breaks in the middle, the recording ends at the break, and `broken` says so. If less than `MIN_SECONDS`
+    can be read, entering the block raises an error, as `load_audio` does.
 
     Attributes:
-        sampling_rate: of the windows, in Hz.
-        broken: what is wrong and from which second on nothing could be read; ``None`` while all is well.
+        sampling_rate: the rate of the windows, in Hz.
+        broken: the fault, and the second from which on nothing could be read; ``None`` while all is well.
 
     Args:
         source: see `load_audio`.
-        sampling_rate: of the windows, in Hz; the model's.
-        strict: a window that reaches to where the audio breaks raises `UnsupportedAudio`.
+        sampling_rate: the rate of the windows, in Hz: the model's.
+        strict: a window that reaches to the break raises `UnsupportedAudio`.
 
     Raises:
-        InvalidRequest: as `load_audio`, on entering; `UnsupportedAudio` among them.
+        InvalidRequest: on entering, as from `load_audio`; `UnsupportedAudio` is one kind of it.
     """
 
     def __init__(self, source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, strict: bool = False) -> None:
@@ -80,7 +80,7 @@ class Recording:
         self._array: ArraySource | None = None
         self._blocks: Blocks | None = None
         self._held = HeldSamples()
-        self._ended = False  # there are no more
+        self._ended = False  # no more samples come
         self._decoding = trio.Lock()
 
     # -- the block -----------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Recording:
 
     @trio.lowlevel.enable_ki_protection
     async def aclose(self) -> None:
-        """Closes the file and drops all samples. Leaving the block does it too; a second call does nothing."""
+        """Closes the file and drops all samples. Leaving the block does the same; a second call does nothing."""
         with trio.CancelScope(shield=True):
             async with self._decoding:
                 blocks, self._blocks = self._blocks, None
@@ -130,15 +130,15 @@ class Recording:
 
     @property
     def length(self) -> int | None:
-        """Samples of the whole recording; ``None`` until its end was reached."""
+        """The number of samples in the whole recording; ``None`` until its end is reached."""
         if self._array is not None:
             return len(self._array.samples)
         return self._held.stop if self._ended else None
 
     @property
     def duration(self) -> float | None:
-        """Seconds: what the header promises (an estimate for MP3 and Ogg; ``None``: nothing), or what was decoded where
-        that is more; exact once the end was reached."""
+        """The length in seconds. It is exact once the end is reached. Before, it is the length that the header promises
+        (an estimate for MP3 and Ogg; ``None``: no promise), or the decoded length if that is longer."""
         if self.length is not None:
             return self.length / self.sampling_rate
         promised = None if self._blocks is None else self._blocks.seconds
@@ -146,19 +146,20 @@ class Recording:
 
     @property
     def held(self) -> int:
-        """Samples that wait in memory; none of an array, which is the caller's."""
+        """The number of samples that wait in memory; 0 for an array, which is the caller's."""
         return self._held.count
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
     @trio.lowlevel.enable_ki_protection
     async def window(self, start: int, length: int) -> Samples:
-        """Samples ``start`` to ``start + length``: float32 of its own, shape (n,), n < ``length`` at the end alone.
+        """Returns samples ``start`` to ``start + length`` as a float32 copy of shape (n,). n is less than ``length``
+        only at the end of the recording.
 
-        It returns at once, and is no checkpoint, where the samples are there.
+        If the samples are decoded already, the call returns at once and is no checkpoint.
 
         Raises:
-            UnsupportedAudio: with ``strict``, where the audio breaks before the window's end.
+            UnsupportedAudio: with ``strict``, if the audio breaks before the end of the window.
         """
         stop = start + length
         if self._array is not None:
@@ -170,16 +171,16 @@ class Recording:
         return self._held.read(start, stop)
 
     def forget(self, before: int) -> None:
-        """Drops the samples before ``before``, which will not be asked for again. They need not be decoded yet."""
+        """Drops the samples before ``before``, which nobody will ask for again. They need not be decoded yet."""
         self._held.forget(before)
 
     async def _decode(self, upto: int) -> None:
-        """Decodes up to ``upto``, or a part of the way, after which a cancellation is seen."""
+        """Decodes up to ``upto``, or only a part of the way, so that a cancellation is noticed in between."""
         async with self._decoding:
             blocks = self._blocks
             assert blocks is not None, "a window was asked of a recording that is not open"
             if self._held.stop >= upto or self._ended:
-                return  # another task has had it decoded
+                return  # another task has decoded them
             upto = min(upto, blocks.done + _SECONDS_AT_ONCE * self.sampling_rate)
             self._take(blocks, await run_in_thread(partial(blocks.read, upto)))
 

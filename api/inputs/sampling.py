@@ -1,4 +1,4 @@
-"""The sampling of a request, from what its caller gave: `SamplingParams`, or their fields by name."""
+"""Reads the sampling of a request from its caller's arguments: `SamplingParams`, or their fields by name."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ _ELSEWHERE = {
     "tool_choice": "structure",
     "top_logprobs": "logprobs",
 }
-"""Names that other programs have for what an option does here."""
+"""Names of options in other programs, each with the option that does the same here."""
 
 _FIELDS = tuple(fields_dict(SamplingParams))
 
 
 def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[str, ...]) -> SamplingParams:
-    """The sampling that a caller gave: whole, by name, or neither, which is greedy.
+    """Returns the sampling that a caller gave, as `SamplingParams` or by the names of its fields. Without either it is
+    greedy.
 
     Args:
         given: fields of `SamplingParams` by name.
-        beside: the call's other keywords, one of which may have been meant by an unknown name.
+        beside: the other keywords of the call, for which an unknown name may have been meant.
 
     Raises:
-        InvalidRequest: both, another type, an unknown name, or a value that is not allowed.
+        InvalidRequest: both ways at once, another type, an unknown name, or a value that is not allowed.
     """
     for name in given:
         if name not in _FIELDS:
@@ -59,8 +60,8 @@ def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[s
 
 
 def resolved(sampling: SamplingParams, *, tools: bool) -> SamplingParams:
-    """``sampling`` with a fresh seed where it has none, and with special tokens in the text of a request with tools,
-    unless it says otherwise."""
+    """Returns ``sampling`` with a fresh seed if it has none. In a request with tools special tokens stay in the text,
+    unless ``sampling`` says otherwise."""
     if sampling.seed is None:
         sampling = evolve(sampling, seed=secrets.randbits(63))
     if tools and sampling.skip_special_tokens is None:

@@ -45,7 +45,7 @@ _KEYS = ("array", "sampling_rate")  # of a mapping, as the library `datasets` ha
 
 @frozen
 class NamedPath(os.PathLike[str]):
-    """A file that messages call ``name``: its path means nothing to whoever reads them."""
+    """A file that messages call ``name``, since its path means nothing to their readers."""
 
     path: str
     name: str
@@ -56,23 +56,24 @@ class NamedPath(os.PathLike[str]):
 
 @frozen(eq=False)
 class ArraySource:
-    """An array that can be read as audio: one dimension, float32, float64 or int16. ``rate`` in Hz; ``None``: nobody
-    said, so it is the rate that is wanted."""
+    """An array that can be read as audio: one dimension, float32, float64 or int16. ``rate`` is in Hz; ``None``: the
+    caller gave no rate, so the array is taken to be at the rate that is wanted."""
 
     samples: npt.NDArray[Any]
     rate: int | None
 
     def part(self, start: int, stop: int) -> Samples:
-        """A float32 copy of samples ``start`` to ``stop``, full scale at 1.0."""
+        """Returns a float32 copy of samples ``start`` to ``stop``, full scale at 1.0."""
         found = self.samples[start:stop].astype(np.float32)
         return found if self.samples.dtype.kind == "f" else found / np.float32(full_scale(self.samples.dtype))
 
 
 def with_rate(source: AudioSource, sampling_rate: int | None) -> AudioSource:
-    """``source`` with the rate that the caller named beside it (``sampling_rate=...``); ``None``: none was named.
+    """Returns ``source`` with the rate that the caller gave beside it (``sampling_rate=...``); ``None``: the caller
+    gave none.
 
     Raises:
-        InvalidRequest: a rate beside audio that carries its own.
+        InvalidRequest: a rate beside audio that has its own.
     """
     if sampling_rate is None:
         return source
@@ -86,21 +87,22 @@ def with_rate(source: AudioSource, sampling_rate: int | None) -> AudioSource:
 
 
 def is_pair(source: object) -> bool:
-    """True for ``(samples, rate)``: one audio, where a list or tuple may hold several."""
+    """True if ``source`` is ``(samples, rate)``, which is one audio. Any other list or tuple may hold several."""
     return isinstance(source, tuple) and len(source) == 2 and _is_number(source[1])
 
 
 def array_source(source: Any, what: str = "audio", *, int16: bool = False) -> ArraySource | None:
-    """``source`` as an array, with the rate it carries; ``None``: a file, bytes, or something else.
+    """Returns ``source`` as an array with its rate, or ``None`` if it is a file, bytes, or something else.
 
-    Values are not checked yet: that is `check_all`, which takes its time where the array is long.
+    The values are not checked yet: `check_all` does this, which takes long for a long array.
 
     Args:
-        what: the source in messages.
-        int16: an array alone may hold int16, too.
+        what: the name of the source in messages.
+        int16: an array without a rate may hold int16, too.
 
     Raises:
-        InvalidRequest: another dtype or shape, a rate that no audio has, a pair or mapping of something else.
+        InvalidRequest: a dtype or shape that is not allowed, a rate that no audio has, or a pair or mapping of
+            something else.
     """
     if isinstance(source, Mapping):
         if missing := [key for key in _KEYS if key not in source]:
@@ -130,7 +132,7 @@ class BytesFile(io.BytesIO):
     that on damaged files, and an exception could not pass through libsndfile."""
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """The new position, or -1."""
+        """Moves to a position. Returns it, or -1 if it is before the beginning."""
         try:
             return super().seek(offset, whence)
         except ValueError:
@@ -139,7 +141,7 @@ class BytesFile(io.BytesIO):
 
 @contextlib.contextmanager
 def opened(source: Any) -> Iterator[tuple[IO[bytes], str]]:
-    """A seekable binary file with the whole source, and its name for messages."""
+    """Yields a seekable binary file with the whole source, and its name for messages."""
     if isinstance(source, str | os.PathLike):
         name = source.name if isinstance(source, NamedPath) else repr(os.fspath(source))
         with _open_path(source, name) as file:
@@ -184,7 +186,7 @@ def _read_all(file: Any) -> bytes:
 
 
 def type_name(value: object) -> str:
-    """The type as it is imported, for messages."""
+    """Returns the name of the type of ``value`` as it is imported, for messages."""
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
@@ -192,8 +194,8 @@ def type_name(value: object) -> str:
 
 
 def _array(value: Any, what: str, *, int16: bool) -> npt.NDArray[Any]:
-    """The array of anything that numpy can read, such as a tensor on the CPU. int16 is allowed where the rate is given
-    too: who says the rate knows the format."""
+    """Returns an array of anything that numpy can read, such as a tensor on the CPU. ``int16`` allows int16, too: a
+    caller who gives the rate knows the format."""
     if not hasattr(value, "__array__"):
         raise InvalidRequest(f"{what} is {type_name(value)}; allowed: a 1-D float32, float64 or int16 array")
     try:
@@ -219,7 +221,7 @@ def _array(value: Any, what: str, *, int16: bool) -> npt.NDArray[Any]:
 
 
 def full_scale(dtype: np.dtype[Any]) -> int:
-    """The number by which an integer sample is divided."""
+    """Returns the number by which integer samples are divided for full scale at 1.0."""
     bits = 8 * dtype.itemsize
     return int(2 ** (bits - 1))
 
@@ -252,8 +254,8 @@ def check_values(
     offset: int = 0,
     most: float = MAX_PEAK,
 ) -> None:
-    """Refuses NaN, infinity, and a peak above ``most``, which integers kept as floats have. ``offset``: how many
-    samples came before ``samples``."""
+    """Refuses NaN, infinity, and a peak above ``most``, which integers kept as floats have. ``offset`` is the number of
+    samples before ``samples``."""
     peak = float(np.abs(samples).max(initial=0.0))
     if not math.isfinite(peak):
         at = offset + int(np.flatnonzero(~np.isfinite(samples))[0])
@@ -266,7 +268,7 @@ def check_values(
 
 
 def check_length(count: int, name: str, rate: int) -> None:
-    """Refuses ``count`` samples where they are too few to hear anything."""
+    """Refuses ``count`` samples if they are too few to hear anything."""
     if not count:
         raise InvalidRequest(f"{name} has no samples; allowed: {MIN_SECONDS:g} s of audio or more")
     if count < round(MIN_SECONDS * rate):

@@ -1,4 +1,5 @@
-"""Blocking work in a worker thread, which keeps no object of the work when that returns or raises."""
+"""Runs blocking work in a worker thread. After the work has returned or raised, the thread keeps none of its
+objects."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ async def run_in_thread(
     """Runs ``work()`` in a worker thread; returns its result or raises its error. ``limiter`` and ``abandon_on_cancel``
     are trio's.
 
-    An error that `trio.to_thread.run_sync` itself raises is held by a frame of its own traceback: a reference cycle,
-    which keeps all locals of the frames (images of megabytes, say) until a collection. The thread, too, keeps its work
-    and its answer until it next runs. So both travel in a `_Call`, which is emptied on the way.
+    If `trio.to_thread.run_sync` itself raises an error, a frame of the error's own traceback holds it. This reference
+    cycle keeps all locals of the frames (images of megabytes, for example) until a garbage collection. The thread, too,
+    keeps its work and its answer until it runs again. So work and answer are passed in a `_Call`, which is emptied on
+    the way.
     """
     call = _Call(work)
     del work
@@ -38,7 +40,7 @@ async def run_in_thread(
 @define(eq=False)
 class _Call(Generic[_Result]):
     work: Callable[[], _Result] | None
-    results: list[_Result] = field(factory=list, init=False)  # at most one; so are the errors
+    results: list[_Result] = field(factory=list, init=False)  # at most one result or one error
     errors: list[BaseException] = field(factory=list, init=False)
 
     def run(self) -> None:

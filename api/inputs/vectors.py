@@ -1,4 +1,4 @@
-"""Requests of pooling models: texts in, vectors or scores out."""
+"""Requests for pooling models, which turn texts into vectors or scores."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .prompts import INLINE_TEXT, keyed
 from .threads import run_in_thread
 
 _INLINE_TEXTS = 32  # tokenizing more takes longer than a thread costs
-_TEXT = 100  # characters: as long as they take, a text takes however short it is
+_TEXT = 100  # characters: even the shortest text takes as long as so many characters
 
 Vectors = NDArray[np.float32]
-Told = Callable[[int], object]  # hears how many tokens are read
+Told = Callable[[int], object]  # is called with the number of tokens that were read
 
 
 @frozen(kw_only=True, eq=False)
 class VectorQuery:
-    """Texts, or pairs of texts, and the pooling that makes a vector of each."""
+    """Texts, or pairs of texts, and the pooling that turns each into a vector."""
 
     texts: Sequence[str | tuple[str, str]]
     pooling: Pooling
@@ -91,8 +91,8 @@ async def build_requests(
     new_id: Callable[[], str],
     reading: trio.CapacityLimiter,
 ) -> list[Request]:
-    """One request for each text; one that cannot be divided must fit a step. Others have their turn of ``reading``
-    after some of many texts."""
+    """Returns one request for each text. A text that cannot be divided must fit a step. Many texts take several turns
+    of ``reading``, so that other callers get their turn in between."""
     check_priority(query.priority)
     most_tokens, prefix_caching = config.max_step_tokens, config.prefix_caching
     limit = _limit(description, most_tokens)
@@ -117,7 +117,7 @@ async def build_requests(
 
 
 def _turns(texts: Sequence[str | tuple[str, str]]) -> Iterator[Sequence[str | tuple[str, str]]]:
-    """``texts``, in order: as many as are read in some milliseconds, or one."""
+    """Yields ``texts`` in order, in groups: as many texts as are read in some milliseconds, or one long text."""
     turn: list[str | tuple[str, str]] = []
     length = 0
     for text in texts:
@@ -172,10 +172,10 @@ def _request(limit: Limit, text: Any, query: VectorQuery, most_tokens: int, name
 
 
 def check_texts(name: str, texts: object) -> tuple[str, ...]:
-    """``texts`` as a tuple; a single text becomes a tuple of one.
+    """Returns ``texts`` as a tuple; a single text becomes a tuple of one.
 
     Raises:
-        InvalidRequest: not a text or a list of texts.
+        InvalidRequest: ``texts`` is neither a text nor a list of texts.
     """
     found = (texts,) if isinstance(texts, str) else texts
     if not isinstance(found, list | tuple) or not all(isinstance(text, str) for text in found):
@@ -184,7 +184,7 @@ def check_texts(name: str, texts: object) -> tuple[str, ...]:
 
 
 def softmax(scores: Sequence[float]) -> tuple[float, ...]:
-    """The probabilities of ``scores``."""
+    """Returns the probabilities of ``scores``."""
     most = max(scores)
     parts = [math.exp(score - most) for score in scores]
     return tuple(part / sum(parts) for part in parts)

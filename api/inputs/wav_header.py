@@ -1,5 +1,5 @@
-"""The frames that a WAV or AIFF header promises, and those that the file has. libsndfile and FFmpeg report the
-smaller number alone, so that a file that was cut short would pass for a whole one."""
+"""The number of frames that a WAV or AIFF header promises, and the number that the file has. libsndfile and FFmpeg
+report only the smaller one, so that a file that was cut short would look like a whole one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _UNKNOWN_SIZE = 0x7FFF_0000  # sizes from here to 2**32 - 1 come from programs t
 
 @frozen
 class DataChunk:
-    """Frames of samples that a header promises, and frames that the file has."""
+    """The number of frames that a header promises, and the number that the file has."""
 
     promised: int
     found: int
 
 
 def data_chunk(file: IO[bytes]) -> DataChunk | None:
-    """The data chunk of a WAV (RIFF, RIFX, RF64) or AIFF file; ``None`` for other files and for an unknown size."""
+    """Returns the data chunk of a WAV (RIFF, RIFX, RF64) or AIFF file, or ``None`` for other files and for an unknown
+    size."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     head = file.read(12)

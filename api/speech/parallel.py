@@ -29,9 +29,7 @@ class _Piece:
 
     stop: int
     walk: Walk | None  # None: the piece is read
-    read: deque[tuple[tuple[Segment, ...], int]] = field(
-        factory=deque, init=False
-    )  # a window's segments; the next start
+    read: deque[tuple[tuple[Segment, ...], int]] = field(factory=deque, init=False)  # segments and the next start
     error: Exception | None = field(default=None, init=False)  # not raised yet
     failed: bool = field(default=False, init=False)  # its task ended with an error
 
