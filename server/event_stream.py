@@ -1,4 +1,4 @@
-"""`EventStream`: an answer as server-sent events (WHATWG HTML, section 9.2), written while the work goes on."""
+"""`EventStream`: an answer as server-sent events (WHATWG HTML, section 9.2), sent while the work goes on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ DONE = "[DONE]"
 
 
 class Events:
-    """The events of one answer, as the work writes them. The answer begins with the first event, so that a request
-    which fails before it has the status of its failure."""
+    """The events of one answer, which the work writes. The answer begins with the first event: if the request fails
+    before that, the answer has the status of the failure."""
 
     def __init__(self, send: Send, *, named: bool) -> None:
         self._send = send
@@ -25,19 +25,20 @@ class Events:
         self.begun = False
 
     async def write(self, event: BaseModel | Mapping[str, Any] | str, *, last: bool = False) -> None:
-        """Sends one event; a text is sent as it is. With named events the event's ``type`` is its name. The end comes
-        with the ``last`` one: clients who know that it is the last go at once."""
+        """Sends one event; a text is sent unchanged. If events are named, the name of an event is its ``type``. With
+        ``last`` the end of the answer is sent together with the event, since clients that know the last event leave at
+        once."""
         if not self.begun:
             await self.begin()
         await self._send({"type": "http.response.body", "body": self.encode(event), "more_body": not last})
 
     async def begin(self) -> None:
-        """Sends what comes before the first event."""
+        """Begins the answer: sends the status and the headers."""
         self.begun = True
         headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),  # nginx would keep events back
+            (b"x-accel-buffering", b"no"),  # otherwise nginx holds events back
         ]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
@@ -53,8 +54,8 @@ class Events:
 
 
 class EventStream(Response):
-    """Runs ``work``, which ends the events, while the answer is sent. Where it fails after the first event, the last
-    event tells why; hooks of the exchange do the same where the work is cut off."""
+    """An answer whose events ``work`` writes, up to the last one, while the answer is sent. If the work fails after the
+    first event, the last event says why. If the exchange is cut, its hooks send such an event."""
 
     def __init__(self, work: Callable[[Events], Awaitable[None]], *, named: bool = False) -> None:
         super().__init__()
@@ -74,7 +75,7 @@ class EventStream(Response):
         exchange.last_words = last_words
         try:
             await self._work(events)
-        except Exception as error:  # noqa: BLE001  (told, whatever it is)
+        except Exception as error:  # noqa: BLE001  (the client gets any error)
             problem = scope["app"].state.server.explain(error, exchange.id, exchange.told)
             if not events.begun:
                 await problem_answer(problem)(scope, receive, send)

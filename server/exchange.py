@@ -1,9 +1,9 @@
 """`Exchange`: one HTTP request and its answer, and every way in which it may end.
 
 The exchange stands between hypercorn and the application, as an ASGI middleware does. One task listens to the client
-all the time, another one works. So a client that goes away is noticed at once, whatever the work waits for, and the
-work is cancelled; and what a client still sends is read on, for a while, when its request has been refused already:
-many clients do not listen before they have sent everything.
+all the time, another one works. So the exchange notices at once if the client goes away, whatever the work waits for,
+and cancels the work. If a request is refused before all of it has come, the rest is still read for a while, since many
+clients read no answer before they have sent everything.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _LINGER_SECONDS = 10.0
-_AHEAD = 16  # parts of a request that wait for the work: to hear that a client has gone, what it sent must be read
-_GONE = 499  # nginx's: the client has closed the connection
+_AHEAD = 16  # parts that may wait for the work: a client's end is noticed only after all that it sent is read
+_GONE = 499  # nginx's status: the client has closed the connection
 
 
 class Cut(enum.Enum):
@@ -51,12 +51,12 @@ class Exchange:
     """One request over HTTP.
 
     Args:
-        scope: of ASGI.
-        settings: the limits.
-        id: the name of the request, which the answer has as ``x-request-id``.
-        told: what the access log has of it beside the exchange itself.
-        last_words: what a stream ends with where it is cut off; made by whoever began the stream.
-        closing: what is closed when the exchange ends.
+        scope: the scope of ASGI.
+        settings: the settings of the server, with its limits.
+        id: the name of the request, sent with the answer as ``x-request-id``.
+        told: further members of the request's line in the access log.
+        last_words: makes the last event of a stream that is cut off; set by the code that began the stream.
+        closing: closes resources when the exchange ends.
     """
 
     scope: MutableMapping[str, Any]
@@ -67,13 +67,13 @@ class Exchange:
     told: dict[str, object] = field(factory=dict)
     last_words: Callable[[Problem], bytes] | None = None
     closing: ExitStack = field(factory=ExitStack, init=False)
-    timings: Timings | None = field(default=None, init=False)  # of the engine's request
-    status: int | None = field(default=None, init=False)  # None: no answer has begun
+    timings: Timings | None = field(default=None, init=False)  # the times of the engine's request
+    status: int | None = field(default=None, init=False)  # None: the answer has not begun
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
     cut: Cut | None = field(default=None, init=False)
     _work: trio.CancelScope = field(factory=trio.CancelScope, init=False)
-    _arrived: bool = field(default=False, init=False)  # all of the request
+    _arrived: bool = field(default=False, init=False)  # all of the request has come
     _nothing_comes: trio.Event = field(factory=trio.Event, init=False)
     _refused: bool = field(default=False, init=False)  # the work reads no more of the request
     _answered: bool = field(default=False, init=False)
@@ -84,10 +84,10 @@ class Exchange:
         self._give, self._take = trio.open_memory_channel(_AHEAD)
 
     async def run(self, work: Application, *, unheard: bool = False) -> None:
-        """Has ``work`` answer the request. Where the work is cut short, the exchange itself answers, if it can.
+        """Lets ``work`` answer the request. If the work is cut short, the exchange itself answers, if it still can.
 
         Args:
-            unheard: begin the work before anything of the request's body is there: what a refusal needs.
+            unheard: begin the work before the first part of the request has come, for a refusal that needs no body.
         """
         async with trio.open_nursery() as nursery:
             if unheard:
@@ -101,37 +101,37 @@ class Exchange:
             nursery.cancel_scope.cancel()
 
     def end(self, why: Cut) -> None:
-        """Cancels the work. Whoever ends the exchange first says why."""
+        """Cancels the work. Only the first call counts: its ``why`` is the reason."""
         if self.cut is None and not self._answered:
             self.cut = why
             self._work.cancel()
 
     @property
     def outcome(self) -> int:
-        """The status for logs and metrics: a client that has gone did not hear that of the answer."""
+        """The status for logs and metrics: 499 if the client has gone before the end of the answer."""
         return _GONE if self.status is None or self.cut is Cut.CLIENT_GONE else self.status
 
     def ended(self, timings: Timings | None, **told: object) -> None:
-        """Notes that the engine has done its work; ``told`` goes into the access log."""
+        """Notes that the engine has finished; ``told`` goes into the access log."""
         self.timings = timings
         self.told.update(told)
 
     # -- what the client sends -------------------------------------------------------------------------------------
 
     async def _listen(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Hears the client until it has gone, or is too slow. Has started with the first part of the request, which is
-        all of it where there is no body."""
+        """Reads from the client until it has gone or is too slow. Counts as started after the first part of the
+        request, which is the only one if there is no body."""
         message = await self._heard()
         task_status.started()
         while message is not None:
             if not self._refused:
-                with suppress(trio.BrokenResourceError):  # it is refused just now
+                with suppress(trio.BrokenResourceError):  # the request is being refused
                     await self._give.send(message)
             message = await self._heard()
         self._nothing_comes.set()
 
     async def _heard(self) -> Message | None:
-        """Returns the next part of the request; ``None``: there will be none."""
+        """Reads the next part of the request; ``None``: no more parts will come."""
         with trio.move_on_after(math.inf if self._arrived else self.settings.body_seconds) as patience:
             message = await self._hear()
         if patience.cancelled_caught:
@@ -150,7 +150,7 @@ class Exchange:
         """Returns the next part of the request, for the work.
 
         Raises:
-            RequestTooLarge: the request has more bytes than the server allows.
+            RequestTooLarge: the request has more bytes than the server allows, or says so.
         """
         lengths = [value for name, value in self.scope["headers"] if name.lower() == b"content-length"]
         self._check_size(int(lengths[0]) if lengths and lengths[0].isdigit() else 0)
@@ -167,7 +167,7 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         """Sends a part of the answer. A part is sent whole or not at all, even if the work is cancelled meanwhile."""
-        most = 2 * self.settings.send_seconds + _LINGER_SECONDS  # each wait has its own bound; this one is for bugs
+        most = 2 * self.settings.send_seconds + _LINGER_SECONDS  # each wait has a bound of its own: this is for bugs
         with trio.CancelScope(shield=True, deadline=trio.current_time() + most):
             if message["type"] == "http.response.start":
                 await self._begin(message)
@@ -181,8 +181,8 @@ class Exchange:
         headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
         if not self._arrived:
             headers.append((b"connection", b"close"))
-            # The work reads no more. What still comes is heard and thrown away: where nobody heard it, hypercorn would
-            # wait for room, and never tell that the client has gone.
+            # The work reads no more. Further parts of the request are read and dropped: otherwise hypercorn would wait
+            # for room, and never report that the client has gone.
             self._refused = True
             self._take.close()
         await self._say({**message, "headers": headers})
@@ -198,14 +198,14 @@ class Exchange:
                 await self._say({"type": "http.response.body", "body": body, "more_body": True})
             body = b""
             self._answered = True
-            if self.cut is None:  # read on for a while: closing at once would take the answer from who still sends
+            if self.cut is None:  # read on for a while: an early close loses the answer while the client sends
                 with trio.move_on_after(_LINGER_SECONDS):
                     await self._nothing_comes.wait()
-        self._answered = True  # hypercorn tells of the end of an answer as it tells of a client who goes
+        self._answered = True  # hypercorn reports the end of an answer like a lost client
         await self._say({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _end_early(self) -> None:
-        """Tells the client, if somebody is there, why it gets no answer, or no more of it."""
+        """Tells the client, if it is still there, why it gets no answer, or no more of the answer."""
         assert self.cut is not None, "nobody but `end` cancels the work"
         problem = _PROBLEMS.get(self.cut)
         if problem is None:

@@ -1,8 +1,8 @@
-"""The faults of a body, in words and by place, made of pydantic's.
+"""Turns pydantic's faults of a body into words, with the place of each fault.
 
-If a member may be of several kinds, pydantic has a fault for each kind, and names the kind in the place. Here a place
-is a path in the body, and of several faults that lie within one another the innermost is reported. A body may have more
-faults than there is time for: then their number is reported.
+If a member may be of several kinds, pydantic reports a fault for each kind, and its place contains the name of the
+kind. Here a place is a path in the body. If one faulty place lies within another, only the inner one is reported. If
+there are too many faults to look at, only their number is reported.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 from pydantic import ValidationError
 
 _MOST = 3
-_LOOKED_AT = 1_000  # faults; pydantic gives all or none, and each costs a microsecond or more
-LONGEST = 200  # characters of a place: its steps are the client's
-_LONGEST_WORDS = 1_000  # characters of why: what the client sent may be in it
+_LOOKED_AT = 1_000  # faults; pydantic lists all or none, and each costs a microsecond or more
+LONGEST = 200  # characters of a place, which the client's names make
+_LONGEST_WORDS = 1_000  # characters of a reason, which may quote the client
 Place = tuple[str | int, ...]
 
 
 def faults_of(error: ValidationError, body: object) -> dict[str, str]:
-    """Returns the faults of ``body``, which has at least one: by the place in words the reasons, for each kind that the
-    member may be of."""
+    """Returns the faults of ``body``, at least one. The key is the place in words; the value has the reasons, one for
+    each kind that the member may be of."""
     if is_beyond_telling(error):
         return {"": f"it has {error.error_count():,} faults, too many to tell; GET /openapi.json says what fits"}
     found: dict[Place, list[str]] = {}
@@ -41,14 +41,14 @@ def is_beyond_telling(error: ValidationError) -> bool:
 
 
 def in_words(faults: Mapping[str, str]) -> str:
-    """Returns the first of ``faults`` in words."""
+    """Returns a text with the first of ``faults`` and the number of the others."""
     told = [f"{name[:LONGEST]}: {why}" if name else why for name, why in faults.items()]
     more = f" (and {len(told) - _MOST} more)" if len(told) > _MOST else ""
     return "; ".join(told[:_MOST]) + more
 
 
 def _place(fault: Mapping[str, Any], body: Any) -> Place:
-    """Returns the steps of pydantic's location that are steps in ``body``, too."""
+    """Returns the steps of pydantic's location that are keys or indexes in ``body``."""
     place = []
     for step in fault["loc"]:
         within = isinstance(step, int) and 0 <= step < len(body) if isinstance(body, list) else False

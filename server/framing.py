@@ -1,8 +1,9 @@
-"""`Framing`: where each request of a connection begins and ends, strictly.
+"""`Framing`: finds where each request of a connection begins and ends, by strict rules.
 
 Parsers of HTTP/1.1 forgive different things: a line that ends without CR, a length that is given twice, a field that
-goes on in the next line. A proxy and a server that forgive differently see different requests in the same bytes, and
-one client may put words into another's mouth (request smuggling). h11 forgives some; what passes here, all read alike.
+goes on in the next line. If a proxy and a server forgive different things, they see different requests in the same
+bytes, and one client can send a request in the name of another (request smuggling). h11 forgives some things, too;
+bytes that pass here are read in the same way by all parsers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import enum
 import re
 from collections.abc import Callable
 
-LONGEST_LINE = 16 * 1024  # bytes, as of h11's whole head
+LONGEST_LINE = 16 * 1024  # bytes; h11 has the same bound for a whole head
 UNREADABLE = b"\0\r\n\r\n"
-"""Neither a request line, nor a field, nor a chunk's size or end: h11 refuses it wherever a line begins."""
+"""Bytes that h11 refuses at the beginning of any line: they begin no request line, field, or size or end of a chunk."""
 
 _TOKEN = rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+"
 _REQUEST_LINE = re.compile(_TOKEN + rb" [!-~]+ HTTP/1\.([01])")
@@ -25,7 +26,7 @@ _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})(?:" + _EXTENSION + rb")*")
 
 
 class _Part(enum.Enum):
-    """The kinds of what comes next: a line, or bytes of a body."""
+    """The kinds of parts that may come next: lines, or bytes of a body."""
 
     REQUEST_LINE = enum.auto()
     FIELD = enum.auto()
@@ -37,13 +38,14 @@ class _Part(enum.Enum):
 
 
 class Framing:
-    """Follows what one client sends (RFC 9112). ``fault`` says what was wrong, once something was."""
+    """Follows the bytes that one client sends (RFC 9112). ``fault`` describes the first fault; ``None``: there was
+    none."""
 
     def __init__(self) -> None:
         self.fault: str | None = None
         self._part = _Part.REQUEST_LINE
-        self._line = b""  # the beginning of one whose end has not come
-        self._left = 0  # bytes of the body or the chunk
+        self._line = b""  # the beginning of a line whose end has not come
+        self._left = 0  # bytes of the body or the chunk that are still to come
         self._version = b""
         self._lengths: list[bytes] = []
         self._codings: list[bytes] = []
@@ -56,8 +58,8 @@ class Framing:
         }
 
     def passed(self, data: bytes) -> bytes:
-        """Returns the part of ``data``, and of what the client sent before, that h11 may read: whole lines, and bodies
-        as they come. At a fault h11 gets what it refuses, and nothing that comes after it."""
+        """Returns the bytes that h11 may read now, from ``data`` and from earlier bytes that were kept: whole lines,
+        and bodies as they come. At a fault h11 gets bytes that it refuses, and after that nothing."""
         if self.fault is not None:
             return b""
         data, self._line = self._line + data, b""
@@ -82,8 +84,8 @@ class Framing:
         return skipped
 
     def _unfinished(self, data: bytes, at: int) -> bytes:
-        """Keeps the beginning of a line. h11 itself refuses a line that is too long, but not one that begins no
-        request."""
+        """Keeps the beginning of a line, and returns the bytes before it. h11 itself refuses a line that is too long,
+        but not yet the beginning of a line that cannot be a request line."""
         if self._part is _Part.REQUEST_LINE and not re.match(_TOKEN, data[at : at + 1]):
             self.fault = "no request begins so"
             return data[:at] + UNREADABLE
@@ -94,7 +96,7 @@ class Framing:
         return data[:at]
 
     def _read(self, line: bytes) -> str | None:
-        """Returns the fault of a whole line, if it has one."""
+        """Reads a whole line. Returns its fault; ``None``: there is none."""
         text = line[:-2]
         if not line.endswith(b"\r\n") or b"\r" in text:
             return "a line that does not end with CR and LF, or has one of them within"

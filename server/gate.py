@@ -1,4 +1,4 @@
-"""`Gate`: makes an `Exchange` of each request, and lets in whom the settings allow."""
+"""`Gate`: makes an `Exchange` of each request, and admits the clients that the settings allow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .server import Server
 
 _access = logging.getLogger("triolet.access")
 _log = logging.getLogger("triolet.server")
-_OPEN = frozenset({"/", "/health", "/favicon.ico"})  # without a key: they tell nothing of anybody's requests
+_OPEN = frozenset({"/", "/health", "/favicon.ico"})  # open without a key: they show nothing about requests
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -49,7 +49,7 @@ class Gate:
         try:
             problem = self._refusal(scope, headers, exchange.told)
             if problem is None:
-                if not _is_open(scope):  # else callers without a key could keep out those with one, and hold up the end
+                if not _is_open(scope):  # otherwise callers without a key could use up the places and delay the end
                     self._server.exchanges.add(exchange)
                     if _is_counted(scope):
                         self._server.counted.add(exchange)
@@ -114,7 +114,8 @@ class Gate:
         return self._busy(scope, who or address)
 
     def _judged(self, key: str | None, address: str) -> tuple[str | None, float]:
-        """Returns the owner of a key, and the seconds until it may be judged, if there were too many wrong ones."""
+        """Returns the owner of ``key``, and the seconds until the key may be judged: 0 unless there were too many wrong
+        keys."""
         who = self._keys.who(key)
         if key is None or not self._keys:
             return who, 0.0
@@ -137,7 +138,7 @@ class Gate:
         return None
 
     def _over(self, exchange: Exchange, headers: Headers, seconds: float) -> None:
-        """Reports the end of an exchange to figures, spans and the access log."""
+        """Reports the end of an exchange to the metrics, the spans and the access log."""
         scope, cut = exchange.scope, exchange.cut
         told = {
             "id": exchange.id,
@@ -177,7 +178,7 @@ def _is_open(scope: MutableMapping[str, Any]) -> bool:
 
 
 def _is_counted(scope: MutableMapping[str, Any]) -> bool:
-    """True if the limits of requests are for it."""
+    """True if the request counts against the limits."""
     return scope.get("method") != "GET"
 
 

@@ -1,8 +1,8 @@
-"""`Connection`: one connection of hypercorn's, HTTP/1.1 and WebSockets, with bounds that hypercorn does not have.
+"""`Connection`: one connection of hypercorn, for HTTP/1.1 and WebSockets, with bounds that hypercorn lacks.
 
-hypercorn unpacks a compressed message before it looks at its size, goes on keeping a message that is too large, waits
-for ever to tell an application that has ended of the client's end, and does not hear a client go that has sent more
-than one request.
+hypercorn unpacks a compressed message before it checks the size, and goes on storing a message that is too large. It
+waits for ever to report the client's end to an application that has ended. And it does not notice that a client has
+gone if the client has sent more than one request.
 """
 
 from __future__ import annotations
@@ -34,16 +34,17 @@ _LOOK_SECONDS = 0.25
 
 
 class Shared(WorkerContext):
-    """The state that the connections of one server share. ``refused`` is called with the fault of a client's bytes."""
+    """The state that all connections of one server share. ``refused`` is called with a text if a client sends bytes
+    that are refused."""
 
     def __init__(self, refused: Callable[[str], None]) -> None:
         super().__init__(None)
         self.refused = refused
-        self.ends = False  # each answer is the last of its connection
+        self.ends = False  # true: each answer is the last of its connection
 
 
 class Connection(TCPServer):
-    """hypercorn's connection, with `_Protocol` in place of the choice of protocols."""
+    """hypercorn's connection. It always uses `_Protocol`, where hypercorn chooses among protocols."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -75,14 +76,14 @@ class Connection(TCPServer):
                 )
                 await self.idle_task.restart(tasks, self._idle_timeout)
                 await self._read_data()
-        except (OSError, trio.BrokenResourceError, trio.TooSlowError):  # the client is gone, or was never there
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError):  # the client has gone, or was never connected
             return
         finally:
             await self._close()
 
     async def _read_data(self) -> None:
-        """Reads from the client to its end. hypercorn's tasks that wait for a time would outlast it, and keep the
-        connection counted."""
+        """Reads from the client until it has gone. Then it cancels hypercorn's tasks that wait for a timeout: the
+        connection would count as open until they end."""
         try:
             await super()._read_data()
         except trio.BrokenResourceError:  # raised by `_Turn`
@@ -92,10 +93,11 @@ class Connection(TCPServer):
 
 
 class _Tasks(TaskGroup):
-    """The tasks of one connection: the application, and in ``beside`` those that last as long as the client.
+    """The tasks of one connection: the application, and within the scope ``beside`` the tasks that end when the client
+    has gone.
 
-    The messages of a WebSocket have no bound between hypercorn and the application: where hypercorn waits for room,
-    it does not hear that the client has gone. The application takes each at once."""
+    The queue of a WebSocket's messages between hypercorn and the application has no bound: if hypercorn waited for
+    room, it would not notice that the client has gone. The application takes each message at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,8 +121,8 @@ class _Tasks(TaskGroup):
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 alone, and WebSockets whose messages are as large as they look. Whatever a client asks for, the
-    connection stays what it is: in HTTP/2 one could hold any number of answers that it does not read."""
+    """The protocol: only HTTP/1.1 and WebSockets without compression. A client cannot change to HTTP/2, where it could
+    leave any number of answers unread."""
 
     context: Shared
     connection: Any
@@ -130,16 +132,17 @@ class _Protocol(H11Protocol):
         self.can_read = _Turn(client)
         self.connection = _Requests(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
         self._framing = Framing()
-        self._answers = False  # the last request, or has answered it
+        self._answers = False  # the answer to the last request has begun
 
     async def handle(self, event: Any) -> None:
-        """Has requests read as far as `Framing` lets them pass; after a WebSocket's request come frames.
+        """Passes an event on to hypercorn. Of a client's bytes h11 reads only those that `Framing` passes; after the
+        request for a WebSocket, bytes are frames.
 
-        After a message that is too large nothing is read any more. hypercorn has sent the reason (1009); the client has
-        as long to close the connection as one that is idle."""
+        After a message that is too large nothing more is read. hypercorn has sent the reason (1009), and the client has
+        the time of an idle connection to close."""
         if isinstance(event, RawData) and event.data and isinstance(self.connection, h11.Connection):
             event = RawData(data=self._passed(event.data))
-            if not event.data:  # which would be the client's end
+            if not event.data:  # no bytes would mean the end of the client
                 return
         elif isinstance(event, RawData) and event.data and self._is_opening():
             await self._refuse_frames()
@@ -159,18 +162,19 @@ class _Protocol(H11Protocol):
         return passed
 
     def _is_opening(self) -> bool:
-        """True if a WebSocket was asked for, and the request is not answered yet."""
+        """True if the client has asked for a WebSocket and has no answer yet."""
         return isinstance(self.stream, WSStream) and not self.stream.closed and not self._answers
 
     def _is_denied(self) -> bool:
-        """True if the request for a WebSocket got another answer. hypercorn would answer frames once more."""
+        """True if the request for a WebSocket was refused. hypercorn would answer frames with a second refusal."""
         return isinstance(self.stream, WSStream) and self._answers and not self.stream.handshake.accepted
 
     async def _refuse_frames(self) -> None:
-        """A client may send frames when it is told that the WebSocket is open (RFC 6455, section 4.1). hypercorn sends
-        its refusal and lets the application go on meanwhile, whose answer h11 then takes for a fault of ours."""
+        """Refuses a client that sends frames before the WebSocket is open (RFC 6455, section 4.1). hypercorn itself
+        would send a refusal, but let the application go on; h11 would then treat the application's answer as an error
+        of the server."""
         stream: Any = self.stream
-        stream.closed = True  # nothing of the application is sent any more
+        stream.closed = True  # no message of the application is sent any more
         stream.scope["refused"] = 400
         self.context.refused("frames before the WebSocket was open")
         await stream._send_error_response(400)
@@ -178,17 +182,18 @@ class _Protocol(H11Protocol):
         await self.send(Closed())
 
     async def stream_send(self, event: Any) -> None:
-        """Sends a part of an answer. A server that ends keeps no connection."""
+        """Sends a part of an answer. While the server ends, each answer closes its connection."""
         self._answers = self._answers or isinstance(event, Response)
         if self.context.ends and isinstance(event, Response) and event.status_code >= 200:
             event = replace(event, headers=[*event.headers, (b"connection", b"close")])
         await super().stream_send(event)
 
     async def _check_protocol(self, event: Any) -> None:
-        """Never another protocol."""
+        """Does nothing: the protocol never changes."""
 
     async def _create_stream(self, request: h11.Request) -> None:
-        """Removes the extensions of a request for a WebSocket: permessage-deflate is one."""
+        """Begins to answer a request, without the extensions that a request for a WebSocket asks for, such as
+        permessage-deflate."""
         self._answers = False
         headers = [(name, value) for name, value in request.headers if name != b"sec-websocket-extensions"]
         plain = h11.Request(
@@ -200,19 +205,19 @@ class _Protocol(H11Protocol):
 
 
 class _Requests(h11.Connection):
-    """h11 takes it for a fault that a client has sent another request before it was told that the answer to this one is
-    the connection's last, and hypercorn would cut that answer off."""
+    """A parser of requests that ignores a further request after the connection's last one. The client may have sent it
+    before it knew that the connection ends; h11 would report a fault, and hypercorn would cut the last answer off."""
 
     def next_event(self) -> Any:
-        """Returns the next event, and pauses where h11 would find a fault."""
+        """Returns the next event; pauses if there is a further request."""
         if self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
             return h11.PAUSED
         return super().next_event()
 
 
 class _Turn(EventWrapper):
-    """hypercorn waits for it where a client has sent its next request before it has the answer to this one. Meanwhile
-    nothing is read, and so nobody would hear the client go."""
+    """The event for which hypercorn waits if a client sends its next request before the present answer is complete.
+    Since nothing is read meanwhile, the event itself checks whether the client has gone."""
 
     def __init__(self, client: trio.socket.SocketType) -> None:
         super().__init__()
@@ -232,8 +237,8 @@ class _Turn(EventWrapper):
 
 
 def _is_there(client: trio.socket.SocketType) -> bool:
-    """True if a client has not closed its side, as far as the system says, though what it has sent was not read yet
-    (tcp(7): TCP_INFO begins with the state)."""
+    """True if the client has not closed its side, as far as the system says. This works even while sent bytes are
+    unread (tcp(7): TCP_INFO begins with the state)."""
     if not hasattr(socket, "TCP_INFO"):
         return True
     try:

@@ -1,8 +1,8 @@
-"""`Listener`: connections, by hypercorn's HTTP on trio.
+"""`Listener`: accepts connections, and serves them with hypercorn's HTTP on trio.
 
 hypercorn's own loop lets an error of one connection end the server, accepts any number of connections, and waits for
-ever for a client that reads nothing. Here each connection has a guard, there is a most, and a client's patience is
-bounded. What any client can bring about is logged in a line a minute.
+ever for a client that reads nothing. Here an error ends only its connection, the number of connections is bounded, and
+so is the time to wait for a client. Events that any client can cause are logged at most once a minute.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _BACKLOG = 1_024
 _CLOSE_SECONDS = 2.0
 _GRACE_SECONDS = 0.2
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
-_ROOM_SECONDS = 0.1  # until a connection may have ended
+_ROOM_SECONDS = 0.1  # until a connection has perhaps ended
 _TOO_MANY = "no connection can be accepted: %s; raise the limit of open files (ulimit -n), or lower max_connections"
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class CannotListen(TrioletError):
-    """The address, the certificate or its key cannot be had."""
+    """The address, the certificate or its key cannot be used."""
 
 
 class PatientStream(trio.abc.HalfCloseableStream):
-    """A connection whose client must read: a send that takes more than ``seconds`` breaks it. ``socket`` is the
-    connection's own."""
+    """A connection that breaks if the client reads nothing for ``seconds`` during a send. ``socket`` is the socket of
+    the connection."""
 
     def __init__(self, stream: trio.SocketStream, seconds: float) -> None:
         self.socket = stream.socket
@@ -54,13 +54,13 @@ class PatientStream(trio.abc.HalfCloseableStream):
         self._seconds = seconds
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        """Raises `trio.BrokenResourceError` where the client reads nothing for ``seconds``."""
+        """Sends ``data``. Raises `trio.BrokenResourceError` if the client reads nothing for ``seconds``."""
         view = memoryview(data)
-        for start in range(0, len(view), 1 << 16):  # a piece is small: who reads at all is not too slow
+        for start in range(0, len(view), 1 << 16):  # in small pieces: any client that reads at all is fast enough
             with trio.move_on_after(self._seconds) as patience:
                 try:
                     await self._stream.send_all(view[start : start + (1 << 16)])
-                except trio.BusyResourceError:  # hypercorn sends one at a time, but closes whenever it likes
+                except trio.BusyResourceError:  # hypercorn never sends twice at once, but may close meanwhile
                     raise trio.BrokenResourceError("the connection is being closed") from None
             if patience.cancelled_caught:
                 await trio.aclose_forcefully(self._stream)
@@ -80,7 +80,7 @@ class PatientStream(trio.abc.HalfCloseableStream):
 
 
 def _config_of(settings: ServerSettings) -> Config:
-    """Returns hypercorn's settings for ``settings``."""
+    """Returns the settings of hypercorn that follow from ``settings``."""
     config = Config()
     config.certfile, config.keyfile = settings.certfile, settings.keyfile
     config.alpn_protocols = ["http/1.1"]
@@ -97,10 +97,10 @@ def _config_of(settings: ServerSettings) -> Config:
 class Listener:
     """Args:
     settings: where to listen, and how long to wait for clients.
-    connections: those that are open.
+    connections: the open connections.
 
     Raises:
-        CannotListen: the address, the certificate or its key cannot be had.
+        CannotListen: the address, the certificate or its key cannot be used.
     """
 
     settings: ServerSettings
@@ -108,10 +108,10 @@ class Listener:
     _floods: defaultdict[str, Flood] = field(factory=lambda: defaultdict(Flood), init=False)  # by the line of the log
     _config: Config = field(init=False)
     _tls: ssl.SSLContext | None = field(init=False)
-    _socket: socket.socket = field(init=False)  # bound, so that nobody else gets the address
+    _socket: socket.socket = field(init=False)  # bound at once, so that nobody else gets the address
     _shared: Shared = field(init=False)
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
-    _over: trio.Event = field(factory=trio.Event, init=False)  # nobody is accepted any more
+    _over: trio.Event = field(factory=trio.Event, init=False)  # set when no connection is accepted any more
     _one_left: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -130,7 +130,7 @@ class Listener:
         """Lets clients connect from now on. Returns the server's address.
 
         Raises:
-            CannotListen: somebody else listens there.
+            CannotListen: another process listens at the address.
         """
         try:
             self._socket.listen(_BACKLOG)
@@ -139,7 +139,7 @@ class Listener:
         return _url(self._socket, tls=self._tls is not None)
 
     async def run(self, app: Application) -> None:
-        """Serves until `close`, and until every connection has ended."""
+        """Serves until `close` is called and every connection has ended."""
         async with trio.open_nursery() as nursery:
             take = partial(self._take, nursery, app)
             try:
@@ -151,12 +151,12 @@ class Listener:
                 self._over.set()
 
     def keep_none(self) -> None:
-        """Makes each answer the last of its connection, from now on. Who connects is answered still."""
+        """From now on makes each answer the last of its connection. New connections are still accepted and answered."""
         self._shared.ends = True
 
     async def close(self) -> None:
-        """Accepts no more connections, and closes those that wait for a request. Those that are answered, or were just
-        made, have a moment, since their requests are on the way."""
+        """Accepts no more connections, and closes idle ones. First it waits a moment for the connections to end: some
+        are still being answered, and requests of new ones are on the way."""
         self._accepting.cancel()
         with trio.move_on_after(_GRACE_SECONDS):
             await self._over.wait()
@@ -166,14 +166,15 @@ class Listener:
         await self._shared.terminated.set()
 
     async def cut_off(self) -> None:
-        """Closes all connections, whatever they do."""
+        """Closes all connections, even busy ones."""
         for stream in list(self.connections):
             await trio.aclose_forcefully(stream)
 
     async def _accept(
         self, listener: trio.abc.Listener[trio.SocketStream], take: Callable[[trio.SocketStream], None]
     ) -> None:
-        """Accepts for ever. Where the system has no descriptor or no memory for one more, those who connect wait."""
+        """Accepts connections until cancelled. While the system has no descriptor or memory for one more, new clients
+        wait."""
         while True:
             try:
                 take(await listener.accept())
@@ -203,7 +204,8 @@ class Listener:
                 await trio.aclose_forcefully(stream)
 
     def _tell(self, what: str, why: str) -> None:
-        """Warns of what any client can bring about as often as it likes: a line a minute, and how often it was."""
+        """Logs a warning that any client can cause as often as it likes: at most one line a minute, with the number of
+        times."""
         count = self._floods[what].came(trio.current_time())
         if count:
             more = f" ({count:,} times since the last such line)" if count > 1 else ""
@@ -213,7 +215,7 @@ class Listener:
         on_top: Any = stream
         if self._tls is not None:
             on_top = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
-        plain: Any = app  # hypercorn types its messages more narrowly
+        plain: Any = app  # hypercorn has narrower types for messages
         wrapped = wrap_app(plain, self._config.wsgi_max_body_size, "asgi")
         await Connection(wrapped, self._config, self._shared, ConnectionState({}), on_top)
 
@@ -221,7 +223,7 @@ class Listener:
 def _tls(config: Config) -> ssl.SSLContext | None:
     try:
         return config.create_ssl_context()
-    except OSError as error:  # of ssl, too
+    except OSError as error:  # ssl.SSLError is one, too
         raise CannotListen(
             f"the certificate {config.certfile} and the key {config.keyfile} cannot be used ({error}); allowed: PEM "
             "files of a certificate, with those that signed it, and of its own key"
@@ -246,7 +248,7 @@ def _not_there(settings: ServerSettings, error: OSError) -> CannotListen:
 
 
 def _take_backlog(listening: socket.socket, take: Callable[[trio.SocketStream], None]) -> None:
-    """Takes the connections that clients have made and nobody has accepted yet: closing would reset them."""
+    """Takes the connections that are not accepted yet: closing the socket would reset them."""
     with suppress(OSError):  # there are no more
         while True:
             accepted, _ = listening.accept()

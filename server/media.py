@@ -1,8 +1,8 @@
-"""`Media`: images and audio that a request names by an address.
+"""`Media`: fetches images and audio that a request names by an address.
 
-``data:`` addresses hold what they name. Others are fetched where the server's settings allow their prefix, from public
-addresses alone: the name is resolved here, and the connection made to the very address that was checked, so that nobody
-can have the server ask machines that only the server reaches.
+A ``data:`` address contains the file itself. Other addresses are fetched if the server's settings allow their prefix,
+and only from public IP addresses: the host name is resolved here, and the connection goes to the very IP address that
+was checked. So no client can make the server send requests to machines that only the server reaches.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from .settings import ServerSettings
 
 _MOST_REDIRECTS = 3
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_INLINE = 1 << 18  # characters; decoding more takes longer than a thread costs
-_PIECE = 1 << 20  # characters that are decoded in one go: others wait for it, in a thread too
-_MOST_QUOTED = 1 << 18  # characters that are no base64: each becomes an object
+_INLINE = 1 << 18  # characters; decoding more costs more time than a thread
+_PIECE = 1 << 20  # characters that are decoded at once: other threads wait meanwhile
+_MOST_QUOTED = 1 << 18  # characters of data that is not base64: each becomes an object
 _LONGEST_SCHEME = 32  # characters
 
 
 @define(eq=False)
 class Media:
     """Args:
-    settings: which addresses are allowed, how large and how slow they may be.
+    settings: the allowed addresses, and the limits of size and time.
     """
 
     settings: ServerSettings
 
     async def fetch(self, url: str, where: str, most: int, until: float = math.inf) -> bytes:
-        """Fetches what lies at ``url``. ``where`` names the member of the request for errors. The fetch is given up at
-        the time ``until``, and after `ServerSettings.url_seconds`.
+        """Fetches the file at ``url``. ``where`` is the name of the member of the request, for errors. The fetch is
+        given up at the time ``until``, or after `ServerSettings.url_seconds`.
 
         Raises:
-            BadBody: it is not an address, or a damaged ``data:``.
+            BadBody: ``url`` is not an address, or is a damaged ``data:`` address.
             Refusal: the address is not allowed, or nothing could be fetched.
-            RequestTooLarge: more than ``most`` bytes lie there.
+            RequestTooLarge: the file has more than ``most`` bytes.
         """
         scheme = url[:_LONGEST_SCHEME].partition(":")[0].lower()
         if scheme == "data":
@@ -81,15 +81,15 @@ class Media:
 
 
 async def decoded(text: str, where: str, decode: Callable[[str, str], bytes]) -> bytes:
-    """Returns ``decode(text, where)``; a long text does not hold up the event loop."""
+    """Returns ``decode(text, where)``; a long text is decoded in a thread."""
     return decode(text, where) if len(text) <= _INLINE else await trio.to_thread.run_sync(decode, text, where)
 
 
 def from_base64(text: str, where: str, start: int = 0) -> bytes:
-    """Returns the bytes of ``text`` from ``start`` on.
+    """Returns the bytes that ``text`` encodes from ``start`` on.
 
     Raises:
-        BadBody: it is not base64.
+        BadBody: the text is not base64.
     """
     data = bytearray()
     try:
@@ -109,7 +109,7 @@ async def _read(answer: httpcore.Response, where: str, most: int) -> bytes:
     data = bytearray()
     told = _header(answer, b"content-length")
     _check_size(int(told) if told.isdigit() else 0, where, most)
-    stream: Any = answer.aiter_stream()  # it is a generator, whatever its type says
+    stream: Any = answer.aiter_stream()  # a generator, though its type does not say so
     async with aclosing(stream) as parts:
         async for part in parts:
             data += part
@@ -126,10 +126,10 @@ def _check_size(size: int, where: str, most: int) -> None:
 
 
 def _is_plain(url: str) -> bool:
-    """True if an address means what its beginning says: it has a host, nobody's name, and no way back up its path."""
+    """True if the beginning of an address can be trusted: it has a host, no user name, and no ``..`` in its path."""
     try:
         parts, path = urlsplit(url), unquote(unquote(urlsplit(url).path))
-        port = parts.port  # raises for what is none
+        port = parts.port  # raises if the port is invalid
     except ValueError:
         return False
     steps = path.replace("\\", "/").split("/")
@@ -169,7 +169,7 @@ def _data(url: str, where: str) -> bytes:
 
 
 class _CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects to public addresses alone, unless ``private`` ones are allowed."""
+    """Connects only to public addresses, unless ``private`` addresses are allowed."""
 
     def __init__(self, *, private: bool) -> None:
         self._inner = httpcore.AnyIOBackend()
@@ -198,7 +198,7 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
         return addresses[0]
 
     async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
-        """Never asked for."""
+        """Refuses: httpcore never calls it here."""
         raise httpcore.UnsupportedProtocol("a socket of this machine")
 
     async def sleep(self, seconds: float) -> None:

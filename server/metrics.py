@@ -1,7 +1,8 @@
-"""``/metrics``: what Prometheus reads, by `prometheus_client`.
+"""``/metrics``: the figures that Prometheus reads, written by `prometheus_client`.
 
-Counts of the server and times of requests are kept here as they happen. All else is read from the engines' statistics
-when somebody asks. A model that is unloaded takes its counters with it: they begin at 0 again, as Prometheus allows.
+The server's own counts and the times of requests are collected here as they happen. All other figures are read from the
+engines' statistics on demand. The counters of a model are lost when it is unloaded, and begin at 0 again; Prometheus
+allows that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..core.timings import Timings
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_OUTSIDE = "unknown"  # paths that are none of ours would be a series each
+_OUTSIDE = "unknown"  # else each unknown path would make a series
 _COUNTED = {
     "steps": "Steps of the decoder.",
     "tokens_fed": "Tokens read, draft tokens included.",
@@ -45,7 +46,8 @@ _OF_CACHE = (
 
 
 _Row = tuple[Callable[..., Any], str, str, str | None, Callable[[Any], Any]]
-"""A family of metrics: its kind, its name, its help, its label beside the model, and its values in statistics."""
+"""A family of metrics: its kind, name and help, its label beside the model, and a function that reads its values from
+statistics."""
 
 _OF_MODELS: tuple[_Row, ...] = (
     (Gauge, "model_state", "1: the model is in this state.", "state", lambda one: _states(one.state)),
@@ -84,7 +86,7 @@ def _pages(requests: PlannerStatistics) -> dict[str, int]:
 
 
 class Metrics:
-    """The server's figures. `heard` is a listener of `Observers`."""
+    """The figures of the server. `heard` is a listener of `Observers`."""
 
     def __init__(self, engines: Engines) -> None:
         self._registry = CollectorRegistry()
@@ -101,14 +103,14 @@ class Metrics:
         self._registry.register(_Snapshots(engines))
 
     def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:
-        """Counts an answer. ``path`` is that of the endpoint; ``status`` is 499 where the client left."""
+        """Counts an answer. ``path`` is the path of the endpoint; ``status`` is 499 if the client has left."""
         named = path or _OUTSIDE
         method = method if method in _METHODS else "other"
         self._answers.labels(named, method, str(status)).inc()
         self._seconds.labels(named).observe(seconds)
 
     def timed(self, model: str, timings: Timings | None) -> None:
-        """Counts the times of a request of ``model`` that has ended well."""
+        """Adds the times of a request of ``model`` that has ended well."""
         if timings is None:
             return
         self._queued.labels(model).observe(timings.queued)
@@ -117,7 +119,7 @@ class Metrics:
             self._first.labels(model).observe(timings.first_token)
 
     def heard(self, model: str, event: events.Event) -> None:
-        """Counts what no statistics have."""
+        """Counts an event that the engine's statistics do not cover."""
         if isinstance(event, events.RequestEnded):
             self._ended.labels(model, event.outcome).inc()
             if event.error:
@@ -126,18 +128,18 @@ class Metrics:
             self._restarts.labels(model).inc()
 
     def text(self) -> bytes:
-        """Returns all figures, in Prometheus' text format."""
+        """Returns all figures in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
 class _Snapshots:
-    """Reads the statistics of all models when Prometheus asks."""
+    """Reads the statistics of all models whenever Prometheus asks for them."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
 
     def describe(self) -> list[Any]:
-        """Returns nothing: it would be read before the engines are open."""
+        """Returns nothing, since it is called before the engines are open."""
         return []
 
     def collect(self) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""`Observers`: the listeners to the events of all engines of a server."""
+"""`Observers`: passes the events of all engines of a server to listeners."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import define, field
 
 from ..core.events import Event
 
-Listener = Callable[[str, Event], None]  # called with the model's name; must be quick, and not raise
+Listener = Callable[[str, Event], None]  # called with the model's name; must be fast and never raise
 
 
 @define(eq=False)

@@ -1,4 +1,4 @@
-"""``/openapi.json``: the endpoints as an OpenAPI 3.1 document, made of the very bodies that they check."""
+"""``/openapi.json``: an OpenAPI 3.1 document of the endpoints, made from the same bodies that check requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _PROBLEMS = {
 
 
 def openapi(endpoints: Sequence[Endpoint], version: str, models: Iterable[str], *, keys: bool) -> dict[str, Any]:
-    """The document. ``models``: the names that requests may have; ``keys``: requests need an API key."""
+    """Returns the document. ``models``: the names of models that requests may use. ``keys``: true if requests need an
+    API key."""
     allowed = list(models)
     names, schemas = _schemas(endpoints)
     for name, schema in schemas.items():
@@ -55,7 +56,7 @@ def openapi(endpoints: Sequence[Endpoint], version: str, models: Iterable[str], 
 
 
 def _schemas(endpoints: Sequence[Endpoint]) -> tuple[dict[tuple[Any, str], str], dict[str, Any]]:
-    """A reference for each body, of requests ("validation") and answers ("serialization"), and all schemas."""
+    """Returns a reference for each body of a request ("validation") or answer ("serialization"), and all schemas."""
     bodies: dict[tuple[type[BaseModel], Any], None] = {(ErrorAnswer, "serialization"): None}
     for one in endpoints:
         if one.body is not None:
@@ -86,8 +87,8 @@ def _operation(one: Endpoint, names: Mapping[tuple[Any, str], str], models: list
 
 
 def _form(body: type[BaseModel], models: list[str]) -> dict[str, Any]:
-    """Describes the members of a form: the file comes first, lists are named ``name[]``, and no member is null: it is
-    left out."""
+    """Returns the schema of a form. The file comes first, lists are named ``name[]``, and no member may be null, since
+    clients leave a member out instead."""
     schema = body.model_json_schema(ref_template=_REF)
     members: dict[str, Any] = {"file": {"type": "string", "contentMediaType": "application/octet-stream"}}
     for name, member in schema["properties"].items():

@@ -1,4 +1,4 @@
-"""`Opening`: the answers to a client that asks for a WebSocket, before it is open."""
+"""`Opening`: answers a client that asks for a WebSocket, before the WebSocket is open."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _INTERNAL_ERROR = 1011  # RFC 6455, section 7.4.1
 
 @define(eq=False)
 class Opening:
-    """Stands between hypercorn and the application, as an `Exchange` does. Once it is open, messages pass."""
+    """Stands between hypercorn and the application, as an `Exchange` does. Once the WebSocket is open, messages pass
+    unchanged."""
 
     scope: MutableMapping[str, Any]
     id: str
     _hear: Receive
     _say: Send
-    status: int | None = field(default=None, init=False)  # of HTTP; None: no answer has begun
+    status: int | None = field(default=None, init=False)  # of HTTP; None: the answer has not begun
 
     async def send(self, message: Message) -> None:
-        """Sends what the application says. An application that closes what it has not accepted has no WebSocket at the
-        path."""
+        """Sends a message of the application. If the application closes a WebSocket that it has not accepted, there is
+        none at this path, and the client gets 404."""
         if message["type"] == "websocket.close" and self.status is None:
             await self.refuse(Problem(404, f"{self.scope['path']} is no WebSocket; allowed: /v1/realtime"))
             return
@@ -35,11 +36,11 @@ class Opening:
         await self._say(message)
 
     async def refuse(self, problem: Problem) -> None:
-        """Answers ``problem``, as to any request."""
+        """Answers with ``problem``, as to any HTTP request."""
         await problem_answer(problem)(self.scope, self._hear, self.send)
 
     async def fail(self, problem: Problem) -> None:
-        """Sends that the application has failed, if anybody is there."""
+        """Tells the client, if it is still there, that the application has failed."""
         if self.status is None:
             await self.refuse(problem)
         else:

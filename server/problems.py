@@ -1,4 +1,4 @@
-"""`Problem`: the error that a request gets in place of an answer, in the shape of OpenAI's."""
+"""`Problem`: the error that a client gets in place of an answer, in the shape of OpenAI's errors."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .manners.paths import without_paths
 
 _log = logging.getLogger("triolet.server")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
-_LONGEST = 2_000  # characters of a message: the client's own words may be in it
+_LONGEST = 2_000  # characters of a message, which may quote the client
 _OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
 @frozen
 class Problem:
     """Args:
-    status: of HTTP.
-    message: what was got, what is allowed, what to do.
+    status: the HTTP status.
+    message: says what was received, what is allowed, and what to do.
     code: a word for programs.
     param: the member of the request that is wrong.
-    retry_after: seconds after which it may go better.
+    retry_after: the seconds after which a new attempt may succeed.
     """
 
     status: int
@@ -42,19 +42,19 @@ class Problem:
     retry_after: int | None = None
 
     def as_object(self) -> dict[str, Any]:
-        """Returns the object that OpenAI's clients read."""
+        """Returns the error as the object that OpenAI's clients read."""
         kind = "rate_limit_error" if self.status == 429 else "invalid_request_error"
         kind = "server_error" if self.status >= 500 else kind
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.word}}
 
     @property
     def word(self) -> str:
-        """The code, or that of the status."""
+        """The code, or a code that follows from the status."""
         return self.code or _OF_OPENAI.get(self.status) or HTTPStatus(self.status).name.lower()
 
 
 class Refusal(Exception):
-    """Ends a request with a `Problem`."""
+    """An error that ends a request with a given `Problem`."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
@@ -62,7 +62,7 @@ class Refusal(Exception):
 
 
 class BadBody(InvalidRequest):
-    """The request's body is not what the endpoint takes; ``param`` is the member that is wrong."""
+    """The body of the request does not fit the endpoint; ``param`` is the member that is wrong."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class BadBody(InvalidRequest):
 
     @classmethod
     def of(cls, error: ValidationError, body: object) -> BadBody:
-        """Makes the error of the first faults of ``body``."""
+        """Makes an error from the first faults of ``body``."""
         faults = faults_of(error, body)
         return cls(in_words(faults), next(iter(faults))[:LONGEST] or None)
 
@@ -79,8 +79,8 @@ _CODES = {BadBody: "invalid_request", UnknownModel: "model_not_found"}
 
 
 def problem_of(error: Exception, folders: Iterable[str] = ()) -> Problem:
-    """Returns the problem that the client gets for ``error``, without paths as far as `without_paths` knows them. An
-    error that nobody raised on purpose is explained in the log alone."""
+    """Returns the problem that the client gets for ``error``, without the paths that `without_paths` recognises. An
+    unexpected error is explained only in the log."""
     error = _innermost(error)
     if isinstance(error, Refusal):
         return error.problem
@@ -102,8 +102,8 @@ def _innermost(error: Exception) -> Exception:
 
 
 def _for_clients(error: TrioletError, folders: Iterable[str]) -> str:
-    """Returns the text of ``error`` for clients. What a body or the name of a model has in it is the client's own. All
-    else may come from anywhere: a loader, a template, a library."""
+    """Returns the text of ``error`` for clients. Errors on a body or on the name of a model only quote the client. All
+    other texts may come from a loader, a template or a library, and paths are removed from them."""
     text = str(error)
     if not isinstance(error, BadBody | UnknownModel):
         text = without_paths(text[: 2 * _LONGEST], folders)  # not cut within the quotation marks of a path that is told
@@ -111,7 +111,7 @@ def _for_clients(error: TrioletError, folders: Iterable[str]) -> str:
 
 
 def problem_answer(problem: Problem) -> JSONResponse:
-    """Returns the answer that has ``problem``."""
+    """Returns an answer with ``problem``."""
     headers = {} if problem.retry_after is None else {"retry-after": str(problem.retry_after)}
     if problem.status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -119,11 +119,11 @@ def problem_answer(problem: Problem) -> JSONResponse:
 
 
 def report(name: str, told: dict[str, object], error: Exception, problem: Problem, refusals: Flood, now: float) -> None:
-    """Logs that the request ``name`` ended with ``error``; ``told`` goes into the access log. If the client gets less
-    than the error says, the log has it, for one request in a minute.
+    """Logs that the request ``name`` ended with ``error``; adds to ``told``, which goes into the access log. If the
+    client gets less than the whole text of the error, the whole text is logged, at most once a minute.
 
     Args:
-        refusals: counts those of one server.
+        refusals: counts such requests of one server.
     """
     told["error"] = problem.word
     error = _innermost(error)

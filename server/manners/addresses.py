@@ -1,9 +1,9 @@
-"""Addresses of the public internet: which ones a server may be sent to by somebody else.
+"""Addresses of the public internet, the only ones that a client may make the server fetch from.
 
 The tables are those of IANA, as of 2026: the special-purpose registries of IPv4 and IPv6 (RFC 6890, 8190), the space of
-multicast (RFC 5771), and the space of IPv6, of which 2000::/3 alone is given to the public (RFC 4291). Python's
-``ipaddress`` has older ones. What the registries call global but special, as anycast to a relay nearby, is no place for
-a file either, and is not public here.
+multicast (RFC 5771), and the space of IPv6, where only 2000::/3 is public (RFC 4291). The tables of Python's
+``ipaddress`` are older. Some special addresses are global by the registries, such as anycast to a nearby relay. No
+files lie there, and they are not public here.
 """
 
 from __future__ import annotations
@@ -47,12 +47,13 @@ _ISATAP = frozenset({0x00005EFE, 0x02005EFE})  # before an IPv4 address, in the 
 
 
 def is_public(address: str) -> bool:
-    """True if ``address``, in the form that ``getaddrinfo`` gives, is one of the public internet.
+    """True if ``address``, in the form that ``getaddrinfo`` returns, belongs to the public internet.
 
-    One that holds an IPv4 address is judged by that where systems use such addresses for the public internet (mapped,
-    NAT64 by the well-known prefix) or would send to what it holds (ISATAP); all other transitions have had their day,
-    and are refused whole: 6to4, Teredo, IPv4-compatible, translated by SIIT (``::ffff:0:a.b.c.d``), and NAT64 by the
-    prefix for local use. An address with a zone is of one link.
+    Some IPv6 addresses contain an IPv4 address and are judged by it: mapped ones and NAT64 with the well-known prefix,
+    which systems use for the public internet, and ISATAP, where a system would send to the IPv4 address. All other
+    transition addresses are out of use and always refused: 6to4, Teredo, IPv4-compatible, translated by SIIT
+    (``::ffff:0:a.b.c.d``), and NAT64 with the prefix for local use. An address with a zone belongs to a single link,
+    and is refused.
     """
     try:
         found = ipaddress.ip_address(address)

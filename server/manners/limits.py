@@ -1,7 +1,8 @@
-"""Limits of how often a thing may happen: `RateLimit` of requests, `WrongKeys` of keys, `Flood` of lines in the log.
+"""Limits of how often something may happen: `RateLimit` for requests, `WrongKeys` for wrong keys, `Flood` for lines in
+the log.
 
-`RateLimit` and `WrongKeys` are the generic cell rate algorithm (ITU-T I.371): of each caller one number is kept, the
-time until which its requests are paid for.
+`RateLimit` and `WrongKeys` use the generic cell rate algorithm (ITU-T I.371). It keeps one number for each caller: the
+time until which the caller's requests are paid for.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from typing import Any
 
 from attrs import define, field
 
-MOST = 4_096  # addresses that are remembered, and pairs of an address and a key that was right there
-_MANY = 10_000  # callers, above which those that have nothing to wait for are forgotten
+MOST = 4_096  # remembered addresses, and remembered pairs of an address and a right key
+_MANY = 10_000  # above this number of callers, those that need not wait are forgotten
 
 
 @define
 class RateLimit:
-    """Allows ``per_minute`` requests at once, and as many in each minute after."""
+    """Allows each caller ``per_minute`` requests at once, and as many in each later minute."""
 
     per_minute: int
     _paid_until: dict[str, float] = field(factory=dict, init=False)
 
     def seconds_to_wait(self, who: str, now: float) -> float:
-        """Returns 0 if ``who`` may make a request at ``now``, and counts it. Else returns the seconds until it may."""
+        """Returns 0 if ``who`` may make a request at ``now``, and counts the request; otherwise returns the seconds to
+        wait."""
         wait, paid = _wait(self._paid_until.get(who, now), now, 60.0 / self.per_minute, self.per_minute)
         if wait:
             return wait
@@ -36,7 +38,8 @@ class RateLimit:
 
 
 def _wait(paid_until: float, now: float, interval: float, at_once: int) -> tuple[float, float]:
-    """Returns the seconds until one more is allowed, and the time until which the caller has paid after that one."""
+    """Returns the seconds until one more request is allowed, and the time until which the caller has paid if the
+    request is made."""
     paid = max(paid_until, now) + interval
     wait = paid - now - at_once * interval
     return (wait if wait > 1e-9 else 0.0), paid
@@ -44,13 +47,14 @@ def _wait(paid_until: float, now: float, interval: float, at_once: int) -> tuple
 
 @define
 class WrongKeys:
-    """Allows ``at_once`` wrong keys of one address, and one more every ``seconds`` after.
+    """Allows each address ``at_once`` wrong keys, and one more every ``seconds`` after that.
 
-    After too many a key that is new to its address is not judged: else the right key among many wrong ones would open
-    the server. So that nobody is kept out by a neighbour, of the same proxy say, a key that was right at an address
-    before passes there always. So this does not hold up who tries, from an address, to hit a key in use at that
-    address: the one that is right passes, however many were wrong. Against that only keys help that are long and
-    random. Those who were seen longest ago are forgotten first, so the memory has a bound.
+    After too many wrong keys from an address, keys that are new to the address are not judged: otherwise somebody could
+    try many keys until the right one opens the server. A key that was right at the address before always passes, so
+    that nobody is kept out by a neighbour, for example behind the same proxy. Therefore this limit does not stop a
+    client that tries to guess a key in use at its own address: the right guess passes, however many wrong ones came
+    before. Only long and random keys help against that. The addresses and keys that were seen longest ago are forgotten
+    first, so that the memory is bounded.
     """
 
     at_once: int = 10
@@ -59,8 +63,8 @@ class WrongKeys:
     _known: OrderedDict[tuple[str, str], None] = field(factory=OrderedDict, init=False)
 
     def seconds_to_wait(self, address: str, who: str | None, now: float) -> float:
-        """Returns 0 if a key of ``who`` (``None``: a wrong one) may be judged at ``now``, and counts it.
-        Else returns the seconds until a key may be judged that was not right at this address before."""
+        """Returns 0 if a key of ``who`` (``None``: a wrong key) may be judged at ``now``, and counts the key. Otherwise
+        returns the seconds until the next key that is new to this address may be judged."""
         place = _place(address)
         if who is not None and (place, who) in self._known:
             self._known.move_to_end((place, who))
@@ -83,7 +87,7 @@ def _remember(memory: OrderedDict[Any, Any], key: object, value: object) -> None
 
 
 def _place(address: str) -> str:
-    """Returns the network of an IPv6 address: one client may have any address of its 64 bits."""
+    """Returns ``address``, or for IPv6 its /64 network: a client may use any address in its network."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -96,14 +100,15 @@ def _place(address: str) -> str:
 
 @define
 class Flood:
-    """Counts things of one kind: one line in ``seconds`` reports all that came since the last."""
+    """Counts events of one kind, so that at most one line in ``seconds`` reports all events since the last line."""
 
     seconds: float = 60.0
     _unreported: int = field(default=0, init=False)
     _next: float = field(default=-math.inf, init=False)
 
     def came(self, now: float) -> int:
-        """Counts one more at ``now``. Returns how many a line is to report, this one among them; 0: none yet."""
+        """Counts an event at ``now``. Returns the number of events that a line shall report now, this one included; 0:
+        write no line yet."""
         self._unreported += 1
         if now < self._next:
             return 0

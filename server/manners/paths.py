@@ -1,4 +1,5 @@
-"""`without_paths`: a text for clients, without the paths of this machine that can be told from other words."""
+"""`without_paths`: removes paths of this machine from a text for clients, as far as they can be told from other
+words."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ _INSTEAD = "(a path of the server)"
 
 
 def known_folders(given: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names of folders that errors may have: those that were ``given`` and exist, as they were and in full,
-    and those of the process. The longest come first. A name alone is a word as any other."""
+    """Returns the paths of folders that errors may contain, the longest first: the existing folders among ``given``,
+    both as they were given and as full paths, and the folders of the process. A path of a single name is left out,
+    since it looks like any word."""
     there = [one for one in given if Path(one).is_dir()]
     own = (Path.cwd(), Path.home(), Path(tempfile.gettempdir()))
     found = {*there, *(str(Path(one).resolve()) for one in there), *map(str, own)}
@@ -23,9 +25,9 @@ def known_folders(given: Iterable[str]) -> tuple[str, ...]:
 
 
 def without_paths(text: str, folders: Iterable[str] = ()) -> str:
-    """Returns ``text`` with `_INSTEAD` in the place of each absolute path, and of each of ``folders`` with what is in
-    it. One with blanks is known by its quotation marks, or as one of ``folders``: another relative one stays. Addresses
-    of the network, types of media and fractions are no paths."""
+    """Returns ``text`` with `_INSTEAD` in place of each absolute path, and of each path that begins with one of
+    ``folders``. A path with blanks is recognised only in quotation marks or if it is one of ``folders``. Relative paths
+    that are not in ``folders`` stay. Network addresses, media types and fractions do not count as paths."""
     for folder in folders:
         text = re.sub(rf"(?<![\w./\\-]){re.escape(folder)}(?![\w-])[^\s'\"`,;:()\[\]{{}}<>|]*", _INSTEAD, text)
     return _PLAIN.sub(_INSTEAD, _QUOTED.sub(_INSTEAD, text))
