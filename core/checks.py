@@ -78,7 +78,7 @@ def settle(values: AttrsInstance, *, named: str = "{}") -> None:
     """Checks each checked field of a frozen attrs object that is being made, and keeps the result.
 
     Raises:
-        InvalidRequest: a field is refused, the first one is named. ``named`` is the format of its name in the message.
+        InvalidRequest: a field is refused. The message names the first such field, in the format ``named``.
     """
     for one in fields(type(values)):
         check = one.metadata.get("check")

@@ -78,7 +78,7 @@ class EngineConfig:
         part: ``"whole"``, or ``"encoder"``: the model without its decoder. Such an engine lends encoder outputs to
             other engines, as the encoding replicas of a cluster do, and refuses requests. It has no keys and values, so
             the settings of keys and values, of steps and of ``speculation`` are not used.
-        device: ``"auto"`` (CUDA where there is one, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
+        device: ``"auto"`` (CUDA if there is such a device, else the CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"``.
         devices: two or more devices of one kind that share a decoder-only model, ``("cuda:0", "cuda:1")``: the layers,
             with their pages, are split over the devices in order. Use it for models that are too large for one device.
             Leave ``device`` at its default; ``graphs`` and ``compile`` are not used. ``()``: all layers are on
@@ -218,7 +218,7 @@ class EngineConfig:
 
     @property
     def decodes(self) -> bool:
-        """True if the model has its decoder."""
+        """True if the model is loaded with its decoder."""
         return self.part == "whole"
 
     def encode_budget(self, device: str) -> int:

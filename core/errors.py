@@ -3,28 +3,28 @@
 ::
 
     TrioletError
-    ├── CallerError                  the caller can mend it; other requests are untouched
+    ├── CallerError                  the caller can mend it; other requests are not affected
     │   ├── InvalidRequest           400  a value that can never work
     │   │   ├── UnsupportedAudio     415  not audio, or audio that cannot be decoded
     │   │   ├── UnsupportedImage     415  not an image, or one that cannot be read
     │   │   ├── RequestTooLarge      413  more tokens, bytes or embeddings than the engine can ever hold
     │   │   │   └── ContextLengthExceeded  400  more tokens than the model has positions
-    │   │   └── UnknownModel         404  a name that none of several models has
+    │   │   └── UnknownModel         404  a name that belongs to none of the models
     │   ├── Overloaded               429  the queue is full and the caller asked not to wait
-    │   ├── CheckpointError          404  no checkpoint there, or one without weights
+    │   ├── CheckpointError          404  the checkpoint is not there, or has no weights
     │   │   └── UnsupportedModel     422  a checkpoint of an architecture without an adapter
-    │   ├── ModelTooLarge            507  a model that needs more memory than several models have together
+    │   ├── ModelTooLarge            507  a model that needs more memory than the budget of all models
     │   └── EngineStateError         409  used outside its block, entered twice
-    └── EngineError                  ours, or the device's
+    └── EngineError                  the fault is ours, or the device's
         ├── EngineClosed             503  the block ended before the request did
         ├── EngineAsleep             503  the engine was put to sleep and refuses requests until it is woken
         ├── EncodeFailed             500  the encoder failed on the request's input
-        ├── BorrowFailed             500  no lender gave an encoder output, or what it gave cannot be used
-        │   └── LenderLost           500  a lender's process ended while it encoded, and the item may be why
+        ├── BorrowFailed             500  no lender gave the encoder output, or the given one cannot be used
+        │   └── LenderLost           500  a lender's process ended while it encoded the item, which may be the cause
         ├── DeviceOutOfMemory        500  a call needed more memory than the device has left
         ├── PoisonRequest            500  the request crashes the step every time it runs, even alone
         ├── DeviceLost               500  the device's context is broken for good; only a new process helps
-        ├── RunnerCrashed            500  an actor stopped; the engine cannot go on
+        ├── RunnerCrashed            500  an actor stopped, and the engine cannot go on
         ├── EngineTeardownError      500  a device call did not end in its time, or a release failed
         └── InvariantViolation       500  the engine broke one of its own promises: a bug of ours
 
@@ -35,7 +35,7 @@ from __future__ import annotations
 
 
 class TrioletError(Exception):
-    """Root of the tree. ``http_status`` is the status a server should answer with."""
+    """The root of the tree. ``http_status`` is the status that a server should answer with."""
 
     http_status = 500
 

@@ -113,7 +113,7 @@ def too_large(size: int, capacity: int) -> RequestTooLarge:
 
 @define(kw_only=True)
 class LedgerCounters:
-    """The ledger's counters since the start."""
+    """The ledger's counters since the start of the engine."""
 
     acquires: int = 0
     hits: int = 0  # acquires served by an entry that was already reserved, being encoded or resident
@@ -133,4 +133,6 @@ class LedgerStatistics(LedgerCounters):
     held: int
     idle: int
     waiting: int
-    bytes_by_state: Mapping[str, int]  # of `taken`: reserved, encoding, borrowing, ready (held), lent, idle, freeing
+    bytes_by_state: Mapping[
+        str, int
+    ]  # `taken` in parts: reserved, encoding, borrowing, ready (held), lent, idle, freeing

@@ -47,7 +47,7 @@ MOST_COMPLETIONS = 1_024
 MOST_BEAMS = 256
 _MOST_TOKENS = 2**31 - 1
 _MOST_STOPS = 64
-_MOST_CHARACTERS = 1_024  # of a stop string
+_MOST_CHARACTERS = 1_024  # per stop string
 _MOST_BIAS = 1_000_000.0  # a logit is a float32
 _MOST_GRAMMAR = 4_000_000  # characters
 _MOST_BIASES = 1_000_000  # tokens: more than any vocabulary has
@@ -368,8 +368,8 @@ class Placeholder:
 class EncoderItem:
     """One audio window or image of a request.
 
-    ``key`` is the content key: a hash of the samples or pixels and of the processor's identity. Two items with one key
-    have one encoding. ``payload`` is what the executor encodes (Whisper: float32 samples, shape (n,), at 16 kHz).
+    ``key`` is the content key: a hash of the samples or pixels and of the processor's identity. Items with the same key
+    share one encoding. ``payload`` is the input of the encoder (Whisper: float32 samples, shape (n,), at 16 kHz).
     Without ``spans`` the decoder reads the item through cross-attention; with ``spans`` the item's embeddings take
     these positions of the prompt, see `Placeholder`.
     """

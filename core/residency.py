@@ -13,8 +13,8 @@ for room is the head. No later model is loaded before the head.
 
 The head chooses the models that give way to it: idle models first, the least recently used first, and as few as are
 needed. If idle models are not enough, it chooses models in use too. The head *claims* all chosen models: a use of such
-a model waits for the head if its ticket is later than the head's. So a model that gives way gets no new users, and
-becomes idle some time. The chosen models are unloaded when all of them are idle. Models that are not claimed go on.
+a model waits for the head if its ticket is later than the head's. So a model that gives way gets no new users, and is
+idle sooner or later. The chosen models are unloaded when all of them are idle. Models that are not claimed go on.
 
 `triolet.api.residents` ensures that a task uses one model at a time. So users never wait for each other.
 

@@ -95,7 +95,7 @@ class Router:
     _on_ring: set[str] = field(factory=set, init=False)
     _changed: set[str] = field(factory=set, init=False)  # replicas that have come or gone since the ring was last read
     _holders: dict[str, dict[str, None]] = field(factory=dict, init=False)  # by key; an ordered set
-    _load: int = field(default=0, init=False)  # of all replicas
+    _load: int = field(default=0, init=False)  # of all replicas together
 
     # -- facts -------------------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class Router:
 
     @property
     def most_load(self) -> float:
-        """The number of requests from which on a replica is busy."""
+        """The load at which a replica becomes busy."""
         mean = (self._load + 1) / max(len(self._names), 1)
         return max(self.limits.places, self.limits.spread * mean)
 

@@ -28,7 +28,7 @@ class Part:
 
     @property
     def samples(self) -> bool:
-        """True if the part ends at the sequence's last token."""
+        """True if the part ends at the sequence's last token, so that a token is sampled."""
         return self.start + self.length == len(self.sequence.tokens) + self.sequence.sampling
 
 

@@ -24,8 +24,8 @@ class PageAllocator:
 
     total: int
     _free: list[int] = field(init=False)
-    _users: dict[int, int] = field(factory=dict, init=False)  # of taken pages
-    _keys: dict[int, Key] = field(factory=dict, init=False)  # of listed pages
+    _users: dict[int, int] = field(factory=dict, init=False)  # number of users of each taken page
+    _keys: dict[int, Key] = field(factory=dict, init=False)  # key of each listed page
     _listed: dict[Key, int] = field(factory=dict, init=False)
     _cached: OrderedDict[int, None] = field(factory=OrderedDict, init=False)
 

@@ -1,7 +1,7 @@
 """The planner: decides which sequence runs when, in which pages, and what each step feeds (continuous batching). Pure.
 
-The planner is told facts (`Planner.submit`, `encoder_ready`, `step_done`, ...). It returns `Action` values from
-`Planner.take_actions`, and steps from `Planner.next_step`. The scheduler actor turns actions into messages.
+Methods such as `Planner.submit`, `encoder_ready` and `step_done` report facts to the planner. `Planner.take_actions`
+returns `Action` values, and `Planner.next_step` returns steps. The scheduler actor turns actions into messages.
 
 A request lives in the planner as a `Sequence`::
 
@@ -45,7 +45,7 @@ from .statistics import Counters, PlannerStatistics
 
 @define(eq=False)
 class Planner:
-    """The queue, the pages and the steps in flight. See the module's docstring."""
+    """The queue, the pages and the steps in flight. The docstring of the module describes them."""
 
     limits: PlannerLimits
     _sequences: dict[str, Sequence] = field(factory=dict, init=False)  # by request id

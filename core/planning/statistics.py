@@ -7,7 +7,7 @@ from attrs import define, frozen
 
 @define(kw_only=True)
 class Counters:
-    """The planner's counters since the start."""
+    """The planner's counters since the start of the engine."""
 
     cross_written: int = 0
     cross_shared: int = 0  # starts whose cross KV was resident already
