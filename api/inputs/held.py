@@ -36,8 +36,8 @@ class HeldSamples:
             self.forget(self.start)
 
     def forget(self, before: int) -> None:
-        """Drops the parts that end at sample ``before`` or earlier. Samples before it may be forgotten even before they
-        are appended."""
+        """Drops the parts that end at sample ``before`` or earlier. ``before`` may lie beyond the last sample that was
+        appended."""
         self.start = max(self.start, before)
         while self._parts and self._parts[0][0] + len(self._parts[0][1]) <= self.start:
             self._parts.popleft()

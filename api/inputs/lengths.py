@@ -1,12 +1,12 @@
 """Refuses texts that are too long for a model, before they are tokenized or soon after tokenizing has begun.
 
-If `Lengths` proves that a text is too long, the text is refused at once. For some tokenizers it proves nothing, and it
-passes texts of short tokens that are several times too long. So a text that may have far more tokens than fit is
-counted first, piece by piece. The cuts between pieces change the count: the token that is cut becomes several, and the
-tokens around it may change. Therefore a text is refused only if its count exceeds twice the tokens that fit, and for
-each piece twice the characters of the longest token. All other texts are tokenized whole, and counted exactly. No
+If `Lengths` proves that a text is too long, the text is refused at once. For some tokenizers `Lengths` proves nothing,
+and texts of short tokens pass although they are several times too long. So a text that may have far more tokens than
+fit is counted first, piece by piece. The cuts between pieces change the count: a token that is cut becomes several, and
+the tokens around it may change. Therefore a text is refused only if its count exceeds twice the tokens that fit, plus
+twice the characters of the longest token for each piece. All other texts are tokenized whole, and counted exactly. No
 tokenizer is known whose cuts change more, but this is not proven. So the model's positions, not the text, bound the
-work and the memory for one text, and a caller who gives up waits for one piece.
+work and the memory for one text. A caller who gives up waits for one piece.
 """
 
 from __future__ import annotations
@@ -76,16 +76,16 @@ class Limit:
         return cls(description, most, f"up to {most:,} tokens, the model has {positions:,} positions")
 
     def check_length(self, what: str, texts: tuple[str, ...], *, times: int = 1) -> None:
-        """Refuses texts that have too many tokens for sure, by lengths alone. It reads at most twice the characters
-        that the allowed tokens can stand for, so its time depends on the model's positions, not on the texts. If half
-        of these characters become no tokens, all texts pass.
+        """Refuses texts that surely have too many tokens, judged by lengths alone. At most twice the characters that
+        the allowed tokens can stand for are looked at, so the time depends on the model's positions, not on the texts.
+        If half of these characters become no tokens, all texts pass.
 
         Args:
             texts: texts that are read together.
-            times: so many times as much as fits is allowed.
+            times: the texts may have this many times the tokens that fit.
 
         Raises:
-            ContextLengthExceeded: the texts have more tokens for sure.
+            ContextLengthExceeded: the texts surely have more tokens.
         """
         length, lengths, most = sum(map(len, texts)), self.description.lengths, times * self.most
         if lengths is None or length <= most * lengths.longest:

@@ -246,7 +246,7 @@ async def _prepare_placed(
 def _loaded(
     description: ModelDescription, preparer: Preparer, images: Sequence[ImageSource], audio: Sequence[AudioSource]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Returns ``images`` and ``audio`` in the form that `Preparer.prepare` accepts, with most of its work done."""
+    """Loads ``images`` and ``audio`` for `Preparer.prepare`, with most of its work done."""
     reads = "image" in preparer.media
     pictures = [load_image(image) if reads else image for image in images]
     sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]

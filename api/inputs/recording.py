@@ -137,8 +137,8 @@ class Recording:
 
     @property
     def duration(self) -> float | None:
-        """The length in seconds. It is exact once the end is reached. Before, it is the length that the header promises
-        (an estimate for MP3 and Ogg; ``None``: no promise), or the decoded length if that is longer."""
+        """The length in seconds, exact once the end is reached. Before that, the length that the header promises (an
+        estimate for MP3 and Ogg; ``None``: no promise), or the decoded length if it is longer."""
         if self.length is not None:
             return self.length / self.sampling_rate
         promised = None if self._blocks is None else self._blocks.seconds

@@ -94,7 +94,7 @@ def is_pair(source: object) -> bool:
 def array_source(source: Any, what: str = "audio", *, int16: bool = False) -> ArraySource | None:
     """Returns ``source`` as an array with its rate, or ``None`` if it is a file, bytes, or something else.
 
-    The values are not checked yet: `check_all` does this, which takes long for a long array.
+    The values are not checked here but by `check_all`, which takes long for a long array.
 
     Args:
         what: the name of the source in messages.

@@ -62,7 +62,7 @@ class Endpointer:
     _ended: deque[SpeechSpan] = field(factory=deque, init=False)  # ended utterances that are not read yet
     _start: int = field(default=0, init=False)  # the samples before this one are done
     _read: Reading | None = field(default=None, init=False)  # the last reading of the first utterance
-    _length: int | None = field(default=None, init=False)  # of the session's audio; None: it has not ended
+    _length: int | None = field(default=None, init=False)  # of the whole audio; None: not ended
 
     def __attrs_post_init__(self) -> None:
         padding = min(_PADDING, self.endpoint_silence / 2)
@@ -87,7 +87,7 @@ class Endpointer:
 
     @property
     def is_full(self) -> bool:
-        """True if the samples that are kept of utterances fill one reading, so that hearing must wait."""
+        """True if the samples that are kept for utterances fill one reading, so that no more may be heard yet."""
         return self._utterance is not None and self._heard - self.needed >= self.window
 
     @property
@@ -119,7 +119,7 @@ class Endpointer:
         self._read = reading
 
     def moved(self, start: int) -> None:
-        """Notes that the samples before ``start`` are done, all of them in the first utterance."""
+        """Notes that the first utterance is done up to sample ``start``."""
         assert start > self._start, f"moved back from {self._start} to {start}"
         self._start = start
 

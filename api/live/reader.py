@@ -103,7 +103,7 @@ class UtteranceReader:
 
     async def _language_of(self, reading: Reading, item: EncoderItem) -> tuple[str, bool]:
         """Returns the language to read in, and whether it is decided. The language is decided if the model is certain
-        after enough speech, or at a pause. Before that, no text becomes stable until the pause."""
+        of it after enough speech, or at a pause. While it is undecided, no text becomes stable before the pause."""
         if self.language is not None and (self._decided or self._agreement.stable):
             return self.language, self._decided
         found = await self.thorough.languages(item)

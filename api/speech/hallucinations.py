@@ -1,7 +1,7 @@
 """Words that nobody spoke, found by their times and probabilities as in openai/whisper's ``transcribe.py``.
 
-A model that hears a long silence still writes something. Such words are improbable, or last much too short or too long,
-and have silence around them. All functions are pure; times are in seconds.
+A model that hears a long silence still writes something. Such words are improbable, or much too short or too long in
+time, and have silence around them. All functions are pure; times are in seconds.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _NEAR = 2.0  # seconds: a segment this near to its window's edge counts as next 
 
 
 def strangeness(word: Word) -> float:
-    """Returns 0 for a word as people speak it, and more for a word that is improbable, or lasts too short or too
-    long."""
+    """Returns 0 for a word as people speak it, and more for a word that is improbable, or too short or too long in
+    time."""
     seconds, strange = word.end - word.start, 0.0
     if word.probability < 0.15:
         strange += 1.0
@@ -70,7 +70,7 @@ class Kept:
 
 
 def without_hallucinations(segments: Sequence[Segment], around: Surroundings, threshold: float) -> Kept:
-    """Leaves out text that nobody spoke, if silence of more than ``threshold`` seconds is around it. Skips that
+    """Leaves out text that nobody spoke, if more than ``threshold`` seconds of silence surround it. Skips the
     silence."""
     seek = _after_last_word(segments, around, threshold)
     first = _next_spoken(segments, 0)

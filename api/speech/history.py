@@ -29,7 +29,7 @@ class History:
         self._tokens = list(self.initial)
 
     def last(self) -> tuple[int, ...]:
-        """The tokens to give to the next window."""
+        """Returns the tokens that the next window gets."""
         return tuple(self._tokens[max(len(self._tokens) - self.room, 0) :])
 
     def add(self, token_ids: Iterable[int], temperature: float) -> None:

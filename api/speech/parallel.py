@@ -36,8 +36,8 @@ class _Piece:
 
 class ParallelTranscription(Transcription):
     """A `Transcription` that first cuts the audio at pauses into pieces of some windows, then reads up to ``at_once``
-    pieces at the same time. No piece gets the text before it. Segments come in order, each as soon as all segments
-    before it are read. One piece more is cut than may be read at once.
+    pieces at the same time. No piece gets the text before it. Segments come in order, each as soon as all earlier
+    segments are read. One piece more is cut than may be read at once.
 
     Args:
         start_soon: starts a task, which lives no longer than the block in which the transcription is used.

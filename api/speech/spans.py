@@ -58,7 +58,7 @@ class SpeechSpans:
     frame_samples: int
     frames: int = 0
     _voiced: bool = False  # the last frame is
-    _start: int | None = None  # the first frame of the current run; None: there is none
+    _start: int | None = None  # the first frame of the current run; None: no run
     _stop: int = 0  # the frame after the run's last voiced one
 
     @property
