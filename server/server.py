@@ -32,7 +32,7 @@ _LOOK_BACK = 60.0  # seconds
 
 @define
 class Pace:
-    """The pace at which requests end, by those of the last minute."""
+    """The pace at which requests end, by the requests that ended in the last minute."""
 
     _ends: deque[float] = field(factory=lambda: deque(maxlen=1_000), init=False)
 
@@ -41,7 +41,7 @@ class Pace:
         self._ends.append(now)
 
     def seconds_to_wait(self, now: float) -> int:
-        """Returns the whole seconds until the next request ends, probably; at least 1, at most 60."""
+        """Returns an estimate of the whole seconds until the next request ends, from 1 to 60."""
         recent = [end for end in self._ends if end > now - _LOOK_BACK]
         return min(60, max(1, math.ceil((now - recent[0]) / len(recent)))) if recent else 1
 
@@ -51,26 +51,26 @@ class Server:
     """Args:
     settings: see `ServerSettings`.
     engines: the models.
-    observers: hear of what happens in the engines.
+    observers: pass on the events of the engines.
     """
 
     settings: ServerSettings
     engines: Engines
     observers: Observers = field(factory=Observers)
-    exchanges: set[Exchange] = field(factory=set, init=False)  # the server ends after them
-    counted: set[Exchange] = field(factory=set, init=False)  # of these, towards `max_requests`
+    exchanges: set[Exchange] = field(factory=set, init=False)  # the server waits for them when it ends
+    counted: set[Exchange] = field(factory=set, init=False)  # those that count towards `max_requests`
     watchers: Watchers = field(factory=Watchers, init=False)
-    sockets: set[Callable[[], None]] = field(factory=set, init=False)  # each ends its WebSocket
+    sockets: set[Callable[[], None]] = field(factory=set, init=False)  # one function to end each WebSocket
     stopping: bool = field(default=False, init=False)
     stop_called: trio.Event = field(factory=trio.Event, init=False)
     pace: Pace = field(factory=Pace, init=False)
     wrong_keys: WrongKeys = field(factory=WrongKeys, init=False)
-    folders: tuple[str, ...] = field(init=False)  # which are hidden from clients
-    refusals: Flood = field(factory=Flood, init=False)  # of which the log knows more than the client
+    folders: tuple[str, ...] = field(init=False)  # their paths are hidden from clients
+    refusals: Flood = field(factory=Flood, init=False)  # refused requests on which the log says more
     media: Media = field(init=False)
     metrics: Metrics = field(init=False)
     spans: Spans = field(factory=Spans, init=False)
-    reading: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(1), init=False)  # of long bodies
+    reading: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(1), init=False)  # to parse long bodies
     leavings: Leavings = field(factory=Leavings, init=False)
     started: int = field(factory=lambda: int(time.time()), init=False)
     _nobody: trio.Event = field(factory=trio.Event, init=False)
@@ -82,7 +82,7 @@ class Server:
         self.observers.listeners += (self.metrics.heard, self.watchers.hear)
 
     def exchange_over(self, exchange: Exchange) -> None:
-        """Forgets an exchange that has ended, however it did."""
+        """Forgets an exchange that has ended, successfully or not."""
         if exchange not in self.exchanges:
             return
         self.forget(exchange)
@@ -90,19 +90,19 @@ class Server:
             self.pace.one_ended(trio.current_time())
 
     def forget(self, exchange: Exchange) -> None:
-        """Neither counts an exchange nor waits for it any more: it has ended, or only watches, and ends by itself when
-        `stop` is called."""
+        """Stops counting an exchange and waiting for it. The exchange has ended, or it only watches and ends by itself
+        when `stop` is called."""
         self.exchanges.discard(exchange)
         self.counted.discard(exchange)
         self._look()
 
     @asynccontextmanager
     async def use(self, model: str) -> AsyncIterator[Engine]:
-        """Opens the engine of ``model`` for the block, and loads it if need be.
+        """Opens the engine of ``model`` for the block, and loads the model if necessary.
 
         Raises:
-            UnknownModel: no model of this name is served. Refusal: it cannot be loaded. The log of the engines says
-            why; the server's files are hidden from the client.
+            UnknownModel: no model of this name is served.
+            Refusal: the model cannot be loaded. Only the log says why, since the reason may name files of the server.
         """
         async with AsyncExitStack() as stack:
             try:
@@ -115,14 +115,14 @@ class Server:
             yield engine
 
     def explain(self, error: Exception, name: str, told: dict[str, object]) -> Problem:
-        """Returns what the client of the request ``name`` gets for ``error``, which is logged; see `report`."""
+        """Logs ``error`` of the request ``name`` by `report`, and returns the problem that the client gets."""
         problem = problem_of(error, self.folders)
         report(name, told, error, problem, self.refusals, trio.current_time())
         return problem
 
     @contextmanager
     def socket_open(self, cut_off: Callable[[], None]) -> Iterator[None]:
-        """Counts a WebSocket that is open for the block. ``cut_off`` ends it, and must not wait."""
+        """Counts a WebSocket as open during the block. ``cut_off`` ends the WebSocket, and must not wait."""
         self.sockets.add(cut_off)
         try:
             yield
@@ -137,11 +137,11 @@ class Server:
         self._look()
 
     async def all_ended(self) -> None:
-        """Returns when the server is stopping and no request runs any more."""
+        """Returns when the server is stopping and no request or WebSocket is left."""
         await self._nobody.wait()
 
     def cut_off(self) -> None:
-        """Ends the requests that still run, and the open WebSockets; each client is told."""
+        """Ends the requests that still run and the open WebSockets. Each client gets an error."""
         for exchange in list(self.exchanges):
             exchange.end(Cut.STOPPING)
         for cut_off in list(self.sockets):

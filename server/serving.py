@@ -1,4 +1,4 @@
-"""`serve`: a server from its first address to the end of its last request."""
+"""`serving`: runs a server, from its start to the end of its last request."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .listening import Listener
 from .server import Server
 
 _log = logging.getLogger("triolet.server")
-_TELL_SECONDS = 3.0  # for the last words to requests that are cut off
+_TELL_SECONDS = 3.0  # for sending the last events to clients that are cut off
 
 
 @asynccontextmanager
 async def serving(server: Server, listener: Listener) -> AsyncIterator[str]:
-    """Serves within the block, which gets the server's address. At the end of the block the server refuses new
-    requests, also of those who connect only then; those that run have ``drain_seconds`` to end, then they are told and
-    cut off. When none runs any more, no connection is accepted.
+    """Serves within the block, which gets the server's address. At the end of the block the server still accepts
+    connections but refuses new requests. Running requests have ``drain_seconds`` to end; after that they get an error
+    and are cut off. When no request is left, all connections are closed.
 
     Raises:
-        CannotListen: somebody else listens there.
+        CannotListen: another process listens at the address.
     """
     app = make_app(server)
     address = listener.listen()
@@ -39,7 +39,7 @@ async def serving(server: Server, listener: Listener) -> AsyncIterator[str]:
             server.stop()
             nursery.cancel_scope.cancel()
             with trio.CancelScope(shield=True):
-                await listener.cut_off()  # a client that reads nothing would hold up what is being sent
+                await listener.cut_off()  # otherwise clients that read nothing would delay the end
 
 
 async def _drain(server: Server, listener: Listener) -> None:
@@ -58,9 +58,9 @@ async def _drain(server: Server, listener: Listener) -> None:
 
 
 async def until_told(server: Server, listener: Listener, *, preload: bool) -> int:
-    """Loads all models if it should, and serves until SIGTERM or SIGINT. Returns the exit status: 0 after a drain; 128
-    and the signal's number after a signal while models are loaded, and after a second one, which cuts the drain
-    short."""
+    """Loads all models if ``preload`` is true, and serves until SIGTERM or SIGINT. Returns the exit status: 0 after a
+    complete drain; 128 plus the number of the signal if it came while models were loaded, or if it was a second signal,
+    which cuts the drain short."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         if preload and (number := await _loads(server, signals)):
             return 128 + number
@@ -69,10 +69,10 @@ async def until_told(server: Server, listener: Listener, *, preload: bool) -> in
 
 
 async def _loads(server: Server, signals: AsyncIterator[int]) -> int:
-    """Loads all models. Returns the number of a signal that came first, or 0.
+    """Loads all models. Returns the number of a signal that came before the end, or 0.
 
     Raises:
-        TrioletError: of a load.
+        TrioletError: a model cannot be loaded.
     """
     number = 0
 
@@ -91,7 +91,7 @@ async def _loads(server: Server, signals: AsyncIterator[int]) -> int:
 
 
 async def _serves(server: Server, listener: Listener, signals: AsyncIterator[int]) -> int:
-    """Serves until the first signal, and drains. Returns the number of a second one, or 0."""
+    """Serves until the first signal, and drains. Returns the number of a second signal, or 0."""
     second = 0
 
     async def abort() -> None:

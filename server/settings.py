@@ -1,4 +1,4 @@
-"""`ServerSettings`: where a server listens, whom it serves, and its limits."""
+"""`ServerSettings`: the address of a server, the clients that it admits, and its limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def _text(value: Any) -> str:
 
 
 def _prefix(value: Any) -> str:
-    """Checks a prefix of addresses: one without a slash after its host would fit other hosts, too."""
+    """Checks a prefix of addresses. A prefix without a slash after its host is refused: it would also match longer host
+    names."""
     scheme, _, rest = _text(value).partition("://")
     if scheme not in ("http", "https") or not rest.partition("/")[0] or "/" not in rest:
         raise Refused
@@ -33,7 +34,7 @@ def _prefix(value: Any) -> str:
 
 
 def _keys(value: Any) -> tuple[str, ...]:
-    """Checks keys, which errors do not show."""
+    """Checks API keys. The errors do not show them."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise InvalidRequest(f"api_keys is a {type(value).__name__}; allowed: a list of keys")
     keys = tuple(value)
@@ -50,36 +51,39 @@ class ServerSettings:
     Args:
         host: the address to listen on.
         port: the port; 0 chooses a free one.
-        api_keys: a request has one of them, as ``Authorization: Bearer KEY``; without keys anybody is served. They
-            are of visible ASCII characters.
-        allow_anyone: listen beyond the loopback without a key.
-        max_body_bytes: most bytes of one request; more are refused with 413.
-        spool_bytes: larger uploads go to a file, which has no name and is gone with the request.
-        max_audio_seconds: longer audio is refused with 413, in a file or in a conversation.
-        max_media: most images and audio of one conversation; more are refused with 413.
-        max_media_seconds: of all audio of one conversation together; more is refused with 413. It is decoded at once,
-            64 kB a second at 16 kHz.
-        max_media_pixels: of all images of one conversation together, 3 or 4 bytes each; more are refused with 413.
-        max_requests: most requests that run or wait at the same time; more are refused with 429.
-        requests_per_minute: of one key, or of one address where there are no keys; more are refused with 429.
-        max_connections: most open connections; more are closed at once, with 503.
-        body_seconds: a client that sends nothing for so long, and has not sent its whole request, is given up with 408.
-        keep_alive_seconds: a connection on which no request begins for so long is closed; a request has begun when all
-            of its head is there. Clients keep connections for less: OpenAI's for 5 s.
-        send_seconds: a client that reads nothing for so long is given up.
-        drain_seconds: requests that run have so long to end when the server is told to stop.
-        url_prefixes: images and audio are fetched from addresses that begin with one of them; ``data:`` is always
-            allowed.
-        url_seconds: the addresses of one request are given up after so long, all together.
-        private_urls: addresses in private networks may be fetched, too.
-        cors_origins: pages of these origins may use the server from a browser.
-        certfile: the TLS certificate, PEM; with ``keyfile``.
-        keyfile: its key, PEM.
-        tool_format: how the models write calls of tools, see `ToolFormat`; ``None``: each checkpoint says so.
-        access_log: a line for each request, as JSON, under ``triolet.access``.
+        api_keys: the keys, of visible ASCII characters. Each request needs one of them, as ``Authorization: Bearer
+            KEY``; if there are no keys, anybody is served.
+        allow_anyone: allow a server without keys to listen beyond the loopback.
+        max_body_bytes: the most bytes of one request; a larger one is refused with 413.
+        spool_bytes: larger uploads are written to a file, which has no name and is deleted when the request ends.
+        max_audio_seconds: the longest audio, in a file or in a conversation; longer audio is refused with 413.
+        max_media: the most images and audio parts of one conversation; more are refused with 413.
+        max_media_seconds: the most seconds of all audio of one conversation together; more is refused with 413. All of
+            it is in memory at once: 64 kB for each second at 16 kHz.
+        max_media_pixels: the most pixels of all images of one conversation together, 3 or 4 bytes each; more are
+            refused with 413.
+        max_requests: the most requests that run or wait at the same time; more are refused with 429.
+        requests_per_minute: the most requests a minute with one key, or from one address if there are no keys; more are
+            refused with 429.
+        max_connections: the most open connections; more are closed at once, with 503.
+        body_seconds: a client that sends nothing for so long in the middle of its request is refused with 408.
+        keep_alive_seconds: a connection on which no request begins for so long is closed. A request begins when its
+            whole head has come. Clients keep idle connections for a shorter time: OpenAI's for 5 s.
+        send_seconds: the connection of a client that reads nothing for so long is closed.
+        drain_seconds: the time that running requests have to end when the server stops.
+        url_prefixes: images and audio are fetched only from addresses that begin with one of these prefixes; ``data:``
+            addresses are always allowed.
+        url_seconds: the time in which all addresses of one request must be fetched.
+        private_urls: true: fetch from addresses in private networks, too.
+        cors_origins: the origins whose pages may use the server from a browser.
+        certfile: the file of the TLS certificate, PEM; it needs ``keyfile``.
+        keyfile: the file of the certificate's key, PEM.
+        tool_format: the format in which the models write tool calls, see `ToolFormat`; ``None``: it is found for each
+            checkpoint.
+        access_log: log a line of JSON for each request, by the logger ``triolet.access``.
 
     Raises:
-        InvalidRequest: a value that is not allowed, or a server beyond the loopback that asks nobody for a key.
+        InvalidRequest: a value is not allowed, or the server would listen beyond the loopback without keys.
     """
 
     host: str = checked("127.0.0.1", Check(_text, "a host name or an IP address"))

@@ -1,6 +1,6 @@
-"""OpenTelemetry's spans of a request and its stages, where its API package is installed; nothing otherwise.
+"""OpenTelemetry's spans of a request and its stages, if OpenTelemetry's API package is installed.
 
-Without an SDK that somebody has configured, the API's own tracer does nothing.
+If the program has not configured an SDK, the API's own tracer does nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NANOSECONDS = 1_000_000_000
 
 @define(eq=False)
 class Spans:
-    """Reports requests to OpenTelemetry when they are over: all times are known then."""
+    """Reports requests to OpenTelemetry. It reports a request when it is over, since all times are known then."""
 
     _tracer: Any = field(init=False)
 
@@ -29,8 +29,8 @@ class Spans:
     def tell(
         self, name: str, headers: Mapping[str, str], seconds: float, timings: Timings | None, told: Mapping[str, object]
     ) -> None:
-        """Reports a request ``name`` that has just ended after ``seconds``; a ``traceparent`` among ``headers`` is its
-        parent's."""
+        """Reports the request ``name``, which has just ended after ``seconds``. A ``traceparent`` in ``headers`` names
+        the parent span."""
         if self._tracer is None:
             return
         from opentelemetry import propagate, trace
@@ -50,7 +50,7 @@ class Spans:
         span.end(end)
 
     def _stages(self, parent: Any, end: int, timings: Timings) -> None:
-        """Reports the stages of a request, whose part in the engine ended just now."""
+        """Reports the stages of a request. Its last stage ended at the time ``end``."""
         start = end - round(timings.total * _NANOSECONDS)
         first = timings.queued if timings.first_token is None else timings.first_token
         stages = {

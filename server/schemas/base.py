@@ -17,20 +17,20 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 def up_to(most: int, least: int = 0) -> Any:
-    """Returns the bounds of a list. The first item that is wrong is reported alone: others might be wrong by the
-    million."""
+    """Returns the bounds of a list. Only the first wrong item is reported, since there might be a million of them."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
 
 def check_length(texts: str, length: int) -> None:
-    """Raises `RequestTooLarge` where ``texts`` of one request have more characters than are read."""
+    """Raises `RequestTooLarge` if ``texts``, the name of some texts of one request, have more than `MOST_TEXT`
+    characters together."""
     if length > MOST_TEXT:
         raise RequestTooLarge(f"{texts} of {length:,} characters together; allowed: up to {MOST_TEXT:,}")
 
 
 class _Unread:
-    """A member whose value becomes ``None``. pydantic reads it all the same, as the rest of the body: what that may
-    cost is bounded by `Weighing`."""
+    """A member whose value is replaced by ``None``. pydantic still parses the value; `Weighing` bounds the cost of
+    that."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_default_schema(handler(source), default=None, on_error="default")
@@ -48,8 +48,8 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     def check_size(self) -> None:
-        """Raises `RequestTooLarge` where there is more of something than `Weighing` could know. No validator does: of a
-        fault pydantic keeps what was given, and its words need the body once more."""
+        """Raises `RequestTooLarge` for sizes that `Weighing` cannot know. It is not a validator, since pydantic would
+        keep the input of a fault, and the text of the error would need the body once more."""
 
 
 class Answer(BaseModel):

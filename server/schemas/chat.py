@@ -107,7 +107,7 @@ class ChatMessage(Body):
 
     @property
     def length(self) -> int:
-        """The characters of its texts."""
+        """The number of characters in the texts of the message."""
         parts = self.content if isinstance(self.content, list) else [self.content or ""]
         texts = [part if isinstance(part, str) else getattr(part, "text", "") for part in parts]
         texts += [call.function.arguments for call in self.tool_calls or ()]
@@ -150,7 +150,7 @@ class NamedTool(Body):
 
 
 def check_choice(choice: str | None, tools: list[str]) -> None:
-    """Raises `ValueError` where ``choice``, a ``tool_choice`` or the name of a tool, is not of these ``tools``."""
+    """Raises `ValueError` if ``choice``, a ``tool_choice`` or the name of a tool, does not fit ``tools``."""
     if choice in (None, "none", "auto"):
         return
     if not tools:
@@ -226,7 +226,7 @@ class ChatRequest(SamplingBody):
         return self
 
     def check_size(self) -> None:
-        """Bounds what is joined, becomes objects a second time, or is walked through more than once."""
+        """Checks the size of members that are joined, become objects a second time, or are read more than once."""
         check_length("messages", sum(message.length for message in self.messages))
         calls = (call for message in self.messages for call in message.tool_calls or ())
         check_texts("the arguments of all tool_calls", (call.function.arguments for call in calls))

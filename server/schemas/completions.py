@@ -36,7 +36,7 @@ class CompletionRequest(SamplingBody):
         return self
 
     def check_size(self) -> None:
-        """Bounds the prompts together."""
+        """Checks the size of all prompts together."""
         check_length("prompts", sum(map(len, self.prompts())))
 
     def prompts(self) -> list[str | list[int]]:

@@ -1,6 +1,6 @@
 """Live audio over a WebSocket: the events of OpenAI's realtime transcription, as clients send them.
 
-Two shapes are in use: today's, where a session has ``audio.input``, and the one before it (``transcription_session``).
+Two shapes are in use: today's shape, in which a session has ``audio.input``, and the older ``transcription_session``.
 """
 
 from __future__ import annotations

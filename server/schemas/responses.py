@@ -1,4 +1,4 @@
-"""Responses: ``/v1/responses``. A request is a conversation in other words, and becomes a `ChatRequest`."""
+"""Responses: ``/v1/responses``. A request is a conversation in another form, and is turned into a `ChatRequest`."""
 
 from __future__ import annotations
 
@@ -162,12 +162,12 @@ class ResponsesRequest(SamplingBody):
 
     @property
     def wants_logprobs(self) -> bool:
-        """True if the tokens are told with their log-probabilities."""
+        """True if the client wants the tokens with their log-probabilities."""
         return self.top_logprobs is not None or "message.output_text.logprobs" in (self.include or ())
 
     @cached_property
     def as_chat(self) -> chat.ChatRequest:
-        """The same as a conversation."""
+        """Returns the request as a conversation."""
         given = {name: getattr(self, name) for name in SamplingBody.model_fields if getattr(self, name) is not None}
         choice: Any = self.tool_choice
         if isinstance(choice, NamedFunction):
@@ -198,7 +198,8 @@ def _format(text: TextOptions | None) -> Any:
 
 
 def _messages(instructions: str | None, given: str | list[Any]) -> list[chat.ChatMessage]:
-    """Returns the messages. Calls that follow one another, or a text of the assistant, are one message of its."""
+    """Returns the messages of the conversation. Calls that directly follow one another, or a text of the assistant, are
+    joined into one message of the assistant."""
     messages = [] if instructions is None else [chat.ChatMessage(role="system", content=instructions)]
     for item in [InputMessage(role="user", content=given)] if isinstance(given, str) else given:
         match item:

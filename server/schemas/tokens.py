@@ -1,4 +1,4 @@
-"""Tokens of texts: ``/tokenize`` and ``/detokenize``, as vLLM has them."""
+"""Tokens of texts: ``/tokenize`` and ``/detokenize``, as in vLLM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TokenizeRequest(Body):
             self.as_chat().check_size()
 
     def as_chat(self) -> chat.ChatRequest:
-        """Returns the conversation."""
+        """Returns the request as a conversation."""
         return chat.ChatRequest(
             model=self.model,
             messages=self.messages or [],

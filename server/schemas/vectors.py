@@ -18,7 +18,7 @@ class _TextsRequest(Body):
     priority: Level = 0
 
     def check_size(self) -> None:
-        """Bounds the texts together."""
+        """Checks the size of all texts together."""
         check_length("texts", sum(map(len, self.texts())))
 
     def texts(self) -> list[str]:
@@ -87,7 +87,7 @@ class RerankRequest(Body):
     priority: Level = 0
 
     def check_size(self) -> None:
-        """Bounds the texts together: the query is read with each document."""
+        """Checks the size of all texts together. The query counts for each document, since it is read with each."""
         texts = self.texts()
         check_length("texts, the query with each,", sum(map(len, texts)) + len(texts) * len(self.query))
 

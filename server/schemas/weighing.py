@@ -1,12 +1,12 @@
-"""`Weighing`: how much a body of JSON would make, known while it comes and before anything is made of it.
+"""`Weighing`: estimates how many objects and bytes a body of JSON would become, while it comes and before it is parsed.
 
-A parser holds Python's lock from the first byte to the last, and so nobody else is answered meanwhile: its time is that
-of the longest body. It depends on the members, lists and objects far more than on the bytes, since each becomes
-objects. Texts that are not ASCII are the other part: a single character beyond it, written as it is or as an escape,
-makes a text of four bytes for each character. So both are counted here, without a parser: what lies outside of
-quotation marks is JSON's own.
+A parser holds Python's lock from the first byte to the last, and no other request is answered meanwhile. Its time
+depends far less on the number of bytes than on the number of members, lists and objects, since each becomes Python
+objects. Texts with characters beyond ASCII are costly, too: because of a single such character, written as it is or as
+an escape, a text may take four bytes for each character. So both are counted here, without a parser: quotation marks
+separate the texts from the signs of JSON.
 
-Of a body that is not JSON the counts mean nothing; the parser refuses it.
+The counts of a body that is not JSON have no meaning; the parser refuses such a body.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MOST_JSON = 32 * 2**20  # bytes
 MOST_VALUES = 2**18
 MOST_BESIDE = 4 * 2**20  # bytes outside of texts: numbers of thousands of digits take long to read
 MOST_WIDE = 8 * 2**20  # bytes of texts that are not plain
-MOST_BACKSLASHES = 7 * 2**20  # escapes take a parser long; PHP writes one for each slash of a picture
-_PIECE = 2**16  # bytes that are looked at in one go: a look at fewer takes nearly as long
+MOST_BACKSLASHES = 7 * 2**20  # escapes are slow to parse; PHP writes one for each slash of a picture
+_PIECE = 2**16  # bytes that are counted at once: fewer take nearly as long
 _QUOTE, _BACKSLASH, _PLAIN = 0x22, 0x5C, 0x80
-_OPEN = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")  # an escape that goes on
+_OPEN = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")  # an escape that is not complete
 _MOST_OPEN = 5  # bytes
-_EACH = np.zeros(256, np.uint8)  # a comma parts two values
+_EACH = np.zeros(256, np.uint8)  # the weight of each sign: a comma separates two values
 _EACH[ord(",")] = 1
 _EACH[[ord(sign) for sign in ":[{"]] = 8
 
@@ -43,7 +43,7 @@ class Weighing:
     """The counts of one body, which comes in parts of any size.
 
     Args:
-        name: of what is weighed, for errors.
+        name: the name of the body in errors.
     """
 
     name: str = "JSON"
@@ -52,17 +52,17 @@ class Weighing:
     beside: int = field(default=0, init=False)  # bytes outside of texts
     wide: int = field(default=0, init=False)  # bytes of texts with a character beyond ASCII
     backslashes: int = field(default=0, init=False)
-    _unread: bytearray = field(factory=bytearray, init=False)  # that was not looked at yet
+    _unread: bytearray = field(factory=bytearray, init=False)  # bytes that are not counted yet
     _within: bool = field(default=False, init=False)  # a text is open
-    _escaped: bool = field(default=False, init=False)  # the next byte is
-    _plain: int = field(default=0, init=False)  # bytes of the open text, as long as it is plain
-    _is_wide: bool = field(default=False, init=False)  # the open text is
+    _escaped: bool = field(default=False, init=False)  # the next byte is escaped
+    _plain: int = field(default=0, init=False)  # bytes of the open text while it is plain
+    _is_wide: bool = field(default=False, init=False)  # the open text is wide
 
     def add(self, part: bytes) -> None:
-        """Counts ``part``, its bytes at once, and what is in it as soon as there is enough for a look.
+        """Counts ``part``. Its bytes count at once; its contents count when there are enough uncounted bytes.
 
         Raises:
-            RequestTooLarge: there is more than a body may have.
+            RequestTooLarge: the body has more than is allowed.
         """
         self.size += len(part)
         self._check(self.size, MOST_JSON, "bytes; send large files as a form, or an address")
@@ -76,14 +76,14 @@ class Weighing:
             self.check()
 
     def end(self) -> None:
-        """Counts what is left of a body that is whole; raises as `add` does."""
+        """Counts the rest of the body, which is complete now. Raises as `add` does."""
         if self._unread:
             self._count(bytes(self._unread))
             self._unread.clear()
         self.check()
 
     def check(self) -> None:
-        """Raises `RequestTooLarge` where there is more than a body may have."""
+        """Raises `RequestTooLarge` if the body has more than is allowed."""
         counted = "values, where a member, a list and an object count as eight more; send less"
         self._check(self.values, MOST_VALUES, counted)
         self._check(self.beside, MOST_BESIDE, "bytes outside of texts; write shorter numbers, and no blanks")
@@ -97,7 +97,7 @@ class Weighing:
 
     def _count(self, piece: bytes) -> None:
         if self._within and not self._escaped and piece.isascii() and b'"' not in piece and b"\\" not in piece:
-            self._plain += len(piece)  # the middle of a picture
+            self._plain += len(piece)  # probably in the middle of a picture
             self.wide += len(piece) * self._is_wide
             return
         data = np.frombuffer(piece, np.uint8)
@@ -111,8 +111,8 @@ class Weighing:
         self._within ^= bool(len(marks) % 2)
 
     def _marks(self, data: Bytes) -> tuple[Places, Places]:
-        """Returns the places of quotation marks that begin or end a text (no odd number of backslashes is before them),
-        and of escapes for characters beyond ASCII."""
+        """Returns the places of the quotation marks that begin or end a text, and of the escapes for characters beyond
+        ASCII. A mark after an odd number of backslashes is part of a text."""
         quotes = np.flatnonzero(data == _QUOTE)
         slashes = data == _BACKSLASH
         self.backslashes += int(slashes.sum())
@@ -122,7 +122,7 @@ class Weighing:
         self._escaped = False
         if not slashes.any():
             return quotes, quotes[:0]
-        last = np.maximum.accumulate(np.where(slashes, -1, np.arange(len(data))))  # other than a backslash
+        last = np.maximum.accumulate(np.where(slashes, -1, np.arange(len(data))))  # the last other byte
         self._escaped = bool((len(data) - 1 - last[-1]) % 2)
         marks = quotes[_backslashes_before(quotes, last) % 2 == 0]
         escapes = np.flatnonzero(data == ord("u"))
@@ -133,7 +133,8 @@ class Weighing:
         return marks, escapes[~ascii_]
 
     def _widen(self, data: Bytes, marks: Places, wide_escapes: Places) -> None:
-        """Counts the texts that are not plain, each whole: one character decides how all others are kept."""
+        """Counts the bytes of all texts with characters beyond ASCII. Such a text counts as a whole, since one such
+        character decides how all are stored."""
         edges = np.concatenate(([0], marks, [len(data)]))
         lengths = np.diff(edges)
         wide = data >= _PLAIN
@@ -143,7 +144,7 @@ class Weighing:
         if self._within and self._is_wide:
             is_wide[0] = True
         elif self._within and is_wide[0]:
-            self.wide += self._plain  # what came before
+            self.wide += self._plain  # the beginning of the text
         texts = (np.arange(len(lengths)) % 2 == 0) == self._within
         self.wide += int(lengths[is_wide & texts].sum())
         goes_on = len(marks) == 0 and self._within
@@ -152,15 +153,16 @@ class Weighing:
 
 
 def _backslashes_before(places: Places, last: Places) -> Places:
-    """Returns the number of backslashes directly before each of ``places``; ``last`` has the last other byte before."""
+    """Returns the number of backslashes directly before each of ``places``. ``last`` has, for each place, the last
+    place up to it without a backslash."""
     return np.where(places > 0, places - 1 - last[places - 1], 0)
 
 
 def check_texts(name: str, texts: Iterable[str]) -> None:
-    """Weighs ``texts`` of JSON, which somebody will read one after another, as if they were one body.
+    """Weighs ``texts`` of JSON, which are parsed one after another, as if they were one body.
 
     Raises:
-        RequestTooLarge: they have more together than a body may have.
+        RequestTooLarge: together they have more than a body may have.
     """
     whole = Weighing(name)
     for text in texts:
@@ -173,10 +175,10 @@ def check_texts(name: str, texts: Iterable[str]) -> None:
 
 
 def check_object(name: str, found: Any, most_values: int, most_characters: int) -> None:
-    """Counts what is in ``found``, as JSON makes it, and is looked at more than once.
+    """Counts the values and characters in ``found``, a value of JSON that is read more than once.
 
     Raises:
-        RequestTooLarge: it has more values or characters than allowed.
+        RequestTooLarge: ``found`` has more values or characters than allowed.
     """
     values = characters = 0
     waiting = [found]

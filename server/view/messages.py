@@ -1,8 +1,10 @@
-"""The messages to watchers, as values for JSON. Pure. Ids, times, counts and keys: no prompt, no text, no audio.
+"""The messages to watchers, as values for JSON. Pure. Messages have ids, times, counts and keys, but no prompt, text or
+audio.
 
-``state`` comes first: all requests and encoder outputs as they are. Then ``changes``, each with the time ``at`` which
-it was, and ``figures`` some times a second. ``lost`` says how many changes a slow watcher did not get; another
-``state`` follows it. ``end`` is the last: the server stops. Times are seconds of the server's clock, sizes are bytes.
+The first message is ``state``: all present requests and encoder outputs. Then ``changes`` and ``figures`` follow some
+times a second; each change has its time, ``at``. ``lost`` has the number of changes that a slow watcher did not get,
+and another ``state`` follows. ``end`` is the last message: the server stops. Times are seconds of the server's clock;
+sizes are bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def message(kind: str, now: float, **members: Any) -> Message:
 
 
 def request_change(model: str, line: RequestLine) -> Message:
-    """A request that has come to a new stage, which may be its outcome."""
+    """The change of a request that has reached a new stage. The outcome of a request counts as a stage, too."""
     return {
         "request": line.request_id[:LONGEST_ID],
         "model": model,
@@ -40,7 +42,7 @@ def request_change(model: str, line: RequestLine) -> Message:
 
 
 def entry_change(model: str, entry: CacheEntry) -> Message:
-    """An encoder output that has come to a new state."""
+    """The change of an encoder output that has reached a new state."""
     return {
         "entry": entry.key,
         "model": model,
@@ -51,13 +53,15 @@ def entry_change(model: str, entry: CacheEntry) -> Message:
 
 
 def failure_change(model: str, text: str, now: float) -> Message:
-    """Something failed that is no single request: a step, an encode batch, the runner. ``text`` is where and what."""
+    """The change for a failure of more than a single request: of a step, an encode batch or the runner. ``text`` has
+    the place and the error."""
     where, _, error = text.partition(": ")
     return {"failure": f"{where}: {public_error(error)}", "model": model, "at": _time(now)}
 
 
 def state_message(states: Mapping[str, Overview], began: int, now: float) -> Message:
-    """The state of everything now. ``began`` tells one server from the next."""
+    """The present state of all models. ``began``, the start of the server, tells a restarted server from the one
+    before."""
     requests = [
         request_change(model, line) | {"since": _time(line.queued_at)}
         for model, state in states.items()
@@ -71,7 +75,7 @@ def state_message(states: Mapping[str, Overview], began: int, now: float) -> Mes
 
 
 def model_figures(model: ModelStatistics, state: Overview) -> Message:
-    """The figures of one model; ``model``: its statistics among those of several models."""
+    """The figures of one model. ``model``: the statistics of the model."""
     found: Message = {
         "state": model.state.value,
         "users": model.users,
@@ -98,7 +102,7 @@ def model_figures(model: ModelStatistics, state: Overview) -> Message:
 
 
 def engine_figures(statistics: EngineStatistics, state: Overview, *, encodes: bool) -> Message:
-    """The figures of one engine; ``encodes``: it has encoder outputs, and so a cache for them."""
+    """The figures of one engine. ``encodes``: true if the engine has encoder outputs, and so a cache for them."""
     requests, cache = statistics.requests, statistics.encoder_cache
     return {
         "power": statistics.power.value,
@@ -138,8 +142,8 @@ def abilities(description: ModelDescription) -> list[str]:
 
 
 def public_error(error: str) -> str:
-    """Type and text of a failure; the type alone where the text may quote what the caller sent, or name the server's
-    files."""
+    """The type and the text of a failure; only the type if the text may quote the caller's request or name files of the
+    server."""
     kind = kind_of(error)
     known = getattr(errors, kind, None)
     ours = isinstance(known, type) and issubclass(known, errors.EngineError)
@@ -147,7 +151,7 @@ def public_error(error: str) -> str:
 
 
 def kind_of(error: str) -> str:
-    """The type of a failure. The text of an error of a load has paths of the server; `Server.use` hides it, too."""
+    """The type of a failure. If loading fails, the text contains paths of the server, which `Server.use` hides, too."""
     return error.partition(":")[0]
 
 

@@ -1,7 +1,7 @@
 """The page at ``/``: one HTML file, put together from the files in ``page/``.
 
 The scripts there are modules that import each other, for editors and for tests. Here their imports and exports are
-taken out, and they become one module. The page's policy allows this very script and this very style, by their hashes,
+removed, and they are joined into one module. The page's policy allows only this script and this style, by their hashes,
 and nothing from elsewhere.
 """
 
@@ -33,7 +33,7 @@ SCRIPTS = (
     "live.js",
     "main.js",
 )
-"""The scripts in their order in the page: a script imports those before it alone."""
+"""The scripts in the order in which the page has them: a script imports only earlier ones."""
 
 HEADERS = {
     "cache-control": "no-store",
@@ -67,7 +67,7 @@ def read_page() -> Page:
 
 
 def plain(script: str) -> str:
-    """Returns a module's text without its imports and exports."""
+    """Returns the text of a module without the imports and exports."""
     return _EXPORT.sub("", _IMPORT.sub("", script))
 
 
@@ -78,11 +78,11 @@ def _read(name: str) -> str:
 def _policy(style: str, script: str) -> str:
     allowed = {
         "default-src": "'none'",
-        "script-src": f"{_hash(script)} blob:",  # the microphone's worklet, which the script itself writes
+        "script-src": f"{_hash(script)} blob:",  # for the microphone's worklet, whose text is in the script
         "style-src": _hash(style),
         "connect-src": "'self'",
         "img-src": "data: blob:",
-        "media-src": "blob:",  # the recordings that were chosen
+        "media-src": "blob:",  # for the recordings that the user chose
         "base-uri": "'none'",
         "form-action": "'none'",
         "frame-ancestors": "'none'",

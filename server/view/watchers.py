@@ -1,4 +1,4 @@
-"""`Watchers`: everybody who watches the server, and the changes that they have not read yet."""
+"""`Watchers`: all who watch the server, and the changes that each has not read yet."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...core.overview import Change, Overview, RequestLine
 from ..problems import Problem, Refusal
 from .messages import Message, entry_change, failure_change, request_change
 
-MOST_CHANGES = 4_096  # that wait for one watcher
+MOST_CHANGES = 4_096  # changes that wait for one watcher
 MOST_WATCHERS = 64
 
 
 @define(eq=False)
 class Watcher:
-    """The changes that one watcher reads next: the latest ``most``."""
+    """The changes that one watcher has not read yet; only the latest ``most`` are kept."""
 
     most: int = MOST_CHANGES
     _lost: int = field(default=0, init=False)
@@ -35,7 +35,7 @@ class Watcher:
         self._changes.append(change)
 
     def take(self) -> tuple[int, list[Message]]:
-        """Returns the number of changes that were lost since the last time, and the others."""
+        """Returns the number of changes that were lost since the last call, and the changes that were kept."""
         lost, changes = self._lost, list(self._changes)
         self._lost = 0
         self._changes.clear()
@@ -44,14 +44,14 @@ class Watcher:
 
 @define(eq=False)
 class Watchers:
-    """The state of all models by their events, and whoever watches it. An event changes a few numbers while nobody
-    does."""
+    """The state of all models, by their events, and all who watch it. While nobody watches, an event only changes a few
+    numbers."""
 
     states: dict[str, Overview] = field(factory=dict, init=False)
     _watching: set[Watcher] = field(factory=set, init=False)
 
     def hear(self, model: str, event: Event) -> None:
-        """Takes an event of the engine of ``model``; see `Observers`."""
+        """Adds an event of the engine of ``model`` to its state; see `Observers`."""
         state = self.states.get(model)
         if state is None:
             state = self.states[model] = Overview()
@@ -67,10 +67,10 @@ class Watchers:
 
     @contextmanager
     def joined(self) -> Iterator[Watcher]:
-        """Adds a watcher for the block, which gets the changes from now on.
+        """Adds a watcher for the block. The watcher gets all changes from now on.
 
         Raises:
-            Refusal: too many watch already.
+            Refusal: there are too many watchers already.
         """
         if len(self._watching) >= MOST_WATCHERS:
             raise Refusal(Problem(429, f"{MOST_WATCHERS} watch already; close a page", "overloaded", retry_after=5))
@@ -84,7 +84,7 @@ class Watchers:
             self._follow()
 
     def _follow(self) -> None:
-        """Has the states report changes while somebody watches."""
+        """Makes the states report changes if somebody watches, and otherwise not."""
         for model, state in self.states.items():
             state.changed = partial(self._changed, model) if self._watching else None
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, imported when somebody asks for the first one: so the command starts at once, and ^C finds it
-    ready. ``__version__`` is read from the installed package."""
+    """Returns a public name. All are imported when the first one is needed, so that the command starts at once and can
+    handle ^C early. ``__version__`` is read from the installed package."""
     if name == "__version__":
         from importlib.metadata import version
 

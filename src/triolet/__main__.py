@@ -1,4 +1,4 @@
-"""The ``triolet`` command, also as ``python -m triolet``. ^C while it still imports ends it like any other ^C."""
+"""The ``triolet`` command, also as ``python -m triolet``. A ^C during its imports ends it like any other ^C."""
 
 import sys
 from typing import NoReturn

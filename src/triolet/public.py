@@ -1,4 +1,4 @@
-"""The public names, which the package gives out when somebody asks for them."""
+"""The public names, which the package imports when the first of them is needed."""
 
 from .actors.statistics import EngineStatistics
 from .api.engine import Engine

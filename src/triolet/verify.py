@@ -76,7 +76,7 @@ def verify(
 
 
 def _factory(named: str) -> Any:
-    """Imports the factory, as Python would in the working folder."""
+    """Imports the factory ``named``, with the working folder in the path of imports."""
     module, _, name = named.partition(":")
     if not module or not name:
         raise click.UsageError(
@@ -104,7 +104,7 @@ def _declaration(declaration: type[Any], declared: Sequence[str]) -> Any:
 
 
 def _value(told: str, value: str, default: object) -> Any:
-    """Reads a value of the default's type."""
+    """Reads ``value`` as the type of ``default``."""
     if isinstance(default, bool):
         if value not in _BOOLEANS:
             raise click.UsageError(f"--declare {told}: got {value!r}, allowed: yes or no")
