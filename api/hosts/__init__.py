@@ -1,7 +1,7 @@
-"""Hosts: an engine lives in its callers' own trio loop, or in a thread, which they reach through a portal.
+"""Hosts: an engine runs in its callers' own trio loop, or in a thread that its callers reach through a portal.
 
-Portals lead from asyncio and from threads to the same side of trio, `trio_thread`.
+The portals of asyncio and of threads share their trio side, `trio_thread`.
 
-`trio_engine` is the engine; `door` admits its requests, `alternatives` runs several at once. The folder imports
-`inputs`, `outputs`, `speech` and `actors`. Only `asyncio_host` knows asyncio.
+`trio_engine` is the engine, `door` admits its requests, and `alternatives` runs several requests at once. The folder
+imports `inputs`, `outputs`, `speech` and `actors`. Only `asyncio_host` knows asyncio.
 """

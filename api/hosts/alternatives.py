@@ -1,4 +1,4 @@
-"""Several requests for one caller: the requests run together, and end together where one of them fails."""
+"""Several requests of one caller. The requests run together; if one of them fails, all end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import trio
 from attrs import define, field
 
-_AT_ONCE = 16  # begin in one turn of the event loop: an answer waits for several turns
+_AT_ONCE = 16  # requests that begin in one turn of the event loop, so that many requests do not block it
 T = TypeVar("T")
 Run = Callable[[], Awaitable[T]]
 
@@ -22,7 +22,7 @@ class _Together(Generic[T]):
     error: Exception | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Returns when all runs have ended, or one has failed and the others have been cancelled."""
+        """Runs all runs, and returns when all have ended, or when one has failed and the others are cancelled."""
         async with trio.open_nursery() as nursery:
             for index in range(len(self.runs)):
                 nursery.start_soon(self._one, index, nursery.cancel_scope)
@@ -48,11 +48,13 @@ class _Together(Generic[T]):
 
 @trio.lowlevel.enable_ki_protection
 async def run_together(runs: Sequence[Run[T]], begun: trio.Event | None = None) -> list[T]:
-    """The results of ``runs``, in their order. The first error of a run ends the other runs and is raised as it is, in
-    no group. So is a cancellation, which callers and the portal recognise by its class.
+    """Runs ``runs`` together, and returns their results in the order of ``runs``. The first error of a run ends the
+    other runs and is raised as it is, not in a group. A cancellation is raised in the same way, since callers and the
+    portal recognise it by its class.
 
     Args:
-        begun: the first run sets it, and the others wait for it, so that they find its prompt in the caches.
+        begun: an event that the first run sets. The other runs wait for the event, so that they find the prompt of the
+            first one in the caches.
     """
     together = _Together(runs, begun)
     error: BaseException | None = None
@@ -72,7 +74,7 @@ async def run_together(runs: Sequence[Run[T]], begun: trio.Event | None = None) 
 
 
 def _first(group: BaseExceptionGroup[BaseException] | None) -> BaseException | None:
-    """The first error in the nursery's group: that of a ^C."""
+    """Returns the first error in a nursery's group. Only ^C puts an error there."""
     error: BaseException | None = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -82,8 +84,8 @@ def _first(group: BaseExceptionGroup[BaseException] | None) -> BaseException | N
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def background() -> AsyncIterator[Callable[[Callable[[], Awaitable[None]]], None]]:
-    """Gives a function that starts a task. The tasks are cancelled when the block ends, and must not raise. The block's
-    own error leaves it as it is, in no group."""
+    """Opens a block and returns a function that starts tasks in it. The tasks must not raise; they are cancelled when
+    the block ends. An error of the block's body is raised as it is, not in a group."""
     error: BaseException | None = None
     try:
         try:

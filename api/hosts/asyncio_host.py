@@ -1,5 +1,5 @@
-"""An engine for tasks of an asyncio loop: its trio loop runs in a thread behind a `TaskPortal`, whose answers cross by
-``loop.call_soon_threadsafe``, in order."""
+"""An engine for tasks of an asyncio loop. The engine's trio loop runs in a thread that the tasks reach through a
+`TaskPortal`. Answers cross with ``loop.call_soon_threadsafe``, in order."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .trio_thread import TrioThread, was_thrown_into
 
 @define(eq=False, repr=False)
 class TaskPortal(TrioThread):
-    """A `TrioThread` for the tasks of the asyncio loop that makes it. In another loop or thread its futures would never
-    wake anybody."""
+    """A `TrioThread` for tasks of the asyncio loop in which the portal is made. In another loop or thread its futures
+    would wake no task."""
 
     _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop, init=False)
 
@@ -35,22 +35,22 @@ class TaskPortal(TrioThread):
 
     @staticmethod
     async def outlast(hurry: Callable[[], object], *answers: Any) -> asyncio.CancelledError | None:
-        """Implements `TrioThread.outlast`. Returns the first cancellation itself, since anyio knows its own ones by
-        their message."""
+        """Implements `TrioThread.outlast`. Returns the first cancellation itself, since anyio recognises its own
+        cancellations by their message."""
         try:
             await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError as error:
             hurry()
             cancelled = error
-        except BaseException:  # the coroutine is thrown away, or a ^C hit it: it cannot wait any more
+        except BaseException:  # the coroutine is thrown away or interrupted by ^C, and cannot wait any more
             hurry()
             raise
         else:
             return None
         try:
-            with anyio.CancelScope(shield=True):  # else a cancelled scope of anyio would cancel every wait anew
+            with anyio.CancelScope(shield=True):  # else a cancelled scope of anyio would cancel every further wait
                 while not any(answer.done() for answer in answers):
-                    with suppress(asyncio.CancelledError):  # counted in `Task.cancelling`
+                    with suppress(asyncio.CancelledError):  # `Task.cancelling` still counts it
                         await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
             return cancelled
         finally:
@@ -60,10 +60,10 @@ class TaskPortal(TrioThread):
     def may_wait(error: BaseException | None) -> bool:
         """Implements `TrioThread.may_wait`.
 
-        `GeneratorExit` has two senders, and the innermost frame of the error tells them apart. At a ``yield`` of an
-        async generator the sender is ``aclose()``, which a task awaits. In a coroutine the sender is the interpreter,
-        which throws the coroutine away: it must not wait, though generators of context managers may lie between.
-        Without a task nothing can wait either.
+        `GeneratorExit` has two senders, which the innermost frame of the error tells apart. In an async generator the
+        sender is ``aclose()``, which a task awaits: the block may wait. In a coroutine the sender is the interpreter,
+        which throws the coroutine away: the block must not wait, even if generators of context managers are between
+        the two. Without a task no block can wait.
         """
         if not isinstance(error, GeneratorExit):
             return True
@@ -91,25 +91,27 @@ class TaskPortal(TrioThread):
 
 
 class AsyncioHost(PortalHost):
-    """asyncio has no nurseries: where the engine fails while the body runs, the host cancels the task that entered it.
-    When that task leaves the block, the host takes the cancellation back, as `asyncio.timeout` does. Where another task
-    leaves the block, as in fixtures of test frameworks, nothing takes the cancellation back.
+    """A host for tasks of an asyncio loop.
 
-    A ``lasting`` engine cancels nobody: the task that has opened it may be over.
+    asyncio has no nurseries. If the engine fails while the block's body runs, the host therefore cancels the task that
+    entered the engine. When that task leaves the block, the host takes its cancellation back, as `asyncio.timeout`
+    does. If another task leaves the block, as in fixtures of test frameworks, the cancellation is not taken back.
+
+    A ``lasting`` engine cancels no task, since the task that opened the engine may have ended.
     """
 
     def __init__(self, engine: TrioEngine, *, lasting: bool = False) -> None:
         self.lasting = lasting
         task = running_task()
-        # weak: a kept engine must not keep the task of a loop that is gone
+        # weak, so that an engine that is kept does not keep the task of a loop that has ended
         self._task = None if lasting else weakref.ref(task)
-        self._cancelling = task.cancelling()  # cancellations by others, before
+        self._cancelling = task.cancelling()  # earlier cancellations by others
         self._is_leaving = False
-        self._failed = False  # the engine failed, and the host cancelled ``_task`` for it
+        self._failed = False  # the engine failed, and the host has cancelled ``_task``
         super().__init__(engine, TaskPortal)
 
     async def __aenter__(self) -> object:
-        await anyio.lowlevel.checkpoint()  # a caller that is cancelled already loads nothing
+        await anyio.lowlevel.checkpoint()  # if the caller is already cancelled, nothing is loaded
         return await super().__aenter__()
 
     async def _close(self, body_error: BaseException | None, *, drain: bool) -> BaseException | None:
@@ -122,7 +124,7 @@ class AsyncioHost(PortalHost):
             if others and body_error is not None and is_cancellation(body_error, asyncio.CancelledError):
                 try:
                     await anyio.lowlevel.checkpoint_if_cancelled()
-                except asyncio.CancelledError as anyios:  # anyio must see its own cancellation, not the host's
+                except asyncio.CancelledError as anyios:  # anyio must see its own cancellation, not that of the host
                     body_error = anyios
                 if ours is not None:
                     body_error.add_note(f"the engine failed too: {type(ours).__name__}: {ours}")
@@ -132,13 +134,14 @@ class AsyncioHost(PortalHost):
             del body_error, ours
 
     def _engine_failed(self) -> None:
-        """Cancels the task once: once is taken back."""
+        """Cancels the task, once only, since `_take_back` takes one cancellation back."""
         task = None if self._task is None else self._task()
         if task is not None and not (self._is_leaving or self._failed):
             self._failed = task.cancel("the engine failed")
 
     def _take_back(self) -> bool:
-        """Takes the host's cancellation back. True if there was one, and others have cancelled the task as well."""
+        """Takes the host's cancellation back. True if the host had cancelled the task and others have cancelled the
+        task as well."""
         task = asyncio.current_task()
         if not self._failed or self._task is None or task is None or task is not self._task():
             return False
@@ -146,7 +149,7 @@ class AsyncioHost(PortalHost):
 
 
 def running_task() -> asyncio.Task[object]:
-    """The task that runs."""
+    """Returns the task that runs."""
     task = asyncio.current_task()
     assert task is not None, "a callback of the loop awaits nothing"
     return task

@@ -1,4 +1,4 @@
-"""`Backend`: runs the requests of a `TrioEngine`, by the actors of this process or by replicas elsewhere."""
+"""`Backend`: runs the requests of a `TrioEngine`, either on actors of this process or on replicas elsewhere."""
 
 from __future__ import annotations
 
@@ -12,30 +12,34 @@ from ...core.request import Request
 
 
 class Backend(Protocol):
-    """Runs requests. `triolet.actors.supervisor.Supervisor` is the backend of this process."""
+    """A part that runs requests. `triolet.actors.supervisor.Supervisor` is the backend of this process."""
 
     @property
     def failure(self) -> str | None:
-        """The type and text of what ended it unasked."""
+        """The type and text of the error that ended the backend; ``None``: it has not failed."""
 
     def running(self) -> AbstractAsyncContextManager[ModelDescription]:
-        """Its life, for a block."""
+        """Returns a block within which the backend runs."""
 
     async def stop(self, drain_seconds: float) -> None:
-        """Ends before the block does. Aborts requests that run longer than ``drain_seconds``."""
+        """Ends the backend before its block ends. Requests that run longer than ``drain_seconds`` are aborted."""
 
     def submit(self, request: Request, stream: Stream) -> None:
-        """Takes a checked request, whose tokens and end go to ``stream``. Raises `EngineClosed` once it is stopping,
-        `InvalidRequest` where there is no decoder."""
+        """Accepts a checked request, and sends its tokens and its end to ``stream``.
+
+        Raises:
+            EngineClosed: the backend is stopping.
+            InvalidRequest: the model has no decoder.
+        """
 
     def abort(self, request_id: str) -> None:
-        """Aborts a request. Works under cancellation and while it stops; never raises."""
+        """Aborts a request. Works under cancellation and while the backend stops, and never raises."""
 
     async def sleep(self) -> None:
-        """Gives the device back."""
+        """Releases the device, see `Engine.sleep`."""
 
     async def wake(self) -> None:
-        """Takes the device again."""
+        """Takes the device again, see `Engine.wake`."""
 
     def statistics(self) -> EngineStatistics:
-        """A snapshot."""
+        """Returns a snapshot of the statistics."""

@@ -1,4 +1,5 @@
-"""Picks an engine's host, by the event loop in which the engine is entered, and names the task that runs."""
+"""The choice of an engine's host by the event loop in which the engine is entered, and the identity of the running
+task."""
 
 from __future__ import annotations
 
@@ -14,10 +15,13 @@ Host = TrioHost | PortalHost
 
 
 def current_host(engine: TrioEngine, *, lasting: bool = False) -> Host:
-    """A host for the block of ``engine`` in the running event loop; for one without a block if it is ``lasting``.
+    """Returns a host for ``engine`` in the running event loop.
+
+    Args:
+        lasting: the engine is opened without a block.
 
     Raises:
-        EngineStateError: no loop is running, or a loop of another library is; a ``lasting`` one under trio.
+        EngineStateError: no event loop of trio or asyncio is running, or ``lasting`` is true under trio.
     """
     if _library() == "asyncio":
         from .asyncio_host import AsyncioHost
@@ -33,7 +37,7 @@ def current_host(engine: TrioEngine, *, lasting: bool = False) -> Host:
 
 
 def current_task() -> object:
-    """The task that runs: itself, since its ``id()`` may be another one's when it has ended."""
+    """Returns the task that runs. Callers keep the task, not its ``id()``, which another task may get later."""
     if _library() == "trio":
         return trio.lowlevel.current_task()
     from .asyncio_host import running_task

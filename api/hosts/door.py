@@ -1,4 +1,4 @@
-"""The door of an engine: how many requests may be pending, and which one is admitted next."""
+"""The door of an engine: the bound on pending requests, and the order in which requests are admitted."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _Waiter = tuple[int, int, trio.lowlevel.Task]  # order, arrival, the waiting tas
 
 @define(eq=False)
 class Door:
-    """At most ``places`` requests are inside. Waiting requests come in by `order_of` (priority and arrival). A place
-    that becomes free is handed to the first of them at once: so no place is free while a request waits, and no later
-    request can take one, ``wait=False`` or not."""
+    """A door that admits at most ``places`` requests at a time. Waiting requests are admitted in the order of
+    `order_of` (priority and arrival).
+
+    A place that becomes free is given to the first waiting request at once. No place is therefore free while a request
+    waits, and a later request cannot take it, not even with ``wait=False``."""
 
     places: int
     free: int = field(init=False)
@@ -36,7 +38,8 @@ class Door:
         return len(self._waiting)
 
     async def enter(self, priority: int) -> None:
-        """Takes a place, which the caller gives back by `leave`. A caller that is cancelled has none."""
+        """Waits for a place and takes it. The caller gives the place back with `leave`. A caller that is cancelled has
+        no place."""
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
             arrival = next(self._arrivals)
@@ -66,7 +69,7 @@ class Door:
     def leave(self) -> None:
         """Gives a place back."""
         if self._waiting:
-            trio.lowlevel.reschedule(self._waiting.pop(0)[2])  # now the waiter has the place, cancelled or not
+            trio.lowlevel.reschedule(self._waiting.pop(0)[2])  # the waiter has the place now, even if it is cancelled
             return
         assert self.free < self.places, "a place is given back twice"
         self.free += 1

@@ -1,4 +1,4 @@
-"""Opens live sessions: who hears, who reads, and their two tasks, in one block."""
+"""The opening of live sessions. One block has the session's ear, its readers and its two tasks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from .alternatives import background
 async def open_live(
     options: LiveOptions, description: ModelDescription, run: Run, *, request_id: str, detector: VoiceActivity
 ) -> AsyncIterator[LiveTranscription]:
-    """A live session, for the block. Leaving the block ends its tasks and withdraws what they have requested.
+    """Opens a live session for a block. Leaving the block ends the session's tasks and aborts their requests.
 
     Raises:
-        InvalidRequest: options that the model does not allow, or a model that cannot tell when words are spoken.
+        InvalidRequest: the model does not allow an option, or cannot find the times of words.
     """
     session = _session(options, description, run, request_id, detector)
     async with background() as start_soon:

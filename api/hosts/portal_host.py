@@ -1,4 +1,4 @@
-"""Hosts whose engine lives in a `TrioThread`: the block, and the way of calls and streams."""
+"""Hosts whose engine runs in a `TrioThread`: its block, its calls and its streams."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Opened = TypeVar("Opened")
 
 
 class PortalHost:
-    """Has the methods of `triolet.api.hosts.trio_host.TrioHost`, for callers outside of the engine's loop.
+    """A host for callers outside of the engine's loop, with the methods of `triolet.api.hosts.trio_host.TrioHost`.
 
     Args:
-        make_portal: makes the portal that holds ``engine``.
+        make_portal: the class of the portal that holds ``engine``.
     """
 
     lasting = True
-    """No block ends the engine, but `Engine.aclose`, which then leaves this host."""
+    """True if the engine may be without a block. `Engine.aclose` then leaves this host."""
 
     def __init__(self, engine: TrioEngine, make_portal: type[TrioThread]) -> None:
         reference = weakref.ref(self)  # the running thread must not keep the host alive
@@ -39,8 +39,8 @@ class PortalHost:
 
         seconds = engine.config.stage_seconds
         self._portal = make_portal(resource=engine, refuse=engine.not_open, failed=failed, seconds=seconds)
-        self._thrown_away = weakref.finalize(self, self._portal.forsake)  # no one is left to leave the block
-        self._thrown_away.atexit = False  # at exit the portal itself waits
+        self._thrown_away = weakref.finalize(self, self._portal.forsake)  # without the host nobody can leave the block
+        self._thrown_away.atexit = False  # at the interpreter's exit the portal itself waits
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -54,20 +54,20 @@ class PortalHost:
                 raise error
         finally:
             del error, cancelled
-        return self  # it was open, and another caller has closed it already
+        return self  # the engine was open, and another caller has already closed it
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if not self._thrown_away.alive:
-            return  # left before
+            return  # the block was already left
         if not self._portal.may_wait(error):
             self._portal.stop()
             return
         try:
             self._portal.check()
         except EngineStateError:
-            self._portal.stop()  # without waiting; the device is given back
+            self._portal.stop()  # does not wait; the device is still released
             raise
         left = await self._close(error, drain=error is None)
         try:
@@ -77,7 +77,8 @@ class PortalHost:
             del error, traceback, left
 
     async def _close(self, body_error: BaseException | None, *, drain: bool) -> BaseException | None:
-        """Ends the thread. Returns the error that leaves the block; the engine's own error leaves it once."""
+        """Ends the thread, and returns the error that leaves the block. If this is called again, the engine's own error
+        is not returned again."""
         ours, cancelled = await self._portal.close(drain=drain)
         try:
             if self._thrown_away.detach() is None:
@@ -89,11 +90,12 @@ class PortalHost:
             del body_error, ours, cancelled
 
     async def _leaving(self, body_error: BaseException | None, ours: BaseException | None) -> BaseException | None:
-        """The error that leaves a block whose body and whose engine ended with these."""
+        """Returns the error that leaves the block, if its body ended with ``body_error`` and the engine with
+        ``ours``."""
         return leaving(body_error, ours, trio.Cancelled)
 
     def _engine_failed(self) -> None:
-        """Called on the callers' side where the engine fails while the body runs."""
+        """Reacts to a failure of the engine while the body runs. Called on the callers' side."""
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -110,6 +112,6 @@ class PortalHost:
         across: Callable[[Any, Callable[[], AbstractAsyncContextManager[Opened]]], AbstractAsyncContextManager[Opened]],
         open_block: Callable[[], AbstractAsyncContextManager[Opened]],
     ) -> AbstractAsyncContextManager[Opened]:
-        """Opens a block in the engine's loop; ``across`` makes a `PortalStream` of it."""
+        """Returns a block that is opened in the engine's loop. ``across`` makes the `PortalStream` for the block."""
         self._portal.check()
         return across(self._portal, open_block)

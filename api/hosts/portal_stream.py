@@ -1,4 +1,5 @@
-"""`PortalStream`: a block that is open in a `TrioThread`, and its stream, for its callers: one class for each kind."""
+"""`PortalStream`: the callers' view of a block and its stream that are open in a `TrioThread`. Each kind of stream has
+a class."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ View = TypeVar("View")
 
 
 class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]):
-    """A block, and the async iterator over the source that it opens on the trio side.
+    """A block, and an async iterator over the source that the block opens on the trio side.
 
-    An item that was taken when the waiting caller was cancelled is kept for the next turn. When the engine ends, the
-    trio side hands the remaining items over, so that they can still be read.
+    If a waiting caller is cancelled after the trio side has taken an item, the item is kept for the next read. When the
+    engine ends, the trio side sends all remaining items, so that they can still be read.
     """
 
     def __init__(self, portal: TrioThread, open_block: Callable[[], AbstractAsyncContextManager[Opened]]) -> None:
@@ -46,25 +47,27 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
 
     @abstractmethod
     def _presented(self) -> Opened:
-        """The stream as its users get it."""
+        """Returns the stream for its users."""
 
     def _on_trio_look(self) -> View | None:
-        """The facts that cross to `view` at the beginning and together with each item, the end included."""
+        """Returns the facts that `view` returns. They cross at the beginning and together with each item, the end
+        included."""
         return None
 
     def _on_trio_ready(self) -> T | None:
-        """The next item, if it is at hand without waiting: it crosses together with the one before."""
+        """Returns the next item if that needs no waiting, else ``None``. The item crosses together with the one
+        before."""
         return None
 
     # -- the callers' side -------------------------------------------------------------------------------------------
 
     def view(self) -> View:
-        """The facts that `_on_trio_look` saw with the latest item that was read."""
+        """Returns the facts that `_on_trio_look` returned with the latest item that was read."""
         assert self._view, "a stream is looked at before it is open"
         return self._view[0]
 
     async def __aenter__(self) -> Opened:
-        """Enters the block; a task of the trio side stays in it."""
+        """Enters the block. A task on the trio side stays in the block until it is left."""
         opened = self._portal.new_answer()
         self._holder = holder = self._portal.submit(partial(self._on_trio_hold, opened))
         cancelled = await self._portal.outlast(partial(self._portal.cancel, holder), opened, holder.answer)
@@ -124,7 +127,7 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
         answer = call.answer.result()
         try:
             if answer is None and cancelled is None and self._holder is not None:
-                # the engine has ended: the rest is on its way
+                # the engine has ended, and the trio side sends the remaining items
                 cancelled = await self._portal.outlast(nothing, self._holder.answer)
             if cancelled is not None:
                 raise cancelled
@@ -148,7 +151,7 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
                 pass
 
     async def _on_trio_next(self) -> bool:
-        """Takes the next outcome and sends it. True if there may be more."""
+        """Takes the next outcome of the source and sends it. True if there may be further items."""
         self._on_trio_readers += 1
         try:
             return self._on_trio_send(await captured(partial(anext, self._on_trio_source)))
@@ -158,7 +161,7 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
 
     def _on_trio_send(self, answer: outcome.Outcome[T] | None) -> bool:
         """Sends ``answer`` and the items that are ready after it in one step, so that none overtakes another. True if
-        there may be more."""
+        there may be further items."""
         batch: list[tuple[outcome.Outcome[T], Any]] = []
         ready: outcome.Outcome[Any] | None = None
         more = False
@@ -195,7 +198,7 @@ class PortalDeltas(PortalStream[DeltaStream, Delta, Timings | None]):
 
 
 class PortalSegments(PortalStream[SegmentStream, Segment, Progress]):
-    """The segments of a transcription. None is at hand before the reader asks for it: it might cost a window."""
+    """The segments of a transcription. No segment is sent before it is read, since finding it may cost a window."""
 
     def _presented(self) -> SegmentStream:
         return SegmentStream(self, self.view)
@@ -206,8 +209,8 @@ class PortalSegments(PortalStream[SegmentStream, Segment, Progress]):
 
 
 class PortalLive(PortalStream[LiveSession, LiveText, None]):
-    """Implements `triolet.api.live.session.LiveSession`. Updates cross one by one: those that a late reader has left
-    are one already."""
+    """Implements `triolet.api.live.session.LiveSession`. Updates cross one by one: the source merges updates that were
+    not read in time."""
 
     async def feed(self, chunk: Any) -> None:
         """Implements `LiveSession.feed`."""

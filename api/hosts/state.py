@@ -1,4 +1,4 @@
-"""The states of an engine's life, and the errors that tell its users."""
+"""The states of an engine's life, and the errors for calls that the state does not allow."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class State(enum.Enum):
 
 @frozen
 class Spelling:
-    """The words by which users open and close an engine."""
+    """The code with which users open and close an engine, for error messages."""
 
     block: str = "async with Engine(...) as engine"
     close: str = "aclose()"
 
     def not_open(self, state: State, failure: str | None) -> EngineStateError:
-        """The error of callers while the engine is not open. ``failure`` is the type and text of the error that ended
-        it, if one did."""
+        """Returns the error for calls while the engine is not open. ``failure`` is the type and text of the error that
+        ended the engine, if there is one."""
         if state in (State.NEW, State.OPENING):
             return EngineStateError(f"this engine is {state.value}; use it inside its block: {self.block}")
         why = (
@@ -38,8 +38,12 @@ class Spelling:
 
 
 def foreign(way: str, plain: str) -> EngineStateError:
-    """The error of a caller in another loop or thread. ``way`` is the call that leads to the engine's loop for what is
-    awaited, ``plain`` the one for all else."""
+    """Returns the error for a caller in another loop or thread.
+
+    Args:
+        way: the call with which other threads run coroutines in the engine's loop.
+        plain: the call with which they run plain functions there.
+    """
     return EngineStateError(
         f"the engine was used outside of the event loop that it was entered in; allowed: tasks of that loop. From "
         f"another thread ask it by {way}, and by {plain} for what is not awaited, as statistics(); in another loop "

@@ -1,8 +1,8 @@
-"""An engine for threads that run no event loop: its trio loop runs in a thread behind a `ThreadPortal`. By `run` such
-a thread runs a coroutine that waits for the portal alone.
+"""An engine for threads that run no event loop. The engine's trio loop runs in a thread that callers reach through a
+`ThreadPortal`. A caller uses `run` to run a coroutine that waits for nothing but the portal.
 
-A thread sleeps on a queue of its own, so that an answer wakes no other thread. No lock is taken that the handler of a
-signal, which may raise anywhere, could leave locked for the trio side.
+A waiting thread sleeps on its own queue, so that an answer wakes no other thread. The code shares no lock with the trio
+side: the handler of a signal may raise anywhere, and could leave a lock locked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Bell = queue.SimpleQueue[None]
 class ThreadAnswer(Generic[T]):
     """Implements `triolet.api.hosts.trio_thread.Answer` for any number of waiting threads.
 
-    The value is set before the bells are read, and a bell is hung up before the value is read: so no thread sleeps on.
+    `set_result` sets the value before it reads the bells, and `hang` adds a bell before it reads the value. No thread
+    can therefore miss the answer and sleep for ever.
     """
 
     _value: tuple[()] | tuple[T] = field(default=(), init=False)
@@ -55,7 +56,7 @@ class ThreadAnswer(Generic[T]):
             bell.put(None)
 
     def hang(self, bell: Bell) -> None:
-        """Has ``bell`` rung when the answer is there, which may be now."""
+        """Rings ``bell`` when the answer is set, or now if it is already set."""
         self._bells.append(bell)
         if self._value:
             bell.put(None)
@@ -63,8 +64,9 @@ class ThreadAnswer(Generic[T]):
 
 @frozen(eq=False)
 class Wait:
-    """A coroutine's wait, under `run`, for one of ``answers``. ``hurry`` is called where the thread is interrupted. The
-    result is what has interrupted the thread, for the coroutine to raise."""
+    """An awaitable with which a coroutine in `run` waits for one of ``answers``. If the thread is interrupted,
+    ``hurry`` is called. The result is the exception that interrupted the thread, which the coroutine must raise, or
+    ``None``."""
 
     hurry: Callable[[], object]
     answers: tuple[ThreadAnswer[Any], ...]
@@ -75,7 +77,7 @@ class Wait:
 
 @define(eq=False, repr=False)
 class ThreadPortal(TrioThread):
-    """A `TrioThread` for any thread of its process but the trio loop's own, which cannot wait for itself."""
+    """A `TrioThread` for all threads of its process but the thread of the trio loop, which cannot wait for itself."""
 
     def new_answer(self) -> ThreadAnswer[Any]:
         """Implements `TrioThread.new_answer`."""
@@ -90,14 +92,15 @@ class ThreadPortal(TrioThread):
             raise
 
     def may_wait(self, error: BaseException | None) -> bool:
-        """Implements `TrioThread.may_wait`. The collector may throw a block away in the trio loop's own thread. A
-        coroutine that is thrown away, as by `run`, must not wait; a user's generator that somebody closes may."""
+        """Implements `TrioThread.may_wait`. The garbage collector may throw a block away in the thread of the trio
+        loop, which must not wait. A coroutine that is thrown away, by `run` for example, must not wait either. A user's
+        generator that is closed may wait."""
         if threading.current_thread() is self._thread:
             return False
         return not (isinstance(error, GeneratorExit) and was_thrown_into(error) & inspect.CO_COROUTINE)
 
     def check(self) -> None:
-        """Implements `TrioThread.check`. A fork has the engine's memory, but not its threads."""
+        """Implements `TrioThread.check`. A forked process has the engine's memory, but not its threads."""
         if os.getpid() != self._process or not self.may_wait(None):
             raise EngineStateError(
                 "the engine was called where nobody can wait for it: in its own thread, as by an observer, or in a "
@@ -110,8 +113,8 @@ class ThreadPortal(TrioThread):
 
 
 class ThreadHost(PortalHost):
-    """Nothing can cancel a thread: where the engine fails, the calls that wait end with the error, and so does the
-    block."""
+    """A host for threads. A thread cannot be cancelled: if the engine fails, calls that wait raise the error, and so
+    does the block when it is left."""
 
     def __init__(self, engine: TrioEngine) -> None:
         super().__init__(engine, ThreadPortal)
@@ -119,15 +122,16 @@ class ThreadHost(PortalHost):
 
 @define(eq=False)
 class Interrupts:
-    """Holds ^C back while a thread runs a coroutine: instead of raising anywhere, ^C hurries the wait that is under way
-    and those that follow. It is raised at the end, unless the coroutine has raised it.
+    """A block that holds ^C back while a thread runs a coroutine. `KeyboardInterrupt` is not raised at once: ^C calls
+    ``hurry`` of the present `Wait` and of all later ones. At the end of the block `KeyboardInterrupt` is raised, unless
+    the coroutine has raised it.
 
-    Python hears ^C in the main thread. Another handler than Python's own is left alone; what it raises while the thread
-    waits is treated alike.
+    Python handles ^C in the main thread. A handler other than Python's own is not replaced; an exception that such a
+    handler raises while the thread waits is held back in the same way.
     """
 
     _came: BaseException | None = field(default=None, init=False)
-    _hurry: Callable[[], object] | None = field(default=None, init=False)  # of the wait that is under way
+    _hurry: Callable[[], object] | None = field(default=None, init=False)  # of the present wait
 
     def __enter__(self) -> Self:
         is_main = threading.current_thread() is threading.main_thread()
@@ -136,17 +140,17 @@ class Interrupts:
         return self
 
     def __call__(self, _: int, __: FrameType | None) -> None:
-        """The signal's handler."""
+        """Handles the signal."""
         self._came = self._came or KeyboardInterrupt()
         if self._hurry is not None:
             self._hurry()
 
     def wait(self, wait: Wait) -> BaseException | None:
-        """Sleeps until an answer is there. Returns what has interrupted the thread by then."""
+        """Sleeps until an answer is set. Returns the exception that has interrupted the thread, or ``None``."""
         bell: Bell = queue.SimpleQueue()
         for answer in wait.answers:
             answer.hang(bell)
-        self._hurry = wait.hurry  # before the next line: a ^C between them is heard twice, not never
+        self._hurry = wait.hurry  # before the next line, so that a ^C between them hurries twice, and is not missed
         if self._came is not None:
             wait.hurry()
         while not any(answer.done() for answer in wait.answers):
@@ -178,8 +182,8 @@ def run(
     begin: Callable[[], Coroutine[Any, Any, T]],
     undo: Callable[[BaseException], Coroutine[Any, Any, object]] | None = None,
 ) -> T:
-    """Runs the coroutine that ``begin`` makes in this thread, which sleeps where the coroutine waits for a
-    `ThreadPortal`. Where the coroutine's result is lost, since ^C came at its very end, ``undo`` is run."""
+    """Runs the coroutine that ``begin`` makes in this thread. The thread sleeps while the coroutine waits for a
+    `ThreadPortal`. If ^C comes after the coroutine has ended, so that its result is lost, ``undo`` is run."""
     has_ended = False
     try:
         with Interrupts() as interrupts, closing(begin()) as coroutine:

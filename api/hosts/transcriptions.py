@@ -1,4 +1,4 @@
-"""Opens transcriptions: the recording, who listens to it, and the walk through it, in one block."""
+"""The opening of transcriptions. One block has the recording, the detector of voice activity and the transcription."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ..speech.voice import VoiceActivity
 from .alternatives import background
 
 _GAP = 3.0  # seconds: a longer silence is not read
-_PADDING = 0.4  # seconds that are read around speech, whose first and last sounds are quiet
-_EARLIEST = 2 / 3  # of a window: it is not cut before
+_PADDING = 0.4  # seconds that are read before and after speech, since its first and last sounds are quiet
+_EARLIEST = 2 / 3  # the part of a window before which the window is not cut
 _VOICE = SpanRules(min_silence=0.3, padding=0.1)
 
 
@@ -44,14 +44,14 @@ async def open_transcription(
     at_once: int,
     detector: VoiceActivity,
 ) -> AsyncIterator[Transcription]:
-    """A transcription of ``audio``, for the block.
+    """Opens a transcription of ``audio`` for a block.
 
     Raises:
-        InvalidRequest: options that the model does not allow, audio that cannot be read.
+        InvalidRequest: the model does not allow an option, or the audio cannot be read.
     """
     if options.seed is None:
         options = evolve(options, seed=secrets.randbits(62))
-    recipe = Recipe(options=options, description=description)  # raises before a file is read in vain
+    recipe = Recipe(options=options, description=description)  # checks the options before a file is read
     reader = WindowReader(recipe, run, request_id, asked=asked)
     async with Recording(audio, sampling_rate=description.sampling_rate, strict=options.strict) as recording:
         plan = _plan(options, description, recording, detector)

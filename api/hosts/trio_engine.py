@@ -1,4 +1,4 @@
-"""`TrioEngine`: the engine itself, for the trio loop that it is entered in. `Engine` finds it that loop."""
+"""`TrioEngine`: the engine itself, for the trio loop in which it is entered. `Engine` provides this loop."""
 
 from __future__ import annotations
 
@@ -54,8 +54,11 @@ from .transcriptions import open_transcription
 
 
 class TrioEngine:
-    """Implements `Engine` for tasks of one trio loop. Making a `TrioEngine` needs no loop. It calls ``trim`` once it
-    has released everything."""
+    """Implements `Engine` for tasks of one trio loop. A `TrioEngine` can be made without a loop.
+
+    Args:
+        trim: called after everything is released; it returns free memory to the operating system.
+    """
 
     def __init__(
         self,
@@ -65,22 +68,22 @@ class TrioEngine:
     ) -> None:
         self.config = config
         self.state = State.NEW
-        self.backend: Backend | None = None  # once it is entered
+        self.backend: Backend | None = None  # set when the engine is entered
         self._voice_activity = Silero(shortened_by(config.switch_interval))
         self._make_backend = make_backend
         self._trim = trim
         self._description: ModelDescription | None = None
-        self._device: str | None = None  # once it is closed
-        self._failure: str | None = None  # once it is closed
+        self._device: str | None = None  # set when the engine is closed
+        self._failure: str | None = None  # set if the engine's block ends with an error
         self.spelling = Spelling()
         self._block: AbstractAsyncContextManager[ModelDescription] | None = None
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
-        self._special: frozenset[int] | None = None  # once it is needed
+        self._special: frozenset[int] | None = None  # set when it is first needed
         self._live: set[LiveTranscription] = set()
         self._token_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})  # by `TextDeltas.skip`
-        self._reading = trio.CapacityLimiter(1)  # of texts, one after another
-        self._compiling = trio.CapacityLimiter(1)  # a compilation that waits for it takes no thread
+        self._reading = trio.CapacityLimiter(1)  # texts are tokenized one after another
+        self._compiling = trio.CapacityLimiter(1)  # a compilation that waits here takes no thread
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -115,7 +118,7 @@ class TrioEngine:
         finally:
             self.state = State.CLOSED
             self._let_go()
-            if error is not None:  # else it keeps the block's frames, and with them contextlib's, which names the error
+            if error is not None:  # else the error would keep frames of the block and of contextlib, which refer to it
                 error.__traceback__ = traceback
             del error, traceback
 
@@ -124,7 +127,7 @@ class TrioEngine:
             self._failure = error_text(error)
 
     def _let_go(self) -> None:
-        """Drops what the release of the device has left, above all the tokenizer."""
+        """Drops what is left after the device is released, above all the tokenizer."""
         self._device, self._description = self.device, None
         self._end_sessions()
         self._voice_activity.release()
@@ -140,7 +143,8 @@ class TrioEngine:
         self._end_sessions()
 
     def _end_sessions(self) -> None:
-        """Live sessions wait for no request while nobody speaks: they must hear of the end."""
+        """Ends the live sessions with an error. A session has no request while nobody speaks, and would not notice the
+        end of the engine."""
         for session in self._live:
             session.fail(EngineClosed("the engine ended before the live session did; call finish() and read it first"))
 
@@ -159,7 +163,7 @@ class TrioEngine:
 
     @property
     def device(self) -> str:
-        """The device that the engine runs on, or will."""
+        """The device on which the engine runs, will run or has run."""
         description = self._description  # another thread may ask while the engine closes
         if description is not None:
             return description.device
@@ -169,17 +173,17 @@ class TrioEngine:
 
     @property
     def pending(self) -> int:
-        """Requests that hold a permit of ``max_pending``."""
+        """Number of requests that have a place at the door (``max_pending``)."""
         return self._door.places - self._door.free
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a permit of ``max_pending``."""
+        """Number of requests that wait for a place at the door (``max_pending``)."""
         return self._door.waiting
 
     @property
     def crash(self) -> str | None:
-        """The type and text of what ended the engine unasked, if anything did."""
+        """The type and text of the failure that ended the engine; ``None``: the engine has not failed."""
         return None if self.backend is None else self.backend.failure
 
     def statistics(self) -> EngineStatistics:
@@ -187,7 +191,7 @@ class TrioEngine:
         return self._opened()[0].statistics()
 
     def not_open(self) -> EngineStateError:
-        """The error of callers while the engine is not open."""
+        """Returns the error for calls while the engine is not open."""
         return self.spelling.not_open(self.state, self._failure or self.crash)
 
     def _opened(self) -> tuple[Backend, ModelDescription]:
@@ -209,8 +213,8 @@ class TrioEngine:
         return evolve(first, alternatives=tuple(others))
 
     async def requests_of(self, query: Query) -> list[Request]:
-        """A request for each of the ``n`` completions of ``query``, whose prompt is read once; a search finds all its
-        completions in one."""
+        """Returns one request for each of the ``n`` completions of ``query``, whose prompt is read once. A beam search
+        is a single request, which finds all its completions."""
         request = await self._build(query)
         count = request.sampling.n
         if count == 1 or request.sampling.beam_size > 1:
@@ -223,7 +227,12 @@ class TrioEngine:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection  # a ^C between the body and this exit would skip the exit
     async def follow(self, request: Request, asked: float, *, wait: bool) -> AsyncIterator[Deltas]:
-        """The deltas of ``request``, one of `requests_of` a query that was made at ``asked``."""
+        """Submits ``request`` and yields its deltas.
+
+        Args:
+            request: a request from `requests_of`.
+            asked: the time at which the caller made the query.
+        """
         output = self._output(request, self._text_deltas(request))
         async with self._submitted(request, asked, output, wait=wait) as mailbox:
             yield Deltas(mailbox, output)
@@ -282,7 +291,7 @@ class TrioEngine:
         return tuple(dict(zip(labels, softmax(row), strict=True)) for row in scores.tolist())
 
     async def _vectors(self, query: VectorQuery, *, wait: bool, told: Told) -> Vectors:
-        """[texts, width]"""
+        """Computes the vectors of ``query``, [texts, width]."""
         asked = trio.current_time()
         new_id = partial(self._new_id, None)
         requests = await build_requests(self.model, query, self.config, new_id=new_id, reading=self._reading)
@@ -361,7 +370,7 @@ class TrioEngine:
         return await with_page_keys(request, description, prefix_caching=self.config.prefix_caching)
 
     def _new_id(self, name: str | None) -> str:
-        """An id that is unique in this engine, whatever ``name`` is."""
+        """Returns an id that is unique in this engine, even if ``name`` is not."""
         check_kind("request_id", name, str, "a text, or leave it out")
         return f"{name or 'request'}#{next(self._numbers)}"
 
@@ -370,9 +379,14 @@ class TrioEngine:
     async def _submitted(
         self, request: Request, asked: float, output: Output | None = None, *, wait: bool
     ) -> AsyncIterator[Mailbox]:
-        """Admits and submits ``request``, which the caller made at ``asked``; an eager ``output`` takes its tokens. On
-        the way out aborts the request if it has not ended. No await between the halves of a state change. The request's
-        place at the door is free again once it has ended, read or not."""
+        """Admits and submits ``request`` for a block, and yields its mailbox. On the way out the request is aborted if
+        it has not ended. There is no await between the halves of a state change. The place at the door is free again
+        when the request has ended, even if its tokens are not read yet.
+
+        Args:
+            asked: the time at which the caller made the request.
+            output: an output, which receives the tokens at once if it is eager.
+        """
         backend, _ = self._opened()
         if flag().of("wait", wait):
             await self._door.enter(request.priority)
@@ -392,13 +406,13 @@ class TrioEngine:
                 backend.abort(request.id)
 
     async def _run_together(self, requests: Sequence[Request], *, priority: int, wait: bool) -> list[Generated]:
-        """Runs requests of a transcription to the end of all."""
+        """Runs requests of a transcription until all have ended."""
         runs = [partial(self._run, one, priority=priority, wait=wait) for one in requests]
         return [await runs[0]()] if len(runs) == 1 else await run_together(runs)
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, request: Request, *, priority: int, wait: bool) -> Generated:
-        """Runs ``request`` of a transcription to its end."""
+        """Runs one request of a transcription to its end."""
         asked = trio.current_time()
         request = evolve(request, priority=priority)
         request = await with_page_keys(request, self.model, prefix_caching=self.config.prefix_caching)
@@ -429,7 +443,8 @@ class TrioEngine:
     async def _complete(
         self, request: Request, asked: float, begun: trio.Event | None = None, *, wait: bool
     ) -> Completion:
-        """Runs ``request`` to its end. Tokens wake no task, but with ``begun`` the first one does."""
+        """Runs ``request`` to its end. Tokens do not wake the caller's task; if ``begun`` is given, the first token
+        does, and ``begun`` is set."""
         output = self._output(request, self._text_deltas(request) if request.sampling.stop else None)
         async with self._submitted(request, asked, output, wait=wait) as mailbox:
             if begun is not None:
@@ -456,7 +471,8 @@ class TrioEngine:
         return TextDeltas(self.model.tokenizer, self._silent_ids(request), self._token_texts[skip], skip)
 
     def _silent_ids(self, request: Request) -> frozenset[int]:
-        """Timestamps and special tokens: part of the tokens, not of the text, unless it is asked for them."""
+        """Returns the timestamps and special tokens. They are part of a completion's tokens, but not of its text unless
+        the request includes special tokens."""
         if not _skips(request):
             return frozenset()
         if self._special is None:
@@ -468,5 +484,5 @@ class TrioEngine:
 
 
 def _skips(request: Request) -> bool:
-    """True if the text of ``request`` is without special tokens."""
+    """True if special tokens are left out of the text of ``request``."""
     return request.sampling.skip_special_tokens is not False

@@ -18,11 +18,11 @@ Opened = TypeVar("Opened")
 
 
 class TrioHost:
-    """The caller's own trio loop: every call is direct.
+    """A host in the caller's own trio loop: every call is direct.
 
-    As on the other hosts, every method raises `EngineStateError` outside of the event loop that the engine was entered
-    in. Leaving the block there only has the engine stop; else `triolet.actors.supervisor.leaving` decides which error
-    leaves the block.
+    Every method raises `EngineStateError` outside of the event loop in which the engine was entered, as on the other
+    hosts. If the block is left in another loop, the engine is only ordered to stop. Otherwise
+    `triolet.actors.supervisor.leaving` decides which error leaves the block.
     """
 
     lasting = False
@@ -41,7 +41,7 @@ class TrioHost:
             self._check()
         except EngineStateError:
             with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._stop)  # without waiting; the device is given back
+                self._token.run_sync_soon(self._stop)  # does not wait; the device is still released
             raise
         try:
             return await self._engine.__aexit__(kind, error, traceback)
@@ -67,14 +67,14 @@ class TrioHost:
         return operation()
 
     def read(self, function: Callable[[], T]) -> T:
-        """Calls a quick function where the engine's state may be read. Observers, which run in the engine's own loop,
-        may call this too."""
+        """Calls a quick function that reads the engine's state. Observers, which run in the engine's loop, may call
+        this method too."""
         self._check()
         return function()
 
     def stream(
         self, _: object, open_block: Callable[[], AbstractAsyncContextManager[Opened]]
     ) -> AbstractAsyncContextManager[Opened]:
-        """Opens a block of the engine, which gives a stream."""
+        """Returns the block that ``open_block`` opens, which returns a stream."""
         self._check()
         return open_block()

@@ -1,4 +1,4 @@
-"""`TrioThread`: a trio loop in a thread of its own, and the way there for callers of any kind.
+"""`TrioThread`: a trio loop in its own thread, and the way from callers of any kind to this loop.
 
 ::
 
@@ -10,14 +10,14 @@
       answer <------------------------ tells ------------  its outcome
     close(...)                         leaves  --------->  leaves the resource, lets the calls end
 
-Calls cross by ``TrioToken.run_sync_soon``, answers as the subclass says: `TaskPortal` in `asyncio_host` for tasks of an
-asyncio loop, `ThreadPortal` in `thread_host` for threads. There are no locks: a name that begins with ``_on_trio``
-belongs to the trio side, every other name to the callers' side.
+Calls cross with ``TrioToken.run_sync_soon``. The subclass decides how answers cross: `TaskPortal` in `asyncio_host` is
+for tasks of an asyncio loop, `ThreadPortal` in `thread_host` for threads. There are no locks: a name that begins with
+``_on_trio`` belongs to the trio side, every other name to the callers' side.
 
 Calls run outside of the resource's block, like tasks of other nurseries on trio, so that a drain can wait for them.
 
-anyio's ``start_blocking_portal`` does not do: its callers wait under a lock, which a ^C may leave taken, return before
-what they have cancelled has ended, and at the interpreter's exit its thread just dies.
+anyio's ``start_blocking_portal`` is not used. Its callers wait under a lock, which a ^C may leave locked; a cancelled
+call returns before its operation has ended; and at the interpreter's exit its thread is killed.
 """
 
 from __future__ import annotations
@@ -44,20 +44,21 @@ T = TypeVar("T")
 
 
 class Answer(Protocol[T]):
-    """A value that callers wait for, given once, as `asyncio.Future` is."""
+    """A value that callers wait for and that is set once, as in `asyncio.Future`."""
 
     def done(self) -> bool:
-        """True if the result is there."""
+        """True if the result is set."""
 
     def result(self) -> T:
-        """The result, once it is there."""
+        """Returns the result, which must be set."""
 
     def set_result(self, result: T, /) -> None:
-        """Wakes who waits. Call it once."""
+        """Sets the result, and wakes the callers that wait. Must be called once only."""
 
 
 def unwrapped(answer: outcome.Outcome[T]) -> T:
-    """The answer's value, or raises its error. Callers must not keep ``answer``: the traceback would refer to it."""
+    """Returns the value of ``answer``, or raises its error. Callers must not keep ``answer``, since the traceback would
+    refer to it."""
     try:
         return answer.unwrap()
     finally:
@@ -65,7 +66,7 @@ def unwrapped(answer: outcome.Outcome[T]) -> T:
 
 
 async def captured(operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
-    """Runs ``operation`` on the trio side; a cancellation is no outcome."""
+    """Runs ``operation`` on the trio side, and returns its value or its error. A cancellation is raised."""
     try:
         return outcome.Value(await operation())
     except trio.Cancelled:
@@ -75,20 +76,22 @@ async def captured(operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
 
 
 def was_thrown_into(error: GeneratorExit) -> int:
-    """The flags of the code that ``error`` was thrown into, that of its innermost frame, as `inspect.CO_COROUTINE`."""
+    """Returns the code flags, such as `inspect.CO_COROUTINE`, of the frame that ``error`` was thrown into, which is the
+    innermost one of its traceback."""
     flags = [frame.f_code.co_flags for frame, _ in traceback.walk_tb(error.__traceback__)]
     return flags[-1] if flags else 0
 
 
 def nothing() -> None:
-    """Hurries nothing: the end is under way already."""
+    """Does nothing. It is the ``hurry`` of a wait whose end is already ordered."""
 
 
 @define(eq=False)
 class Call(Generic[T]):
-    """One operation on its way. The answer is ``None`` where ``scope`` cancelled the operation, or it never began.
+    """One operation that was sent to the trio side. The answer is ``None`` if ``scope`` cancelled the operation, or if
+    the operation never began.
 
-    A call does not refer to its operation, which may refer to the call's owner.
+    A call does not refer to its operation, since the operation may refer to the call's owner.
     """
 
     answer: Answer[outcome.Outcome[T] | None]
@@ -97,17 +100,17 @@ class Call(Generic[T]):
 
 @define(eq=False, repr=False)  # the resource's repr would put kilobytes into the first line of a traceback
 class TrioThread(ABC):
-    """Holds ``resource`` open in a trio loop of its own, and runs operations there.
+    """A thread that holds ``resource`` open in its own trio loop, and runs operations there.
 
-    Subclasses say who the callers are: how they wait, and how an answer gets to them.
+    Subclasses know the callers: how they wait, and how they receive an answer.
 
     Args:
-        resource: entered and left on the trio side.
-        refuse: makes the error of calls that come when the resource is not open; called on the callers' side.
-        failed: called on the callers' side where the resource ends unasked. ``failed`` must not keep its owner alive,
-            since the running thread keeps ``failed``.
-        seconds: how long calls may run on after the resource has ended. The interpreter's exit waits for the thread
-            four times as long: for three actors, and for the calls.
+        resource: the block to hold open, which is entered and left on the trio side.
+        refuse: returns the error for calls while the resource is not open; called on the callers' side.
+        failed: called on the callers' side if the resource ends although nobody asked for it. ``failed`` must not keep
+            its owner alive, since the running thread keeps ``failed``.
+        seconds: the time that calls may continue after the resource has ended. The interpreter's exit waits for the
+            thread four times as long: for three actors, and for the calls.
     """
 
     resource: AbstractAsyncContextManager[object]
@@ -121,12 +124,12 @@ class TrioThread(ABC):
     _thread: threading.Thread | None = field(default=None, init=False)
     _over: threading.Event = field(factory=threading.Event, init=False)  # the thread has nothing left to do
     _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
-    # of the trio side
+    # fields of the trio side
     _on_trio_calls: trio.Nursery | None = field(default=None, init=False)  # None: calls are refused
     _on_trio_leave: trio.Event = field(factory=trio.Event, init=False)
     _on_trio_surroundings: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     on_trio_ending: trio.Event = field(factory=trio.Event, init=False)
-    """The resource has been left: streams hand over the items that they still hold."""
+    """An event that is set when the resource has been left. Streams then send the items that they still hold."""
 
     def __attrs_post_init__(self) -> None:
         self._opened, self._ended = self.new_answer(), self.new_answer()
@@ -135,32 +138,32 @@ class TrioThread(ABC):
 
     @abstractmethod
     def new_answer(self) -> Answer[Any]:
-        """An answer for the trio side to give by `tell`."""
+        """Returns a new answer, which the trio side sets with `tell`."""
 
     @abstractmethod
     async def outlast(self, hurry: Callable[[], object], *answers: Answer[Any]) -> BaseException | None:
-        """Waits until one of ``answers`` is there, however often the waiting caller is cancelled. The first
-        cancellation calls ``hurry``, which must see to it that an answer comes. That cancellation is returned, for the
-        caller to raise at the end."""
+        """Waits until one of ``answers`` is set, however often the waiting caller is cancelled. The first cancellation
+        calls ``hurry``, which must make sure that an answer comes. The method returns this cancellation, which the
+        caller must raise at the end, or ``None``."""
 
     @abstractmethod
     def may_wait(self, error: BaseException | None) -> bool:
-        """True if a block that is left with ``error`` may wait here."""
+        """True if a block that is left with ``error`` may wait in the present thread or task."""
 
     @abstractmethod
     def check(self) -> None:
-        """Raises `EngineStateError` where nobody can wait for this thread's answers."""
+        """Raises `EngineStateError` if the caller cannot wait for answers of this thread."""
 
     @abstractmethod
     def _to_callers(self, function: Callable[[], object]) -> None:
-        """Has ``function`` called on the callers' side, or sets ``_forsaken`` where no caller is left. The thread calls
-        it."""
+        """Calls ``function`` on the callers' side, or sets ``_forsaken`` if no caller is left. The trio thread calls
+        this method."""
 
     # -- the callers' side -------------------------------------------------------------------------------------------
 
     async def open(self) -> tuple[bool, BaseException | None]:
-        """Enters the resource. Returns True if it is open (else `close` tells why), and the cancellation that came
-        meanwhile, with which it is not open."""
+        """Enters the resource. Returns whether the resource is open, and the cancellation that came meanwhile, if any.
+        After a cancellation the resource does not count as open. If it is not open, `close` returns the error."""
         tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(tokens,), name="triolet-loop", daemon=True)
         self._thread.start()
@@ -170,9 +173,11 @@ class TrioThread(ABC):
         return cancelled is None and not self._ended.done(), cancelled
 
     async def close(self, *, drain: bool) -> tuple[BaseException | None, BaseException | None]:
-        """Leaves the resource (without ``drain`` as if its surroundings were cancelled), and waits until the thread has
-        ended. Returns the resource's error, and the cancellation that came meanwhile: it ends the drain, not the wait.
-        """
+        """Leaves the resource, and waits until the thread has ended. Without ``drain`` the resource ends as if its
+        surroundings were cancelled.
+
+        Returns the resource's error, and the cancellation that came meanwhile. A cancellation ends the drain, but not
+        the wait."""
         if drain:
             self._post(self._on_trio_leave.set)
         else:
@@ -188,14 +193,14 @@ class TrioThread(ABC):
         self._post(self._on_trio_surroundings.cancel)
 
     def forsake(self) -> None:
-        """Ends the resource, since nobody is left to close it: its error goes to the thread's hook. Never waits; may be
-        called from any thread."""
+        """Ends the resource when no caller is left to close it. An error of the resource goes to
+        `threading.excepthook`. Never waits; may be called from any thread."""
         self._forsaken = True
         self.stop()
 
     async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Runs ``operation`` on the trio side. Where the caller is cancelled, so is the operation; the cancellation is
-        raised when the operation has ended."""
+        """Runs ``operation`` on the trio side. If the caller is cancelled, the operation is cancelled too, and the
+        cancellation is raised when the operation has ended."""
         call = self.submit(operation)
         try:
             cancelled = await self.outlast(partial(self.cancel, call), call.answer)
@@ -212,7 +217,7 @@ class TrioThread(ABC):
             del answer, cancelled
 
     def submit(self, operation: Callable[[], Awaitable[T]]) -> Call[T]:
-        """Begins a call."""
+        """Sends ``operation`` to the trio side, and returns the call."""
         self.check()
         call: Call[T] = Call(self.new_answer())
         if not self._post(partial(self._on_trio_begin, operation, call)):
@@ -220,12 +225,12 @@ class TrioThread(ABC):
         return call
 
     def cancel(self, call: Call[Any]) -> None:
-        """Cancels a call. Its answer tells how the call ended."""
+        """Cancels a call. The answer of the call still comes."""
         self._post(call.scope.cancel)
 
     def read(self, function: Callable[[], T]) -> T:
-        """The result of ``function``, which the trio side calls while this thread waits: it must be quick. A caller on
-        the trio side, as an observer is, calls it there."""
+        """Calls ``function`` on the trio side, and returns its result. ``function`` must be quick, since this thread
+        waits. If the caller is already on the trio side, as observers are, ``function`` is called directly."""
         if threading.current_thread() is self._thread:
             return function()
         self.check()
@@ -235,7 +240,7 @@ class TrioThread(ABC):
         return unwrapped(answers.get())
 
     def _post(self, function: Callable[[], object]) -> bool:
-        """Has ``function`` called on the trio side. False: the trio side has ended, or never began."""
+        """Orders the trio side to call ``function``. False: the trio side has ended, or never began."""
         try:
             if self._token is not None:
                 self._token.run_sync_soon(function)
@@ -244,7 +249,7 @@ class TrioThread(ABC):
         return self._token is not None
 
     def _finish(self) -> None:
-        """Runs at the interpreter's exit, where the block was never left."""
+        """Ends the thread at the interpreter's exit, if the block was never left."""
         assert self._thread is not None, "registered before opened"
         if os.getpid() != self._process:
             return  # a fork, which does not have the thread
@@ -255,9 +260,9 @@ class TrioThread(ABC):
                 self._over.wait(max(0.0, deadline - time.monotonic()))
                 self._thread.join(max(0.0, deadline - time.monotonic()))
             except KeyboardInterrupt:
-                # The process ends already. Returning now would finalize the interpreter under a call of the device,
-                # which may abort the process (SIGABRT); the deadline bounds the wait. The wait is for an event, since
-                # Python 3.11 takes a thread for ended when its join was interrupted
+                # The process is already ending. Returning now would finalize the interpreter during a call of the
+                # device, which may abort the process (SIGABRT). The deadline bounds the wait. An event is waited for
+                # first, since Python 3.11 believes that a thread has ended if its join was interrupted.
                 continue
             break
 
@@ -275,7 +280,7 @@ class TrioThread(ABC):
         self._over.set()
         self._to_callers(partial(_resolve, self._ended, ended))
         if self._forsaken:
-            unwrapped(ended)  # nobody is left to hear of it: an error goes to the thread's hook
+            unwrapped(ended)  # no caller is left, so an error goes to `threading.excepthook`
 
     async def _on_trio_main(self, tokens: queue.SimpleQueue[trio.lowlevel.TrioToken | None]) -> outcome.Outcome[None]:
         tokens.put(trio.lowlevel.current_trio_token())
@@ -319,12 +324,12 @@ class TrioThread(ABC):
             del answer, call  # the frame of `captured`, in the error's traceback, refers to this one since Python 3.12
 
     def tell(self, answer: Answer[Any], value: object) -> None:
-        """Gives ``answer``, unless it is there."""
+        """Sets ``answer`` to ``value`` on the callers' side, unless the answer is already set."""
         self.call_back(partial(_resolve, answer, value))
 
     def call_back(self, function: Callable[[], object]) -> None:
-        """Has ``function`` called on the callers' side. Where no caller is left, nobody can leave the resource, so the
-        thread ends it."""
+        """Calls ``function`` on the callers' side. If no caller is left, nobody can leave the resource, so the thread
+        ends it."""
         self._to_callers(function)
         if self._forsaken:
             self._on_trio_surroundings.cancel()

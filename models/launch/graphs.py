@@ -48,7 +48,8 @@ class Decode(Protocol):
         """Writes the step's logits to ``inputs``."""
 
     def rehearse(self, inputs: FixedInputs) -> None:
-        """Raises `RuntimeError` if the step waits for results of the device, which no graph can do."""
+        """Raises `RuntimeError` if the step does something that no graph can do, such as reading a number from the
+        device."""
 
 
 class CannotCaptureError(Exception):

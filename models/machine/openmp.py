@@ -15,10 +15,7 @@ from collections.abc import Container, MutableMapping
 from attrs import frozen
 
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # any of them decides how threads wait
-_POLICY = (
-    "OMP_WAIT_POLICY",
-    "PASSIVE",
-)  # of the OpenMP standard: the libraries of GNU, LLVM and Intel read it
+_POLICY = ("OMP_WAIT_POLICY", "PASSIVE")  # of the OpenMP standard: the libraries of GNU, LLVM and Intel read it
 
 
 @frozen(kw_only=True)
