@@ -1,4 +1,4 @@
-"""The keywords that `Engine`'s methods take, as type checkers read them."""
+"""The keyword arguments of `Engine`'s methods, for type checkers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SamplingArguments(TypedDict, total=False):
 
 
 class GenerateArguments(SamplingArguments, total=False):
-    """The keywords of `Engine.generate`, which explains them, and of `Engine.stream`."""
+    """The keywords of `Engine.generate` and `Engine.stream`. `Engine.generate` explains them."""
 
     prompt_token_ids: Sequence[int] | None
     messages: Sequence[Message] | None
@@ -93,7 +93,7 @@ class TranscribeArguments(_SpeechArguments, total=False):
 
 
 class LiveArguments(_SpeechArguments, total=False):
-    """The keywords of `Engine.live`: the fields of `LiveOptions`, and those that it shares with `TranscribeOptions`."""
+    """The keywords of `Engine.live`: the fields of `LiveOptions`, and some fields of `TranscribeOptions`."""
 
     step: float
     endpoint_silence: float

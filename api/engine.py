@@ -1,4 +1,4 @@
-"""`Engine`: the users' class, on every host. The engine itself is in `triolet.api.hosts.trio_engine`."""
+"""`Engine`: the class for users, on every host. The engine itself is in `triolet.api.hosts.trio_engine`."""
 
 from __future__ import annotations
 
@@ -50,37 +50,39 @@ class Engine:
         async with Engine("path-or-hub-id") as engine:
             transcript = await engine.transcribe("speech.wav")
 
-    On trio, and on anyio over trio, the engine runs in the caller's loop. On asyncio, and on anyio over asyncio, its
-    trio loop runs in a thread of its own, and serves the event loop that entered the block. All else is the same.
+    On trio, and on anyio over trio, the engine runs in the caller's loop. On asyncio, and on anyio over asyncio, the
+    engine runs a trio loop in its own thread, and serves the event loop in which the block was entered. There is no
+    other difference.
 
     Many tasks may call at once; their requests are batched. Cancelling a task aborts its request. When the block ends,
-    however it ends, the engine drains or aborts running requests, gives every page and cache entry back and releases
-    the device, in that order. A drain lasts for requests: a transcription makes a new request for each of its windows,
-    which is refused once the block has ended.
+    for any reason, the engine first drains or aborts the running requests, then frees every page and cache entry, and
+    then releases the device. A drain is for requests that already run. A transcription makes a new request for each of
+    its windows; after the end of the block new requests are refused.
 
-    In a notebook `open` and `aclose` stand for the block. `triolet.SyncEngine` is for programs without an event loop.
+    In a notebook use `open` and `aclose` in place of the block. `triolet.SyncEngine` is for programs without an event
+    loop.
 
     Args:
         model: a folder with a transformers checkpoint, or a hub id.
         config: settings; see `EngineConfig`.
 
     Raises (on making one):
-        InvalidRequest: ``model`` or ``config`` is of another type, or there is another keyword.
+        InvalidRequest: ``model`` or ``config`` has another type, or a keyword is unknown.
 
     Raises (on entering):
-        CheckpointError: no checkpoint there, or one that cannot be loaded.
-        EngineStateError: entered twice, or in no task of trio or asyncio.
+        CheckpointError: there is no checkpoint, or it cannot be loaded.
+        EngineStateError: the engine is entered twice, or not in a task of trio or asyncio.
 
-    Raises (on leaving, beside the block's own error):
+    Raises (on leaving, in addition to the block's own error):
         RunnerCrashed: an actor failed; the block was cancelled.
-        EngineTeardownError: something could not be given back in time, or a release failed.
+        EngineTeardownError: something could not be released in time, or a release failed.
         InvariantViolation: with ``EngineConfig(verify=True)``, the engine broke one of its promises.
 
     Raises (on every use):
-        EngineStateError: outside of its block, or outside of the event loop that entered it.
+        EngineStateError: the engine is used outside of its block, or outside of the event loop in which it was entered.
 
     Attributes:
-        inside: the engine proper, for tests; on asyncio it belongs to another thread while the block lasts.
+        inside: the `TrioEngine`, for tests; on asyncio it belongs to another thread while the block lasts.
     """
 
     inside: TrioEngine
@@ -108,7 +110,7 @@ class Engine:
         *,
         config: EngineConfig | None = None,
     ) -> Self:
-        """An engine over an executor and a worker of your own, as the simulation in `triolet.testing` does."""
+        """Makes an engine with an executor and a worker of your own, as the simulation in `triolet.testing` does."""
         engine = cls.__new__(cls)
         engine._name = "parts of its maker's"
         config = _settings(config)
@@ -131,18 +133,19 @@ class Engine:
 
     async def open(self) -> None:
         """Opens the engine without a block, for notebooks on asyncio: the engine is opened in one cell, used in others,
-        and ends with `aclose`. An engine that fails meanwhile cancels nobody: calls raise what ended it, and so does
-        `aclose`. An engine that is thrown away, and the interpreter's exit, end in order.
+        and closed with `aclose`. An engine that fails does not cancel any task. Calls raise an error that names the
+        failure, and `aclose` raises the failure. If the engine is thrown away, or the interpreter exits, the engine
+        still ends in order.
 
         Raises:
-            CheckpointError: no checkpoint there, or one that cannot be loaded.
-            EngineStateError: opened twice, in no task of asyncio, or on trio.
+            CheckpointError: there is no checkpoint, or it cannot be loaded.
+            EngineStateError: the engine is opened twice, not in a task of asyncio, or on trio.
         """
         await self._enter(partial(current_host, lasting=True))
 
     @trio.lowlevel.enable_ki_protection
     async def _enter(self, make_host: Callable[[TrioEngine], Host]) -> None:
-        """Opens the engine on the host that ``make_host`` makes. `SyncEngine` calls it, too."""
+        """Opens the engine on the host that ``make_host`` makes. `SyncEngine` calls this method, too."""
         if self._host is not None:
             state = State.OPENING if self.inside.state is State.NEW else self.inside.state
             raise EngineStateError(f"this engine is {state.value}; an engine is entered once: make a new one")
@@ -165,11 +168,12 @@ class Engine:
             del error, traceback
 
     async def aclose(self, drain: float | None = None) -> None:
-        """Stops the engine before its block ends; returns when the device is released. Running requests have ``drain``
-        seconds (default: ``EngineConfig.drain_seconds``; 0 aborts at once).
+        """Stops the engine before its block ends, and returns when the device is released. Running requests have
+        ``drain`` seconds to end (default: ``EngineConfig.drain_seconds``; 0 aborts at once).
 
-        Raises (where `open` has opened the engine; else the block raises it):
-            RunnerCrashed, EngineTeardownError, InvariantViolation: what ended the engine, told once; see `Engine`.
+        Raises (if the engine was opened by `open`; otherwise the block raises these errors):
+            RunnerCrashed, EngineTeardownError, InvariantViolation: the error that ended the engine, see `Engine`. It is
+                raised once only.
         """
         seconds = self.inside.config.drain_seconds if drain is None else _DRAIN.of("drain", drain)
         async with AsyncExitStack() as stack:
@@ -179,30 +183,31 @@ class Engine:
                 if self.inside.state is not State.CLOSED:
                     await self._reached().call(partial(self.inside.aclose, seconds))
             except EngineStateError:
-                if self.inside.state is not State.CLOSED:  # else it has ended meanwhile
+                if self.inside.state is not State.CLOSED:  # otherwise the engine has ended meanwhile
                     raise
 
     async def sleep(self) -> None:
-        """Gives the device back, until `wake`; returns when that is done. The weights are parked in the host's memory
-        or dropped (``EngineConfig.sleep_keeps_weights``). Running requests stop within a step and go on after `wake`
-        where they were. New requests wait as well, or are refused (``EngineConfig.while_asleep``). A cancelled caller
-        no longer waits; the order stands. A release that fails ends the engine, since the device's state is unknown.
+        """Releases the device until `wake`, and returns when the device is released. The weights are kept in the host's
+        memory or dropped (``EngineConfig.sleep_keeps_weights``). Running requests stop within a step, and continue
+        after `wake`. New requests wait as well, or are refused (``EngineConfig.while_asleep``). If the caller is
+        cancelled, the engine still goes to sleep. A release that fails ends the engine, since the state of the device is unknown.
 
         Raises:
-            EngineClosed: the engine ends meanwhile.
-            EngineError: the device could not be given back, for want of room for the weights say; it is still held.
-            EngineStateError: not in its block, or woken before it slept.
+            EngineClosed: the engine ended meanwhile.
+            EngineError: the device could not be released, for example because the host has no room for the weights. The
+                engine still holds the device.
+            EngineStateError: the engine is not in its block, or was woken before it slept.
         """
         await self._reached().call(self.inside.sleep)
 
     async def wake(self) -> None:
-        """Takes the device again after `sleep`; returns when that is done.
+        """Takes the device again after `sleep`, and returns when the engine is awake.
 
         Raises:
-            EngineAsleep: the device could not be taken, for want of memory say (the cause is attached). The engine
-                sleeps on.
-            EngineClosed: the engine ends meanwhile.
-            EngineStateError: not in its block, or put to sleep before it woke.
+            EngineAsleep: the device could not be taken, for example because memory is short (the cause is attached).
+                The engine still sleeps.
+            EngineClosed: the engine ended meanwhile.
+            EngineStateError: the engine is not in its block, or was put to sleep before it woke.
         """
         await self._reached().call(self.inside.wake)
 
@@ -212,11 +217,11 @@ class Engine:
         return self.inside.model
 
     def statistics(self) -> EngineStatistics:
-        """A frozen snapshot: the queue and the pages, the encoder cache, the device's bytes by owner."""
+        """Returns a frozen snapshot: the queue and the pages, the encoder cache, the device's bytes by owner."""
         return self._reached().read(self.inside.statistics)
 
     def _reached(self) -> Host:
-        """The host, while the engine is open or opening. The host itself checks the event loop."""
+        """Returns the host while the engine is open or opening. The host checks the event loop."""
         if self._host is None or self.inside.state is State.CLOSED:
             raise self.inside.not_open()
         return self._host
@@ -227,35 +232,35 @@ class Engine:
         """Runs one sequence to its end.
 
         Args:
-            prompt: the prompt as text; special tokens are spelled as in the vocabulary (``<|startoftranscript|>``), and
-                so is the checkpoint's own placeholder for an image or audio (``<image>``), once for each.
+            prompt: the prompt as text. Special tokens are written as in the vocabulary (``<|startoftranscript|>``). The
+                prompt has the checkpoint's placeholder (such as ``<image>``) once for each image or audio.
             prompt_token_ids: the prompt as tokens, instead of ``prompt``.
             messages: a conversation, instead of ``prompt``: ``{"role": ..., "content": text or list of parts}``,
                 rendered by the checkpoint's chat template. Parts ``{"type": "image", "image": ...}`` hold images, and
-                ``{"type": "audio", "audio": ...}`` audio. Messages of the assistant may have ``tool_calls`` in the
-                shape of OpenAI's, their arguments as JSON text or as mappings, and the role ``"tool"`` has results.
-            tools: functions that the model may call, in the shape of OpenAI's: ``{"type": "function", "function":
-                {"name": ..., "description": ..., "parameters": JSON schema}}``. The chat template tells the model; the
-                calls are in the text, where `ToolFormat` finds them.
-            template_options: further variables of the chat template, as ``{"enable_thinking": False}``.
-            images: path, bytes, binary file, PIL image or uint8 array (height, width, 3) each, in the order of their
-                placeholders.
-            audio: path, bytes, binary file or mono float array at the model's rate. Whisper reads one, of at most one
-                window; decoders that read audio take a list, in the order of their placeholders.
-            sampling: how tokens are sampled; greedy by default.
+                ``{"type": "audio", "audio": ...}`` audio. Messages of the assistant may have ``tool_calls`` in OpenAI's
+                format, with arguments as JSON text or as mappings. Messages with the role ``"tool"`` have results.
+            tools: functions that the model may call, in OpenAI's format: ``{"type": "function", "function":
+                {"name": ..., "description": ..., "parameters": JSON schema}}``. The chat template describes them to the
+                model. The model writes calls into its text, where `ToolFormat` finds them.
+            template_options: further variables of the chat template, for example ``{"enable_thinking": False}``.
+            images: the images in the order of their placeholders, each a path, bytes, a binary file, a PIL image or a
+                uint8 array (height, width, 3).
+            audio: a path, bytes, a binary file or a mono float array at the model's rate. Whisper reads one audio of at
+                most one window. Decoders that read audio accept a list, in the order of the placeholders.
+            sampling: the parameters of sampling; greedy by default.
             max_tokens, temperature, stop and the other fields of `SamplingParams`: instead of ``sampling``.
-            priority: -100 to 100, the smallest runs first, wherever requests wait: at the door, for encoder outputs and
-                for a place. One level is worth 1,024 arrivals, so that no request waits for ever. A waiting request
-                preempts running ones only where it lacks nothing but room (a place, pages or a cross slot) and its
-                priority is strictly more urgent than theirs. The request that comes last gives way, keeps its tokens,
-                and runs again when there is room.
+            priority: -100 to 100. The smallest number runs first, wherever requests wait: at the door, for encoder
+                outputs and for a place. One level is worth 1,024 arrivals, so that no request waits for ever. A waiting
+                request preempts running ones only if it needs nothing but room (a place, pages or a cross slot) and its
+                priority is strictly more urgent than theirs. The request that comes last in the order is preempted; it
+                keeps its tokens, and runs again when there is room.
             request_id: a name for the trace and for errors; it need not be unique.
-            wait: wait where the queue is full, in the order of `priority` and arrival, or raise `Overloaded` at once.
-                A request that does not wait never overtakes one that does.
+            wait: if the queue is full, wait in the order of `priority` and arrival; ``False``: raise `Overloaded` at
+                once. A request with ``wait=False`` never overtakes one that waits.
 
         Raises:
-            InvalidRequest: an argument that cannot work; `UnsupportedAudio`, `UnsupportedImage` and `RequestTooLarge`
-                among them.
+            InvalidRequest: an argument is not allowed. `UnsupportedAudio`, `UnsupportedImage` and `RequestTooLarge` are
+                kinds of this error.
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: the request could not be served.
         """
@@ -265,9 +270,10 @@ class Engine:
     def stream(
         self, prompt: str | None = None, **arguments: Unpack[GenerateArguments]
     ) -> AbstractAsyncContextManager[DeltaStream]:
-        """Like `generate`, token by token: ``async with engine.stream(...) as deltas: async for delta in deltas``.
+        """Runs one sequence like `generate`, and yields its text token by token:
+        ``async with engine.stream(...) as deltas: async for delta in deltas``.
 
-        Leaving the block early aborts the request. ``deltas.timings`` tell at the end how long each stage took.
+        Leaving the block early aborts the request. After the end ``deltas.timings`` has the time of each stage.
         """
         stream = partial(self.inside.stream, read_query(prompt, arguments))
         return StreamBlock(self._reached().stream(PortalDeltas, stream), "stream")
@@ -283,21 +289,22 @@ class Engine:
         priority: int = 0,
         wait: bool = True,
     ) -> Vectors:
-        """Embeddings of texts, by an embedding model.
+        """Computes embeddings of texts with an embedding model.
 
         Args:
-            texts: one text or many; each is a request of its own.
-            pooling: ``"mean"``, ``"cls"`` or ``"last"``; by default as the checkpoint says (sentence-transformers'
-                files), or else the mean for encoders and the last token for decoders.
-            normalize: divide each vector by its Euclidean length; by default as the checkpoint says.
-            priority: the smallest runs first, see `generate`.
-            wait: wait where the queue is full, or raise `Overloaded` at once.
+            texts: one text or many; each text is a separate request.
+            pooling: ``"mean"``, ``"cls"`` or ``"last"``. The default is that of the checkpoint (in files of
+                sentence-transformers), or else the mean for encoders and the last token for decoders.
+            normalize: divide each vector by its Euclidean length. The default is that of the checkpoint.
+            priority: the smallest number runs first, see `generate`.
+            wait: wait if the queue is full; ``False``: raise `Overloaded` at once.
 
         Returns:
-            float32 [texts, width].
+            The embeddings, float32 [texts, width].
 
         Raises:
-            InvalidRequest: the model gives no embeddings, or an argument cannot work (`RequestTooLarge` among them).
+            InvalidRequest: the model computes no embeddings, or an argument is not allowed. `RequestTooLarge` is a kind
+                of this error.
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: a text could not be served.
         """
@@ -307,15 +314,16 @@ class Engine:
     async def score(
         self, query: str, documents: str | Sequence[str], *, priority: int = 0, wait: bool = True
     ) -> tuple[float, ...]:
-        """Scores how well each document answers ``query``: the raw score of a reranker (a sequence classifier with one
-        label that reads both texts together), larger is better. Arguments and errors are those of `embed`."""
+        """Scores how well each document answers ``query``, with a reranker (a sequence classifier with one label that
+        reads both texts together). Scores are raw; a larger score is better. Arguments and errors are those of
+        `embed`."""
         return await self._reached().call(partial(self.inside.score, query, documents, priority, wait=wait))
 
     async def classify(
         self, texts: str | Sequence[str], *, priority: int = 0, wait: bool = True
     ) -> tuple[dict[str, float], ...]:
-        """The probability of each label for each text, by a sequence classifier (softmax of its scores). Arguments and
-        errors are those of `embed`."""
+        """Computes the probability of each label for each text with a sequence classifier (softmax of its scores).
+        Arguments and errors are those of `embed`."""
         return await self._reached().call(partial(self.inside.classify, texts, priority, wait=wait))
 
     # -- speech ------------------------------------------------------------------------------------------------------
@@ -333,18 +341,18 @@ class Engine:
         """Transcribes audio of any length.
 
         Args:
-            audio: path, bytes, binary file, or a mono array: bare at the model's rate (16,000 Hz for Whisper) or at
-                ``sampling_rate``, or with its rate, as ``(samples, rate)`` or ``{"array": ..., "sampling_rate": ...}``.
-                Audio of hours is read as a stream.
-            sampling_rate: of a bare array, in Hz.
-            priority: of all windows; the smallest runs first, see `generate`.
+            audio: a path, bytes, a binary file, or a mono array. A bare array is at the model's rate (16,000 Hz for
+                Whisper) or at ``sampling_rate``; an array with its rate is ``(samples, rate)`` or
+                ``{"array": ..., "sampling_rate": ...}``. Long audio is read as a stream.
+            sampling_rate: the rate of a bare array, in Hz.
+            priority: the priority of all windows. The smallest number runs first, see `generate`.
             request_id: a name for the trace and for errors; it need not be unique.
-            wait: wait where the queue is full, or raise `Overloaded` at once.
+            wait: wait if the queue is full; ``False``: raise `Overloaded` at once.
             options: ``language``, ``task``, ``initial_prompt``, ``timestamps``, ``temperature`` and the other fields of
                 `TranscribeOptions`.
 
         Raises:
-            InvalidRequest: an argument that cannot work, or audio that cannot be read (`UnsupportedAudio`).
+            InvalidRequest: an argument is not allowed, or the audio cannot be read (`UnsupportedAudio`).
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: a window could not be served.
         """
@@ -363,7 +371,8 @@ class Engine:
         wait: bool = True,
         **options: Unpack[TranscribeArguments],
     ) -> AbstractAsyncContextManager[SegmentStream]:
-        """Like `transcribe`, segment by segment: ``async with engine.stream_transcription(...) as segments``."""
+        """Transcribes like `transcribe`, and yields segment by segment:
+        ``async with engine.stream_transcription(...) as segments``."""
         resolved = read_options(options)
         source = with_rate(audio, sampling_rate)
         stream = partial(self.inside.stream_transcription, source, resolved, priority, request_id, wait=wait)
@@ -387,20 +396,20 @@ class Engine:
                 async for update in session:  # in another
                     print(update.stable, end="")
 
-        Leaving the block ends the session: what still runs is withdrawn, and text that was not read is lost. To have
-        all of it, iterate behind `finish`.
+        Leaving the block ends the session: running requests are aborted, and text that was not read is lost. To get the
+        whole text, iterate to the end after `finish`.
 
         Args:
-            rate: of the chunks, in Hz, 8,000 to 768,000; another one than the model's is resampled.
-            priority: of all requests of the session; the smallest runs first, see `generate`.
+            rate: the rate of the chunks in Hz, 8,000 to 768,000. Audio at another rate than the model's is resampled.
+            priority: the priority of all requests of the session. The smallest number runs first, see `generate`.
             request_id: a name for the trace and for errors; it need not be unique.
-            wait: wait where the queue is full, or fail with `Overloaded`.
+            wait: wait if the queue is full; ``False``: fail with `Overloaded`.
             options: ``step``, ``endpoint_silence`` and the other fields of `LiveOptions`; ``language``, ``task``,
                 ``initial_prompt`` and others of `TranscribeOptions`.
 
         Raises:
-            InvalidRequest: an option that cannot work, with this model or any. On `LiveSession.feed` and iteration see
-                there.
+            InvalidRequest: an option is not allowed, with this model or with any. `LiveSession` lists the errors of
+                `LiveSession.feed` and of iteration.
         """
         resolved = read_live_options({"rate": rate, **options})
         live = partial(self.inside.live, resolved, priority, request_id, wait=wait)
@@ -408,7 +417,8 @@ class Engine:
 
 
 def shown(engine: object, statistics: Callable[[], EngineStatistics]) -> str | None:
-    """The table that a notebook shows of an engine with statistics. Of an engine without, it shows the repr."""
+    """Returns the table that a notebook shows for an engine; ``None``: the engine has no statistics now, and the
+    notebook shows its repr."""
     try:
         return statistics().table(repr(engine))
     except EngineStateError:
@@ -416,7 +426,8 @@ def shown(engine: object, statistics: Callable[[], EngineStatistics]) -> str | N
 
 
 def unknown_keyword(name: str, owner: str) -> InvalidRequest:
-    """The error for a keyword that `Engine` or another ``owner`` does not have, which may be a setting."""
+    """Returns the error for a keyword that ``owner``, such as `Engine`, does not have. If `EngineConfig` has a setting
+    of this name, the error says so."""
     settings = {setting: f"config=EngineConfig({setting}=...)" for setting in fields_dict(EngineConfig)}
     return unknown_name(name, ("model", "config"), settings, owner=owner)
 

@@ -33,17 +33,16 @@ class ModelStatistics:
     """A snapshot of one of several models.
 
     Args:
-        state: absent, loading (its files are read, or its weights), ready, unloading, or failed: absent, since the last
-            load failed.
-        users: uses that go on.
-        waiting: uses that wait.
-        bytes: what it counts against the budget: while it loads an estimate, then what its engine holds and all that
-            encoder outputs may take.
-        loads: how often it was loaded.
-        last_used: seconds since its last use ended; 0: it is in use; ``None``: it was never used.
-        last_error: type and text of the last error of a load, of the engine or of its end.
+        state: absent, loading, ready, unloading, or failed. A failed model is absent, since its last load failed.
+        users: number of uses that have the model.
+        waiting: number of uses that wait for the model.
+        bytes: the bytes that count against the budget. While the model loads, this is an estimate; then it is what the
+            engine holds and all that encoder outputs may take.
+        loads: number of times that the model was loaded.
+        last_used: seconds since the last use ended; 0: the model is in use; ``None``: the model was never used.
+        last_error: type and text of the last error, at a load, of the engine or at its end; ``None``: no error.
         engine: the engine's own snapshot, while the model is ready.
-        description: its limits and vocabulary, while the model is ready.
+        description: the model's limits and vocabulary, while the model is ready.
     """
 
     state: ModelState
@@ -67,34 +66,35 @@ class Engines:
             async with engines.use("speech") as engine:
                 transcript = await engine.transcribe("speech.wav")
 
-    The first use of a model loads it; other uses of it wait meanwhile, and those of ready models go on. A model that
-    nobody uses is unloaded after ``idle_seconds``, or when another one needs the room: the least recently used first,
-    and as few as are needed. A model in use is never unloaded. Waiting models are served in the order of arrival; where
-    a model in use is to give way, later uses of it wait behind the one that needs the room.
+    The first use of a model loads the model. Other uses of this model wait meanwhile, while uses of ready models go on.
+    A model that is not in use is unloaded after ``idle_seconds``, or when another model needs the room. The least
+    recently used model is unloaded first, and no more models than necessary. A model in use is never unloaded. Waiting
+    models are served in the order of arrival. If a model in use has to give way, later uses of this model wait until
+    after the model that needs the room.
 
-    However the block ends, waiting uses get `EngineClosed`, loads are given up, and all engines end at once, each in
-    the order of its own block: after their drain if the block ends well, else without one. On trio, asyncio and anyio
-    alike; the block is entered and left by the same task.
+    When the block ends, for any reason, waiting uses raise `EngineClosed`, loads are given up, and all engines end at
+    the same time, each in the order of its own block. Requests are drained if the block ends without an error, else
+    aborted. `Engines` works on trio, asyncio and anyio. The same task must enter and leave the block.
 
     Args:
-        models: a checkpoint's folder, a hub id or a `ModelSpec` for each name.
-        memory_budget: bytes of all loaded models together: weights, keys and values, and what encoder outputs may take;
-            ``None``: as much as the models take.
-        idle_seconds: an idle model is unloaded after this time; ``None``: never for that.
+        models: for each name a checkpoint's folder, a hub id or a `ModelSpec`.
+        memory_budget: bytes for all loaded models together: weights, keys and values, and all that encoder outputs may
+            take; ``None``: no limit.
+        idle_seconds: a model that is not in use is unloaded after this time; ``None``: idle models stay.
 
     Raises (on making one):
-        InvalidRequest: a value that cannot work, or two models of one name.
+        InvalidRequest: a value is not allowed, or two models have the same name.
 
     Raises (on entering):
-        EngineStateError: entered twice, or in no task of trio or asyncio.
+        EngineStateError: the block is entered twice, or not in a task of trio or asyncio.
 
-    Raises (on leaving, beside the block's own error):
+    Raises (on leaving, in addition to the block's own error):
         RunnerCrashed: an engine failed while it ended.
-        EngineTeardownError: something could not be given back in time, or a release failed.
+        EngineTeardownError: something could not be released in time, or a release failed.
         InvariantViolation: with ``EngineConfig(verify=True)``, an engine broke one of its promises.
 
     Raises (on every use):
-        EngineStateError: outside of its block, or outside of the event loop that entered it.
+        EngineStateError: the call is outside of the block, or outside of the event loop in which it was entered.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ class Engines:
 
     @trio.lowlevel.enable_ki_protection
     async def aclose(self, drain: float | None = None) -> None:
-        """Ends all engines before the block ends; returns when every device is released. Running requests have
-        ``drain`` seconds (``None``: each engine's ``EngineConfig.drain_seconds``; 0 aborts at once)."""
+        """Ends all engines before the block ends, and returns when every device is released. Running requests have
+        ``drain`` seconds to end (``None``: each engine's ``EngineConfig.drain_seconds``; 0 aborts at once)."""
         seconds = _DRAIN.of("drain", drain)
         residents = self._opened()
         residents.close(seconds)
@@ -168,56 +168,58 @@ class Engines:
         return tuple(self._names)
 
     def name_of(self, name: str) -> str:
-        """The name of the model that has ``name`` for its name or alias.
+        """Returns the name of the model whose name or alias is ``name``.
 
         Raises:
-            UnknownModel: there is none.
+            UnknownModel: there is no such model.
         """
         return self._found(name)
 
     def use(self, name: str) -> AbstractAsyncContextManager[Engine]:
-        """The engine of a model, open: ``async with engines.use("name") as engine``. It stays loaded until the block
-        ends. Loads it if need be; waits while it is loaded, and while others give way to it.
+        """Opens a block with the engine of a model: ``async with engines.use("name") as engine``. The model stays
+        loaded until the block ends. If the model is not loaded, the use loads it, and waits for the load and for other
+        models that give way.
 
-        A task uses one model at a time, since it might wait for itself. A use belongs to the task that enters it until
-        it is left: a use in a child task is not refused, so a parent that waits for such a child may wait for ever.
+        A task may use one model at a time, since otherwise it might wait for itself. A use belongs to the task that
+        enters it. A use in a child task is not refused, so a parent that has a use and waits for the child may wait
+        for ever.
 
-        A use that is cancelled no longer waits. A load that nobody waits for any more is given up: what it has loaded
-        is given back as soon as the call returns, unless a use comes before that.
+        A cancelled use no longer waits. If no use waits for a load any more, the load is given up: its memory is
+        released as soon as the loading call returns, unless another use comes before.
 
-        A load that fails fails all uses that wait for it, each with an exception of its own. The first use after ten
-        seconds tries again; those before get the same error.
+        If a load fails, each use that waits for it raises an exception of its own. Uses within the next ten seconds
+        raise the same error; the first use after them loads again.
 
         Raises:
             UnknownModel: no model has this name or alias.
             CheckpointError, DeviceOutOfMemory: the model cannot be loaded, for these or other reasons; see `Engine`.
-            ModelTooLarge: it needs more memory than ``memory_budget``.
-            EngineStateError: this task uses a model, this one or another.
-            EngineClosed: the block ends.
+            ModelTooLarge: the model needs more memory than ``memory_budget``.
+            EngineStateError: this task already uses a model.
+            EngineClosed: the block of the engines ends.
         """
         return self._opened().use(self._found(name))
 
     @trio.lowlevel.enable_ki_protection
     async def load(self, name: str) -> None:
-        """Loads a model if need be, as a use does; returns when it is ready. A model that has just failed is tried
-        again at once. Errors are those of `use`."""
+        """Loads a model unless it is loaded, and returns when the model is ready. A model whose last load failed is
+        loaded again at once. Errors are those of `use`."""
         async with self._opened().use(self._found(name), at_once=True):
             pass
 
     @trio.lowlevel.enable_ki_protection
     async def unload(self, name: str) -> None:
-        """Unloads a model when the uses that came before have ended; returns when it is gone. Later uses wait, and have
-        it loaded anew. A caller that is cancelled before the uses have ended withdraws the order.
+        """Unloads a model when all earlier uses have ended, and returns when the model is unloaded. Later uses wait,
+        and load the model again. If the caller is cancelled before the earlier uses have ended, the model stays.
 
         Raises:
             UnknownModel: no model has this name or alias.
-            EngineStateError: this task uses a model, this one or another.
-            EngineTeardownError: something could not be given back in time, or a release failed.
+            EngineStateError: this task uses a model.
+            EngineTeardownError: something could not be released in time, or a release failed.
         """
         await self._opened().unload(self._found(name))
 
     def statistics(self) -> Mapping[str, ModelStatistics]:
-        """A frozen snapshot of each model, by name."""
+        """Returns a frozen snapshot of each model, by name."""
         residents, now = self._opened(), anyio.current_time()
         return MappingProxyType({name: _statistics(resident, now) for name, resident in residents.by_name.items()})
 
@@ -227,7 +229,7 @@ class Engines:
         return self._names[name]
 
     def _opened(self) -> Residents:
-        """The residents, within the block and its loop."""
+        """Returns the residents, if the call is within the block and its event loop."""
         if self._residents is None:
             state = "not entered yet" if self._block is None else "closed: their block has ended"
             raise EngineStateError(f"these engines are {state}; use them inside: async with Engines(...) as engines")
@@ -258,7 +260,7 @@ def _statistics(resident: Resident, now: float) -> ModelStatistics:
 def _engine_statistics(engine: Engine) -> EngineStatistics | None:
     try:
         return engine.statistics()
-    except TrioletError:  # it has failed, and its keeper has not heard of it yet
+    except TrioletError:  # the engine has failed, and its keeper has not noticed yet
         return None
 
 
@@ -270,7 +272,7 @@ def _current_loop() -> anyio.lowlevel.EventLoopToken:
 
 
 def _names(specs: Mapping[str, ModelSpec]) -> dict[str, str]:
-    """Names and aliases, each with its model's name."""
+    """Returns for each name and alias the name of its model."""
     found: dict[str, str] = {}
     for owner, spec in specs.items():
         if not isinstance(owner, str) or not owner.strip():

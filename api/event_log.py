@@ -1,4 +1,4 @@
-"""`EventLog`: an observer that keeps every event of an engine in a file."""
+"""`EventLog`: an observer that writes every event of an engine to a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core.events import Event
 
 
 class EventLog:
-    """Writes each event as a line of JSON.
+    """An observer that writes each event of one engine to a file, as a line of JSON.
 
     ::
 
@@ -19,16 +19,16 @@ class EventLog:
             async with Engine("path-or-hub-id", config=EngineConfig(observer=log)) as engine:
                 ...
 
-    ``triolet trace events.jsonl -o trace.json`` makes of it what ui.perfetto.dev draws. Every line is in the file when
-    the event is over, so that a process that dies leaves its log. A log is of one engine. It holds names of requests
-    and texts of errors, which may quote what was asked, and besides no prompt, text or audio.
+    ``triolet trace events.jsonl -o trace.json`` turns the log into a trace that ui.perfetto.dev shows. Each line is
+    written at once, so that the log survives if the process dies. The log has the names of requests and the texts of
+    errors, which may quote a request. Apart from these quotes it has no prompt, text or audio.
 
     Args:
-        path: of the file, which is made anew.
+        path: the path of the file. An existing file is overwritten.
 
     Raises:
-        OSError: the file cannot be made. One that cannot be written is an observer that raises: the engine goes on
-            without it, and its error leaves the engine's block.
+        OSError: the file cannot be created. If a later write fails, the engine continues without this observer, and the
+            error leaves the engine's block.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,7 +39,7 @@ class EventLog:
         self._file.write(f"{line_of(event)}\n")
 
     def close(self) -> None:
-        """Closes the file, behind the engine's block. May be called again."""
+        """Closes the file. Call this after the engine's block; a second call does nothing."""
         self._file.close()
 
     def __enter__(self) -> Self:

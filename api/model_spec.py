@@ -1,4 +1,4 @@
-"""`ModelSpec`: one of several models, and how an engine of it is made."""
+"""`ModelSpec`: the description of one of several models, from which its engines are made."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def _name(value: Any) -> str:
 
 @frozen
 class ModelSpec:
-    """One of the models of `Engines`.
+    """The description of one model of `Engines`.
 
     Args:
         model: a folder with a transformers checkpoint, or a hub id.
         config: the engine's settings.
         aliases: other names of the model.
-        preload: load the model when the block is entered, without waiting for it.
+        preload: start to load the model when the block is entered. Entering does not wait for the load.
 
     Raises:
-        InvalidRequest: a value of another type.
+        InvalidRequest: a value has another type.
     """
 
     model: str | Path = field(
@@ -62,27 +62,31 @@ class ModelSpec:
         aliases: tuple[str, ...] = (),
         preload: bool = False,
     ) -> Self:
-        """A model whose engines are made by ``make_engine``, one for each load, and need ``needs`` bytes, as far as is
-        known before; as the simulation in `triolet.testing` has them."""
+        """Returns a model whose engines are made by ``make_engine``, as for the simulation in `triolet.testing`.
+
+        Args:
+            make_engine: makes an engine; it is called for each load.
+            needs: the estimate of the bytes that an engine needs.
+        """
         spec = cls("parts of its maker's", aliases=aliases, preload=preload)
         object.__setattr__(spec, "_parts", (make_engine, needs))
         return spec
 
     def new_engine(self) -> Engine:
-        """An engine of the model, not entered yet."""
+        """Returns a new engine of the model, which is not entered yet."""
         return Engine(self.model, config=self.config) if self._parts is None else self._parts[0]()
 
     @property
     def known_needs(self) -> DeviceMemory | None:
-        """The memory that an engine will hold, where that is known without reading files."""
+        """The memory that an engine will hold; ``None``: it is not known without reading files."""
         return None if self._parts is None else DeviceMemory(device="", by_owner={"parts": self._parts[1]})
 
     def needs(self) -> DeviceMemory:
-        """The memory that an engine will hold. Reads the checkpoint's files, and may download them.
+        """Estimates the memory that an engine will hold. Reads the checkpoint's files, and may download them.
 
         Raises:
-            CheckpointError: there is none, or it cannot be read.
-            InvalidRequest: settings that do not fit it.
+            CheckpointError: there is no checkpoint, or it cannot be read.
+            InvalidRequest: the settings do not fit the checkpoint.
         """
         from ..models.machine.openmp import prepare_openmp
 
@@ -93,7 +97,8 @@ class ModelSpec:
 
 
 def counted_memory(engine: Engine) -> DeviceMemory:
-    """The bytes that an open engine counts against the budget: all that it holds and that encoder outputs may take."""
+    """Returns the bytes of an open engine that count against the budget: all bytes that the engine holds, and all that
+    encoder outputs may take."""
     model, held = engine.model, engine.statistics().device
     if not (model.encoder_bytes or (model.preparer is not None and model.preparer.media)):
         return held

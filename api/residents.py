@@ -1,7 +1,7 @@
-"""`Residents`: carries out what `triolet.core.residency` decides, and reports the facts to it.
+"""`Residents`: carries out the decisions of `triolet.core.residency`, and reports the facts to `core.residency`.
 
-All of it happens in one event loop, without an await between the halves of a change. Each loaded model has a task of
-its own, its keeper. Keepers are shielded: only `Residents` stops them.
+All code runs in one event loop, without an await between the halves of a change. Each loaded model has its own task,
+the keeper. Keepers are shielded from cancellation: only `Residents` stops them.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ from .hosts.current import current_task
 from .model_spec import ModelSpec, counted_memory
 
 RETRY_SECONDS = 10.0
-"""A load that failed is tried again by the first use after this time. Uses before it get the same error."""
+"""The time after a failed load during which uses raise the same error. The first use after this time loads again."""
 
 
 @define(eq=False)
 class Resident:
-    """One of the models: its engine and its task, while it has any. The task finds out its size, or is its keeper."""
+    """One of the models, with its engine and its task while it has them. The task finds out the model's size, or is the
+    model's keeper."""
 
     spec: ModelSpec
     books: Model
     engine: Engine | None = None  # while it may be used
-    scope: anyio.CancelScope | None = None  # of the task, while it runs
-    leave: anyio.Event = field(factory=anyio.Event)  # the keeper is to leave the engine's block
-    why: str = ""  # it is to leave
+    scope: anyio.CancelScope | None = None  # the cancel scope of the task, while the task runs
+    leave: anyio.Event = field(factory=anyio.Event)  # set when the keeper has to leave the engine's block
+    why: str = ""  # the reason why the keeper has to leave
     drain: float | None = None  # seconds; None: the engine's own
-    failure: Exception | None = None  # of the last load, for those who come too early for the next one
+    failure: Exception | None = None  # of the last load, raised by uses until the load is tried again
     last_error: str | None = None
 
     def hurry(self) -> None:
@@ -67,7 +68,7 @@ class Resident:
 
 @define(eq=False)
 class Use:
-    """A use, or an order to unload, on its way to its answer. Where it is refused, ``error`` is why."""
+    """A use, or an order to unload, and its answer. If it is refused, ``error`` is the reason."""
 
     ticket: int
     resident: Resident
@@ -76,7 +77,7 @@ class Use:
     error: Exception | None = None
 
     async def wait(self) -> None:
-        """Returns when it is granted, and raises ``error`` when it is refused."""
+        """Waits for the answer. Returns if the use is granted, and raises ``error`` if it is refused."""
         try:
             await self.answered.wait()
         except anyio.get_cancelled_exc_class() as cancelled:
@@ -92,25 +93,25 @@ class Use:
 
 @define(eq=False)
 class Residents:
-    """Implements `triolet.api.engines.Engines` within its block, in whose event loop it is made."""
+    """Implements `triolet.api.engines.Engines` within its block. The object is made in the event loop of the block."""
 
     specs: Mapping[str, ModelSpec]
     budget: int | None
     idle_seconds: float
     loop: anyio.lowlevel.EventLoopToken = field(factory=anyio.lowlevel.current_token, init=False)
     closing: bool = field(default=False, init=False)
-    closed: anyio.Event = field(factory=anyio.Event, init=False)  # no task of a resident is left, and none will be
+    closed: anyio.Event = field(factory=anyio.Event, init=False)  # set when all tasks of residents have ended for good
     by_name: dict[str, Resident] = field(init=False)
     _residency: Residency = field(init=False)
-    _uses: dict[int, Use] = field(factory=dict, init=False)  # by ticket, that have no answer yet
+    _uses: dict[int, Use] = field(factory=dict, init=False)  # uses without an answer yet, by ticket
     _used_by: dict[object, str] = field(factory=dict, init=False)  # the model that each task uses or waits for
     _tasks: anyio.abc.TaskGroup = field(factory=anyio.create_task_group, init=False)
-    _context: Context = field(factory=copy_context, init=False)  # of the block: tasks outlive the uses that begin them
-    _running: int = field(default=0, init=False)  # tasks of residents
+    _context: Context = field(factory=copy_context, init=False)  # of the block, since tasks outlive uses
+    _running: int = field(default=0, init=False)  # number of tasks of residents
     _to_cancel: list[Resident] = field(factory=list, init=False)
-    _changed: anyio.Event = field(factory=anyio.Event, init=False)  # there is something for `_serve`
+    _changed: anyio.Event = field(factory=anyio.Event, init=False)  # set when `_serve` has something to do
     _alarm: float = field(default=math.inf, init=False)
-    _errors: list[Exception] = field(factory=list, init=False)  # that leave the block
+    _errors: list[Exception] = field(factory=list, init=False)  # errors that will leave the block
     _log: logging.Logger | None = field(factory=lambda: logging.getLogger("triolet.engines"), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -122,7 +123,7 @@ class Residents:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection  # ^C comes at the body's and the group's checkpoints, not between our lines
     async def running(self) -> AsyncIterator[None]:
-        """The block. The body's own exception leaves it unchanged, never wrapped in a group."""
+        """Opens the block. An exception of the block's body leaves the block unchanged, not in a group."""
         body_error: BaseException | None = None
         try:
             try:
@@ -137,7 +138,7 @@ class Residents:
                     try:
                         self.close(None if body_error is None else 0.0)
                         await self.closed.wait()
-                    except BaseException:  # a cancellation of the surroundings, or ^C: it ends the drains
+                    except BaseException:  # a cancellation of the surroundings, or ^C, which ends the drains
                         self.close(0.0)
                         raise
             except BaseException as error:  # noqa: BLE001  (a cancellation or ^C while the engines end; raised below)
@@ -147,24 +148,26 @@ class Residents:
             del body_error
 
     def close(self, drain: float | None) -> None:
-        """Begins the end: no use begins any more, loads are given up, and requests that run have ``drain`` seconds
-        (``None``: each engine's own). Once it has begun, it is only hastened, by no seconds."""
+        """Begins the end: no use begins any more, loads are given up, and running requests have ``drain`` seconds to
+        end (``None``: each engine's own setting). Later calls change nothing unless ``drain`` is 0, which ends the
+        drains."""
         if self.closed.is_set():
             return
         for resident in self.by_name.values():
             if drain == 0 or resident.books.state is ModelState.LOADING:
                 self._to_cancel.append(resident)
             if drain == 0 or not self.closing:
-                resident.drain = drain  # the keeper may leave before its cancellation comes, and must begin no drain
+                resident.drain = drain  # the keeper may leave before it is cancelled, and must then begin no drain
         self.closing = True
         self._residency.close()
         self._follow()
 
     @trio.lowlevel.enable_ki_protection
     async def _serve(self) -> None:
-        """Wakes up for deadlines, and cancels tasks of residents. It is a task of its own that cancels: the context of
-        a cancellation is the error that is being handled where it is ordered, and an engine clears the frames of all
-        contexts."""
+        """Wakes up for deadlines, and cancels tasks of residents.
+
+        A separate task cancels, since a cancellation gets as its ``__context__`` the error that the cancelling task
+        handles at that time, and an engine clears the frames of all such errors."""
         with anyio.CancelScope(shield=True):
             while not self.closed.is_set():
                 with anyio.CancelScope(deadline=self._alarm):
@@ -176,7 +179,7 @@ class Residents:
 
     @trio.lowlevel.enable_ki_protection
     async def _preload(self, name: str) -> None:
-        with suppress(TrioletError):  # the log and the statistics tell it
+        with suppress(TrioletError):  # the log and the statistics report it
             async with self.use(name):
                 pass
 
@@ -197,13 +200,13 @@ class Residents:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def use(self, name: str, *, at_once: bool = False) -> AsyncIterator[Engine]:
-        """Implements `Engines.use`; ``at_once``: a model that has just failed is tried again."""
+        """Implements `Engines.use`. ``at_once``: a model whose last load failed is loaded again at once."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         task = self._free_task(f"use({name!r})")
         self._used_by[task] = name
         engine: Engine | None = None
         try:
-            while engine is None:  # again, where the engine failed before the user heard of it
+            while engine is None:  # tries again if the engine failed after the grant, before this task ran
                 use = self._enter(name, self._residency.want(name, at_once=at_once))
                 try:
                     await use.wait()
@@ -227,7 +230,8 @@ class Residents:
             self._leave(order)
 
     def _free_task(self, call: str) -> object:
-        """The task that runs, which must use no model: it might wait for itself, or for a task that waits for it."""
+        """Returns the task that runs. Raises `EngineStateError` if the task already uses a model, since it might wait
+        for itself, or for a task that waits for it."""
         task = current_task()
         used = self._used_by.get(task)
         if used is not None:
@@ -250,7 +254,7 @@ class Residents:
     # -- decisions ---------------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Carries out what follows from the facts so far."""
+        """Carries out the decisions that follow from the facts so far."""
         for decision in self._residency.decide(anyio.current_time()):
             self._carry_out(decision)
         if self.closing and not self._running:
@@ -296,14 +300,14 @@ class Residents:
     async def _run(
         self, resident: Resident, scope: anyio.CancelScope, job: Callable[[Resident], Awaitable[None]]
     ) -> None:
-        """Runs a task of a resident to its end, and reports that."""
+        """Runs a task of a resident to its end, and reports the end."""
         error: Exception | None = None
         try:
             with scope:
                 try:
                     await job(resident)
-                except Exception as caught:  # noqa: BLE001  (told to whoever waits, or raised at the end of the block)
-                    frames.clear_frames(caught)  # they hold the engine
+                except Exception as caught:  # noqa: BLE001  (raised by the uses that wait, or at the end of the block)
+                    frames.clear_frames(caught)  # the frames hold the engine
                     error = caught
         finally:
             resident.scope = None
@@ -313,7 +317,7 @@ class Residents:
             self._follow()
 
     async def _size(self, resident: Resident) -> None:
-        """Finds out how much the model needs."""
+        """Finds out how much memory the model needs."""
         needs = resident.spec.known_needs
         if needs is None:
             sizing = partial(outcome.capture, resident.spec.needs)
@@ -322,8 +326,8 @@ class Residents:
         self._residency.sized(resident.books.name, needs.total)
 
     async def _keep(self, resident: Resident) -> None:
-        """Loads the model, and holds its engine open until it is to go. It is one task that enters the engine's block
-        and leaves it. Where the engine fails, it is the keeper that is cancelled for it."""
+        """Loads the model, and keeps its engine open until the model is unloaded. The same task, the keeper, enters and
+        leaves the engine's block. If the engine fails, it cancels the keeper."""
         name, began = resident.books.name, anyio.current_time()
         resident.why, resident.leave = "", anyio.Event()
         async with resident.spec.new_engine() as engine:
@@ -353,7 +357,7 @@ class Residents:
             )
 
     def _ended(self, resident: Resident, error: Exception | None) -> None:
-        """The task of a resident has ended."""
+        """Reports the end of a resident's task, with the error of the task, to the residency, the log and the uses."""
         books = resident.books
         if error is not None:
             resident.last_error = f"{type(error).__name__}: {error}"
@@ -372,12 +376,12 @@ class Residents:
             self._residency.closed(books.name)
         if error is not None:
             self._write(log_lines.model_failed(books.name, what, error))
-            for use in self._uses.values():  # those who wait for the load, or else for the end, get it when answered
+            for use in self._uses.values():  # uses that wait for the load, or orders that wait for the end, raise it
                 if use.resident is resident and use.is_order != loading:
                     use.error = _again(error)
 
     def _write(self, line: Line) -> None:
-        """Writes a line to the log. A handler that raises gets no more lines, and its error leaves the block."""
+        """Writes a line to the log. If a handler raises, nothing more is logged, and the error leaves the block."""
         if self._log is None:
             return
         try:
@@ -389,8 +393,8 @@ class Residents:
 
 
 def _more_urgent(body_error: BaseException | None, group_error: BaseException) -> BaseException:
-    """The error that leaves the block where the group raised too. A cancellation of the surroundings is dropped for the
-    body's error; a ^C goes before it."""
+    """Returns the error that leaves the block if the task group raised ``group_error``. The body's error replaces a
+    cancellation of the surroundings; ^C replaces the body's error."""
     rest = frames.without(group_error, anyio.get_cancelled_exc_class())
     if rest is None:
         return body_error or group_error
@@ -400,7 +404,7 @@ def _more_urgent(body_error: BaseException | None, group_error: BaseException) -
 
 
 def _again(error: Exception, more: str = "") -> Exception:
-    """Another object with the same text, and ``more``: two tasks must not raise the same one."""
+    """Returns another error with the same text and ``more``, since two tasks must not raise the same object."""
     again: Exception
     if isinstance(error, TrioletError) and not isinstance(error, InvariantViolation):
         again = type(error)(f"{error}{more}")

@@ -1,4 +1,4 @@
-"""`SyncEngine`: the users' class for programs without an event loop."""
+"""`SyncEngine`: the class for users whose programs have no event loop."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Presented = TypeVar("Presented")
 def _plain(
     method: Callable[Concatenate[Engine, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[SyncEngine, P], T]:
-    """``method`` for a thread, which sleeps until it is done."""
+    """Returns ``method`` as a plain method. The calling thread sleeps until the method is done."""
 
     @wraps(method)
     def call(self: SyncEngine, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -44,7 +44,7 @@ def _block(
     method: Callable[Concatenate[Engine, P], AbstractAsyncContextManager[Opened]],
     present: Callable[[Runner, Opened], Presented],
 ) -> Callable[Concatenate[SyncEngine, P], AbstractContextManager[Presented]]:
-    """``method``, whose block is a plain one."""
+    """Returns ``method`` with a plain ``with`` block in place of its ``async with`` block."""
 
     @wraps(method)
     def call(self: SyncEngine, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[Presented]:
@@ -54,7 +54,7 @@ def _block(
 
 
 def _named(call: Callable[P, T], method: Callable[..., object]) -> Callable[P, T]:
-    """``call`` with the name and docstring that ``method`` has in `Engine`."""
+    """Gives ``call`` the name and docstring that ``method`` has in `Engine`, and returns it."""
     call.__qualname__ = f"SyncEngine.{method.__name__}"
     call.__doc__ = (method.__doc__ or "").replace("async ", "").replace("await ", "")
     return call
@@ -68,18 +68,19 @@ class SyncEngine:
         with SyncEngine("path-or-hub-id") as engine:
             transcript = engine.transcribe("speech.wav")
 
-    Methods, arguments and errors are those of `Engine`; what is awaited there returns here when it is done, and each
-    ``async with`` and ``async for`` is a plain one. This differs:
+    Methods, arguments and errors are those of `Engine`. A method that is awaited in `Engine` returns here when it is
+    done, and each ``async with`` or ``async for`` is a plain ``with`` or ``for``. The differences are:
 
-    - Any thread may call, many at once. Each sleeps until its own call is done; their requests are batched. The engine
-      runs in a thread of its own, which ends with the block.
-    - ^C while the main thread waits in a call withdraws that call. `KeyboardInterrupt` is raised when the call has
-      ended; the block then ends in order. Pressing it again changes nothing.
-    - Threads cannot be cancelled. Where the engine fails, the calls that wait raise `RunnerCrashed`, later ones an
-      `EngineStateError` that says what happened, and leaving the block raises what ended the engine.
-    - `open` and `close` stand for the block where an engine outlives a block of code, as in a notebook's cells. `close`
-      raises what the end of the block would.
-    - An `EngineConfig.observer` is called in the engine's thread, where of the engine only `statistics` may be called.
+    - Any thread may call, many at once. Each thread sleeps until its own call is done; their requests are batched. The
+      engine runs in its own thread, which ends with the block.
+    - ^C while the main thread waits in a call cancels this call. `KeyboardInterrupt` is raised when the call has ended;
+      the block then ends in order. A second ^C changes nothing.
+    - Threads cannot be cancelled. If the engine fails, calls that wait raise `RunnerCrashed`, and later calls raise an
+      `EngineStateError` that names the failure. Leaving the block raises the failure itself.
+    - If an engine outlives a block of code, as in a notebook's cells, use `open` and `close` in place of the block.
+      `close` raises the errors that the end of the block would raise.
+    - An `EngineConfig.observer` is called in the engine's thread. There it may call no method of the engine but
+      `statistics`.
     """
 
     def __init__(self, model: str | Path, *, config: EngineConfig | None = None, **unknown: Never) -> None:
@@ -112,7 +113,7 @@ class SyncEngine:
 
     @property
     def inside(self) -> TrioEngine:
-        """The engine proper, for tests; it belongs to another thread while the block lasts."""
+        """The `TrioEngine`, for tests. It belongs to another thread while the block lasts."""
         return self._engine.inside
 
     # -- the block ---------------------------------------------------------------------------------------------------
@@ -126,15 +127,15 @@ class SyncEngine:
         try:
             return self._run(partial(self._engine.__aexit__, kind, error, traceback))
         except KeyboardInterrupt as interrupt:
-            if self.inside.state is State.OPEN:  # it came before the end began
+            if self.inside.state is State.OPEN:  # ^C came before the engine began to end
                 self._run(partial(self._undo, interrupt))
             raise
         finally:
             del error, traceback
 
     def open(self) -> None:
-        """Opens the engine without a block; `close` ends it. An engine that is thrown away, and the interpreter's exit,
-        end in order."""
+        """Opens the engine without a block; `close` ends the engine. If the engine is thrown away, or the interpreter
+        exits, the engine still ends in order."""
         self._run(self._enter, self._undo)
 
     async def _enter(self) -> Self:
@@ -145,12 +146,13 @@ class SyncEngine:
         return self._engine.__aexit__(type(error), error, error.__traceback__)
 
     def close(self, drain: float | None = None) -> None:
-        """Ends the engine, before its block ends if it has one; returns when the device is released and the engine's
-        thread has ended. Running requests have ``drain`` seconds (default: ``EngineConfig.drain_seconds``; 0 aborts at
-        once). Any thread may close the engine, again and again.
+        """Ends the engine, even before its block ends, and returns when the device is released and the engine's thread
+        has ended. Running requests have ``drain`` seconds to end (default: ``EngineConfig.drain_seconds``; 0 aborts at
+        once). Any thread may close the engine, any number of times.
 
         Raises:
-            RunnerCrashed, EngineTeardownError, InvariantViolation: what ended the engine, told once; see `Engine`.
+            RunnerCrashed, EngineTeardownError, InvariantViolation: the error that ended the engine, see `Engine`. It is
+                raised once only.
         """
         self._run(partial(self._engine.aclose, drain))
 
@@ -159,7 +161,8 @@ class SyncEngine:
         begin: Callable[[], Coroutine[Any, Any, T]],
         undo: Callable[[BaseException], Coroutine[Any, Any, object]] | None = None,
     ) -> T:
-        """`run`, which tells what ended the engine."""
+        """Runs a coroutine as `run` does. If the engine has crashed, the error is a `RunnerCrashed` that names the
+        crash."""
         try:
             return run(begin, undo)
         except EngineClosed as closed:

@@ -1,6 +1,6 @@
 """The streams of `triolet.SyncEngine`: plain ``with`` blocks, and plain iterators in them.
 
-One thread at a time reads a stream. While it waits for the next item, it sleeps.
+One thread at a time may read a stream. The thread sleeps while it waits for the next item.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Presented_co = TypeVar("Presented_co", covariant=True)
 
 
 class Runner(Protocol):
-    """Runs a coroutine in a thread, as `triolet.api.hosts.thread_host.run` does."""
+    """A function that runs a coroutine in a thread, as `triolet.api.hosts.thread_host.run` does."""
 
     def __call__(
         self,
@@ -33,8 +33,8 @@ class Runner(Protocol):
 
 
 class SyncBlock(AbstractContextManager[Presented_co]):
-    """The block of a stream; ``present`` makes of what it opens what users get. Reading it unopened raises an error
-    that says how to open it."""
+    """The block of a stream. ``present`` turns the opened stream into the one for users. Iterating over the block
+    itself raises an error that says how to open the stream."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ async def _open(
 
 
 class SyncStream(Generic[T]):
-    """Iterator over an open stream."""
+    """An iterator over an open stream."""
 
     def __init__(self, run: Runner, stream: Any) -> None:
         self._run = run
@@ -97,17 +97,17 @@ class SyncStream(Generic[T]):
 
 
 class SyncDeltaStream(SyncStream[Delta]):
-    """Iterator of `Delta`, as ``with engine.stream(...) as deltas`` gives it."""
+    """The iterator over `Delta` of ``with engine.stream(...) as deltas``."""
 
     @property
     def timings(self) -> Timings | None:
-        """The time that each stage of the request took; ``None`` until the request has ended, and where it failed."""
+        """The time that each stage of the request took; ``None``: the request has not ended, or has failed."""
         timings: Timings | None = self._stream.timings
         return timings
 
 
 class SyncSegmentStream(SyncStream[Segment], ReadSoFar):
-    """Iterator of `Segment`, as ``with engine.stream_transcription(...) as segments`` gives it."""
+    """The iterator over `Segment` of ``with engine.stream_transcription(...) as segments``."""
 
     def __init__(self, run: Runner, stream: SegmentStream) -> None:
         SyncStream.__init__(self, run, stream)
@@ -120,12 +120,12 @@ class SyncSegmentStream(SyncStream[Segment], ReadSoFar):
 
 
 class SyncLiveSession(SyncStream[LiveText]):
-    """One live audio on its way to text, as `triolet.LiveSession`: one thread feeds it, another one iterates."""
+    """A live session for threads, like `triolet.LiveSession`: one thread feeds audio, another one iterates."""
 
     def feed(self, chunk: Any) -> None:
-        """Takes the next chunk, as `LiveSession.feed` does."""
+        """Feeds the next chunk, as `LiveSession.feed` does."""
         self._run(partial(self._stream.feed, chunk))
 
     def finish(self) -> None:
-        """Says that no more comes, as `LiveSession.finish` does."""
+        """Ends the audio, as `LiveSession.finish` does."""
         self._run(self._stream.finish)

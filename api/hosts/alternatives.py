@@ -42,7 +42,7 @@ class _Together(Generic[T]):
         try:
             await begun.wait()
         except trio.Cancelled as cancelled:
-            cancelled.__traceback__ = None  # see `Mailbox.wait`
+            cancelled.__traceback__ = None  # see `Mailbox._rest`
             raise
 
 

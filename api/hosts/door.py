@@ -49,7 +49,7 @@ class Door:
             else:
                 await self._wait(order_of(priority, arrival), arrival)
         except trio.Cancelled as cancelled:
-            cancelled.__traceback__ = None  # see `Mailbox.wait`
+            cancelled.__traceback__ = None  # see `Mailbox._rest`
             raise
 
     def enter_nowait(self) -> None:
