@@ -265,8 +265,8 @@ class RayBackend:
     # -- in the asyncio thread ---------------------------------------------------------------------------------------
 
     async def _fly(self, attempt: _Attempt, keys: tuple[str, ...], request: Request, *, quarantined: bool) -> None:
-        """Reads the answers of one attempt and passes them to the trio loop. However the attempt ends, the trio loop is
-        told of its end."""
+        """Reads the answers of one attempt and passes them to the trio loop. However the attempt ends, the trio loop
+        learns of its end."""
         try:
             await self._read(attempt, self._call(keys, request, quarantined=quarantined), quarantined=quarantined)
         except _GONE as error:

@@ -95,9 +95,11 @@ def _config_of(settings: ServerSettings) -> Config:
 
 @define(eq=False)
 class Listener:
-    """Args:
-    settings: where to listen, and how long to wait for clients.
-    connections: the open connections.
+    """The socket of a server, and its connections.
+
+    Args:
+        settings: where to listen, and how long to wait for clients.
+        connections: the open connections.
 
     Raises:
         CannotListen: the address, the certificate or its key cannot be used.

@@ -35,8 +35,10 @@ _LONGEST_SCHEME = 32  # characters
 
 @define(eq=False)
 class Media:
-    """Args:
-    settings: the allowed addresses, and the limits of size and time.
+    """Fetches the files that requests name by addresses.
+
+    Args:
+        settings: the allowed addresses, and the limits of size and time.
     """
 
     settings: ServerSettings

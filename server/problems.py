@@ -27,12 +27,14 @@ _OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceede
 
 @frozen
 class Problem:
-    """Args:
-    status: the HTTP status.
-    message: says what was received, what is allowed, and what to do.
-    code: a word for programs.
-    param: the member of the request that is wrong.
-    retry_after: the seconds after which a new attempt may succeed.
+    """The error that a client gets in place of an answer.
+
+    Args:
+        status: the HTTP status.
+        message: says what was received, what is allowed, and what to do.
+        code: a word for programs.
+        param: the member of the request that is wrong.
+        retry_after: the seconds after which a new attempt may succeed.
     """
 
     status: int
@@ -106,7 +108,7 @@ def _for_clients(error: TrioletError, folders: Iterable[str]) -> str:
     other texts may come from a loader, a template or a library, and paths are removed from them."""
     text = str(error)
     if not isinstance(error, BadBody | UnknownModel):
-        text = without_paths(text[: 2 * _LONGEST], folders)  # not cut within the quotation marks of a path that is told
+        text = without_paths(text[: 2 * _LONGEST], folders)  # long enough not to cut a quoted path that stays
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 

@@ -48,10 +48,12 @@ class Pace:
 
 @define(eq=False)
 class Server:
-    """Args:
-    settings: see `ServerSettings`.
-    engines: the models.
-    observers: pass on the events of the engines.
+    """The state that all requests of one server share.
+
+    Args:
+        settings: see `ServerSettings`.
+        engines: the models.
+        observers: pass on the events of the engines.
     """
 
     settings: ServerSettings

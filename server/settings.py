@@ -51,8 +51,8 @@ class ServerSettings:
     Args:
         host: the address to listen on.
         port: the port; 0 chooses a free one.
-        api_keys: the keys, of visible ASCII characters. Each request needs one of them, as ``Authorization: Bearer
-            KEY``; if there are no keys, anybody is served.
+        api_keys: the keys, of visible ASCII characters. Each request needs a key, as ``Authorization: Bearer KEY``; if
+            there are no keys, anybody is served.
         allow_anyone: allow a server without keys to listen beyond the loopback.
         max_body_bytes: the most bytes of one request; a larger one is refused with 413.
         spool_bytes: larger uploads are written to a file, which has no name and is deleted when the request ends.
@@ -66,7 +66,7 @@ class ServerSettings:
         requests_per_minute: the most requests a minute with one key, or from one address if there are no keys; more are
             refused with 429.
         max_connections: the most open connections; more are closed at once, with 503.
-        body_seconds: a client that sends nothing for so long in the middle of its request is refused with 408.
+        body_seconds: a client that sends nothing for so long before its request is complete gets 408.
         keep_alive_seconds: a connection on which no request begins for so long is closed. A request begins when its
             whole head has come. Clients keep idle connections for a shorter time: OpenAI's for 5 s.
         send_seconds: the connection of a client that reads nothing for so long is closed.

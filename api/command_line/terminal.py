@@ -103,8 +103,8 @@ def end_stdout() -> None:
 
 
 def complain(message: str) -> None:
-    """Writes one line to standard error. If standard error is closed, the line is lost and only the exit status
-    tells."""
+    """Writes one line to standard error. If standard error is closed, the line is lost, and only the exit status
+    is left."""
     with suppress(OSError, ValueError):
         click.echo("triolet: " + " ".join(message.split()), err=True)
 

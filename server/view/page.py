@@ -49,9 +49,11 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 @frozen
 class Page:
-    """Args:
-    html: the whole page.
-    policy: its Content-Security-Policy.
+    """The page and its policy.
+
+    Args:
+        html: the whole page.
+        policy: its Content-Security-Policy.
     """
 
     html: str
