@@ -153,7 +153,7 @@ class Listener:
                 self._over.set()
 
     def keep_none(self) -> None:
-        """From now on makes each answer the last of its connection. New connections are still accepted and answered."""
+        """Makes each further answer the last of its connection. New connections are still accepted and answered."""
         self._shared.ends = True
 
     async def close(self) -> None:
