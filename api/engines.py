@@ -139,7 +139,6 @@ class Engines:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         assert self._block is not None, "left before entered"
-        assert self._block is not None, "left before entered"
         try:
             return await self._block.__aexit__(kind, error, traceback)
         finally:

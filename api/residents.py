@@ -188,6 +188,8 @@ class Residents:
         errors, self._errors = self._errors, []
         for further in errors[1:]:
             errors[0].add_note(f"another engine failed too: {type(further).__name__}: {further}")
+        for resident in self.by_name.values():
+            resident.failure = None  # its traceback has this object in a frame
         error = leaving(body_error, errors[0] if errors else None, anyio.get_cancelled_exc_class())
         try:
             if error is not None:

@@ -15,6 +15,8 @@ def order_of(priority: int, arrival: int) -> int:
     return priority * ARRIVALS_PER_PRIORITY + arrival
 
 
-def check_priority(priority: object) -> None:
-    """Raises `InvalidRequest` if ``priority`` is not allowed."""
-    _PRIORITY.of("priority", priority)
+def read_priority(priority: object) -> int:
+    """Returns ``priority`` as a plain integer, since numbers of NumPy overflow in `order_of`. Raises `InvalidRequest` if it
+    is not allowed."""
+    checked: int = _PRIORITY.of("priority", priority)
+    return checked

@@ -241,9 +241,11 @@ class _Check:
         player.free([self.items[number]])
         given = before - player.held()
         if given <= 0 if share is None else given != share:
+            allowed = "more than 0, since they were encoded in one batch"
+            allowed = allowed if share is None else f"{share}, which its encoding took"
             self.fail(
                 f"when {number + 1} of {len(self.items)} outputs were freed, the last one gave {given} bytes back; "
-                f"allowed: {'more than 0' if share is None else share}, which its encoding took"
+                f"allowed: {allowed}"
             )
 
     def free_of_nothing(self) -> None:

@@ -21,7 +21,7 @@ from ...core.config import EngineConfig
 from ...core.errors import EngineClosed, EngineStateError, InvalidRequest
 from ...core.events import error_text
 from ...core.model import ModelDescription
-from ...core.order import check_priority
+from ...core.order import read_priority
 from ...core.request import Request
 from ..inputs.audio import AudioSource
 from ..inputs.prompts import Query, build_request, check_kind, with_page_keys
@@ -334,7 +334,7 @@ class TrioEngine:
     ) -> AsyncIterator[LiveSession]:
         """Implements `Engine.live`."""
         _, description = self._opened()
-        check_priority(priority)
+        priority = read_priority(priority)
         run = partial(self._run_together, priority=priority, wait=wait)
         name = self._new_id(request_id)
         async with open_live(options, description, run, request_id=name, detector=self._voice_activity) as session:
@@ -349,7 +349,7 @@ class TrioEngine:
     ) -> AbstractAsyncContextManager[Transcription]:
         asked = trio.current_time()
         _, description = self._opened()
-        check_priority(priority)
+        priority = read_priority(priority)
         return open_transcription(
             audio,
             options,

@@ -17,7 +17,7 @@ from attrs import evolve, field, fields_dict, frozen
 from ...core.checks import check_characters
 from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from ...core.model import Kind, ModelDescription, Prepared, Preparer
-from ...core.order import check_priority
+from ...core.order import read_priority
 from ...core.planning.prefix import prompt_keys
 from ...core.request import EncoderItem, LogitRules, Request, SamplingParams
 from ...core.tools import Tool, read_tools
@@ -87,7 +87,7 @@ async def build_request(
             f"{description.architecture} gives vectors, not text; ask engine.embed(...) or engine.score(...)"
         )
     sampling = resolved(query.sampling, tools=bool(query.tools))
-    check_priority(query.priority)
+    priority = read_priority(query.priority)
     prepared = await _prepare(description, query, reading)
     _check_token_ids(description, "the prompt", prepared.token_ids)
     _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
@@ -101,7 +101,7 @@ async def build_request(
         sampling=await _compiled(description, sampling, compiling),
         rules=_rules(description, sampling, prompt_length=length, max_tokens=max_tokens),
         max_tokens=max_tokens,
-        priority=query.priority,
+        priority=priority,
     )
 
 

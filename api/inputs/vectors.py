@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...core.config import EngineConfig
 from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarge
 from ...core.model import Kind, ModelDescription
-from ...core.order import check_priority
+from ...core.order import read_priority
 from ...core.request import Pooling, Request
 from .lengths import PIECE, Limit, Pause, read_texts
 from .prompts import INLINE_TEXT, keyed
@@ -93,7 +93,7 @@ async def build_requests(
 ) -> list[Request]:
     """Returns one request for each text. A text that cannot be divided must fit a step. Many texts take several turns
     of ``reading``, so that other callers get their turn in between."""
-    check_priority(query.priority)
+    query = evolve(query, priority=read_priority(query.priority))
     most_tokens, prefix_caching = config.max_step_tokens, config.prefix_caching
     limit = _limit(description, most_tokens)
     short = query.is_short

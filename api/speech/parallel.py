@@ -52,25 +52,37 @@ class ParallelTranscription(Transcription):
         self._places = trio.Semaphore(at_once)
         self._pieces: deque[_Piece] = deque()  # their segments are not all returned yet
         self._news = trio.Event()
-        self._cut_to: int | None = 0  # pieces are cut up to this sample; None: all are cut
+        self._cut_to: int | None = 0  # None: all is cut
+        self._cutting = False
         self._error: Exception | None = None  # of the last cut, not raised yet
 
     async def _next(self) -> tuple[Segment, ...] | None:
         while True:
             if self._pieces and (found := self._of_first(self._pieces[0])) is not None:
                 return found
-            unread = sum(piece.walk is not None for piece in self._pieces)
-            if self._cut_to is not None and self._error is None and unread <= self._at_once:
-                try:
-                    self._cut_to = await self._cut(self._cut_to)
-                except Exception as error:  # noqa: BLE001  (raised after the segments of earlier pieces)
-                    self._error = error
-            elif self._pieces:
-                await self._news.wait()
-            else:
-                error_, self._error = self._error, None
-                _raise(error_)
+            if self._may_cut() and not self._cutting:
+                self._cutting = True
+                self._start_soon(self._cut_ahead)
+            if not self._pieces and not self._cutting:
+                error, self._error = self._error, None
+                _raise(error)
                 return None
+            await self._news.wait()
+
+    def _may_cut(self) -> bool:
+        """True if there is audio to cut, and at most as many pieces as are read at once are not read yet."""
+        unread = sum(piece.walk is not None for piece in self._pieces)
+        return self._cut_to is not None and self._error is None and unread <= self._at_once
+
+    async def _cut_ahead(self) -> None:
+        """The task that cuts: meanwhile segments that are ready are given out."""
+        while self._cut_to is not None and self._may_cut():
+            try:
+                self._cut_to = await self._cut(self._cut_to)
+            except Exception as error:  # noqa: BLE001  (raised after all that was cut before)
+                self._error = error
+        self._cutting = False
+        self._wake()
 
     def _of_first(self, piece: _Piece) -> tuple[Segment, ...] | None:
         """Returns the next segments of the first piece, or ``None`` if nothing is ready yet. If the piece has failed

@@ -115,12 +115,12 @@ class Sequence:
         were right or lie far enough back."""
         return self.beams == 1 and self.request.reads is None and self.known >= self.drafts_from
 
-    def judge_drafts(self, accepted: int) -> None:
-        """Decides how long the sequence goes without draft tokens, by the number of ``accepted`` tokens of its last
-        draft. A step with draft tokens takes longer, and the next step cannot be planned before its answer. Each draft
-        without a right token doubles the pause, from 1 token up to 15. One right token halves the pause, and two end
-        it."""
-        if accepted > 1:
+    def judge_drafts(self, accepted: int, proposed: int) -> None:
+        """Decides how long the sequence goes without draft tokens, by the number of ``accepted`` tokens of the last
+        ``proposed`` ones. A step with draft tokens takes longer, and the next step cannot be planned before its answer.
+        Each draft without a right token doubles the pause, from 1 token up to 15. One right token halves the pause;
+        two right tokens, or all, end it."""
+        if accepted > 1 or accepted == proposed:
             self.doubts = 0
         else:
             self.doubts = max(self.doubts - 1, 0) if accepted else min(self.doubts + 1, _MOST_DOUBTS)

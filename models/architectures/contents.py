@@ -23,7 +23,14 @@ def render_texts(tokenizer: Any, messages: Sequence[Message], **options: Any) ->
     """Renders ``messages`` that hold texts alone by the tokenizer's chat template. Text parts are joined by line ends,
     since templates of text models expect a text; the few templates that refuse texts get parts. ``options`` and errors
     are as in `render`."""
-    return _fullest(partial(render, tokenizer, **options), messages, [_joined(messages), _parted(messages)])
+    write = partial(render, tokenizer, **options)
+    try:
+        return write(_joined(messages))
+    except InvalidRequest as error:
+        try:
+            return write(_parted(messages))
+        except InvalidRequest:
+            raise error from error.__cause__
 
 
 def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> Rendered:

@@ -107,7 +107,7 @@ async def _streamed(request: Request, body: ChatRequest, events: Events) -> None
         writer = _Writer(body, events, tools)
         queries = [Query(**{**query, "tools": read_tools(query["tools"])})]
         usages, timings = await streams_together(engine, queries, partial(writer.add, engine))
-    usage = usage_of(usages, len(usages))
+    usage = usage_of(usages, body.n or 1)
     exchange_of(request).ended(timings, tokens=usage.completion_tokens)
     if writer.tells_usage:
         await events.write(writer.frame.model_copy(update={"usage": usage}))

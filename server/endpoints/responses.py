@@ -18,7 +18,7 @@ from ...core.tools import read_tools
 from ..body import read_json
 from ..event_stream import Events, EventStream
 from ..schemas.base import Usage
-from ..schemas.chat import CallDelta, Logprobs, MessageDelta, TokenLogprob
+from ..schemas.chat import CallDelta, Logprobs, TokenLogprob
 from ..schemas.responses import (
     Incomplete,
     InputDetails,
@@ -84,6 +84,7 @@ class _Writer:
     answer: ResponseAnswer = field(init=False)
     _open: OutputMessage | OutputCall | None = None  # the item that is being written
     _pieces: list[str] = field(factory=list)  # the pieces of its text or arguments
+    _logprobs: list[TokenLogprob] = field(factory=list)  # of tokens whose text is held back
     _events: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -116,14 +117,15 @@ class _Writer:
         if not self._events:
             yield self.event("response.created", response=self.answer)
             yield self.event("response.in_progress", response=self.answer)
-        wanted = self._body.wants_logprobs and delta.token_ids
-        logprobs = _with_bytes(chat_logprobs(engine.model.tokenizer, delta)) if wanted else []
+        if self._body.wants_logprobs and delta.token_ids:
+            self._logprobs += _with_bytes(chat_logprobs(engine.model.tokenizer, delta))
         ends = delta.finish_reason is not None
-        for part in parts_of(self._reader, delta.text, last=ends) or [MessageDelta(content="")] * bool(logprobs):
+        for part in parts_of(self._reader, delta.text, last=ends):
             if part.content is not None:
+                logprobs, self._logprobs = self._logprobs, []
                 yield from self._add_text(part.content, logprobs)
-                logprobs = []
             for call in part.tool_calls or ():
+                self._logprobs = []  # of a call nobody asks for them
                 yield from self._add_call(call)
         if ends:
             is_cut = delta.finish_reason is FinishReason.LENGTH

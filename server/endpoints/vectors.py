@@ -12,7 +12,7 @@ import trio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...core.errors import InvalidRequest
+from ...core.errors import EngineError, InvalidRequest
 from ..body import read_json
 from ..schemas.vectors import (
     Classified,
@@ -43,6 +43,7 @@ async def embed(request: Request) -> Response:
 def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Response:
     """Returns the answer. Its vectors are encoded one by one: encoding millions of numbers in one call would hold
     Python's lock for seconds."""
+    _check_finite(vectors)
     frame = EmbeddingAnswer(object="list", model=body.model, data=[], usage=usage).model_dump_json()
     head, tail = frame.split('"data":[]')  # no text contains it: its quotation marks would be escaped
     items = []
@@ -51,6 +52,12 @@ def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Respo
         coded = base64.b64encode(vector.astype("<f4").tobytes()).decode() if in_base64 else vector.tolist()
         items.append(Embedding(object="embedding", index=index, embedding=coded).model_dump_json())
     return Response(f'{head}"data":[{",".join(items)}]{tail}', media_type="application/json")
+
+
+def _check_finite(numbers: Any) -> None:
+    """Raises `EngineError` if a number is not finite: JSON would have ``null`` in its place."""
+    if not np.isfinite(numbers).all():
+        raise EngineError("the model's answer has numbers that are not finite; another dtype may help")
 
 
 def _shortened(vectors: Any, dimensions: int | None) -> Any:
@@ -75,6 +82,7 @@ async def rerank(request: Request) -> Response:
 
 
 def _ranked(body: RerankRequest, texts: Sequence[str], scores: Sequence[float], usage: PromptUsage) -> Response:
+    _check_finite(scores)
     best = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n]
     results = [
         Ranked(

@@ -155,6 +155,12 @@ class ResponsesRequest(SamplingBody):
         names = [tool.name for tool in self.tools or ()]
         named = self.tool_choice.name if isinstance(self.tool_choice, NamedFunction) else self.tool_choice
         chat.check_choice(named, names)
+        items = [self.input] if isinstance(self.input, str) else self.input
+        count = sum(not isinstance(item, InputReasoning) for item in items) + (self.instructions is not None)
+        if not 1 <= count <= chat.MOST_MESSAGES:
+            raise ValueError(
+                f"input of {count:,} messages, instructions among them; allowed: 1 to {chat.MOST_MESSAGES:,}"
+            )
         return self
 
     def check_size(self) -> None:
@@ -286,7 +292,7 @@ class ResponseUsage(Answer):
 
 
 class Incomplete(Answer):
-    """Why a response is incomplete."""
+    """The reason for an incomplete response."""
 
     reason: Literal["max_output_tokens"]
 

@@ -95,7 +95,7 @@ async def test_a_transcription_gets_the_best_hypothesis(autojump_clock):
             sampling=arguments(3)["sampling"],
             max_tokens=LENGTH,
         )
-        generated = await engine.inside._run(request, lambda: None, priority=0, wait=True)
+        generated = await engine.inside._run(request, priority=0, wait=True)
         best = found_of(3)[0]
         assert generated.token_ids == kept(best)
         assert generated.logprobs == best.logprobs

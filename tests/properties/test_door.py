@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from triolet.api.hosts.door import Door
 from triolet.core.errors import InvalidRequest, Overloaded
-from triolet.core.order import ARRIVALS_PER_PRIORITY, MOST_PRIORITY, check_priority, order_of
+from triolet.core.order import ARRIVALS_PER_PRIORITY, MOST_PRIORITY, order_of, read_priority
 
 PRIORITIES = st.integers(-2, 2)
 
@@ -160,4 +160,4 @@ def test_nobody_is_overtaken_by_more_later_ones_than_the_rule_says(mine: int, ar
 @pytest.mark.parametrize("priority", [-101, 101, 10**9, 1.0, "0", None, True])
 def test_a_priority_that_is_none_is_refused_with_what_is_allowed(priority: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"priority=.*allowed: an integer, -100 to 100"):
-        check_priority(priority)
+        read_priority(priority)

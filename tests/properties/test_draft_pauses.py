@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,11 +19,11 @@ from triolet.testing.sim_model import SimModel
 LONGEST = 15  # tokens without drafts
 
 
-def lengths_with_drafts(tokens: int, right: Callable[[int], int]) -> list[int]:
+def drafts(tokens: int, right: Callable[[int], int], **speculation: Any) -> list[tuple[int, int, int]]:
     """Has ``tokens`` tokens sampled, where ``right(n)`` of the draft tokens after the n-th token are right. Returns
-    after which tokens there were draft tokens."""
+    after which tokens there were draft tokens, how many, and how many of them were right."""
     model = SimModel(pages=200).describe()
-    config = EngineConfig(steps_in_flight=1, speculation=Speculation(tokens=4))
+    config = EngineConfig(steps_in_flight=1, speculation=Speculation(**{"tokens": 4, **speculation}))
     planner = Planner(PlannerLimits.of(model, config))
     planner.submit(Request(id="r", prompt_token_ids=(5,), max_tokens=tokens, sampling=SamplingParams(ignore_eos=True)))
     found = []
@@ -31,7 +32,7 @@ def lengths_with_drafts(tokens: int, right: Callable[[int], int]) -> list[int]:
         [part] = plan.chunks
         accepted = min(right(sampled), part.draft_tokens)
         if part.draft_tokens:
-            found.append(sampled)
+            found.append((sampled, part.draft_tokens, accepted))
         one = SampledToken(token_id=7, logprob=-1.0)
         answer = SampledToken(token_id=7, logprob=-1.0, accepted=(one,) * accepted)
         sampled += 1 + accepted
@@ -40,30 +41,37 @@ def lengths_with_drafts(tokens: int, right: Callable[[int], int]) -> list[int]:
     return found
 
 
+def lengths(tokens: int, right: Callable[[int], int], **speculation: Any) -> list[int]:
+    return [length for length, _, _ in drafts(tokens, right, **speculation)]
+
+
 def test_without_a_right_one_pauses_double_up_to_15_tokens():
-    found = lengths_with_drafts(100, lambda _: 0)
-    assert found == [0, 2, 6, 14, 30, 46, 62, 78, 94]
+    assert lengths(100, lambda _: 0) == [0, 2, 6, 14, 30, 46, 62, 78, 94]
 
 
 def test_draft_tokens_that_are_right_never_pause():
-    found = lengths_with_drafts(60, lambda _: 2)
-    assert found == list(range(0, 60 - 1, 3))
+    assert lengths(60, lambda _: 2) == list(range(0, 60 - 1, 3))
+    assert lengths(60, lambda _: 1, tokens=1) == list(range(0, 60 - 1, 2)), "all that there was"
+
+
+def test_those_of_a_draft_model_never_pause():
+    """It reads every token in any case, so that a pause would spare little."""
+    assert lengths(60, lambda _: 0, draft="a smaller model") == list(range(59))
 
 
 @given(st.integers(0, 200))
 def test_a_text_that_begins_to_repeat_itself_has_draft_tokens_soon(begins):
-    found = lengths_with_drafts(begins + 60, lambda sampled: 4 if sampled >= begins else 0)
+    found = lengths(begins + 60, lambda sampled: 4 if sampled >= begins else 0)
     resumed = next(length for length in found if length >= begins)
     assert resumed <= begins + LONGEST
-    after = [length for length in found if length > resumed]
-    assert all(later - earlier == 5 for earlier, later in pairwise([resumed, *after])), "no pause since"
+    after = [length for length in found if length >= resumed]
+    assert all(later - earlier == 5 for earlier, later in pairwise(after)), "no pause since"
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80))
-def test_one_right_token_halves_the_pause_and_two_end_it(right):
-    found = lengths_with_drafts(80, lambda sampled: right[sampled % len(right)])
+def test_one_right_token_halves_the_pause_and_two_or_all_end_it(right):
     doubts = 0
-    for earlier, later in pairwise(found):
-        accepted = right[earlier % len(right)]
-        doubts = 0 if accepted > 1 else max(doubts - 1, 0) if accepted else min(doubts + 1, 4)
-        assert later - earlier == 1 + accepted + 2**doubts - 1
+    for (length, proposed, accepted), (later, _, _) in pairwise(drafts(80, lambda n: right[n % len(right)])):
+        doubts = max(doubts - 1, 0) if accepted else min(doubts + 1, 4)
+        doubts *= not (accepted > 1 or accepted == proposed)
+        assert later - length == accepted + 2**doubts

@@ -84,7 +84,8 @@ class PlannerMachine(Machine):
             prefix_caching=caching,
             speculation=Speculation(tokens=draft_tokens, most_running=draft_running) if draft_tokens else None,
         )
-        self.limits = evolve(PlannerLimits.of(self.model.describe(), config), headroom=headroom)
+        limits = PlannerLimits.of(self.model.describe(), config)
+        self.limits = evolve(limits, headroom=headroom, drafts_back_off=draft_tokens == 1)
         self.planner = Planner(self.limits)
         self.ledger = EncoderLedger(capacity * self.model.encoder_bytes)
         self.executor = SimExecutor(self.model)

@@ -95,7 +95,7 @@ def test_the_state_comes_first_then_figures_and_changes(models: dict[str, str], 
     assert {one["stage"] for one in of_mine} >= {"queued", "encoding", "decoding", "finished"}
     assert {one["state"] for one in changes(seen) if "entry" in one} >= {"reserved", "encoding", "held", "idle"}
     whisper = seen[-1]["models"]["whisper"]
-    assert whisper["about"]["can"] == ["transcribe"]
+    assert whisper["about"]["can"] == ["transcribe", "words"]
     assert whisper["engine"]["cache"]["by_state"]["idle"] == whisper["engine"]["cache"]["taken"] > 0
     assert text.split()[0] not in json.dumps(seen)
 

@@ -79,6 +79,8 @@ _TAGS |= {"tbody", "tr", "th", "td", "strong", "em", "s", "a"}
         ("## A\nb\nc", "<h4>A</h4><p>b\nc</p>"),
         ("1. a\n   - b\n2. c", '<ol start="1"><li>a<ul><li>b</li></ul></li><li>c</li></ol>'),
         ("```py\na < b\n\n# c\n```\nd", '<pre tabindex="0"><code>a &lt; b\n\n# c</code></pre><p>d</p>'),
+        ("## A ## #", "<h4>A</h4>"),
+        ("```x```\ny", "<p>```x```\ny</p>"),
         ("```\nstill open", '<pre tabindex="0"><code>still open</code></pre>'),
         ("> a\n> b\n\n---", "<blockquote><p>a\nb</p></blockquote><hr>"),
         (
@@ -108,7 +110,8 @@ def test_no_text_makes_other_elements_or_leads_elsewhere(run: Run, texts: list[s
 
 def test_a_text_of_marks_alone_takes_no_time(run: Run) -> None:
     """Whatever is opened and never closed is looked for in a part of the text."""
-    texts = [mark * 20_000 for mark in ("**a ", "`", "[", "_a ", "~~a", "> ", "- ", "|-", "\\")]
+    texts = [mark * 20_000 for mark in ("**a ", "`", "[", "_a ", "~~a", "> ", "- ", "|-", "| -", "\\", "```\n")]
+    texts += ["# a" + " " * 20_000 + "b", "a|b\n|" + " " * 20_000 + "-"]
     assert len(run(("dom.js", "markdown.js"), _RENDERED, texts)) == len(texts)
 
 

@@ -55,5 +55,5 @@ export const isOwnRequest = (id) => id.startsWith(OWN);
 /** Why something failed, in words; nothing where it was called off here. */
 export function reasonOf(error) {
   if (error.name === "AbortError") return null;
-  return error instanceof Problem ? error.message : `The server cannot be reached (${error.message}).`;
+  return error instanceof Problem || error.name === "Told" ? error.message : `The server cannot be reached (${error.message}).`;
 }

@@ -35,6 +35,7 @@ class Clock {
 
   /** When it was `at`, by the clock on the wall here. */
   dateOf(at) {
+    if (!Number.isFinite(this.#offset)) return new Date(); // nothing was heard yet
     return new Date(performance.timeOrigin + (at + this.#offset) * 1000);
   }
 }
@@ -175,10 +176,9 @@ class Page {
     byId("failures-list").replaceChildren(...failures.map((one) => failureLine(one, this.clock.dateOf(one.at))));
   }
 
-  /** Takes a request of this page that failed: what is refused before an engine has it no engine tells. */
+  /** Takes a request of this page that failed: the server reports what an engine had alone. */
   #failed(model, id, text) {
-    if (this.world.failures.some((one) => one.id && requestName(one.id) === id)) return;
-    fail(this.world, { model, at: this.clock.now, id, text });
+    fail(this.world, { model, at: Number.isFinite(this.clock.now) ? this.clock.now : 0, id, text });
     this.#showFailures();
   }
 

@@ -5,12 +5,12 @@
 import { element } from "./dom.js";
 
 const DEEPEST = 20;
-const FENCE = /^ {0,3}(`{3,}|~{3,}) *([\w+#.-]*)/;
-const HEADING = /^ {0,3}(#{1,6}) +(.*?) *#* *$/;
+const FENCE = /^ {0,3}(`{3,}(?!.*`)|~{3,})/;
+const HEADING = /^ {0,3}(#{1,6}) +(.*)/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( {0,3})([-*+]|\d{1,9}[.)])( +)(?=\S)/;
-const BELOW_HEADER = /^ *\|? *:?-+:? *(\| *:?-+:? *)*\|? *$/;
+const BELOW_HEADER = /^:?-+:?$/; // a cell of the line between header and rows
 const INLINE = new RegExp(
   [
     /\\([!-/:-@[-`{-~])/, // 1: an escape
@@ -27,8 +27,16 @@ const INLINE = new RegExp(
   "g",
 );
 
-/** The elements of a text, which lies within `depth` quotes and lists. */
-export function rendered(text, depth = 0) {
+const MOST = 50_000; // characters that become elements: a frame must not take longer than people notice
+
+/** The elements of a text, the rest of a very long one as it is. */
+export function rendered(text) {
+  const rest = text.length > MOST ? [element("p", {}, text.slice(MOST))] : [];
+  return [...blocksOf(text.slice(0, MOST), 0), ...rest];
+}
+
+/** The blocks of a text, which lies within `depth` quotes and lists. */
+function blocksOf(text, depth) {
   const lines = text.split("\n");
   const found = [];
   for (let at = 0; at < lines.length; ) {
@@ -59,16 +67,19 @@ function fenceAt(lines, at) {
   const fence = FENCE.exec(lines[at])?.[1];
   if (!fence) return null;
   const closes = (line) => line.trim().startsWith(fence) && !line.trim().replaceAll(fence[0], "");
-  const found = lines.findIndex((line, index) => index > at && closes(line));
-  const end = found < 0 ? lines.length : found;
+  let end = at + 1;
+  while (end < lines.length && !closes(lines[end])) end += 1;
   const code = element("code", {}, lines.slice(at + 1, end).join("\n"));
   return [element("pre", { tabIndex: 0 }, code), end + 1];
 }
 
 function headingAt(lines, at) {
   const found = HEADING.exec(lines[at]);
-  const level = found && Math.min(6, found[1].length + 2); // the page has the first two
-  return found && [element(`h${level}`, {}, ...inline(found[2])), at + 1];
+  if (!found) return null;
+  const level = Math.min(6, found[1].length + 2); // the page has the first two
+  let text = found[2].trimEnd();
+  while (text.endsWith("#")) text = text.slice(0, -1);
+  return [element(`h${level}`, {}, ...inline(text.trimEnd())), at + 1];
 }
 
 const ruleAt = (lines, at) => (RULE.test(lines[at]) ? [element("hr"), at + 1] : null);
@@ -77,7 +88,7 @@ function quoteAt(lines, at, depth) {
   let end = at;
   while (end < lines.length && QUOTE.test(lines[end])) end += 1;
   const inner = lines.slice(at, end).map((line) => line.replace(QUOTE, ""));
-  return end > at ? [element("blockquote", {}, ...rendered(inner.join("\n"), depth)), end] : null;
+  return end > at ? [element("blockquote", {}, ...blocksOf(inner.join("\n"), depth)), end] : null;
 }
 
 function listAt(lines, at, depth) {
@@ -92,7 +103,7 @@ function listAt(lines, at, depth) {
     end += 1;
     while (end < lines.length && belongs(lines, end, Math.min(indent, 2))) end += 1;
     const inner = lines.slice(from, end).map((line, index) => (index ? dedented(line, indent) : line.slice(indent)));
-    items.push(itemOf(rendered(inner.join("\n"), depth)));
+    items.push(itemOf(blocksOf(inner.join("\n"), depth)));
   }
   const start = isOrdered ? { start: Number.parseInt(first[2], 10) } : {};
   return [element(isOrdered ? "ol" : "ul", start, ...items), end];
@@ -116,7 +127,8 @@ function itemOf(blocks) {
 
 function tableAt(lines, at) {
   const [header, below] = [lines[at], lines[at + 1]];
-  if (!header.includes("|") || !below?.includes("-") || !below.includes("|") || !BELOW_HEADER.test(below)) return null;
+  if (!header.includes("|") || !below?.includes("|")) return null;
+  if (!cellsOf(below).every((cell) => BELOW_HEADER.test(cell))) return null;
   let end = at + 2;
   while (end < lines.length && lines[end].includes("|")) end += 1;
   const row = (line, tag) => element("tr", {}, ...cellsOf(line).map((cell) => element(tag, {}, ...inline(cell))));

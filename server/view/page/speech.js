@@ -75,7 +75,7 @@ function dropLast(list) {
 export class Speech {
   /** `failed` is told the model, the id of the request and the reason of a failure. */
   constructor(models, failed) {
-    this.failed = failed;
+    [this.models, this.failed] = [models, failed];
     for (const name of ["drop", "file", "list", "model", "microphone", "level", "problem"])
       this[name] = byId(`speech-${name}`);
     models.listeners.push((all) => offer(this.model, all, "transcribe"));
@@ -116,7 +116,8 @@ export class Speech {
     form.append("file", file);
     form.append("model", model);
     form.append("stream", "true");
-    form.append("timestamp_granularities[]", "word");
+    const about = this.models.models?.get(model)?.about; // unknown until the model is loaded
+    if (!about || about.can.includes("words")) form.append("timestamp_granularities[]", "word");
     const headers = { "x-request-id": id };
     const response = await ask("v1/audio/transcriptions", { method: "POST", body: form, headers, signal });
     for await (const told of eventsOf(response)) {

@@ -155,8 +155,10 @@ function endRequest(world, request, outcome, at, tokens, error) {
   if (outcome === "failed") fail(world, { model, at, id: track.id, text: error });
 }
 
-/** Remembers a failure. */
+/** Remembers a failure, once: of a request of this page both the answer and the server's events tell. */
 export function fail(world, { model, at, id = "", text }) {
+  const name = id.replace(/#\d+$/, "");
+  if (name && world.failures.some((one) => one.id.replace(/#\d+$/, "") === name)) return;
   world.failures.unshift({ model, at, id, text });
   world.failures.length = Math.min(world.failures.length, MOST_FAILURES);
 }
