@@ -16,7 +16,7 @@ def order_of(priority: int, arrival: int) -> int:
 
 
 def read_priority(priority: object) -> int:
-    """Returns ``priority`` as a plain integer, since numbers of NumPy overflow in `order_of`. Raises `InvalidRequest` if it
-    is not allowed."""
+    """Returns ``priority`` as a plain integer, since numbers of NumPy overflow in `order_of`. Raises `InvalidRequest`
+    if it is not allowed."""
     checked: int = _PRIORITY.of("priority", priority)
     return checked

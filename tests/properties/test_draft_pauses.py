@@ -19,13 +19,13 @@ from triolet.testing.sim_model import SimModel
 LONGEST = 15  # tokens without drafts
 
 
-def drafts(tokens: int, right: Callable[[int], int], **speculation: Any) -> list[tuple[int, int, int]]:
-    """Has ``tokens`` tokens sampled, where ``right(n)`` of the draft tokens after the n-th token are right. Returns
+def drafts(most: int, right: Callable[[int], int], **speculation: Any) -> list[tuple[int, int, int]]:
+    """Has ``most`` tokens sampled, where ``right(n)`` of the draft tokens after the n-th token are right. Returns
     after which tokens there were draft tokens, how many, and how many of them were right."""
     model = SimModel(pages=200).describe()
     config = EngineConfig(steps_in_flight=1, speculation=Speculation(**{"tokens": 4, **speculation}))
     planner = Planner(PlannerLimits.of(model, config))
-    planner.submit(Request(id="r", prompt_token_ids=(5,), max_tokens=tokens, sampling=SamplingParams(ignore_eos=True)))
+    planner.submit(Request(id="r", prompt_token_ids=(5,), max_tokens=most, sampling=SamplingParams(ignore_eos=True)))
     found = []
     sampled = 0
     while (plan := planner.next_step()) is not None and plan.chunks:
@@ -37,12 +37,12 @@ def drafts(tokens: int, right: Callable[[int], int], **speculation: Any) -> list
         answer = SampledToken(token_id=7, logprob=-1.0, accepted=(one,) * accepted)
         sampled += 1 + accepted
         planner.step_done(StepResult(step_id=plan.step_id, sampled=(answer,)))
-    assert sampled == tokens
+    assert sampled == most
     return found
 
 
-def lengths(tokens: int, right: Callable[[int], int], **speculation: Any) -> list[int]:
-    return [length for length, _, _ in drafts(tokens, right, **speculation)]
+def lengths(most: int, right: Callable[[int], int], **speculation: Any) -> list[int]:
+    return [length for length, _, _ in drafts(most, right, **speculation)]
 
 
 def test_without_a_right_one_pauses_double_up_to_15_tokens():

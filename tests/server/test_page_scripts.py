@@ -79,8 +79,8 @@ _TAGS |= {"tbody", "tr", "th", "td", "strong", "em", "s", "a"}
         ("## A\nb\nc", "<h4>A</h4><p>b\nc</p>"),
         ("1. a\n   - b\n2. c", '<ol start="1"><li>a<ul><li>b</li></ul></li><li>c</li></ol>'),
         ("```py\na < b\n\n# c\n```\nd", '<pre tabindex="0"><code>a &lt; b\n\n# c</code></pre><p>d</p>'),
-        ("## A ## #", "<h4>A</h4>"),
-        ("```x```\ny", "<p>```x```\ny</p>"),
+        ("## A ## #", "<h4>A ##</h4>"),
+        ("```x```\ny", "<p><code>x</code>\ny</p>"),
         ("```\nstill open", '<pre tabindex="0"><code>still open</code></pre>'),
         ("> a\n> b\n\n---", "<blockquote><p>a\nb</p></blockquote><hr>"),
         (
