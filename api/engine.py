@@ -190,7 +190,8 @@ class Engine:
         """Releases the device until `wake`, and returns when the device is released. The weights are kept in the host's
         memory or dropped (``EngineConfig.sleep_keeps_weights``). Running requests stop within a step, and continue
         after `wake`. New requests wait as well, or are refused (``EngineConfig.while_asleep``). If the caller is
-        cancelled, the engine still goes to sleep. A release that fails ends the engine, since the state of the device is unknown.
+        cancelled, the engine still goes to sleep. A release that fails ends the engine, since the state of the device
+        is unknown.
 
         Raises:
             EngineClosed: the engine ended meanwhile.

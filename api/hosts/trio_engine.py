@@ -213,8 +213,8 @@ class TrioEngine:
         return evolve(first, alternatives=tuple(others))
 
     async def requests_of(self, query: Query) -> list[Request]:
-        """Returns one request for each of the ``n`` completions of ``query``, whose prompt is read once. A beam search
-        is a single request, which finds all its completions."""
+        """Returns one request for each of the ``n`` completions that ``query`` wants. Its prompt is tokenized once. A
+        beam search is a single request, which finds all its completions."""
         request = await self._build(query)
         count = request.sampling.n
         if count == 1 or request.sampling.beam_size > 1:

@@ -149,7 +149,7 @@ class GraphManager:
     _logits: Tensor = field(repr=False)
     captures: int = field(init=False, default=0)  # shapes that were recorded, each counted at every recording
     replays: int = field(init=False, default=0)  # steps
-    refused: str = field(init=False, default="")  # the reason why nothing is recorded any more; empty: steps are
+    refused: str = field(init=False, default="")  # why no step is recorded any more; empty: steps are recorded
     _recorded: dict[Bucket, tuple[FixedInputs, Recorded]] = field(init=False, factory=dict, repr=False)
 
     @classmethod

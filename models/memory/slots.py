@@ -98,7 +98,7 @@ class CrossKV:
             self._clean[slot] = length
 
     def keys(self, layer: int, slot: int) -> Tensor:
-        """The keys in ``slot``, [kv_heads, length, head_dim]."""
+        """Returns the keys in ``slot``, [kv_heads, length, head_dim]."""
         return self._pool[layer, 0, slot, :, : self._lengths[slot]]
 
     def read(self, layer: int, run: SlotRun) -> tuple[Tensor, Tensor]:
@@ -115,7 +115,7 @@ class CrossKV:
         return self._lengths[first : first + count]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The pool."""
+        """Returns the pool."""
         return (self._pool,)
 
     def release(self) -> None:
