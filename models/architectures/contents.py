@@ -23,7 +23,7 @@ def render_texts(tokenizer: Any, messages: Sequence[Message], **options: Any) ->
     """Renders ``messages`` that hold texts alone by the tokenizer's chat template. Text parts are joined by line ends,
     since templates of text models expect a text; the few templates that refuse texts get parts. ``options`` and errors
     are as in `render`."""
-    write = partial(render, tokenizer, **options)
+    write: _Write = partial(render, tokenizer, **options)
     try:
         return write(_joined(messages))
     except InvalidRequest as error:

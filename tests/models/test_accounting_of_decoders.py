@@ -11,7 +11,10 @@ import random
 import pytest
 
 from triolet.core.config import Speculation
+from triolet.core.errors import UnsupportedModel
+from triolet.models.blueprints import text
 from triolet.models.executor import TorchExecutor
+from triolet.models.launch import graphs, pipeline
 from triolet.models.memory.resources import ResourceStack
 from triolet.testing.families import make_checkpoint
 
@@ -133,3 +136,33 @@ def test_s7_an_open_that_fails_at_any_registration_leaves_nothing(books, config,
         kept.append(error)
         assert books.live() == {}, f"at {calls[-1]}"
         assert executor.memory().by_owner == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "name"),
+    [
+        ("pipeline", pipeline.Pipeline, "of"),
+        ("pipeline", pipeline.Pipeline, "crossing"),
+        ("pipeline", text, "compare_decoder"),
+        ("graphs", graphs.GraphManager, "prove"),
+    ],
+    ids=str,
+)
+def test_s7_an_open_that_fails_with_everything_taken_leaves_nothing(
+    books, config, folders, monkeypatch, kind, owner, name
+):
+    """Before the pages are there, with them, in the comparison, and in the proof of the graphs; the error is kept."""
+    executor = TorchExecutor(folders[FAMILIES[kind]], config(**settings(folders, kind)))
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises((RuntimeError, UnsupportedModel), match="planted") as kept:
+            executor.open()
+        assert books.live() == {}, f"{kept.value} keeps tensors"
+        assert executor.memory().by_owner == {}
+    executor.open()
+    executor.close()
+    assert books.live() == {}

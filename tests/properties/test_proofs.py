@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from triolet.core.ledger_table import TRANSITIONS
 
+pytestmark = pytest.mark.real_time  # Spin and its search are processes, which are waited for
 CHECK = Path(__file__).resolve().parents[2] / "proofs" / "check.py"
 with_spin = pytest.mark.skipif(not (shutil.which("spin") and shutil.which("gcc")), reason="needs spin and gcc")
 
