@@ -147,7 +147,7 @@ class Trials:
 
     def gone(self, request_id: str) -> bool:
         """Notes that a request has ended, was lost, or need not be tried any more. Returns whether the request was
-        alone in quarantine from the beginning of its trial."""
+        alone in quarantine since its trial began."""
         self._together.pop(request_id, None)
         self._alone.pop(request_id, None)
         trial = self._there.pop(request_id, None)

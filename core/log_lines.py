@@ -1,5 +1,5 @@
-"""The lines of the log, as level and text. Pure functions. `events` has the lines of events. No line holds a prompt, a
-text or audio."""
+"""The lines of the log that do not stand for an event, as level and text; those of events are in `events`. No line
+holds a prompt, a text or audio."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _read(feed: Feed, last: Feed) -> int:
 
 
 def _next(feed: Feed, proposed: tuple[int, ...]) -> Feed:
-    """Returns the last of ``proposed`` as a chunk of its own. The chunk samples only if more draft tokens are
+    """Returns the last proposed token as a chunk of its own. The chunk samples only if more draft tokens are
     wanted."""
     assert feed.record.twin is not None, "a sequence that has been started has a twin"
     start = feed.part.start + feed.part.length + len(proposed) - 1

@@ -71,8 +71,8 @@ DeviceFault = Callable[[Job, DeviceArgument], BaseException | None]
 class SimExecutor:
     """A simulated `triolet.core.executor.Executor`. ``fault`` is called before each call and may return an error.
 
-    A misuse raises, as on a real device. ``misuses`` also records it, since the engine may take the error for a fault
-    of the device and try again.
+    A misuse raises an error, as on a real device. It is recorded in ``misuses`` too, since the engine may take the
+    error for a fault of the device and try again.
     """
 
     model: SimModel = field(factory=SimModel)

@@ -45,7 +45,7 @@ _KEYS = ("array", "sampling_rate")  # of a mapping, as the library `datasets` ha
 
 @frozen
 class NamedPath(os.PathLike[str]):
-    """A file that messages call ``name``, since its path means nothing to their readers."""
+    """A file that messages call ``name``, since its path would mean nothing to whoever reads them."""
 
     path: str
     name: str

@@ -68,8 +68,8 @@ class EncoderHolds:
         return self._taken + sum(fresh.values()) <= self.capacity
 
     def group(self, items: Iterable[EncoderItem]) -> list[EncoderItem]:
-        """Returns as many of the first ``items`` as fit half of the encoder cache together, at least one. So the next
-        items can be encoded while the decoder reads these."""
+        """Returns the leading ``items`` that together fit into half of the encoder cache, but at least one. The other
+        half is left for the next items, which are encoded while the decoder reads these."""
         chosen: list[EncoderItem] = []
         left = self.capacity // 2
         for item in items:

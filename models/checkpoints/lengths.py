@@ -84,7 +84,7 @@ def _keeps(parting: Part | None) -> bool:
 
 
 def _unread(backend: Any, vocabulary: Mapping[str, int]) -> str | None:
-    """The characters that become no token; ``None``: unknown."""
+    """The characters for which no token is made; ``None``: unknown."""
     if any(_has_bytes(_state(part)) for part in (backend.normalizer, backend.pre_tokenizer)):
         return _without_bytes(vocabulary, normalized=backend.normalizer is not None)
     model = backend.model

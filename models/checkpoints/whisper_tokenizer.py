@@ -32,8 +32,8 @@ class WhisperTokenizer:
 
     @classmethod
     def read(cls, folder: Path, make: Callable[[], Any]) -> WhisperTokenizer | None:
-        """Reads the tokenizer in ``folder``. ``None``: the files ask for more than this class does, or they are
-        damaged, which transformers will report.
+        """Reads the tokenizer in ``folder``. ``None``: the files need something that this class does not support, or
+        they are damaged; transformers then reports the damage.
 
         Args:
             make: makes transformers' tokenizer.

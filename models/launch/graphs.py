@@ -65,7 +65,7 @@ class EagerRecorder:
         return partial(function, inputs), self.release
 
     def release(self) -> None:
-        """Forgets what the recorded steps share. All of them must be released before."""
+        """Forgets what the recorded steps share. The recorded steps must have been released first."""
 
 
 @define(eq=False)

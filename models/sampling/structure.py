@@ -115,7 +115,7 @@ class Guide:
             self._matcher = self._fresh.deep_copy()
 
     def start(self, committed: Sequence[int]) -> None:
-        """Reads the tokens that a sequence already has when it starts, perhaps for the second time."""
+        """Reads the tokens that a sequence already has when it starts; it has some if it has run before."""
         if not self.error and not self._go_to(committed):
             self.error = self._told() or "tokens that were sampled before are none of its"
 

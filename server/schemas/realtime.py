@@ -27,7 +27,7 @@ class G711(Body):
 
 
 class LiveModel(Body):
-    """The model that transcribes, and the text before."""
+    """The model that transcribes, the language, and the prompt: text that is taken to come before the audio."""
 
     model: Name | None = None
     language: Short | None = None

@@ -204,8 +204,8 @@ def _format(text: TextOptions | None) -> Any:
 
 
 def _messages(instructions: str | None, given: str | list[Any]) -> list[chat.ChatMessage]:
-    """Returns the messages of the conversation. Calls that directly follow one another, or a text of the assistant, are
-    joined into one message of the assistant."""
+    """Returns the messages of the conversation. A call that directly follows another call, or a text of the assistant,
+    is joined with it into one message of the assistant."""
     messages = [] if instructions is None else [chat.ChatMessage(role="system", content=instructions)]
     for item in [InputMessage(role="user", content=given)] if isinstance(given, str) else given:
         match item:

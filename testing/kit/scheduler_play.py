@@ -340,8 +340,8 @@ class SchedulerPlay:
             self.give_up(f"{', '.join(self.live)} never end, though nobody else asks: {how}")
 
     def give_up(self, what: str) -> NoReturn:
-        """Raises that requests wait for ever, because either pages were lost or the scheduler has forgotten the
-        requests."""
+        """Fails the run, since requests wait for ever. Looks for the cause first: pages or room were lost, or else the
+        scheduler has forgotten the requests."""
         for name in list(self.live):
             self.finish(name)
         while self.flights:
