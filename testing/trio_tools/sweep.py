@@ -141,7 +141,8 @@ class _Sweep:
                 self._take(case)
 
     def _is_known(self, fault: Fault[Any]) -> bool:
-        """Returns whether this kind of fault has broken a promise so often in this task that it need not be tried again."""
+        """Returns whether this kind of fault has broken a promise so often in this task that it need not be tried
+        again."""
         return any(
             (kind, task) == (fault.kind, fault.task) and times >= _REPEATED
             for (kind, task, _), times in self._broken_by.items()
