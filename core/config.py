@@ -135,7 +135,8 @@ class EngineConfig:
             begins with the same tokens, images and audio.
         speculation: propose several draft tokens and check them in one step. The generated tokens stay the same, except
             for ties that rounding decides, as in batches of other sizes. ``"auto"``: decoders on the CPU propose from
-            the text itself, while one sequence runs alone. ``None``: off.
+            the text itself, while one sequence runs alone. Without ``draft`` a sequence whose draft tokens are wrong
+            goes without them for up to 15 tokens. ``None``: off.
         quantization: ``"int8"``: the matrices of the model, token embedding and head included, are held in int8, with a
             scale for each output. They need a quarter of their bytes in float32. Only on the CPU. Tokens may differ
             from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32

@@ -115,6 +115,22 @@ def test_a_text_of_marks_alone_takes_no_time(run: Run) -> None:
     assert len(run(("dom.js", "markdown.js"), _RENDERED, texts)) == len(texts)
 
 
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+_FAILED = """
+(ids) => {
+  const world = new World();
+  for (const id of ids) fail(world, { model: "m", at: 0, id, text: "no" });
+  return world.failures.map(({ id }) => id);
+}
+"""
+
+
+def test_a_failure_of_the_page_counts_once_and_those_of_others_each(run: Run) -> None:
+    told = ["page-00aa", "page-00aa#1", "mine", "mine", "", ""]
+    assert run(("api.js", "world.js"), _FAILED, told) == ["", "", "mine", "mine", "page-00aa"]
+
+
 # -- lanes -------------------------------------------------------------------------------------------------------------
 
 _PLACE = """
@@ -196,7 +212,7 @@ def test_the_windows_of_one_recording_are_one_piece_of_work(run: Run) -> None:
         for step in range(3):
             life += [e.StepBegun(step, (name,), (), (), 1, (name,)), e.StepEnded(step, ok=True, time=begin + 0.2)]
         life.append(e.RequestEnded(name, "finished", time=begin + 0.9))
-    (work,) = run("world.js", _TAKE, messages(*life))["works"]
+    (work,) = run(("api.js", "world.js"), _TAKE, messages(*life))["works"]
     assert (work["id"], work["stage"], work["tokens"]) == ("r#0", "finished", 6)
     assert [(one["stage"], one["from"], one["to"]) for one in work["segments"]] == [
         ("queued", 1.0, 1.1), ("reading", 1.1, 1.2), ("decoding", 1.2, 1.9),
@@ -206,7 +222,10 @@ def test_the_windows_of_one_recording_are_one_piece_of_work(run: Run) -> None:
 
 def test_requests_of_one_work_at_the_same_time_are_two_lanes(run: Run) -> None:
     both = [e.RequestQueued(f"r#0/{number}", time=1.0) for number in (1, 2)]
-    assert [work["stage"] for work in run("world.js", _TAKE, messages(*both))["works"]] == ["queued", "queued"]
+    assert [work["stage"] for work in run(("api.js", "world.js"), _TAKE, messages(*both))["works"]] == [
+        "queued",
+        "queued",
+    ]
 
 
 def test_after_a_loss_the_state_counts(run: Run) -> None:
@@ -216,7 +235,7 @@ def test_after_a_loss_the_state_counts(run: Run) -> None:
     for event in (e.RequestQueued("b", time=1.0), e.RequestQueued("c", time=2.0), e.RequestStarted("c", time=3.0)):
         state(event)
     after = [view.message("lost", 4.0, count=5), view.state_message({"m": state}, 1, 4.0)]
-    known = run("world.js", _TAKE, [*before, *after])
+    known = run(("api.js", "world.js"), _TAKE, [*before, *after])
     assert {work["id"]: work["stage"] for work in known["works"]} == {"a": "unknown", "b": "queued", "c": "reading"}
     (new,) = [work for work in known["works"] if work["id"] == "c"]
     assert [(one["stage"], one["from"]) for one in new["segments"]] == [("queued", 2.0), ("reading", 3.0)]
@@ -236,5 +255,5 @@ _RATES = """
 def test_a_rate_is_that_of_the_last_seconds_and_never_negative(run: Run) -> None:
     """A model that was loaded again counts from 0."""
     counts = [None, 0, 10, 20, 30, 30, 30, 30, 5, 5]
-    rates = run("world.js", _RATES, {"counts": counts, "span": 1})
+    rates = run(("api.js", "world.js"), _RATES, {"counts": counts, "span": 1})
     assert rates == [0, 0, 20, 80 / 3, 30, 30, 20, 10, 0, 0]

@@ -11,7 +11,7 @@ import { Models } from "./models.js";
 import { ENDS, ENTRY_STATES, legend, Palette, REQUEST_STAGES } from "./paint.js";
 import { Speech } from "./speech.js";
 import { Timeline } from "./timeline.js";
-import { fail, World } from "./world.js";
+import { fail, requestName, World } from "./world.js";
 
 const DELAY = 0.2; // seconds that the picture is behind, so that what is told late is drawn in time
 const FRAME = 30; // milliseconds
@@ -42,9 +42,6 @@ class Clock {
 
 const stageList = (track, now, stages) =>
   [...track.spent(now)].map(([stage, spent]) => `${stages[stage]?.says ?? stage} ${seconds(spent)}`).join(", ");
-
-/** As the client and the access log know it, without the engine's number. */
-const requestName = (id) => id.replace(/#\d+$/, "");
 
 function describeWork(track, now) {
   const spent = seconds((track.to ?? Math.max(now, track.from)) - track.from);

@@ -1,5 +1,7 @@
 /** What is known of the server: its requests, encoder outputs and models, by what `/events` tells. Knows no screen. */
 
+import { isOwnRequest } from "./api.js";
+
 export const KEPT_SECONDS = 65; // what ended earlier is forgotten
 const MOST_FAILURES = 50;
 const OUTCOMES = new Set(["finished", "failed", "aborted"]);
@@ -155,10 +157,14 @@ function endRequest(world, request, outcome, at, tokens, error) {
   if (outcome === "failed") fail(world, { model, at, id: track.id, text: error });
 }
 
-/** Remembers a failure, once: of a request of this page both the answer and the server's events tell. */
+/** As the client and the access log know it, without the engine's number. */
+export const requestName = (id) => id.replace(/#\d+$/, "");
+
+/** Remembers a failure. One of a request of this page is reported by its answer and by the server's events, and counts
+ * once; other clients may use a name again. */
 export function fail(world, { model, at, id = "", text }) {
-  const name = id.replace(/#\d+$/, "");
-  if (name && world.failures.some((one) => one.id.replace(/#\d+$/, "") === name)) return;
+  const name = requestName(id);
+  if (isOwnRequest(name) && world.failures.some((one) => requestName(one.id) === name)) return;
   world.failures.unshift({ model, at, id, text });
   world.failures.length = Math.min(world.failures.length, MOST_FAILURES);
 }
