@@ -1,25 +1,28 @@
-"""`Ordered`: a set that keeps its items in the order of their places, for queues of any length."""
+"""`Ordered`: a set in the order of its items' places, for queues of any length."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import insort
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from attrs import define, field
 
 Item = TypeVar("Item")
-Place = tuple[int, int]  # (order, arrival): the smallest comes first; no two items have the same place
+Place = tuple[int, int]  # (order, arrival): the smallest comes first; no two items share one
 
 
 @define(eq=False)
 class Ordered(Generic[Item]):
-    """The items of a queue, by their places. Adding and discarding find the place by bisection. They move the places
-    after it, which takes microseconds for thousands of places."""
+    """Items by their places. The place of a discarded item stays in the list until it surfaces at an end, or until
+    such places are many. So the cost of adding, discarding and looking at an end does not grow with the items.
+    """
 
     _places: dict[Item, Place] = field(factory=dict, init=False)
     _items: dict[Place, Item] = field(factory=dict, init=False)
-    _list: list[Place] = field(factory=list, init=False)  # ascending
+    _list: list[Place] = field(factory=list, init=False)  # ascending from ``_begin`` on
+    _begin: int = field(default=0, init=False)
+    _stale: set[Place] = field(factory=set, init=False)  # in the list, of discarded items
 
     def __len__(self) -> int:
         return len(self._places)
@@ -28,27 +31,43 @@ class Ordered(Generic[Item]):
         return item in self._places
 
     def __iter__(self) -> Iterator[Item]:
-        """Yields the items in order. The set must not change meanwhile."""
-        return (self._items[place] for place in self._list)
+        """The items in order. The set must not change meanwhile."""
+        places = (self._list[index] for index in range(self._begin, len(self._list)))
+        return (self._items[place] for place in places if place in self._items)
 
     def put(self, item: Item, place: Place) -> None:
         """Adds ``item``, or moves it to ``place``."""
-        if self._places.get(item) != place:
-            self.discard(item)
-            self._places[item], self._items[place] = place, item
-            insort(self._list, place)
+        if self._places.get(item) == place:
+            return
+        self.discard(item)
+        self._places[item], self._items[place] = place, item
+        if place in self._stale:
+            self._stale.discard(place)
+        else:
+            insort(self._list, place, lo=self._begin)
 
     def discard(self, item: Item) -> None:
-        """Removes ``item``, if it is in the set."""
+        """Takes ``item`` out, if it is there."""
         place = self._places.pop(item, None)
-        if place is not None:
-            del self._items[place]
-            del self._list[bisect_left(self._list, place)]
+        if place is None:
+            return
+        del self._items[place]
+        self._stale.add(place)
+        if not self._items or self._begin + len(self._stale) > 8 + len(self._items):
+            self._list = [place for place in self._list[self._begin :] if place in self._items]
+            self._begin = 0
+            self._stale.clear()
 
     def first(self) -> Item | None:
-        """Returns the item with the smallest place; ``None``: the set is empty."""
-        return self._items[self._list[0]] if self._list else None
+        """The item with the smallest place; ``None``: there is none."""
+        while self._begin < len(self._list) and (place := self._list[self._begin]) not in self._items:
+            self._stale.discard(place)
+            self._begin += 1
+        return self._items[self._list[self._begin]] if self._items else None
 
     def last(self) -> Item | None:
-        """Returns the item with the largest place; ``None``: the set is empty."""
-        return self._items[self._list[-1]] if self._list else None
+        """The item with the largest place; ``None``: there is none."""
+        while len(self._list) > self._begin and (place := self._list[-1]) not in self._items:
+            self._stale.discard(place)
+            self._list.pop()
+        return self._items[self._list[-1]] if self._items else None

@@ -30,7 +30,7 @@ from triolet.testing.sim_model import SimModel
 from .shared import ask
 
 
-@settings(max_examples=settings.default.max_examples // 8)
+@settings(max_examples=settings.default.max_examples * 3 // 8)
 @given(seed=st.integers(0, 10**9))
 def test_whatever_meets_nobody_hangs_and_no_token_is_wrong(seed: int):
     outcome = play(seed)

@@ -408,9 +408,9 @@ class EarlyCloseMachine(LedgerMachine):
 
 
 TestLedger = LedgerMachine.TestCase
-TestLedger.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples * 5 // 8)
+TestLedger.settings = settings(stateful_step_count=50)
 TestEarlyClose = EarlyCloseMachine.TestCase
-TestEarlyClose.settings = settings(stateful_step_count=20, max_examples=settings.default.max_examples // 2)
+TestEarlyClose.settings = settings(stateful_step_count=20)
 
 
 def resident(ledger: EncoderLedger, key: str, *, now: float, size: int = 1) -> None:

@@ -266,4 +266,4 @@ class LoansMachine(Machine):
 
 
 TestLoans = LoansMachine.TestCase
-TestLoans.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 2)
+TestLoans.settings = settings(stateful_step_count=50)

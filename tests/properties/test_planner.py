@@ -498,5 +498,5 @@ def test_aborting_thousands_that_wait_takes_work_in_proportion(key: str):
         for number in range(count):
             planner.abort(f"r{number}")
             planner.take_actions()
-            assert Counted.looks <= 10_000 + 100 * number, f"{Counted.looks} looks at places to abort {number}"
+            assert Counted.looks <= 10_000 + 50 * number, f"{Counted.looks} looks at places to abort {number}"
     assert planner.idle

@@ -654,11 +654,11 @@ class SearchMachine(PlannerMachine):
 
 
 TestPlanner = PlannerMachine.TestCase
-TestPlanner.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples * 3 // 8)
+TestPlanner.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples * 5 // 8)
 TestWholePrompts = WholePromptsMachine.TestCase
 TestWholePrompts.settings = settings(stateful_step_count=30, max_examples=settings.default.max_examples // 4)
 TestSharing = SharingMachine.TestCase
-TestSharing.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 4)
+TestSharing.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 2)
 TestLate = LateMachine.TestCase
 TestLate.settings = settings(stateful_step_count=50, max_examples=settings.default.max_examples // 4)
 TestSearch = SearchMachine.TestCase
