@@ -107,6 +107,7 @@ class Residents:
     _used_by: dict[object, str] = field(factory=dict, init=False)  # the model that each task uses or waits for
     _tasks: anyio.abc.TaskGroup = field(factory=anyio.create_task_group, init=False)
     _context: Context = field(factory=copy_context, init=False)  # of the block, since tasks outlive uses
+    _hurried: bool = field(default=False, init=False)  # whether the surroundings were cancelled
     _running: int = field(default=0, init=False)  # number of tasks of residents
     _to_cancel: list[Resident] = field(factory=list, init=False)
     _changed: anyio.Event = field(factory=anyio.Event, init=False)  # set when `_serve` has something to do
@@ -129,6 +130,7 @@ class Residents:
             try:
                 async with self._tasks:
                     self._tasks.start_soon(self._serve, name="triolet timekeeper of engines")
+                    self._tasks.start_soon(self._hasten, name="triolet hastener of engines")
                     for name in [name for name, spec in self.specs.items() if spec.preload]:
                         self._tasks.start_soon(self._preload, name, name=f"triolet preload of {name}")
                     try:
@@ -153,6 +155,7 @@ class Residents:
         drains."""
         if self.closed.is_set():
             return
+        drain = 0.0 if self._hurried else drain
         for resident in self.by_name.values():
             if drain == 0 or resident.books.state is ModelState.LOADING:
                 self._to_cancel.append(resident)
@@ -161,6 +164,18 @@ class Residents:
         self.closing = True
         self._residency.close()
         self._follow()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _hasten(self) -> None:
+        """Ends the drains if the surroundings of the block are cancelled: a body that waits for the end in a shield of
+        its own does not notice. While the body still runs otherwise, its engines stay open."""
+        try:
+            await self.closed.wait()
+        except anyio.get_cancelled_exc_class():
+            self._hurried = True
+            if self.closing:
+                self.close(0.0)
+            raise
 
     @trio.lowlevel.enable_ki_protection
     async def _serve(self) -> None:

@@ -615,13 +615,16 @@ async def test_aclose_gives_requests_so_many_seconds_and_the_body_goes_on(drain,
         assert told == [ends]
 
 
-async def test_cancelling_the_surroundings_ends_the_drain(autojump_clock):
+@pytest.mark.parametrize("shielded", [None, False, True], ids=["at the end", "in aclose", "in a shield"])
+async def test_cancelling_the_surroundings_ends_the_drain(shielded, autojump_clock):
     worker = partial(SimWorker, duration=lambda job, _: 1000.0 if job is Job.STEP else 1.0)
     fleet = Fleet(TWO, settings={"drain_seconds": math.inf}, make_worker=worker)
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(20) as scope:
-            async with busy(fleet, nursery) as (_, told):
-                pass
+            async with busy(fleet, nursery) as (engines, told):
+                if shielded is not None:
+                    with trio.CancelScope(shield=shielded):
+                        await engines.aclose()
         assert scope.cancelled_caught
     assert told == ["EngineClosed"]
     fleet.check()
