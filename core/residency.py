@@ -250,9 +250,10 @@ class Residency:
         return ticket
 
     def _answer_absent(self, model: Model, now: float) -> None:
-        """Answers orders to unload an absent model, refuses uses of a model that has just failed, and has a model
-        sized."""
-        if model.is_absent:
+        """Answers orders to unload a model of which nothing is loaded, refuses uses of a model that has just failed,
+        and has a model sized."""
+        is_sizing = model.state is ModelState.LOADING and not self._is_sized(model)
+        if model.is_absent or is_sizing:
             self._answer(model.orders, Grant)
         failed = model.state is ModelState.FAILED and now < model.failed_at + self.retry_seconds
         if self._closing or failed:

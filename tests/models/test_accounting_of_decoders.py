@@ -110,7 +110,8 @@ def test_s2_s3_nothing_lives_asleep_or_after_close(books, open_driver, folders, 
 
 
 @pytest.mark.parametrize("kind", ["draft", "pipeline"])
-def test_s7_an_open_that_fails_at_any_registration_leaves_nothing(books, config, folders, monkeypatch, kind):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_s7_an_open_that_fails_at_any_registration_leaves_nothing(books, config, folders, monkeypatch, kind, when):
     """A draft model that is half there, graphs without their buffers; the errors are kept."""
     own, calls, kept = ResourceStack.own, [], []
     executor = TorchExecutor(folders[FAMILIES[kind]], config(**settings(folders, kind)))
@@ -118,9 +119,12 @@ def test_s7_an_open_that_fails_at_any_registration_leaves_nothing(books, config,
     def failing(number):
         def register(self, owner, holder):
             calls.append(owner)
+            if len(calls) == number and when == "before":
+                raise RuntimeError("planted")
+            own(self, owner, holder)
             if len(calls) == number:
                 raise RuntimeError("planted")
-            return own(self, owner, holder)
+            return holder
 
         return register
 

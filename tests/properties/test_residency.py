@@ -418,3 +418,14 @@ class TwoFitMachine(ResidencyMachine):
 TestResidency = ResidencyMachine.TestCase
 TestTwoFit = TwoFitMachine.TestCase
 TestTwoFit.settings = settings(max_examples=200)
+
+
+def test_an_order_to_unload_a_model_that_is_being_sized_is_answered_at_once():
+    """Sizing may download the checkpoint, and nothing is loaded yet."""
+    residency = Residency(("a",), 10, math.inf, 60.0)
+    residency.want("a")
+    assert residency.decide(0.0) == (Size("a"),)
+    order = residency.order_unload("a")
+    assert residency.decide(1.0) == (Grant(order),)
+    residency.sized("a", 5)
+    assert residency.decide(2.0) == (Load("a"),)
