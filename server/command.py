@@ -76,7 +76,9 @@ class _Bytes(click.ParamType[int]):
 @click.option("--max-body", "max_body_bytes", type=_Bytes(), help="Most bytes of a request. Default: 512M.")
 @click.option("--max-audio-seconds", type=float, help="Of one file. Default: six hours.")
 @click.option("--max-requests", type=int, help="That run or wait at a time. Default: 512.")
-@click.option("--rate-limit", "requests_per_minute", type=int, metavar="N", help="Most requests a minute of a key or address.")
+@click.option(
+    "--rate-limit", "requests_per_minute", type=int, metavar="N", help="Most a minute, of a key or an address."
+)
 @click.option("--drain-seconds", type=float, help="For running requests at the end. Default: 30.")
 @click.option("--allow-url-prefix", "url_prefixes", multiple=True, metavar="URL", help="Fetch images and audio there.")
 @click.option("--allow-private-urls", "private_urls", is_flag=True, help="Of private networks, too.")
