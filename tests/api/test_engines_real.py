@@ -41,8 +41,9 @@ async def write(engines: Engines) -> str:
 
 
 async def test_two_models_that_take_turns_take_no_more_memory_each_time(writer: Path) -> None:
-    """Resident size, since a model that is gone must be gone for the machine as well; it breathes by some MiB, so the
-    least of some rounds is compared. What is left of tensors is counted to the byte."""
+    """Resident size, since a model that is gone must be gone for the machine as well. The heap breathes by some MiB, so
+    the least of some rounds is compared, and all the rounds together may add less than the smaller model takes once.
+    What is left of tensors is counted to the byte."""
     process, sizes, said = psutil.Process(), list[int](), set[str]()
     before = live_bytes()
     async with Engines(models(writer), memory_budget=BUDGET) as engines:
@@ -59,7 +60,7 @@ async def test_two_models_that_take_turns_take_no_more_memory_each_time(writer: 
         assert live_bytes() == before
     assert len(said) == 1
     more = min(sizes[-SOME:]) - min(sizes[WARM : WARM + SOME])
-    assert more < 8 << 20, f"{more / 2**20:.1f} MiB more: {[size >> 20 for size in sizes]}"
+    assert more < WIDE.self_kv_bytes, f"{more / 2**20:.1f} MiB more: {[size >> 20 for size in sizes]}"
 
 
 async def test_what_was_estimated_gives_way_to_what_is_held(writer: Path) -> None:
