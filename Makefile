@@ -8,7 +8,7 @@ ONLY ?= tests
 WORKERS ?= $(shell nproc)
 USABLE = $(VENV)/.usable
 STAMP = $(VENV)/.installed
-SOURCES = setup.py core models actors api cluster server bench testing src demo tests benchmarks examples docs/site proofs .ci
+SOURCES = setup.py core models actors api cluster server bench testing kit src demo tests benchmarks examples docs/site proofs .ci
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
@@ -26,10 +26,10 @@ $(USABLE): pyproject.toml setup.py constraints.txt $(wildcard native/*)
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(STAMP): $(USABLE)
+$(STAMP): $(USABLE) kit/pyproject.toml
 	@echo "adding what tests and linters need to $(VENV), which takes some minutes"
 	@PYTHONWARNINGS="ignore:Editable installation" \
-		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ./kit --editable '.[dev]'
 	@touch $@
 
 demo: $(USABLE)  ## transcribe the shipped recordings with the shipped checkpoint; installs what a user needs
@@ -50,19 +50,19 @@ lint: $(STAMP)
 
 # build/lib goes first, since setuptools takes files from there that the tree has no more
 types: $(STAMP)  ## strict, of the package as it is installed
-	rm -rf build/lib* build/types
-	$(BIN)/python -m pip install --quiet --no-deps --target build/types .
-	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet
+	rm -rf build/lib* kit/build build/types
+	$(BIN)/python -m pip install --quiet --no-deps --target build/types ./kit .
+	cd build/types && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p triolet -p triolet_kit
 
 # pages lie as in the repository, so that each link is the same there and here; the package as it is installed, since
 # its folders are mapped
 docs: $(STAMP)  ## the site, in site/: open site/index.html
 	@PYTHONWARNINGS="ignore:Editable installation" \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	rm -rf build/lib* build/pages build/package site
+	rm -rf build/lib* kit/build build/pages build/package site
 	mkdir -p build/pages
 	cp --parents $(PAGES) build/pages
-	$(BIN)/python -m pip install --quiet --no-deps --target build/package .
+	$(BIN)/python -m pip install --quiet --no-deps --target build/package ./kit .
 	$(BIN)/zensical build --strict --clean 2>build/docs.stderr || (cat build/docs.stderr; exit 1)
 	@! grep -i 'warning\|griffe:' build/docs.stderr  # griffe's, which --strict does not count
 	$(BIN)/python -m pytest docs/site -q
@@ -71,8 +71,8 @@ dist: $(STAMP)  ## wheel and sdist, in dist/: checked, and each tried in an envi
 	@PYTHONWARNINGS="ignore:Editable installation" \
 		$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dist]'
 	rm -rf dist
-	$(BIN)/python -m build >build/dist.log 2>&1 || (cat build/dist.log; exit 1)
-	$(BIN)/twine check --strict dist/*
+	($(BIN)/python -m build && $(BIN)/python -m build --outdir dist/kit kit) >build/dist.log 2>&1 || (cat build/dist.log; exit 1)
+	$(BIN)/twine check --strict dist/*.* dist/kit/*
 	$(BIN)/python -m pytest .ci/test_dist.py
 
 sanitize: $(STAMP)  ## the native library under sanitizers, as shipped, and for arm64 in qemu: what it promises, broken plans
@@ -113,5 +113,5 @@ clients:  ## OpenAI's client for Node.js, for the tests marked node
 	npm ci --prefix tests/server/node
 
 clean:
-	rm -rf $(VENV) build dist site .cache *.egg-info src/*.egg-info tests/server/node/node_modules \
+	rm -rf $(VENV) build kit/build dist site .cache *.egg-info src/*.egg-info tests/server/node/node_modules \
 		.pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,8 @@
 """The tools of Triolet's own tests, for yours: a simulated device, deterministic simulation, fault sweeps, a trace
 checker, a conformance kit for model adapters, tiny random checkpoints, and Hypothesis strategies.
 
-The tools for any trio program are in `triolet.testing.trio_tools`, those for other engines in `triolet.testing.kit`.
+The tools for any trio program are in `triolet.testing.trio_tools`. Those for other engines are `triolet-kit`, a
+distribution of its own.
 Each name is imported at its first use. Some names need Hypothesis (``pip install 'triolet[test]'``).
 """
 

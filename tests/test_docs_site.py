@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 import triolet
+import triolet_kit
 from triolet import cluster, testing
 from triolet.core import errors, events
-from triolet.testing import kit, trio_tools
+from triolet.testing import trio_tools
 
 ROOT = Path(__file__).resolve().parents[1]
 SAME = {"InvariantViolation", "Speculation"}  # of triolet.testing: the reference has them as triolet's
@@ -41,7 +42,7 @@ def test_every_public_name_is_in_the_reference_once():
     public = {f"triolet.{name}" for name in triolet.__all__}
     public |= {f"triolet.testing.{name}" for name in testing.__all__ if name not in SAME}
     public |= {f"triolet.testing.trio_tools.{name}" for name in trio_tools.__all__}
-    public |= {f"triolet.testing.kit.{name}" for name in kit.__all__}
+    public |= {f"triolet_kit.{name}" for name in triolet_kit.__all__}
     public |= {f"triolet.cluster.{name}" for name in cluster.__all__}
     found = [name for name in referenced() if not name.startswith("triolet.core.")]
     assert public - set(found) == set()

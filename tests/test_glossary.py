@@ -18,7 +18,7 @@ PRODUCT = ("core", "models", "actors", "api", "cluster", "server", "testing", "s
 FINE = {
     ("drawn", "api/command_line"),  # of a picture in the terminal
     ("asks", "testing/trio_tools/hooks.py"),  # of the system, by trio's I/O manager
-    ("block_table", "testing/kit/transformers_scheduler.py"),  # its name in transformers
+    ("block_table", "kit/adapters/transformers_scheduler.py"),  # its name in transformers
 }
 
 

@@ -13,11 +13,9 @@ def main() -> NoReturn:
         from .api.command_line.main import main as command
         from .bench.command import bench
         from .server.command import serve
-        from .verify import verify
 
         cli.add_command(bench)
         cli.add_command(serve)
-        cli.add_command(verify)
         command()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)

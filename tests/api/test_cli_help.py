@@ -23,13 +23,12 @@ from triolet.api.command_line.pages import Page
 from triolet.bench.command import bench
 from triolet.core.events import RequestQueued
 from triolet.server.command import serve
-from triolet.verify import verify
 
 from .generating import PaperEngine as PaperWriter
 from .paper import PaperEngine
 
 ROOT = Path(__file__).resolve().parents[2]
-ADDED = {"bench": bench, "serve": serve, "verify": verify}  # by triolet.__main__
+ADDED = {"bench": bench, "serve": serve}  # by triolet.__main__
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

@@ -17,12 +17,12 @@ import pickle
 import pytest
 from attrs import frozen
 from hypothesis import settings
+from triolet_scheduler import TrioletScheduler
 
 from triolet.core.ledger_values import Decisions
 from triolet.core.planning.pages import PageAllocator
-from triolet.testing.kit.scheduler_play import SchedulerPlay
-from triolet.testing.kit.schedulers import Item, Limits, NewRequest, Step
-from triolet.testing.kit.triolet_scheduler import TrioletScheduler
+from triolet_kit.scheduler_play import SchedulerPlay
+from triolet_kit.schedulers import Item, Limits, NewRequest, Step
 
 
 @frozen

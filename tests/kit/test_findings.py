@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from triolet.testing.kit.findings import (
+from triolet_kit.findings import (
     RAISES_NOTHING,
     BrokenPromise,
     Findings,
@@ -158,7 +158,7 @@ def test_a_table_has_no_empty_columns():
 
 
 def test_the_line_that_imports_the_subject_is_its_place_or_asks_for_one():
-    assert import_of(Findings, None) == ("from triolet.testing.kit.findings import Findings", "Findings")
+    assert import_of(Findings, None) == ("from triolet_kit.findings import Findings", "Findings")
     assert import_of(Findings, "engine.cache:make") == ("from engine.cache import make", "make")
     line, name = import_of(lambda room: room, None)
     assert line.startswith("from my_engine import make  # what was checked, ")

@@ -13,13 +13,13 @@ import pytest
 from attrs import evolve
 from hypothesis import settings
 
-from triolet.testing.kit import step_game
-from triolet.testing.kit.findings import BrokenPromise
-from triolet.testing.kit.step_engine import Adapter, StepEngine
-from triolet.testing.kit.step_game import StepDeclaration, StepGame
-from triolet.testing.kit.step_workloads import StepWorkload, draw_workload, simpler_workloads
-from triolet.testing.kit.steps import examine_steps, play_steps
-from triolet.testing.kit.wrong_adapter import WrongAdapter
+from triolet_kit import step_game
+from triolet_kit.findings import BrokenPromise
+from triolet_kit.step_engine import Adapter, StepEngine
+from triolet_kit.step_game import StepDeclaration, StepGame
+from triolet_kit.step_workloads import StepWorkload, draw_workload, simpler_workloads
+from triolet_kit.steps import examine_steps, play_steps
+from triolet_kit.wrong_adapter import WrongAdapter
 
 from . import planted, reference_manager, sound_engines
 from .ledger_steps import DECLARED, LedgerSteps
@@ -299,7 +299,7 @@ def test_an_error_of_the_engine_is_a_finding_with_its_history():
 def test_the_kit_needs_attrs_alone():
     """In a process of its own, in which nothing else that Triolet depends on can be imported."""
     hidden = ["trio", "numpy", "torch", "click", "pydantic", "transformers", "hypothesis", "pytest"]
-    imports = [f"import triolet.testing.kit.{name}" for name in ("schedulers", "steps", "step_engine")]
+    imports = [f"import triolet_kit.{name}" for name in ("schedulers", "steps", "step_engine")]
     source = f"import sys; sys.modules |= dict.fromkeys({hidden}); " + "; ".join(imports)
     source += "; print([name for name in sys.modules if name.startswith('triolet.core')])"
     found = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...core.ledger import EncoderLedger
-from ...core.ledger_values import Decisions
-from ...core.plan import SampledToken, StepPlan, StepResult
-from ...core.planning.actions import Acquire, Finish, Release
-from ...core.planning.limits import PlannerLimits
-from ...core.planning.planner import Planner
-from ...core.request import EncoderItem, Request
-from .paged_device import EOS
-from .schedulers import Chunk, Limits, NewRequest, Step
+from triolet.core.ledger import EncoderLedger
+from triolet.core.ledger_values import Decisions
+from triolet.core.plan import SampledToken, StepPlan, StepResult
+from triolet.core.planning.actions import Acquire, Finish, Release
+from triolet.core.planning.limits import PlannerLimits
+from triolet.core.planning.planner import Planner
+from triolet.core.request import EncoderItem, Request
+from triolet_kit import Chunk, Limits, NewRequest, Step
+from triolet_kit.paged_device import EOS
 
 
 class TrioletScheduler:

@@ -1,12 +1,12 @@
 """The search for faults of a whole scheduler, with its pages and its encoder cache::
 
-    from triolet.testing.kit import EOS, Chunk, Step, examine_scheduler
+    from triolet_kit import EOS, Chunk, Step, examine_scheduler
 
     findings = examine_scheduler(MyAdapter)  # MyAdapter(limits) has the four methods of `Scheduler`
     print(findings)
 
 The kit plays the clients, who ask, leave, and leave again. It also plays the device, which keeps a fingerprint of the
-whole prefix at every position of every page (`triolet.testing.kit.paged_device`). The kit does not read the scheduler's
+whole prefix at every position of every page (`triolet_kit.paged_device`). The kit does not read the scheduler's
 books; it judges what the scheduler's steps would do to a device.
 
 ===================  ==================================================================================
@@ -137,7 +137,7 @@ def examine_scheduler(
         partial(play_scheduler, make, declared=declared),
         simpler,
         Script(
-            f"from triolet.testing.kit.schedulers import {names}\n\n{line}\n",
+            f"from triolet_kit.schedulers import {names}\n\n{line}\n",
             "play_scheduler",
             (factory,),
             (f"declared={short(declared)}",),

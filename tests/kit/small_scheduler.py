@@ -7,8 +7,8 @@ from collections import deque
 
 from attrs import define, field
 
-from triolet.testing.kit.paged_device import EOS
-from triolet.testing.kit.schedulers import Chunk, Item, Limits, NewRequest, Step
+from triolet_kit.paged_device import EOS
+from triolet_kit.schedulers import Chunk, Item, Limits, NewRequest, Step
 
 
 @define(eq=False)

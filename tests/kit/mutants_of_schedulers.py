@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from attrs import evolve
 
-from triolet.testing.kit import findings
-from triolet.testing.kit import paged_device as device
-from triolet.testing.kit import scheduler_play as play
-from triolet.testing.kit.schedulers import Chunk, Item, NewRequest, Step
+from triolet_kit import findings
+from triolet_kit import paged_device as device
+from triolet_kit import scheduler_play as play
+from triolet_kit.schedulers import Chunk, Item, NewRequest, Step
 
 from .small_scheduler import Sequence, SmallScheduler
 

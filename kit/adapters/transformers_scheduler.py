@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import ContinuousBatchingManager
 
-from .paged_device import EOS
-from .schedulers import Chunk, Limits, NewRequest, SchedulerDeclaration, Step
+from triolet_kit import Chunk, Limits, NewRequest, SchedulerDeclaration, Step
+from triolet_kit.paged_device import EOS
 
 DECLARED = SchedulerDeclaration(steps_in_flight=1, items=False, priorities=False, fair=False, page_size=4)
 """The declaration. It is not ``fair``, since any request that fits is admitted, so that a large request waits while

@@ -1,4 +1,4 @@
-"""The clients and the device of a step engine, and the judge of its cache manager. `triolet.testing.kit.steps` says
+"""The clients and the device of a step engine, and the judge of its cache manager. `triolet_kit.steps` says
 what the cache must do.
 
 The device runs the steps in their order, and in each step first the frees, then the encodings, then the reads. So the
@@ -440,7 +440,7 @@ class StepGame:
 
 
 def _check_methods(cache: object, declared: StepDeclaration) -> None:
-    protocol = "triolet.testing.kit.steps.StepCache"
+    protocol = "triolet_kit.steps.StepCache"
     check_methods(cache, ("plan", "executed", "release", "finish"), protocol)
     for name, has in (("close", declared.closes), ("reset", declared.resets)):
         if has:

@@ -114,7 +114,7 @@ class SchedulerPlay:
     do, what the scheduler does, and what is on the device then; ``None``: nobody reads the history."""
 
     def __init__(self, scheduler: Any, limits: Any, settled: bool = False, missed_free: str = "fault") -> None:
-        check_methods(scheduler, ("add_request", "schedule", "update", "finish"), "triolet.testing.kit.Scheduler")
+        check_methods(scheduler, ("add_request", "schedule", "update", "finish"), "triolet_kit.Scheduler")
         self.scheduler = scheduler
         self.limits = limits
         self.settled = settled

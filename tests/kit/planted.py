@@ -5,7 +5,7 @@ No adapter knows of them: each is behind the `Adapter` that the sound engine has
 
 from __future__ import annotations
 
-from triolet.testing.kit.step_engine import Adapter, StepEngine
+from triolet_kit.step_engine import Adapter, StepEngine
 
 
 class OfferedInItsOwnStep(StepEngine):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from triolet.testing.kit.step_engine import StepEngine
+from triolet_kit.step_engine import StepEngine
 
 
 class FreesAtTheLastRelease(StepEngine):

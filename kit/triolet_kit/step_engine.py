@@ -1,5 +1,5 @@
 """The encoder cache of a small, correct step engine, and its adapter to the step protocol. It is the example of
-``docs/adapt_your_cache.md``. ``triolet verify triolet.testing.kit.step_engine:Adapter`` checks it."""
+``docs/adapt_your_cache.md``. ``triolet verify triolet_kit.step_engine:Adapter`` checks it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class StepEngine:
 
 
 class Adapter:
-    """`StepEngine` as a `triolet.testing.kit.steps.StepCache`."""
+    """`StepEngine` as a `triolet_kit.steps.StepCache`."""
 
     make_engine = StepEngine
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from triolet.testing.kit import step_engine
-from triolet.testing.kit.steps import PROMISES, StepDeclaration
+from triolet_kit import step_engine
+from triolet_kit.steps import PROMISES, StepDeclaration
 
-from .test_kit_steps import PLANTED
+from .test_steps import PLANTED
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "adapt_your_cache.md"
 TEXT = PAGE.read_text(encoding="utf-8")

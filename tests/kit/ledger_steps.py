@@ -11,7 +11,7 @@ from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
 from triolet.core.ledger_values import Hold
 from triolet.core.request import EncoderItem
-from triolet.testing.kit.steps import StepDeclaration, StepPlanned, Wanted
+from triolet_kit.steps import StepDeclaration, StepPlanned, Wanted
 
 DECLARED = StepDeclaration(budgets=False, repeats=False, evicts_within_step=False)
 

@@ -138,7 +138,7 @@ def examine_steps(
     """
     declared = declared or StepDeclaration()
     line, factory = import_of(make_cache, subject)
-    imports = f"from triolet.testing.kit.steps import StepDeclaration, StepWorkload, play_steps\n\n{line}\n"
+    imports = f"from triolet_kit.steps import StepDeclaration, StepWorkload, play_steps\n\n{line}\n"
     return examine(
         lambda chance: draw_workload(chance, declared),
         partial(play_steps, make_cache, declared),

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from transformers_scheduler import DECLARED, TransformersScheduler
+from triolet_scheduler import TrioletScheduler
 
-from triolet.testing.kit.findings import RAISES_NOTHING, BrokenPromise, Promise
-from triolet.testing.kit.paged_device import PagedDevice
-from triolet.testing.kit.scheduler_play import FREE_FOLLOWS, STARVES
-from triolet.testing.kit.scheduler_workloads import answer, draw
-from triolet.testing.kit.schedulers import (
+from triolet_kit.findings import RAISES_NOTHING, BrokenPromise, Promise
+from triolet_kit.paged_device import PagedDevice
+from triolet_kit.scheduler_play import FREE_FOLLOWS, STARVES
+from triolet_kit.scheduler_workloads import answer, draw
+from triolet_kit.schedulers import (
     PROMISES,
     Chunk,
     Item,
@@ -30,9 +32,7 @@ from triolet.testing.kit.schedulers import (
     examine_scheduler,
     play_scheduler,
 )
-from triolet.testing.kit.transformers_scheduler import DECLARED, TransformersScheduler
-from triolet.testing.kit.triolet_scheduler import TrioletScheduler
-from triolet.testing.kit.wrong_adapter import WrongAdapter
+from triolet_kit.wrong_adapter import WrongAdapter
 
 from .mutants_of_schedulers import (
     MUTANTS,
