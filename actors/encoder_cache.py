@@ -1,9 +1,9 @@
 """The encoder-cache actor: owns the ledger of encoder outputs (`core.ledger`), and exchanges messages with the other
 actors.
 
-An output that is lent is copied off the device as soon as the loan is ready, and the copy is sent to the borrower. A
-loan may end with its term even if the borrower is lost. The copy is safe then: the encode lane frees an output only
-after its copy was made.
+An output that is lent is copied off the device as soon as the loan is ready, and the copy is sent to the borrower. If
+the borrower is lost, the loan ends with its term. This cannot spoil a copy: the encode lane frees an output only after
+its copy was made.
 """
 
 from __future__ import annotations
@@ -241,8 +241,9 @@ class EncoderCache:
         self._to_free += decisions.free
 
     def _send_frees(self) -> None:
-        """Sends one message with all keys to free that the last batch of messages has led to, so that their room comes
-        back at once."""
+        """Sends the runner one message with all keys to free that follow from the last batch of messages. So their room
+        comes back at once.
+        """
         keys, self._to_free = tuple(self._to_free), []
         if keys and not self._runner_gone:
             self.emit(events.FreeSent(keys))

@@ -54,8 +54,8 @@ class GpuRunner:
 
     The step lane passes the scheduler's messages on at once. The scheduler sends at most ``steps_in_flight`` steps
     ahead, so that the device has its next step when a step ends. The encode lane waits for its turn (`TimeShare`). The
-    worker serves calls in the order of arrival. So the next call to end is always that of the oldest message in
-    ``_begun``, and the runner reports the ends in that order.
+    worker serves calls in the order of arrival. So calls end in the order of their messages in ``_begun``, and the
+    runner reports their ends in that order.
 
     A restart ends the lanes, waits for the calls in flight, resets the executor, and starts the lanes anew in the next
     generation. ``make_executor`` and all calls of the executor run on the worker.
@@ -125,8 +125,9 @@ class GpuRunner:
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     async def _run(self, job: Job, call: Call) -> Ended:
-        """Runs ``call`` after the calls in flight, and drops the ends of those. Must be called only while no lane is
-        served."""
+        """Runs ``call`` after the calls in flight, and drops the results of those. Must be called only while no lane is
+        served.
+        """
         self._submit(job, call)
         while True:
             ended = await self._ends.receive()
@@ -204,8 +205,9 @@ class GpuRunner:
     # -- restart -----------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        """Ends the lanes after an error that does not belong to a request. If several such errors happen, one restart
-        is tried for all of them, unless no restart can help against one of them."""
+        """Ends the lanes after an error that does not belong to a request. One restart is tried for all such errors,
+        unless no restart can help against one of them.
+        """
         if self._failure is None or _beyond_help(error):
             self._failure = error
         self._lanes.cancel()
@@ -271,7 +273,7 @@ class GpuRunner:
         self._share.encode_sent(trio.current_time())
 
     async def _steps_come(self) -> bool:
-        """True if a step is in flight, or a step comes as the answer to a call that has ended."""
+        """True if a step is in flight, or will follow from the answer to a call that has ended."""
         for _ in range(ANSWERED_WITHIN):
             if any(isinstance(message, m.Step) for message in self._begun):
                 return True
@@ -303,8 +305,9 @@ class GpuRunner:
         self._begun.append(message)
 
     def _samples_alone(self, plan: StepPlan) -> bool:
-        """Notes the sequences that start and end. False if the step feeds a sequence that samples no tokens: torch
-        operations compute such a sequence."""
+        """Notes the sequences that start and end. True if all sequences of the step sample tokens. torch computes a
+        sequence that samples none.
+        """
         self._reading.difference_update(plan.ended)
         self._reading.update(start.sequence_id for start in plan.started if start.reads_only)
         return self._reading.isdisjoint([part.sequence_id for part in plan.chunks])
@@ -428,6 +431,7 @@ def _told(error: BaseException) -> str:
 
 
 def _beyond_help(error: BaseException | None) -> bool:
-    """True if a restart cannot help. That includes all errors that are no `Exception` (an exit, an interrupt on the
-    worker)."""
+    """True if a restart cannot help, as after any error that is not an `Exception` (an exit, an interrupt on the
+    worker).
+    """
     return error is not None and (not isinstance(error, Exception) or isinstance(error, DeviceLost | _NotGivenBack))

@@ -16,8 +16,9 @@ from ..core.power import Power
 
 @frozen(kw_only=True)
 class EngineStatistics:
-    """A snapshot of a running engine: its power state, the figures of requests and pages, those of the encoder ledger,
-    and the bytes on the device by owner."""
+    """A snapshot of a running engine: its power state, the figures of its planner and of its encoder ledger, and the
+    bytes on the device by owner.
+    """
 
     power: Power
     requests: PlannerStatistics

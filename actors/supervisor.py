@@ -149,7 +149,7 @@ class Supervisor:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection  # ^C comes at the body's and the nursery's checkpoints, not between our lines
     async def running(self) -> AsyncIterator[ModelDescription]:
-        """Runs the engine's block. An exception of the body leaves the block unchanged, never wrapped in a group.
+        """Runs the engine in a block. An exception of the body leaves the block unchanged, never wrapped in a group.
 
         Raises:
             CheckpointError: the model cannot be loaded.
@@ -214,11 +214,11 @@ class Supervisor:
             self._to_encoder_cache.send_nowait(message)
 
     async def sleep(self) -> None:
-        """Gives the device back. Returns when the device is given back."""
+        """Gives the device back, and returns when that is done."""
         await self._order(m.OrderSleep)
 
     async def wake(self) -> None:
-        """Takes the device again. Returns when the device is taken."""
+        """Takes the device again, and returns when that is done."""
         await self._order(m.OrderWake)
 
     async def _order(self, order: type[m.OrderSleep | m.OrderWake]) -> None:
@@ -419,7 +419,7 @@ class Supervisor:
             del error, body_error  # a frame in its own error's traceback would be a reference cycle
 
     def _our_error(self) -> Exception | None:
-        """Returns the error of the engine itself. The supervisor keeps no reference to the error."""
+        """Returns the error of the engine itself, and keeps no reference to it."""
         fault, self._fault = self._fault, None
         teardown_errors, self._teardown_errors = self._teardown_errors, []
         self._children.clear()

@@ -26,9 +26,9 @@ class SwitchInterval:
     """Sets the short interval while a device works for any engine and within `shortened` blocks, and restores the
     user's interval afterwards. If the user changes the interval meanwhile, the user's new value stays.
 
-    The lock is needed since several engines share this object, each from its own thread. The garbage collector may end
-    the task of an engine that nobody closed, and thereby call `leave`, in the middle of any line of this class. So the
-    lock is reentrant, and each method first notes the call that it was made for.
+    The lock is needed since several engines share this object, each from its own thread. The garbage collector may call
+    `leave` in the middle of any line of this class, when it ends the task of an engine that nobody closed. So the lock
+    is reentrant, and each method first notes its own call.
     """
 
     read: Callable[[], float] = sys.getswitchinterval
@@ -82,8 +82,9 @@ class SwitchInterval:
             self.write(_exactly(self._users))
 
     def outlive_forks(self) -> None:
-        """Lets each process that is forked from now on start with the user's interval, since no engine runs in it. A
-        fork waits until no thread is in the middle of a change."""
+        """Makes each process that is forked from now on start with the user's interval, since no engine runs in it. A
+        fork waits until no thread is in the middle of a change.
+        """
         os.register_at_fork(
             before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._end_in_child
         )
@@ -108,14 +109,15 @@ works, or voice activity is computed."""
 
 @cache
 def outlive_forks() -> None:
-    """Lets a process that is forked while a device works start with the user's interval. Must be called before the
-    interval is changed."""
+    """Makes a process that is forked while a device works start with the user's interval. Must be called before the
+    interval is changed.
+    """
     if hasattr(os, "register_at_fork"):  # not on Windows
         SWITCH_INTERVAL.outlive_forks()
 
 
 def shortened_by(setting: str) -> Callable[[], AbstractContextManager[None]]:
-    """Returns the context manager to use around many small operations, as `EngineConfig.switch_interval` demands."""
+    """Returns a context manager for code that runs many small operations. It follows `EngineConfig.switch_interval`."""
     if setting != "short":
         return nullcontext
     outlive_forks()

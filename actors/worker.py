@@ -55,8 +55,9 @@ class Worker(Protocol):
 
     @property
     def switch_interval(self) -> SwitchInterval:
-        """The interval that the runner shortens for each call: the interval of this process, if the worker runs calls
-        in a thread of this process."""
+        """The interval that the runner shortens for each call. It is that of this process if the worker runs calls in a
+        thread of this process.
+        """
 
     def start(self, nursery: trio.Nursery, deliver: Deliver) -> None:
         """Begins to serve. The worker calls ``deliver`` in the trio loop."""
@@ -68,7 +69,7 @@ class Worker(Protocol):
         """Ends the worker. All its calls must have been delivered."""
 
     def abandon(self, last: Call) -> None:
-        """Gives up on a call that hangs. If that call ever returns, the worker still runs ``last``, and then ends."""
+        """Gives up on a call that hangs. If that call ever returns, the worker runs ``last`` and ends."""
 
 
 @define(eq=False)

@@ -1,4 +1,4 @@
-"""Named tasks on an asyncio loop, and an asyncio loop in a thread of its own, which Ray's answers need."""
+"""An asyncio loop in a thread of its own, and its tasks by name. Ray's answers need such a loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NamedTasks:
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
 
     def start(self, name: Hashable, work: Work) -> None:
-        """Starts ``work()`` as a task. No other task may have its ``name``."""
+        """Starts ``work()`` as a task with ``name``, which no other task may have."""
         self._loop.call_soon_threadsafe(self._start, name, work)
 
     def cancel(self, name: Hashable) -> None:

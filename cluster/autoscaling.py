@@ -12,8 +12,9 @@ ENCODINGS = "encodings"  # the metric that replicas report
 
 
 class ByDemand:
-    """The policy that Serve creates and calls every few seconds. ``places``: the number of requests that one replica
-    runs at once."""
+    """The policy that Serve creates and calls every few seconds. ``places`` is the number of requests that one replica
+    runs at once.
+    """
 
     def __init__(self, places: int) -> None:
         self._places = places

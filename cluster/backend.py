@@ -69,7 +69,7 @@ _ROOM_SECONDS = 60.0  # for Ray to find room for the quarantine; after that susp
 
 @frozen
 class _Attempt:
-    """One sending of a request. It is also the name of the task that reads the answers."""
+    """One attempt to run a request. It is also the name of the task that reads the answers."""
 
     request_id: str
     number: int
@@ -242,8 +242,7 @@ class RayBackend:
             self._send(request_id, client)
 
     def _unplaced(self, attempt: _Attempt) -> None:
-        """Sends a suspect to another replica, since there is no room for one in quarantine, or Serve cannot start
-        one."""
+        """Sends a suspect to another replica, since the quarantine has no room or cannot be started."""
         client = self._clients.get(attempt.request_id)
         if client is not None and client.flight.attempt == attempt.number:
             self._no_room_until = trio.current_time() + _APART_SECONDS
@@ -304,8 +303,7 @@ class RayBackend:
             raise
 
     async def _is_placed(self, answers: Any) -> bool:
-        """Returns true when a replica in quarantine has the request, or false if there is no room for such a
-        replica."""
+        """True when a replica in quarantine has the request. False if there is no room for such a replica."""
         first = asyncio.ensure_future(anext(answers))
         try:
             while not first.done():
@@ -351,8 +349,9 @@ class RayBackend:
         await trio.to_thread.run_sync(self._running.scale, replicas)
 
     def _later(self, call: Callable[[], object]) -> None:
-        """Calls ``call`` in the trio loop after a pause. By then all requests that were lost together are known to be
-        lost."""
+        """Calls ``call`` in the trio loop after a pause. The pause lets the losses of all requests of a replica arrive
+        first.
+        """
 
         async def wait() -> None:
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -399,8 +398,9 @@ def _plain(request: Request) -> Request:
 
 
 def _keys(request: Request) -> tuple[str, ...]:
-    """Returns the keys for the router: those of the items, or else those of the beginnings of the prompt, the longest
-    first."""
+    """Returns the keys for the router: those of the items, or else those of the prompt's prefixes, the longest
+    first.
+    """
     if request.items:
         return tuple(item.key for item in request.items)
     return tuple(key.hex() for key in request.page_keys[: -_PREFIXES - 1 : -1])

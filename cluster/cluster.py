@@ -82,12 +82,12 @@ class Cluster(Engine):
 
     If a replica is lost, its requests go on elsewhere after their last tokens: no token is lost, and none comes twice.
     Since one of them may have caused the loss, they go on in quarantine: on a replica that runs only suspects and is
-    started when there are some. A request that ends replicas fails with `PoisonRequest`. By then it has ended a single
-    replica that other requests used.
+    started when there are some. A request that ends replicas fails with `PoisonRequest`. Only the first of these
+    replicas had other requests than suspects.
 
-    With ``encoders`` there are additional replicas that only encode and hold only the model's encoder. The other
-    replicas borrow encoder outputs from them. The other replicas hold the whole model, so they encode for themselves
-    what they cannot borrow, for example because no encoder answers.
+    With ``encoders`` there are additional replicas that hold the model's encoder alone. The other replicas borrow
+    encoder outputs from them. These hold the whole model, and encode an output that they cannot borrow, for example
+    because no encoder answers.
 
     At the end of the block, requests drain, and every replica frees its device in order.
 

@@ -1,5 +1,6 @@
-"""Serve's request router. It asks `triolet.core.routing.Router`, and tells that router what Serve learns of the
-replicas."""
+"""Serve's request router. It asks `triolet.core.routing.Router`, and passes on to it the news of the replicas that
+Serve has.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class ContentRouter(RequestRouter):
     """Sends a request to the replica that holds its content; `triolet.core.routing` decides.
 
     The end of a sending is taken from its own result rather than from `RequestRouter.on_request_completed`. Serve calls
-    that method with nothing but the id of the request: also for an attempt that was refused, and perhaps before it
-    reports that the request was routed.
+    that method with the id of the request alone, also for an attempt that was refused, and perhaps before it reports
+    that the request was routed.
     """
 
     def initialize_state(self, places: int = 16) -> None:  # type: ignore[override]  # Serve hands on what we name
@@ -49,13 +50,14 @@ class ContentRouter(RequestRouter):
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """Removes a replica that Serve finds dead. The controller may still list the replica in its next update: it is
-        then added again."""
+        """Removes a replica that Serve finds dead. If the controller still lists the replica in its next update, it is
+        added again.
+        """
         self._leave(replica_id.unique_id)
         super().on_replica_actor_died(replica_id)
 
     def _join(self, name: str) -> None:
-        """Adds a replica. If it was there before, the requests that still run on it are counted again."""
+        """Adds a replica. If it was there before, its requests that still run count again."""
         self._heard[name] = 0
         self._router.joined(name)
         for sending in self._under_way.get(name, ()):
@@ -66,7 +68,7 @@ class ContentRouter(RequestRouter):
         self._router.left(name)
 
     def _hear(self, name: str, report: ReplicaReport) -> None:
-        """Passes on a report. Each report counts once, since it lacks the requests that were sent after it."""
+        """Passes on a report, once. A second time it would hide the requests that were sent after it."""
         self._heard[name] = report["number"]
         if "keys" in report:
             self._router.told(name, report["keys"])

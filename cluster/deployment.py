@@ -1,4 +1,4 @@
-"""The deployment on Ray Serve: the only module that starts and ends anything on Ray Serve."""
+"""The deployment on Ray Serve. No other module starts or ends anything there."""
 
 from __future__ import annotations
 
@@ -70,8 +70,9 @@ class Deployment:
 
     @property
     def least(self) -> tuple[int, int]:
-        """The least numbers of replicas when all are ready: of those that take requests, and of those that only
-        encode."""
+        """The least numbers of replicas that must be ready: of those that take requests, and of those that only
+        encode.
+        """
         return self.replicas if isinstance(self.replicas, int) else self.replicas[0], self.encoders
 
     @property
@@ -123,8 +124,9 @@ class Deployment:
             raise EngineError(f"another process has {self.name!r} on this Ray ({error}); take another name") from error
 
     def _handles(self) -> tuple[tuple[DeploymentHandle[Any], ...], DeploymentHandle[Any]]:
-        """Starts both applications. Returns the handles of the deployment that takes requests and, if there is one, of
-        the one that only encodes; and the handle of the quarantine."""
+        """Starts both applications. Returns three handles: of the deployment that takes requests, of the one that only
+        encodes (if there is one), and of the quarantine.
+        """
         targets = [
             serve.RunTarget(
                 target=application,
@@ -270,7 +272,8 @@ class Running:
 
     def _ask_all(self, handle: DeploymentHandle[Any], question: str, least: int) -> list[Any]:
         """Returns the answers of all replicas of ``handle``. Waits until there are ``least``, since a handle learns of
-        replicas later than Serve reports them as ready."""
+        a replica only after Serve reports it as ready.
+        """
         end = time.monotonic() + _ASK_SECONDS
         while time.monotonic() < end:
             try:
@@ -314,8 +317,9 @@ class Running:
         return departures
 
     def give_up(self) -> None:
-        """Ends replicas of which some were never ready; there is nothing to drain. If replicas do not end in time (Ray
-        finds no room for them, or they load for too long), that is logged, and Serve ends them later."""
+        """Ends replicas of which some were never ready, so that there is nothing to drain. Logs if replicas do not end
+        in time, because Ray finds no room for them or they load for too long. Serve ends them later then.
+        """
         seconds = self.deployment.stop_seconds + _END_SECONDS
         try:
             if not self._deleted(seconds):
@@ -340,7 +344,7 @@ class Running:
 
 
 def _until(is_so: Callable[[], bool], end: float, pause: float) -> bool:
-    """Calls ``is_so`` every ``pause`` seconds. Returns true as soon as it does, or false after ``end``."""
+    """Calls ``is_so`` every ``pause`` seconds until it returns true. False if the time ``end`` comes first."""
     while not is_so():
         if time.monotonic() > end:
             return False

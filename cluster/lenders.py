@@ -53,8 +53,9 @@ class Loan:
 
 @define(eq=False)
 class RayLenders:
-    """The `triolet.actors.messages.Lenders` of a replica. `ask` and `withdraw` are called in the trio loop; the work is
-    done in ``loop``, which calls ``tell``."""
+    """The `triolet.actors.messages.Lenders` of a replica. `ask` and `withdraw` are called in the trio loop. The work is
+    done in ``loop``, and ``tell`` is called there.
+    """
 
     handle: Any  # the handle of the deployment that only encodes
     loop: asyncio.AbstractEventLoop
@@ -105,9 +106,10 @@ class RayLenders:
 
 
 def _failure(error: Exception) -> Exception:
-    """Returns what the borrower gets for ``error``: `EncodeFailed` if the lender could not encode the item, which then
-    fails for good; `LenderLost` if the item may have ended the lender, so that the borrower does not encode it;
-    otherwise `BorrowFailed`."""
+    """Returns the error that the borrower gets for ``error``. `EncodeFailed`: the lender could not encode the item, so
+    the item fails for good. `LenderLost`: the item may have ended the lender, so the borrower does not encode it.
+    `BorrowFailed`: any other error.
+    """
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, EncodeFailed):
         return cause

@@ -1,7 +1,7 @@
 """`Register`: an actor on Ray that keeps the reports of replicas that have left, one for each deployment.
 
-The register lives as long as the process that has deployed the replicas. So its end tells them that the process is
-dead.
+The register lives as long as the process that has deployed the replicas. So replicas know by its end that the process
+is dead.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Register:
         self._is_open = True
 
     async def is_open(self) -> bool:
-        """True if every replica has loaded the model before: if a later replica cannot load it, the model is not at
-        fault."""
+        """True if every replica has loaded the model before. If a later replica cannot load it, the model is not at
+        fault.
+        """
         return self._is_open
 
     async def note(self, departure: Departure) -> None:

@@ -70,8 +70,8 @@ class _Stream:
 class Replica:
     """The actors of one engine. Serve makes one for each replica, and calls it on asyncio.
 
-    If a first replica cannot load the model, `fault` returns the error: if the constructor raised it, Serve would try
-    again for minutes, and the type of the error would be lost. If a later replica cannot load the model, the
+    If one of the first replicas cannot load the model, `fault` returns the error. If the constructor raised it, Serve
+    would try again for minutes, and the type of the error would be lost. If a later replica cannot load the model, the
     constructor raises: the replica gets no requests, and Serve tries again.
 
     Args:
@@ -145,8 +145,9 @@ class Replica:
         return self._fault
 
     async def describe(self) -> bytes:
-        """Returns the model's description, pickled, without its compiler of structures: they are compiled on the
-        replicas."""
+        """Returns the model's description, pickled. It lacks the compiler of structures, since replicas compile
+        them.
+        """
         self._running()
         assert self._description is not None, "an engine that has opened has a description"
         return pickle.dumps(evolve(self._description, structures=None))
@@ -172,8 +173,9 @@ class Replica:
                 self._in_trio(partial(self._running().abort, request.id))
 
     async def run_suspect(self, keys: tuple[str, ...], request: Request) -> AsyncIterator[News]:
-        """Runs a request as `run` does, but first yields empty news when the request has arrived, since the replica in
-        quarantine may have to be started."""
+        """Runs a request as `run` does, but first yields empty news when the request has arrived. The caller has to
+        wait for that, since a replica in quarantine may have to be started.
+        """
         yield News()
         async for news in self.run(keys, request):
             yield news
@@ -196,8 +198,9 @@ class Replica:
         return answer.result()
 
     async def take_back(self, loans: tuple[tuple[str, str], ...]) -> None:
-        """Ends ``loans``, pairs of a loan and its key, whose borrowers are done. Loans that this replica did not make
-        are ignored."""
+        """Ends ``loans`` whose borrowers are done. Each is a pair of a loan and its key. Loans that this replica did
+        not make are ignored.
+        """
         for loan, key in loans:
             self._tell(m.Release(loan, key))
 
@@ -245,8 +248,9 @@ class Replica:
             await self._say_goodbye(self._supervisor.statistics())
 
     async def _leave_with_its_process(self) -> None:
-        """Waits until the process that has deployed this replica is dead, and takes the deployment down then: nobody
-        else is left who would, and Serve would keep it for ever."""
+        """Waits until the process that has deployed this replica is dead, and then takes the deployment down. Otherwise
+        Serve would keep it for ever.
+        """
         while True:
             try:
                 await ray.get_actor(self._register, NAMESPACE).watch.remote()
@@ -262,7 +266,7 @@ class Replica:
             await asyncio.to_thread(serve.delete, application, _blocking=False)
 
     async def _is_late(self) -> bool:
-        """True if the cluster is open already: every replica has loaded the model before."""
+        """True if every replica has loaded the model before this one, so that the cluster is open already."""
         try:
             register: Any = ray.get_actor(self._register, NAMESPACE)
             return bool(await register.is_open.remote())
@@ -292,8 +296,9 @@ class Replica:
         self._in_trio(partial(self._running().tell, message))
 
     async def _told(self, question: Callable[[], Told]) -> Told:
-        """Calls ``question`` in the trio loop and returns its answer: no other thread may read the engine's books while
-        they change. After the end of the trio loop they do not change, and ``question`` is called here."""
+        """Calls ``question`` in the trio loop and returns its answer, since no other thread may read the engine's books
+        while they change. After the end of the trio loop they do not change, and ``question`` is called here.
+        """
         answer: asyncio.Future[outcome.Outcome[Told]] = self._loop.create_future()
         self._in_trio(lambda: self._loop.call_soon_threadsafe(answer.set_result, outcome.capture(question)))
         either: list[asyncio.Future[Any]] = [answer, self._ended]

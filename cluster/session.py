@@ -33,7 +33,7 @@ _SET_HANDLER = ctypes.PYFUNCTYPE(_HANDLER, ctypes.c_int, _HANDLER)(("PyOS_setsig
 class _Stay:
     """A stay of this process on Ray. One thread joins Ray, stays alive, and leaves Ray.
 
-    If Ray is started here, Linux ends its processes when the *thread* that started them ends (PR_SET_PDEATHSIG). A
+    If Ray is started here, Linux ends Ray's processes when the *thread* that started them ends (PR_SET_PDEATHSIG). A
     thread of trio would end after ten idle seconds.
     """
 
@@ -96,8 +96,9 @@ class RaySession:
             self._users += 1
 
     def leave(self) -> None:
-        """Notes that one cluster needs Ray no more. The last one ends the connection, and a Ray that was started for
-        it. Blocks: call it in a thread."""
+        """Notes that one cluster needs Ray no more. The last such note ends the connection, and Ray too if it was
+        started for it. Blocks: call it in a thread.
+        """
         with self.lock:
             self._users -= 1
             self._leave()
@@ -137,8 +138,10 @@ def _init(where: str) -> None:
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Keeps the program's handlers of SIGTERM and SIGALRM while Ray starts. Ray's handler of SIGTERM would call the
-    program's handler, but an alarm would abort the process three seconds later, even if something has still to end."""
+    """Keeps the program's handlers of SIGTERM and SIGALRM while Ray starts. Ray's own handler of SIGTERM calls the
+    program's handler, but also sets an alarm that aborts the process three seconds later, even if something has still
+    to end.
+    """
     if not hasattr(signal, "SIGALRM"):  # Windows: no alarm, and no such handler
         yield
         return

@@ -1,5 +1,6 @@
-"""The largest size of one launch on the device. It shrinks after a launch was too large for memory, and grows again in
-time."""
+"""The largest size of one launch on the device. It is halved after a launch that was too large for memory, and grows
+again in time.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ _MOST_PATIENCE = 4096
 
 @define(eq=False)
 class BatchSize:
-    """The size of launches. ``budget``, up to ``most``, is the size that a launch may have now: tokens of a step, or
-    embeddings of an encode batch."""
+    """The size that a launch may have: ``budget`` now, and at most ``most``. It counts the tokens of a step, or the
+    embeddings of an encode batch.
+    """
 
     most: int
     budget: int = field(init=False)
@@ -33,8 +35,9 @@ class BatchSize:
 
     def done(self) -> None:
         """Notes that a launch went well. After ``_patience`` good launches a smaller budget doubles. The patience
-        doubles each time that the budget grew too early. Otherwise a request that needs more steps than the patience
-        would start anew for ever."""
+        doubles each time that the budget grew too early. Otherwise a request with more steps than ``_patience`` would
+        fail and start anew for ever.
+        """
         self._good += 1
         if self._good < self._patience:
             return

@@ -60,8 +60,9 @@ class BeamSettings:
 
     @property
     def candidates(self) -> int:
-        """The number of candidates that a step needs. It is large enough that ``size`` candidates go on even if the
-        likeliest tokens of each beam are all the tokens that end it."""
+        """The number of candidates that a step needs. It leaves ``size`` candidates that go on even if the likeliest
+        tokens of each beam are those that end it.
+        """
         return max(2, 1 + len(self.stops)) * self.size
 
     def score(self, total: float, length: int) -> float:
@@ -71,8 +72,9 @@ class BeamSettings:
 
 @frozen
 class Candidate:
-    """A beam with the index ``beam`` and one more token. ``total`` is the sum of the log-probabilities that the search
-    ranks by, this token's included. ``logprob`` is this token's log-probability as callers get it."""
+    """A beam with one more token. ``beam`` is the index of the beam. ``total`` is the sum of the log-probabilities that
+    the search ranks by, including that of the token. ``logprob`` is the token's log-probability as callers get it.
+    """
 
     beam: int
     token_id: int

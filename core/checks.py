@@ -25,8 +25,7 @@ _MOST_SHOWN = 300  # characters of a value in a message: it may be a whole image
 
 
 class Refused(Exception):
-    """The value is not allowed. `Check.of` raises `InvalidRequest` instead, and adds this error's text if it has
-    one."""
+    """The value is not allowed. `Check.of` turns this error into `InvalidRequest`, and includes its text."""
 
 
 @frozen
@@ -50,13 +49,15 @@ class Check:
             raise InvalidRequest(f"{name}={shown(value)}; allowed: {self.allowed}{hint}") from None
 
     def or_none(self, meaning: str) -> Check:
-        """Returns a check that allows ``None`` too, which means ``meaning``."""
+        """Returns a check that also allows ``None``. Messages explain ``None`` by ``meaning``."""
         return Check(lambda value: None if value is None else self.read(value), f"{self.allowed}; None: {meaning}")
 
 
 def unknown_name(name: str, known: Iterable[str], elsewhere: Mapping[str, str], *, owner: str) -> InvalidRequest:
-    """Returns the error for a keyword ``name`` that ``owner`` does not have. The error suggests one of ``known``: the
-    name that ``elsewhere`` has for a name from another program, or else the name with the most similar spelling."""
+    """Returns the error for a keyword ``name`` that ``owner`` does not have. The error suggests one of the ``known``
+    names: the one that ``elsewhere`` gives for a name from another program, or else the one with the most similar
+    spelling.
+    """
     names = list(known)
     near = elsewhere.get(name) or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
     told = f"did you mean {near}?" if near else f"allowed: {', '.join(names)}"

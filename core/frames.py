@@ -18,8 +18,7 @@ def clear_frames(error: BaseException, *, outer: BaseException | None = None) ->
     """Drops the locals of the frames of ``error``, and of its causes and contexts.
 
     A frame that still runs keeps its locals, and must drop them itself. The closure of a comprehension, lambda or inner
-    function stays too: in Python 3.11 the frame keeps the function, and the function keeps the closure. So pass tensors
-    as arguments.
+    function stays too, since the frame of Python 3.11 keeps the function. So pass tensors as arguments.
 
     Args:
         outer: an error that was being handled before. The frames of ``outer`` and of its causes are not changed.

@@ -57,9 +57,9 @@ class EncoderLedger:
     ``capacity`` is in bytes, ``batch_size`` in embeddings. With ``borrows`` entries are borrowed. An entry whose borrow
     has failed is encoded here. With ``encodes`` false it is borrowed again, up to `MOST_BORROWS` times in all.
 
-    Acquires are served strictly by (order, arrival), and entries are encoded in that order too. An acquire waits for
-    earlier acquires to be served even on a hit, so that a popular entry cannot keep a waiting request out for ever. No
-    acquire starves, unless acquires of a smaller order never stop coming.
+    Acquires are served strictly by (order, arrival), and entries are encoded in that order too. Even if its entry is
+    resident, an acquire waits until the earlier acquires are served. Otherwise a popular entry could keep a waiting
+    request out for ever. No acquire starves, unless acquires of a smaller order never stop coming.
     """
 
     capacity: int
@@ -267,8 +267,9 @@ class EncoderLedger:
         return {key: (entry.state, tuple(entry.holders), entry.item.size) for key, entry in self._entries.items()}
 
     def keys_to_come(self) -> frozenset[str]:
-        """Returns the keys of all outputs that are reserved, being encoded or being borrowed, or that acquires wait for
-        without a reservation."""
+        """Returns the keys of all outputs that are to come: those that are reserved, being encoded or being borrowed,
+        and those that acquires without a reservation wait for.
+        """
         coming = {key for key, entry in self._entries.items() if entry.state not in RESIDENT}
         return frozenset(coming | self._lacking.keys())
 
@@ -338,8 +339,9 @@ class EncoderLedger:
 
     @property
     def _room_to_come(self) -> int:
-        """The number of bytes that are free, or will be once the runner has dropped the entries that are being
-        freed."""
+        """The number of bytes that are free, or will be free when the runner has dropped the entries that are being
+        freed.
+        """
         return self.capacity - self.taken + self._freeing
 
     def _evict_oldest(self, idle: OrderedDict[str, float]) -> None:

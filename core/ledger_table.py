@@ -25,8 +25,7 @@ RESIDENT = frozenset({State.READY, State.LENT, State.IDLE, State.FREEING})
 
 
 class Held(enum.Enum):
-    """The kind of holders that an entry has once a change has happened. A loan is a hold whose holder is another
-    engine."""
+    """The kind of holders of an entry after a change. A loan is a hold whose holder is another engine."""
 
     __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
 

@@ -76,8 +76,9 @@ class Wait:
 
 
 def encode_failure(error: Exception) -> EncodeFailed:
-    """Returns the error for a holder of an item that failed in the encoder. Each holder gets a new error: two tasks
-    must not raise the same exception object."""
+    """Returns the error for a holder of an item that failed in the encoder. Each holder gets a new error, since two
+    tasks must not raise the same exception object.
+    """
     failure = EncodeFailed(
         f"the encoder failed on this request's input twice, alone in its batch ({type(error).__name__}: {error}); "
         f"other requests go on; the input is the likely cause"

@@ -55,7 +55,7 @@ class GenerationRules:
 
 @frozen
 class Lengths:
-    """The figures that bound the number of tokens of a text from below.
+    """The figures from which the least number of tokens of a text follows.
 
     Args:
         longest: the largest number of characters that one token stands for.
@@ -97,7 +97,7 @@ class Preparer(Protocol):
 
     @property
     def needs_prompt(self) -> bool:
-        """False if a request may have items alone. The prompt is then the beginning of the answer."""
+        """False if a request may have items alone. A prompt is then the beginning of the answer."""
 
     @property
     def converses(self) -> bool:
@@ -108,8 +108,8 @@ class Preparer(Protocol):
         already."""
 
     def read_media(self, given: Sequence[Any]) -> Sequence[Any]:
-        """Reads the items in ``given`` ahead of `prepare`, which gets the result in their place and then takes less
-        time. Texts are tokenized one after another, so the slow work on items is done before.
+        """Reads the items in ``given``. `prepare` gets the result in their place. Only one text is tokenized at a time,
+        so the slow work on items is done here.
 
         Raises:
             InvalidRequest: an item cannot be read.

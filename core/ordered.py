@@ -14,8 +14,9 @@ Place = tuple[int, int]  # (order, arrival): the smallest comes first; no two it
 
 @define(eq=False)
 class Ordered(Generic[Item]):
-    """Items by their places. The place of a discarded item stays in the list until it surfaces at an end, or until
-    such places are many. So the cost of adding, discarding and looking at an end does not grow with the items.
+    """Items in the order of their places. A discarded item leaves its place in the list until that place comes first or
+    last, or until such places are many. So the cost of adding, discarding and looking at an end does not grow with the
+    items.
     """
 
     _places: dict[Item, Place] = field(factory=dict, init=False)

@@ -62,8 +62,8 @@ Change: TypeAlias = RequestLine | CacheEntry
 
 @define(eq=False)
 class Overview:
-    """An observer for `EngineConfig`. The cost of an event does not grow with the number of requests. But that of a
-    step's event grows with the number of requests in the step.
+    """An observer for `EngineConfig`. The cost of a step's event grows with the requests in the step. The cost of other
+    events does not grow with the requests.
 
     Args:
         changed: a function that is called with each line whose stage has changed, and with each entry whose state has

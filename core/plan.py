@@ -74,8 +74,8 @@ class StepPlan:
     """One launch of the decoder. The order of work is: forget ``ended``, record ``started``, write ``cross_writes``,
     feed ``chunks``.
 
-    ``epoch`` counts failed steps and lost generations. If a step was dispatched before the planner knew that an earlier
-    step had failed, both have the same epoch, and the runner skips the later step.
+    ``epoch`` counts failed steps and lost generations. A step that was dispatched before the planner knew of an earlier
+    failed step has the same epoch as that step. The runner skips it.
     """
 
     step_id: int
@@ -95,9 +95,9 @@ class StepPlan:
 class Hypothesis:
     """A text that a beam search has found: its tokens, the end token included, and their log-probabilities as in
     `SampledToken`. The search ranks hypotheses by ``score``: the sum of the tokens' log-probabilities over ``length **
-    length_penalty``. The score uses the log-probabilities before the rules, as transformers does. The rules exclude
-    tokens, but do not change the score of the others. So the score's log-probabilities may be smaller than
-    ``logprobs``."""
+    length_penalty``. For the score, the rules only exclude tokens: the other log-probabilities are those before the
+    rules, as in transformers. So they may be smaller than ``logprobs``.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]

@@ -8,8 +8,8 @@
                                  ^          |
                                  +----------+  it could not be taken
 
-Falling asleep and waking take time, so the wish is kept apart from the state. The last wish counts. A sleep that was
-ordered ends by an order to wake. A sleep for lack of work ends when work comes.
+Falling asleep and waking take time, so the wished state is kept beside the present one. The last wish counts. A sleep
+that was ordered ends by an order to wake. A sleep for lack of work ends when work comes.
 """
 
 from __future__ import annotations

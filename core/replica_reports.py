@@ -1,8 +1,8 @@
 """The reports of a replica to the routers: its load often, the keys that it holds seldom.
 
 Pure. A report has plain values only, since it passes through processes that do not know Triolet. Ray Serve sends the
-reports of all replicas to each router whenever one report has changed. So most reports are short, an idle replica
-repeats its last report, and each report has a number, by which a router recognises those that it has read.
+reports of all replicas to each router whenever one report has changed. So most reports are short, and an idle replica
+repeats its last report. A router recognises a report that it has read by the report's number.
 """
 
 from __future__ import annotations

@@ -321,7 +321,7 @@ class Pooling:
 class Alignment:
     """Requests the times at which the tokens of the prompt are spoken, instead of further tokens. See `AlignedTokens`.
 
-    The prompt is what the model would have written: special tokens, then text (teacher forcing). The tokens from
+    The prompt is the output that is to be aligned: special tokens, then text (teacher forcing). The tokens from
     position ``start`` on are aligned with the first ``frames`` frames of the encoder's output, which are the frames
     that contain audio. Log-probabilities are computed among the first ``among`` tokens of the vocabulary; ``None``:
     among all.
@@ -391,9 +391,10 @@ class EncoderItem:
 class Request:
     """One sequence to generate. Immutable; its progress lives in the planner.
 
-    ``committed`` has the tokens that the request got already in an engine that is lost. The request goes on after these
+    ``committed`` has the tokens that the request got in an engine that is lost since. The request goes on after these
     tokens, and ``max_tokens`` counts them. A beam search, or a request that ``reads``, has none. A ``suspect`` was
-    running when that engine was lost. It runs apart from other requests until it has sampled a token."""
+    running when an engine was lost. It runs apart from other requests until it has sampled a token.
+    """
 
     id: str
     prompt_token_ids: tuple[int, ...]

@@ -53,7 +53,7 @@ class Grant:
 
 @frozen
 class Refuse:
-    """The use ends before it began: its model failed to load, or the block is closing."""
+    """The use ends before it began, since its model failed to load or the block is closing."""
 
     ticket: int
 
@@ -156,8 +156,9 @@ class Residency:
         return self._new_ticket(model, model.orders)
 
     def end(self, ticket: int, now: float) -> None:
-        """Notes that a use has ended or no longer waits, or that an order is withdrawn or its answer was received.
-        Unknown tickets are those of uses that were refused, or whose engine is gone."""
+        """Notes that a use or an order is over: it has ended, it no longer waits, or its answer was received. Unknown
+        tickets change nothing: they are those of uses that were refused, or whose engine is gone.
+        """
         model = self._tickets.pop(ticket, None)
         if model is None:
             return
@@ -204,8 +205,9 @@ class Residency:
         model.state, model.held, model.needs, model.failed_at = ModelState.FAILED, 0, None, now
 
     def leaving(self, name: str) -> None:
-        """Notes that the engine of ``name`` ends, on order or not. If it was not ordered to, its users get the engine's
-        errors, and are no longer users."""
+        """Notes that the engine of ``name`` ends, on order or not. Without an order, its users get the engine's errors,
+        and are no longer users.
+        """
         model = self.models[name]
         model.state = ModelState.UNLOADING
         for ticket in model.users:
@@ -250,8 +252,9 @@ class Residency:
         return ticket
 
     def _answer_absent(self, model: Model, now: float) -> None:
-        """Answers orders to unload a model of which nothing is loaded, refuses uses of a model that has just failed,
-        and has a model sized."""
+        """Handles models that are not loaded: answers orders to unload them, refuses uses of one that has just failed,
+        and has the next one sized.
+        """
         is_sizing = model.state is ModelState.LOADING and not self._is_sized(model)
         if model.is_absent or is_sizing:
             self._answer(model.orders, Grant)
@@ -292,9 +295,10 @@ class Residency:
                 self._unload(victim, f"{'what was loaded' if model is None else model.name} needs the room")
 
     def _head(self) -> tuple[int, Model | None] | None:
-        """Returns the first ticket, and its model, among the absent models that wait for room. If none waits, and the
-        models hold more than the budget because an estimate was too low, returns a ticket for that excess, and no
-        model."""
+        """Returns the first ticket among the absent models that wait for room, and its model. If none waits, an
+        estimate may have been too low, so that the models hold more than the budget. Returns a ticket and no model
+        then.
+        """
         absent = [model for model in self.models.values() if model.is_absent and self._is_sized(model)]
         waiting = [(ticket, model) for model in absent for ticket in model.waiting]
         if waiting:
@@ -316,7 +320,8 @@ class Residency:
 
     def _victims(self, lacking: float) -> list[Model]:
         """Returns the models that give way for ``lacking`` bytes: idle models first, the least recently used first, and
-        none that is not needed."""
+        no more than needed.
+        """
         if lacking <= 0:
             return []
         candidates = [*self._in(ModelState.READY), *self._in(ModelState.LOADING)]
@@ -331,7 +336,9 @@ class Residency:
         return chosen
 
     def _grant(self, limits: Mapping[str, float], before: float) -> None:
-        """Begins the uses of ready models with tickets before the limit of their model and before ``before``."""
+        """Begins the uses of ready models whose tickets are below ``before`` and below their model's limit in
+        ``limits``.
+        """
         for model in self._in(ModelState.READY):
             until = min(limits[model.name], before)
             for ticket in [ticket for ticket in model.waiting if ticket < until]:

@@ -11,7 +11,8 @@ from attrs import define, field
 class RestartPolicy:
     """A policy of at most ``most`` restarts within any ``period`` seconds. The first restart is immediate. Each further
     restart within the period waits twice as long as the one before, from ``pause`` to ``longest`` seconds. The pauses
-    are short, since the end of the engine waits for the restart too."""
+    are short, since the end of the engine waits for them too.
+    """
 
     most: int
     period: float

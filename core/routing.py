@@ -84,8 +84,9 @@ def _point(text: str) -> int:
 
 @define(eq=False)
 class Router:
-    """Decides for one ingress. ``draw`` returns a random integer below its argument, as `random.Random.randrange`
-    does."""
+    """The decisions of one ingress. ``draw`` returns a random integer below its argument, as `random.Random.randrange`
+    does.
+    """
 
     draw: Callable[[int], int]
     limits: RoutingLimits = field(factory=RoutingLimits)
@@ -170,8 +171,9 @@ class Router:
 
     def told_total(self, replica: str, requests: int, encodings: int = 0) -> None:
         """Notes the load that a replica reports if it does not distinguish its routers. This router's own share of
-        ``requests`` and ``encodings`` is subtracted. It is unknown when, since its last report, the replica counted. So
-        the largest share that this router had there in that time is subtracted."""
+        ``requests`` and ``encodings`` is subtracted: the largest share that it had there since the last report, since
+        the moment at which the replica counted is unknown.
+        """
         if replica not in self._replicas:
             return
         there = self._replicas[replica]
@@ -232,8 +234,8 @@ class Router:
         return max(self.limits.places, self.limits.spread * mean)
 
     def choose(self, keys: Sequence[str] = (), *, without: Iterable[str] = ()) -> str:
-        """Returns the replica for a request with ``keys``, the most specific first. For a prompt this is the key of its
-        longest prefix.
+        """Returns the replica for a request with ``keys``, the most specific first. For a prompt the first key is that
+        of its longest prefix.
 
         Args:
             without: replicas that must not be taken, since they have refused or lost the request.
@@ -266,8 +268,9 @@ class Router:
         return min(islice(able, 2), key=self.encodings, default=None)
 
     def _points(self) -> list[tuple[int, str]]:
-        """Returns the ring. If many replicas have come or gone, they are sorted in together. A few are moved one by
-        one, which is faster."""
+        """Returns the ring. Sorts many new or gone replicas in together, and moves a few one by one, which is
+        faster.
+        """
         gone = {name for name in self._changed if name not in self._replicas and name in self._on_ring}
         come = {name for name in self._changed if name in self._replicas and name not in self._on_ring}
         self._changed.clear()

@@ -24,8 +24,8 @@ class Demand:
 
 
 def wanted_replicas(demand: Demand, *, places: int, least: int, most: int) -> int:
-    """Returns the number of replicas, from ``least`` to ``most``, at which requests find places and encodings do not
-    pile up.
+    """Returns the number of replicas, from ``least`` to ``most``, that has places for all requests and lets no
+    encodings pile up.
 
     Args:
         places: the number of requests that one replica runs at once.

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 @frozen(kw_only=True)
 class Timings:
     """The durations of a request, in seconds from the call on. ``queued``: until the request had a place, waiting at
-    the door included. ``encoder_wait``: the part of ``queued`` that the request waited for encoder outputs.
+    the door included. ``encoder_wait``: the part of ``queued`` in which the request waited for encoder outputs.
     ``first_token``: until the first token; ``None``: the request had no token. ``total``: until the end.
 
     A transcription makes one or more requests for each window, one after another. Its ``queued`` and ``encoder_wait``

@@ -76,7 +76,7 @@ _MOVES: dict[type[events.Event], tuple[_Life, _Life, str]] = {  # from, to, and 
 
 
 class _Place(enum.Enum):
-    """The place of a request. A request of a failed step, or of a restart, may go on or start again."""
+    """The place of a request. A request may go on or start again after a failed step or a restart."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -103,7 +103,7 @@ class TraceChecker:
     Raises (from ``checker(event)`` and `end`):
         InvariantViolation: see `InvariantViolation.invariant` and `InvariantViolation.history`.
 
-    After an actor has failed (`ActorFailed`), or a stage was cut off, actors may omit answers and frees. From then on
+    After an actor has failed (`ActorFailed`) or a stage was cut off, actors may omit answers and frees. From then on
     only "terminal once" and the order of the teardown are checked.
     """
 

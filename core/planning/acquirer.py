@@ -30,8 +30,9 @@ class Acquirer:
     _stale: bool = field(default=False, init=False)  # an acquire may have become possible since the last decision
 
     def has_what_it_needs(self, sequence: Sequence) -> bool:
-        """True if the sequence is still ready. Since it became ready, its cross KV may have lost its slot, or cached
-        pages that made an encoder output unnecessary may have been evicted."""
+        """True if the sequence is still ready. Since it became ready, its cross KV slot may have been evicted, or
+        cached pages that made an encoder output unnecessary.
+        """
         item = sequence.cross_item
         if item is not None:
             return self.room.slots.resident(item.key) or self.holds.holds_all(sequence)
@@ -60,7 +61,8 @@ class Acquirer:
 
     def waits(self, sequence: Sequence) -> None:
         """Puts a waiting sequence into the queues that it belongs to. The sequence keeps an output that it has acquired
-        for cross-attention. It releases placed items, since it may need others now."""
+        for cross-attention. It releases items with placeholders, since it may need others now.
+        """
         if not sequence.request.items:
             self.ready.put(sequence, sequence.key)
             return

@@ -41,7 +41,8 @@ class Acts:
 
     def draft(self) -> StepDraft:
         """Returns the draft of the next step. Suspects run in steps of their own. If no suspect can run, the other
-        sequences do. But then no sequence starts that comes after a suspect that waits for room."""
+        sequences do. If a suspect waits for room, no sequence that comes after it starts then.
+        """
         lost: dict[Sequence, None] = {}
         blocked: Sequence | None = None
         for only in (*self._turns(), None):
@@ -144,8 +145,9 @@ class Acts:
             draft.add(Part(sequence, start, 1, 1, pages, beams=sequence.rows(start)))
 
     def _chosen(self, draft: StepDraft, decoding: list[Sequence]) -> list[Sequence]:
-        """Returns the sequences for whose rows the step has enough tokens. A search with more rows than a step may have
-        now runs in a step alone."""
+        """Returns the sequences for whose rows the step has enough tokens. A search that alone has more rows than a
+        step may feed now runs in a step without other sequences.
+        """
         if sum([sequence.rows(sequence.dispatched) for sequence in decoding]) <= draft.tokens:
             return decoding
         left = draft.tokens
@@ -246,8 +248,9 @@ class Acts:
         return 0 if length < min(wanted, self.limits.page_size) and draft.parts else length
 
     def _fits(self, draft: StepDraft, sequence: Sequence, cached: tuple[int, ...]) -> bool:
-        """True if there are a place, a slot, pages for all tokens of ``sequence``, and pages for the next tokens of
-        ``sequence`` and of the other sequences."""
+        """True if there are a place, a slot and enough pages to start ``sequence``: pages for all of its tokens, and
+        pages for the next tokens of all sequences.
+        """
         item = sequence.cross_item
         if draft.places < 1 or (item is not None and draft.slots < self._slots_taken(draft, item)):
             return False
@@ -276,8 +279,9 @@ class Acts:
         return max(0, self.room.pages_for(sequence, min(sequence.known + tokens, sequence.limit)) - has)
 
     def _unused(self, draft: StepDraft, cached: Iterable[int]) -> int:
-        """Returns how many pages among ``cached`` count as free until a sequence joins them: no sequence uses them, and
-        no start of this draft joins them."""
+        """Returns how many of the ``cached`` pages count as free: no sequence uses them, and no start of this draft
+        joins them.
+        """
         return self.room.pages.unused(page for page in cached if page not in draft.joined)
 
     def _slots_taken(self, draft: StepDraft, item: EncoderItem) -> int:

@@ -34,8 +34,7 @@ class Part:
 
 @define(eq=False)
 class StepDraft:
-    """The draft of a step. ``tokens``, ``pages``, ``slots`` and ``places`` are what is left for the sequences that come
-    next."""
+    """The draft of a step. ``tokens``, ``pages``, ``slots`` and ``places`` are what is left for further sequences."""
 
     tokens: int
     pages: int

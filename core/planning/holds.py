@@ -69,7 +69,8 @@ class EncoderHolds:
 
     def group(self, items: Iterable[EncoderItem]) -> list[EncoderItem]:
         """Returns the leading ``items`` that together fit into half of the encoder cache, but at least one. The other
-        half is left for the next items, which are encoded while the decoder reads these."""
+        half is left for the next items. These are encoded while the decoder reads the group.
+        """
         chosen: list[EncoderItem] = []
         left = self.capacity // 2
         for item in items:
@@ -117,9 +118,10 @@ class EncoderHolds:
         return hold.sequence
 
     def release_read(self, sequence: Sequence) -> bool:
-        """Releases the placed items that answered steps have read completely. If the sequence cannot go on with the
-        items that are left, releases them too: such an item is placed a second time, but after an item that the
-        sequence does not hold. True if the sequence must acquire its next items."""
+        """Releases the placed items that answered steps have read completely. Releases the other items too if the
+        sequence cannot go on with them: its next position needs an item that it does not hold. True if the sequence
+        must acquire its next items.
+        """
         for key in [key for key in self.keys(sequence) if sequence.placeholders.is_read(key, sequence.fed)]:
             self._release(sequence, key)
         if self.keys(sequence) and not self.holds_all(sequence):

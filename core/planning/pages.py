@@ -111,8 +111,8 @@ class PageAllocator:
 class CrossSlots(PageAllocator):
     """The slots of cross-attention KV. Each slot is listed under its content as soon as it is taken.
 
-    A slot may be joined once the step that writes it is dispatched, since the runner runs steps in order. If that step
-    fails, `write_failed` unlists the slot.
+    Sequences may join a slot once the step that writes it is dispatched, since the runner runs steps in order. If that
+    step fails, `write_failed` unlists the slot.
     """
 
     @property

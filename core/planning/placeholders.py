@@ -1,5 +1,6 @@
-"""The places of a request's items among its tokens, by position. A look-up takes no time for placeholders that were
-read."""
+"""The places of a request's items among its tokens, by position. A look-up skips the placeholders that were read, at no
+cost.
+"""
 
 from __future__ import annotations
 

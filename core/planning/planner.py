@@ -9,9 +9,9 @@ A request lives in the planner as a `Sequence`::
                  ^                                                  |
                  +----------- preempted, or its step failed --------+
 
-Up to ``steps_in_flight`` steps are dispatched and not yet answered. So the planner must plan with tokens that only the
-executor knows so far. *Free follows completion*: pages, slots and encoder outputs of a sequence are given back only
-when no dispatched step mentions the sequence any more.
+Up to ``steps_in_flight`` steps are dispatched and not yet answered. So the planner must plan with tokens that it does
+not know yet. *Free follows completion*: pages, slots and encoder outputs of a sequence are given back only when no
+dispatched step mentions the sequence any more.
 
 `Room` keeps the books of places, pages and slots, `Acquirer` decides which sequence acquires encoder outputs next, and
 `Acts` drafts a step. Nothing changes before the draft is committed here.
@@ -294,8 +294,9 @@ class Planner:
     # -- committing a draft ------------------------------------------------------------------------------------------
 
     def _move(self, draft: StepDraft) -> None:
-        """Remembers the sequence that lacks room, preempts the victims of the draft, and makes the sequences that are
-        no longer ready acquire anew."""
+        """Notes the sequence that lacks room, preempts the victims of the draft, and makes the sequences that are no
+        longer ready acquire anew.
+        """
         if draft.blocked is not None:
             self._room.found_none(draft.blocked)  # first, since the room that victims give back counts as new
         for victim in draft.preempted:
@@ -469,9 +470,10 @@ class Planner:
 
 
 def _to_clear(step: InFlightStep) -> tuple[str, ...]:
-    """Returns the requests that are no suspects any more if the step goes well. These sample a token in the step; a
-    search that replays is not among them until it is further than ever before. A chunk that goes well says nothing
-    about later chunks."""
+    """Returns the requests that are no suspects any more if the step goes well: those that sample a token in it. A
+    search that replays is cleared only when it is further than ever before. A chunk that goes well says nothing about
+    later chunks.
+    """
     chunks = zip(step.sequences, step.plan.chunks, strict=True)
     return tuple([sequence.request.id for sequence, chunk in chunks if chunk.samples and not sequence.replays])
 

@@ -84,7 +84,8 @@ class PageKeys:
 
     def upto(self, token_ids: Sequence[int], pages: int, *, first: int = 0) -> Iterator[bytes]:
         """Yields the keys of the pages ``first .. pages-1`` of ``token_ids``, which may only grow. Each key is computed
-        when the caller asks for it: computing all keys of a long prompt at once would delay the other requests."""
+        when the caller asks for it. Computing all keys of a long prompt at once would delay the other requests.
+        """
         assert pages * self.page_size <= len(token_ids), "only full pages have keys"
         for page in range(first, pages):
             while len(self._keys) <= page:

@@ -51,10 +51,11 @@ class StepHistory:
         )
 
     def crashes_needed(self, request_id: str, least: int, *, steps: int = 1) -> int:
-        """Returns how many crashes alone, with no token sampled between them, make the request poison. On a device that
-        fails no other request this is ``least``. It is more on a device that does, if few steps are known, and if the
-        request needs several ``steps`` to its next token, each of which may fail. It is at most `_MOST` for each of
-        these steps."""
+        """Returns the number of crashes alone, with no token sampled between them, that make the request poison. It is
+        ``least`` on a device on which no other request fails. Otherwise it grows with the rate of other failures, and
+        with the ``steps`` that the request needs to its next token, since each step may fail by chance. It is also
+        larger while few steps are known. It is at most `_MOST` for each of the ``steps``.
+        """
         others = [accused for accused in self._steps if accused is None or request_id not in accused]
         failures = sum(accused is not None for accused in others)
         rate = (failures + 0.5) / (len(others) + 1)
@@ -101,7 +102,8 @@ class Quarantine:
     ) -> None:
         """Notes that a step with these requests failed, and makes each of them a suspect. ``to_clear`` has the requests
         that the step would have cleared if it had gone well. ``replaying`` has the requests that repeat a part that
-        went well before. If no other request failed the step, chance did."""
+        went well before. These are not accused. A failed step without other requests counts as failed by chance.
+        """
         self._history.step_failed(request_id for request_id in request_ids if request_id not in replaying)
         for request_id in request_ids:
             suspect = self._suspects.setdefault(request_id, _Suspect())
@@ -127,9 +129,10 @@ class Quarantine:
         return poison
 
     def _is_poison(self, suspect: _Suspect, request_id: str, steps: int) -> bool:
-        """True if the suspect is poison. Crashes in the one step that samples its next token prove most, since that
-        step crashed each time it was run. The steps before it went well each time, and there are many of them if a long
-        beam search starts anew."""
+        """True if the suspect is poison. Crashes in the step that samples its next token prove most, since that step
+        crashed each time. The steps before it went well each time. A long beam search that starts anew has many of
+        those.
+        """
         needed = partial(self._history.crashes_needed, request_id, self.crashes_alone)
         return suspect.crashes_alone >= needed(steps=steps) or suspect.crashes_at_its_token >= needed()
 
@@ -141,9 +144,9 @@ class Quarantine:
     def turns(self, request_ids: Iterable[str]) -> Iterator[frozenset[str]]:
         """Yields groups of these suspects, each for a step of its own. The caller runs the first group that has work.
 
-        The first group is half of the suspects with the most failed steps: if that half fails again, it is the most
-        suspicious. If the first half waits for room, the other half may run, and after it the less suspicious requests.
-        When these end, there is room.
+        The first group is half of the suspects with the most failed steps. If it fails again, it has more failed steps
+        than all others. If the first half waits for room, the other half may run, and after it the less suspicious
+        requests. When these end, there is room.
         """
         levels: dict[int, list[str]] = {}
         for request_id in request_ids:

@@ -111,8 +111,9 @@ class Sequence:
 
     @property
     def may_draft(self) -> bool:
-        """True if draft tokens may be proposed: the sequence samples one token after another, and its last draft tokens
-        were right or lie far enough back."""
+        """True if draft tokens may be proposed: the sequence samples one token after another, and its pause since wrong
+        draft tokens is over.
+        """
         return self.beams == 1 and self.request.reads is None and self.known >= self.drafts_from
 
     def judge_drafts(self, accepted: int, proposed: int) -> None:
@@ -128,7 +129,7 @@ class Sequence:
 
     @property
     def replays(self) -> bool:
-        """True if the sequence has sampled its next token before, as a search that started anew."""
+        """True if the sequence has sampled its next token before. This is so for a beam search that started anew."""
         return len(self.tokens) < self.reached
 
     def steps(self, budget: int) -> int:
