@@ -1,5 +1,6 @@
-"""Prepares the planner's chunks for a network: checks each chunk, and turns a chunk of a beam search into one chunk for
-each beam. No network knows of beams."""
+"""Prepares the planner's chunks for a network, which knows of no beams: checks each chunk, and turns a chunk of a beam
+search into one chunk for each beam.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def check_chunk(part: Chunk, record: Record, parts: Parts) -> None:
 
 
 def _known(record: Record) -> int:
-    """The number of tokens of the sequence. If a search is done, the most tokens that its request allows."""
+    """The number of tokens of the sequence; if its search is done, the most tokens that its request allows."""
     if record.search is None:
         return len(record.tokens)
     if record.search.state.done:

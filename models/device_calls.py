@@ -23,7 +23,8 @@ def device_call(
     method: Callable[Concatenate[_Executor, _Arguments], _Result],
 ) -> Callable[Concatenate[_Executor, _Arguments], _Result]:
     """Decorates a method that works with tensors, so that it runs in inference mode. Its errors keep no tensor alive,
-    however long a caller keeps the errors."""
+    however long they are kept.
+    """
 
     @wraps(method)
     def call(self: _Executor, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

@@ -99,9 +99,9 @@ class TorchExecutor:
         config: the engine's settings; device, dtype, threads and the KV sizes matter here.
 
     When a step raises, the sequences of its chunks and of its ``started`` are forgotten, and the contents of their
-    pages and slots are no longer valid: the planner starts these sequences again under new ids and writes the slots
-    again. All other sequences go on undisturbed. For the same reason an id in ``ended`` may be unknown: its sequence
-    was forgotten before.
+    pages and slots are no longer valid. The planner starts these sequences again under new ids and writes the slots
+    again. All other sequences go on undisturbed. An id in ``ended`` may be unknown, since its sequence may have been
+    forgotten in this way.
 
     The executor is closed (as when it is new), open or asleep. ``_blueprints`` (of the model, and of a draft model if
     there is one) is set unless the executor is closed. ``_open`` is set while it is open. During sleep ``_parked`` owns
@@ -236,7 +236,8 @@ class TorchExecutor:
 
     def _set_threads(self) -> None:
         """Sets torch's number of threads if the configuration names one or `choose_threads` finds another than the
-        present one. The number belongs to the process, so closing restores it."""
+        present one. The number holds for the whole process, so closing restores it.
+        """
         before = torch.get_num_threads()
         threads = self.config.threads or choose_threads(before)
         if self.config.threads or threads != before:
@@ -244,8 +245,9 @@ class TorchExecutor:
             torch.set_num_threads(threads)
 
     def _release(self) -> None:
-        """Releases what `_take` allocated, even if some releases raise. Parked weights stay, which on the CPU are the
-        same tensors as the model's weights."""
+        """Releases what `_take` allocated, even if some releases raise. Parked weights stay. On the CPU they are the
+        same tensors as the model's weights.
+        """
         self._open = None
         handed_on = [tensor for model in self._parked_models for tensor in model.tensors()]
         try:
@@ -343,8 +345,8 @@ class TorchExecutor:
         """Keeps an output that another executor has computed, as if it had been encoded here.
 
         Raises:
-            BorrowFailed: the output has another dtype than this model, or the two executors differ in whether a draft
-                model has an encoder.
+            BorrowFailed: the output has another dtype than this model, or a draft model with an encoder belongs to only
+            one of the two executors.
         """
         crossed, blueprints = self._opened().crossed(), self._blueprints
         assert blueprints is not None, "the executor is open"

@@ -3,8 +3,8 @@
 A chunk that samples yields the token after its last one. If draft tokens were proposed after the chunk, the row of each
 draft token yields one more. A draft token is accepted if it equals the token that was sampled from the row before it.
 Therefore speculation changes no token, greedy or not: sampling is keyed by position (`triolet.models.sampling.logits`),
-and a sampled token depends on no draft token that was rejected. The distribution is that of speculative sampling
-(Leviathan et al. 2023, section 2.3), whose acceptance test is replaced by random numbers that proposer and model share.
+and a sampled token depends on no draft token that was rejected. Speculative sampling (Leviathan et al. 2023, section
+2.3) keeps the distribution by an acceptance test. Here proposer and model share random numbers instead.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from .sampling.logits import RuleMasks, SamplerInput
 
 @frozen(kw_only=True)
 class _Wanted:
-    """The rows whose logits a step needs, as (index of the chunk, offset in it). First come the rows of ``samples``:
-    for each chunk (by index) the range of its rows, one for each token that may be sampled. Then comes one row for each
-    beam, whose chunk ``searches`` names. ``probes`` has the row of a chunk's probe."""
+    """The rows whose logits a step needs, as (index of the chunk, offset in it). ``samples`` has, for each chunk by
+    index, the range of its rows, one for each token that may be sampled. These come first. Then comes one row for each
+    beam, whose chunk ``searches`` names. ``probes`` has the row of a chunk's probe.
+    """
 
     rows: list[tuple[int, int]]
     samples: dict[int, range]

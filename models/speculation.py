@@ -24,8 +24,8 @@ class LookupProposer:
     """Proposes the tokens that followed an earlier occurrence of the last tokens.
 
     It learns a long prompt over several steps, including steps that read the prompt and sample nothing. No step learns
-    more than ``pace`` tokens in all, or ``least`` tokens of each sequence if there are many sequences. Until a prompt
-    is learned, draft tokens come from its beginning.
+    more than ``pace`` tokens in all, or ``least`` tokens of each sequence if that is more. Until a prompt is learned,
+    draft tokens come from its beginning.
     """
 
     match: int
@@ -77,8 +77,9 @@ class DraftModelProposer:
 
 
 def _read(feed: Feed, last: Feed) -> int:
-    """The number of draft tokens that the smaller model has read once ``last`` is fed. In the end it reads all of them,
-    also the last one."""
+    """The number of draft tokens that the smaller model has read after ``last``. In the end it reads all of them, the
+    last one included.
+    """
     return last.part.start + last.part.length - feed.part.start - feed.part.length
 
 

@@ -39,8 +39,9 @@ class QwenAudio(Family):
         return apart([row[:length] for row, length in zip(rows, embeddings.tolist(), strict=True)])
 
     def _mask(self, model: Any, heard: Tensor, length: int, dtype: torch.dtype) -> Any:
-        """Returns the mask of transformers' own forward, in which the first ``heard`` positions of each window see each
-        other."""
+        """Returns the mask of transformers' own forward. The first ``heard`` positions of each window attend to each
+        other.
+        """
         from transformers.masking_utils import create_bidirectional_mask
 
         shown = torch.arange(length, device=heard.device) < heard[:, None]

@@ -1,7 +1,7 @@
 """Contents of messages in the form that a chat template reads.
 
 Templates differ in the contents that they accept. Templates of text models accept only texts, and many others accept
-only lists of parts. A content of the other kind is refused, left out, or written as a Python list. Therefore a
+only lists of parts. They refuse contents of the other kind, leave them out, or write them as a Python list. Therefore a
 conversation with media is rendered in several forms, and the first rendering that shows all its texts is taken.
 """
 
@@ -34,8 +34,9 @@ def render_texts(tokenizer: Any, messages: Sequence[Message], **options: Any) ->
 
 
 def render_parts(tokenizer: Any, messages: Sequence[Message], **options: Any) -> Rendered:
-    """Renders ``messages`` that may hold images or audio. If some text would be missing otherwise, each text becomes a
-    list with one part, or each list of texts becomes one text. ``options`` and errors are as in `render`."""
+    """Renders ``messages`` that may hold images or audio. If a text is missing from the prompt, renders them again,
+    with each text as a list of one part, or each list of texts as one text. ``options`` and errors are as in `render`.
+    """
     return _fullest(partial(render, tokenizer, **options), messages, [messages, _parted(messages), _joined(messages)])
 
 

@@ -31,8 +31,9 @@ class Rendered(str):
 
 
 def template_of(tokenizer: Any, own: str | None = None, *, tools: bool) -> str:
-    """The text of the chat template: ``own``, or else the tokenizer's, which may have a separate one for conversations
-    with ``tools``. Empty if there is none."""
+    """The text of the chat template: ``own``, or else that of the tokenizer, which may have a separate template for
+    conversations with ``tools``. Empty if there is none.
+    """
     if not (own or tokenizer.chat_template):
         return ""
     try:
@@ -92,8 +93,9 @@ def _write(
 
 
 def tools_fault(template: str) -> str | None:
-    """The reason why conversations by ``template`` cannot have tools. ``None``: they can, or rendering will report what
-    is wrong with the template."""
+    """Returns the reason why conversations by ``template`` cannot have tools; ``None``: they can. A broken template has
+    no reason here, since rendering reports it.
+    """
     try:
         variables, _ = _names(template)
     except TemplateSyntaxError:
@@ -147,8 +149,9 @@ def _names(template: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _with_read_calls(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """``message`` with the arguments of its tool calls as mappings, which most templates read; OpenAI's clients send
-    them as JSON text. If there are calls, a content of ``None`` is left out, as in transformers."""
+    """Returns ``message`` with the arguments of its tool calls as mappings, which most templates read. OpenAI's clients
+    send them as JSON text. If there are calls, a content of ``None`` is left out, as in transformers.
+    """
     calls = message.get("tool_calls")
     if not calls:
         return message

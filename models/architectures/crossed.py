@@ -1,8 +1,8 @@
 """Encoder-decoders besides Whisper: where their parts lie, how large these are, and how items are encoded.
 
-A family covers some ``model_type`` of transformers. The modules of transformers compute: the encoder with its own
-attention, the decoder with ours, which reads pages and cross-attention slots. Most inputs are arguments that all the
-modules accept; `CrossedFamily.instead` supplies inputs for which a module has no argument.
+A family covers some ``model_type`` of transformers. The modules of transformers compute. The encoder uses its own
+attention. The decoder uses ours, which reads pages and cross-attention slots. Most inputs are arguments that all
+decoders accept; `CrossedFamily.instead` supplies those for which a decoder has no argument.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class CrossedFamily:
         return None
 
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:
-        """Returns the replaced calls by which the decoder gets the ``positions`` [rows] of its rows, and ``distances``,
-        which it adds to its scores."""
+        """Returns the calls that replace some of the decoder's own. Through them the decoder gets the ``positions``
+        [rows] of its rows, and the ``distances`` that it adds to its scores.
+        """
         raise NotImplementedError
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
@@ -139,8 +140,9 @@ class Moonshine(CrossedFamily):
 
 
 def _normalized(extractor: Any, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Normalizes one piece of audio as the extractor does. A call of the extractor itself would leave a reference
-    cycle."""
+    """Normalizes one piece of audio as the feature extractor does. A call of the extractor itself would leave a
+    reference cycle.
+    """
     read: np.ndarray[Any, Any] = extractor.zero_mean_unit_var_norm([samples], attention_mask=None)[0]
     return read
 
@@ -171,8 +173,9 @@ class Bart(CrossedFamily):
         )
 
     def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:  # noqa: ARG002
-        """Replaces the look-up in the position table. The decoder would count positions itself, so the table gets the
-        rows' positions instead."""
+        """Replaces the look-up in the position table. The decoder counts positions itself, so the table ignores that
+        count and looks up the rows' positions.
+        """
         table = _decoder(module).embed_positions
         return [(table, partial(_look_up, table.forward, positions))]
 
@@ -198,7 +201,7 @@ class T5(CrossedFamily):
         )
 
     def distances(self, module: nn.Module, positions: int) -> Tensor:
-        """Returns the numbers that the module itself adds for the last query, from which every distance occurs."""
+        """Returns the numbers that the module itself adds for the last query. Every distance occurs there."""
         attention = _first_attention(module)
         count = min(positions, attention.relative_attention_max_distance + 1)
         with torch.no_grad():
@@ -213,7 +216,7 @@ class T5(CrossedFamily):
 
 
 def told(forward: Callable[..., Any], what: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls ``forward`` with the further keyword arguments ``what``, which override the caller's."""
+    """Calls ``forward`` with the keyword arguments in ``what`` in place of the caller's."""
     return forward(*args, **{**kwargs, **what})
 
 

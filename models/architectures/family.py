@@ -1,4 +1,6 @@
-"""`Family`: how a multimodal checkpoint's images or audio are encoded, and where their embeddings stand."""
+"""`Family`: the encoding of a multimodal checkpoint's images or audio, and the places of their embeddings in the
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class Family:
         raise NotImplementedError
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:
-        """Reads one image or audio with ``processor``; in the prompt, one ``token`` stands for each embedding. Called
+        """Reads one image or audio with ``processor``. In the prompt, one ``token`` stands for each embedding. Called
         in threads.
 
         Raises:
@@ -56,15 +58,15 @@ class Family:
         token_ids: Sequence[int],  # noqa: ARG002
         placeholders: Sequence[Placeholder],  # noqa: ARG002
     ) -> tuple[Tensor, int] | None:
-        """Returns the positions of a prompt in three dimensions, int64 [3, len], and the number to add to the index of
-        a later token to get its position, which is the same in all three. ``None``: every position is the token's
-        index."""
+        """Returns the positions of a prompt in three dimensions, int64 [3, len], and an offset. A later token has its
+        index plus the offset as its position in all three. ``None``: every position is the token's index.
+        """
         return None
 
     def preparer(
         self, folder: Path, tokenizer: Any, config: Any, *, identity: str, hidden: int, dtype: torch.dtype
     ) -> MediaPreparer:
-        """The preparer that turns prompts into tokens and items of ``hidden`` numbers of ``dtype`` for each embedding;
+        """The preparer that turns prompts into tokens and items. Each embedding has ``hidden`` numbers of ``dtype``.
         ``identity`` names the weights, and goes into content keys.
 
         Raises:

@@ -63,8 +63,9 @@ class TextPreparer:
         return Prepared(token_ids=tokenize(self.tokenizer, prompt, special=not isinstance(prompt, Rendered)))
 
     def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """Returns the tokens of two texts, the same as ``tokenizer(first, second)``, and the index from which the token
-        types are 1."""
+        """Returns the tokens of two texts, the same as ``tokenizer(first, second)``, and the index of the first token
+        of type 1.
+        """
         check_characters(first)
         check_characters(second)
         encoded = self.tokenizer(first, second, verbose=False)
@@ -116,7 +117,9 @@ class MediaPreparer(TextPreparer):
     _read: Callable[[Any], Read]  # see `Family.read`
 
     def with_items(self, prompt: str, count: int) -> str:
-        """Returns ``prompt`` with the texts of ``count`` items in front of it, unless it has placeholders already."""
+        """Returns ``prompt`` with the placeholders of ``count`` items in front of it, unless it has placeholders
+        already.
+        """
         return prompt if self.placeholder in prompt else self.written * count + prompt
 
     def prepare(
@@ -217,8 +220,9 @@ class MediaPreparer(TextPreparer):
 
 
 def settled(tokenizer: Any) -> Any:
-    """Returns ``tokenizer`` ready for several threads. Its first call, which is made here, turns truncation and padding
-    off; later calls change nothing."""
+    """Returns ``tokenizer`` ready for several threads. The first call of a tokenizer turns truncation and padding off,
+    so it is made here. Later calls change nothing.
+    """
     tokenizer("")
     return tokenizer
 

@@ -1,8 +1,8 @@
 """Reads a text model's checkpoint, except the weights: its architecture, sizes and special tokens. Refuses models that
 the engine's attention would compute wrongly.
 
-If config.json shows the reason, the model is refused here, before the weights are read. The comparison at open finds
-all other cases.
+A model is refused here, before its weights are read, if config.json shows the reason. All other cases are found by the
+comparison with transformers when an engine opens.
 """
 
 from __future__ import annotations
@@ -224,8 +224,9 @@ def _shape(folder: Path, text: Any) -> DecoderShape:
 
 
 def _positions(folder: Path, text: Any) -> int:
-    """The most positions of one sequence. For longrope, whose rotary numbers change with the longest sequence of a
-    batch, only the original positions count."""
+    """The most positions of one sequence. With longrope, rotary numbers change with the longest sequence of a batch, so
+    only the original positions count.
+    """
     positions = whole(folder, text, "max_position_embeddings")
     if text.model_type in _OFFSET_POSITIONS:
         positions -= (text.pad_token_id or 0) + 1

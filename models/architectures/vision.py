@@ -67,7 +67,9 @@ class QwenVision(Family):
         return begin, end
 
     def read(self, processor: Any, config: Any, token: str, item: Any) -> Read:  # noqa: ARG002
-        """Reads as many patches as the image needs; ``merge_size`` squared patches become one embedding."""
+        """Reads as many patches as the image needs. A square of ``merge_size`` by ``merge_size`` patches becomes one
+        embedding.
+        """
         outputs = _process(processor, item)
         grid = outputs["image_grid_thw"][0]
         embeddings = int(grid.prod()) // processor.merge_size**2
@@ -151,8 +153,9 @@ class Tiled(Family):
 
 
 def _process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, Any]:
-    """Returns the outputs of ``processor`` for an image, which `load_image` has read. The image is converted to RGB,
-    with transparency on white, as in transformers."""
+    """Returns the outputs of ``processor`` for an image that `load_image` has read. The image is converted to RGB, with
+    transparency on white, as in transformers.
+    """
     from transformers.image_transforms import convert_to_rgb
 
     if 0 in item.size:

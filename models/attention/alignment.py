@@ -58,9 +58,10 @@ def median_filtered(values: Tensor, width: int) -> Tensor:
 
 
 def _median(lanes: list[Tensor]) -> Tensor:
-    """The elementwise median of an odd number of tensors, without sorting. Among half of the tensors plus two, the
-    least and the greatest value cannot be the median of all. These two are dropped, the next tensor joins the rest, and
-    so on."""
+    """The elementwise median of an odd number of tensors, without sorting. Takes half of the tensors plus two. Their
+    least and their greatest value cannot be the median of all, so these two are dropped, the next tensor joins, and so
+    on.
+    """
     if len(lanes) == 1:
         return lanes[0]
     room = len(lanes) // 2 + 2
@@ -96,9 +97,8 @@ def first_frames(gains: Any) -> list[int]:
     """Returns the frame at which each token begins on the best path.
 
     The path goes through ``gains`` (numpy [tokens, frames]) from the first token and frame to the last token and frame,
-    and its sum is the greatest. A step goes to the next frame, to the next token, or to both. If several paths to a
-    cell are equally good, a step from the frame before is preferred to a step from both before, and this one to a step
-    from the token before.
+    and its sum is the greatest. A step goes to the next frame, to the next token, or to both. Among equally good steps
+    the first of these is preferred: to the next frame, to both, to the next token.
 
     Each row is computed at once. Along a row the sums accumulate, so the best place to enter the row is a running
     maximum: ``best[j] = sums[j] + max(entry[k] - sums[k - 1] for k <= j)``.

@@ -1,7 +1,7 @@
 """The attention function that transformers' layers call in place of their own: paged, over a flattened batch.
 
 transformers looks up an implementation by name (`AttentionInterface`) and passes it the queries, keys and values of the
-layer. A layer's wish that we do not know must not be ignored silently, so `check_request` refuses it.
+layer. An argument that we do not know must not be ignored silently, so `check_request` refuses it.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class PagedStep:
         """Returns the step's rows in spans, each attended in one call, for ``window``.
 
         Args:
-            masked: whether a chunk needs a mask even if causal attention without one would do.
+            masked: True: every chunk gets a mask, even if causal attention needs none.
         """
         if (window, masked) not in self._spans:
             self._spans[window, masked] = tuple(self._cut(window, masked=masked))
@@ -271,9 +271,10 @@ class PagedStep:
 def mask_of(
     queries: Tensor, width: int, window: int | None, dtype: torch.dtype, distances: Tensor | None = None
 ) -> Tensor:
-    """Returns the mask for queries at the positions ``queries`` and ``width`` keys. If a query sees a key, the mask has
-    0 or the number that ``distances`` adds, otherwise -inf. The shape is that of queries and keys; with ``distances``,
-    the heads come before the queries."""
+    """Returns the mask for queries at the positions ``queries`` and ``width`` keys, of that shape; with ``distances``,
+    the heads come before the queries. Where a query sees a key, the mask has 0 or the number that ``distances`` adds,
+    otherwise -inf.
+    """
     keys = torch.arange(width, device=queries.device)
     hidden = keys > queries
     if window is not None:

@@ -1,5 +1,4 @@
-"""`Blueprint`: the facts that are found once about a model and its device, and how the model is built from these
-facts."""
+"""`Blueprint`: the facts that are found once about a model and its device. The model is built from them."""
 
 from __future__ import annotations
 
@@ -62,8 +61,9 @@ class Parts:
 
 @frozen(kw_only=True, eq=False)
 class Blueprint:
-    """The plan by which `TorchExecutor.open` and `wake` build the model. `open` makes the blueprint once. It holds no
-    tensor."""
+    """The plan by which `TorchExecutor.open` and `TorchExecutor.wake` build the model. `open` makes it, once. It holds
+    no tensor.
+    """
 
     config: EngineConfig
     device: torch.device
@@ -253,10 +253,11 @@ class ModuleBlueprint(Blueprint):
         return ModuleFiles()
 
     def load(self, files: ModuleFiles) -> TransformerModel:
-        """Reads the module, changes it, and places it on the device. If the native library computes the model, the
-        decoder's weights are put in the library's order; if the configuration asks for it, they are quantized. The
-        module keeps no view of a mapped file, which may change. The fingerprint is that of the weights as they were
-        read."""
+        """Reads the module, changes it, and places it on the device. The decoder's weights are put in the native
+        library's order if the library computes the model, and quantized if the configuration asks for it. The module
+        keeps no view of a mapped file, since the file may change. The fingerprint is that of the weights as they were
+        read.
+        """
         loaded = TransformerModel(self.read().eval())
         files.fingerprint = fingerprint_of(loaded.module)
         decoder = self.native_decoder(loaded.module)
@@ -306,8 +307,9 @@ class ModuleBlueprint(Blueprint):
         return evolve(network, native=own("native", self.open_native(decoder, network)))
 
     def compare_once(self, compare: Any, *computed: object) -> None:
-        """Calls ``compare`` unless this model has passed it before; ``computed``: further values that the outcome
-        depends on."""
+        """Calls ``compare`` unless this model has passed it before. The outcome also depends on the values
+        ``computed``.
+        """
         devices, settings = self.devices or (self.device,), (self.config.quantization, self.kv_dtype, *computed)
         key = comparison_key(self.checkpoint.stamps, self.fingerprint, devices, self.dtype, *settings)
         PassedComparisons.of_user().once(key, compare)

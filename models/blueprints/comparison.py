@@ -50,11 +50,10 @@ def compare_decoder(
     """Compares a decoder, and refuses the model or attaches our attention to it.
 
     Args:
-        dtype: the dtype that the module computes in.
-        open_native: opens the native library over the pages and slots of a network; ``None``: the module computes. If
-            the network's pages have another dtype, both are compared: pages of ``dtype`` show that the library computes
-            the model correctly, and the network's pages show that their format loses no more than its rounding
-            explains.
+        dtype: the dtype that the module computes in. open_native: opens the native library over the pages and slots of
+        a network; ``None``: the module computes. If the network's pages have another dtype, the library is compared
+        with pages of either: those of ``dtype`` show that it computes the model correctly, the others that their format
+        loses no more than its rounding explains.
 
     Raises:
         UnsupportedModel: a layer asks attention for something that we do not do, or the numbers differ.
@@ -90,8 +89,8 @@ def compare_decoder(
 
 
 def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: torch.dtype) -> None:
-    """Compares two prompts that share a batch with each prompt alone. The padding of the shorter prompt is masked, but
-    some architectures mix it in all the same (by convolutions, Fourier transforms or pooling).
+    """Compares the results of two prompts in one batch with those of each prompt alone. The padding of the shorter
+    prompt is masked, but some architectures mix it in all the same (by convolutions, Fourier transforms or pooling).
 
     Raises:
         UnsupportedModel: the model cannot be run, or the numbers differ.
@@ -281,8 +280,9 @@ class _Witness:
             )
 
     def check(self) -> None:
-        """Refuses the model if some layer did not call attention in the step, since then something else mixes the
-        positions."""
+        """Refuses the model if some layer did not call attention in the step. Something else mixes the positions
+        then.
+        """
         silent = sorted(set(range(self.checkpoint.shape.layers)) - set(self.layers))
         if silent:
             raise _refusal(self.checkpoint, f"asks for no attention in its layers {', '.join(map(str, silent))}")

@@ -112,8 +112,9 @@ def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
 
 
 def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
-    """The bytes of the native library's buffers. They hold the rows of one call between any two operations and, for
-    each thread, the rows of one matrix product."""
+    """The bytes of the native library's buffers: the rows of one call between any two operations and, for each thread,
+    the rows of one matrix product.
+    """
     if not may_be_native(blueprint):
         return 0
     shape, found = blueprint.checkpoint.shape, 0
@@ -152,8 +153,9 @@ def may_be_native(blueprint: AnyBlueprint) -> bool:
 
 
 def _used(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> Iterator[tuple[str, StoredShape]]:
-    """Yields the tensors that are read: without a head that equals the token embedding, and without the decoder if the
-    engine only encodes."""
+    """Yields the tensors that are read. A head that equals the token embedding is left out, and so is the decoder if
+    the engine only encodes.
+    """
     if not blueprint.config.decodes:
         return ((name, one) for name, one in stored.items() if _is_of_encoder(blueprint, name))
     tied = isinstance(blueprint, TextBlueprint) and getattr(blueprint.checkpoint.config, "tie_word_embeddings", False)

@@ -1,4 +1,6 @@
-"""Remembers passed comparisons in the user's cache: with the same weights, code and machine they would pass again."""
+"""Records of passed comparisons in the user's cache. A comparison is not repeated for the same weights, code and
+machine.
+"""
 
 from __future__ import annotations
 

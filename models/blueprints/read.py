@@ -128,8 +128,8 @@ class Blueprints:
 
     def sized(self, weights: int) -> Blueprints:
         """Returns the blueprints with the numbers of pages and slots that fit beside ``weights`` bytes. The draft model
-        gets the same numbers as the model, since page for page they hold the same tokens. Numbers that were chosen
-        before stay.
+        gets the same numbers as the model, since their pages hold the same tokens. Numbers that were chosen before
+        stay.
 
         Raises:
             DeviceOutOfMemory: there is not enough room for one sequence.

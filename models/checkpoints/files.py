@@ -1,4 +1,4 @@
-"""Finds the files of a checkpoint and those that hold weights, and tells whether files have changed.
+"""The files of a checkpoint: finds them and those that hold weights, and notices changes of the files.
 
 Nothing here needs torch or transformers, so a wrong folder is refused at once.
 """

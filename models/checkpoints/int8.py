@@ -22,8 +22,9 @@ def quantize(weight: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 def fill_quantized(weight: Tensor, scales: Tensor, pieces: Generator[Tensor, None, None], scale: float = 1.0) -> None:
     """Multiplies all values by ``scale`` and quantizes them into ``weight`` (int8 [outputs, inputs]) and ``scales``
-    (see `quantize`). Works on some rows at a time, so that the stored matrix is never in memory as a whole. Closes
-    ``pieces`` in every case."""
+    (see `quantize`). Works on a few rows at a time, so that the whole matrix is never in memory unquantized. Closes
+    ``pieces`` in every case.
+    """
     width, row = weight.shape[1], 0
     left = torch.empty(0)
     with closing(pieces):

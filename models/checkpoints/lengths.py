@@ -1,4 +1,4 @@
-"""Bounds the number of a text's tokens from below, by the most characters that one token can stand for.
+"""A lower bound on the number of a text's tokens, by the most characters that one token can stand for.
 
 A text of n characters has at least n / most tokens, so a text that is far too long for a model is refused before it is
 tokenized. The bound holds if every character of a text is in some token, and no token can stand for any number of
@@ -94,9 +94,10 @@ def _unread(backend: Any, vocabulary: Mapping[str, int]) -> str | None:
 
 
 def _without_bytes(vocabulary: Mapping[str, int], *, normalized: bool) -> str | None:
-    """Returns the characters whose bytes the vocabulary lacks, since its training never saw them. ``None``: unknown.
-    Every character outside ASCII has a byte from 128 to 191. A normalizer can produce any character except control
-    characters."""
+    """Returns the characters whose bytes the vocabulary lacks, since its training never saw them. ``None``: unknown. A
+    missing byte from 128 to 191 may be part of any character outside ASCII. A normalizer can produce any character
+    except control characters.
+    """
     lacks = [byte for byte, letter in enumerate(_LETTERS) if letter not in vocabulary]
     if any(128 <= byte < 192 for byte in lacks):
         return None

@@ -86,8 +86,9 @@ def _base_class(config: Any) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps transformers from showing progress bars and its report of a load, since we raise an error for anything
-    wrong. Both settings belong to the process. Only the block that changed a setting restores it; another block,
-    perhaps in another thread, that finds the setting changed leaves it."""
+    wrong. Both settings belong to the process. The block that changed a setting restores it. A block that finds the
+    setting changed, perhaps in another thread, leaves it.
+    """
     from transformers.utils import logging as untyped
 
     logging: Any = untyped
@@ -106,7 +107,7 @@ def _quiet() -> Iterator[None]:
 
 def load_part(loader: str, folder: Path, *, without: Find | None = None, **options: Any) -> Any:
     """Calls ``from_pretrained`` of transformers' class ``loader`` for ``folder``, or for the ``source`` in ``options``
-    if there is one. For a model ``without`` some parts, the caller must still call `cut_off`.
+    if there is one. If parts are left out (``without``), the caller must call `cut_off` afterwards.
 
     Raises:
         UnsupportedModel: transformers needs a package that is not installed.

@@ -1,5 +1,6 @@
-"""The common part of checkpoints that use modules of transformers: their sizes, and the files that these were read
-from."""
+"""The common part of checkpoints for modules of transformers: their sizes, and the files that the sizes were read
+from.
+"""
 
 from __future__ import annotations
 

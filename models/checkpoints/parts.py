@@ -1,6 +1,6 @@
-"""Loads modules of transformers without some of their parts, whose weights are not read.
+"""Loads modules of transformers without some of their parts. The weights of these parts are not read.
 
-transformers first makes a module without memory, then reads the weights for the parameters that the module has, and
+transformers first makes a module without memory. Then it reads the weights for the parameters that the module has, and
 ignores all other weights. So the parts are removed between these two stages.
 """
 

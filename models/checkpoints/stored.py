@@ -46,8 +46,9 @@ _DTYPES = {
 
 @frozen(eq=False, kw_only=True)
 class StoredTensor:
-    """A tensor of a safetensors file. transformers treats it like a slice of the safetensors library: it indexes the
-    slice with ``...`` and converts the result to another dtype with `to`."""
+    """A tensor of a safetensors file. transformers treats it like a slice of the safetensors library: it indexes it
+    with ``...``, and converts the result to another dtype with `to`.
+    """
 
     path: Path
     name: str

@@ -2,8 +2,8 @@
 vocabulary.
 
 A token that the model indexes or waits for must be in its vocabulary. If it is not, `CheckpointError` is raised here,
-not in the middle of a step. A suppressed token may be outside the vocabulary; it then has no effect, as in
-transformers: the default of ``begin_suppress_tokens`` in config.json has a token that small vocabularies lack.
+not in the middle of a step. A suppressed token outside the vocabulary has no effect, as in transformers. For example,
+the default of ``begin_suppress_tokens`` in config.json has a token that small vocabularies lack.
 """
 
 from __future__ import annotations

@@ -127,9 +127,9 @@ class WhisperShape:
 
 @frozen(kw_only=True)
 class FeatureSettings:
-    """A feature extractor's settings, named and defaulted as in transformers.
+    """The settings of a feature extractor, with the names and defaults of transformers.
 
-    ``dither`` is left out: with noise that differs on every call, the same audio would have many encodings.
+    ``dither`` is left out. Its noise differs on every call, so the same audio would have many encodings.
     """
 
     feature_size: int = 80  # mel bands
@@ -296,9 +296,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def _read_tokenizer(folder: Path) -> Any:
-    """Returns transformers' tokenizer for ``folder`` without the two lists that it was made from, 20 MB of strings.
-    Only `save_vocabulary`, which writes vocab.json, needs these lists; `save_pretrained` writes tokenizer.json without
-    them."""
+    """Returns transformers' tokenizer for ``folder``. The two lists that it was made from, 20 MB of strings, are
+    dropped. Only `save_vocabulary`, which writes vocab.json, needs them.
+    """
     from .loading import read_tokenizer
 
     tokenizer = read_tokenizer(folder)

@@ -24,16 +24,17 @@ _CLEAN = {"skip_special_tokens": True}
 
 @define(eq=False, slots=False)
 class WhisperTokenizer:
-    """A tokenizer with the methods that the engine uses, made from tokenizer.json alone. All other attributes are those
-    of transformers' tokenizer, which is made when it is first needed."""
+    """A tokenizer with the methods that the engine uses, made from tokenizer.json alone. For all other attributes
+    transformers' tokenizer is made when it is first needed.
+    """
 
     _backend: Tokenizer = field(repr=False)
     _make: Callable[[], Any] = field(repr=False)  # makes transformers' tokenizer
 
     @classmethod
     def read(cls, folder: Path, make: Callable[[], Any]) -> WhisperTokenizer | None:
-        """Reads the tokenizer in ``folder``. ``None``: the files need something that this class does not support, or
-        they are damaged; transformers then reports the damage.
+        """Reads the tokenizer in ``folder``. ``None``: the files are damaged, which transformers will report, or need
+        something that this class does not support.
 
         Args:
             make: makes transformers' tokenizer.
@@ -94,7 +95,7 @@ class WhisperTokenizer:
         return self._backend.id_to_token(token)
 
     def _without_prompt(self, token_ids: list[int]) -> list[int]:
-        """Returns ``token_ids`` without a text that was given as the prompt, which was not spoken."""
+        """Returns ``token_ids`` without the text that was given as a prompt, since it was not spoken."""
         previous, start = map(self._backend.token_to_id, ("<|startofprev|>", "<|startoftranscript|>"))
         if not token_ids or previous is None or token_ids[0] != previous:
             return token_ids
@@ -138,8 +139,9 @@ def _agrees(backend: Tokenizer, folder: Path) -> bool:
 
 
 def _named(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the texts of the special tokens in ``settings``, which hold each token as a text or as an object with its
-    content."""
+    """Yields the texts of the special tokens in ``settings``. A token there is a text, or an object with its
+    content.
+    """
     for name, value in settings.items():
         extra = value if name in _EXTRA and value else ()
         tokens = [value] if name.endswith("_token") else extra.values() if isinstance(extra, dict) else extra

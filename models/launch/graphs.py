@@ -65,7 +65,7 @@ class EagerRecorder:
         return partial(function, inputs), self.release
 
     def release(self) -> None:
-        """Forgets what the recorded steps share. The recorded steps must have been released first."""
+        """Forgets the memory that the recorded steps share. The steps must have been released before."""
 
 
 @define(eq=False)
@@ -116,8 +116,9 @@ class CudaRecorder:
 def _workspaces_apart() -> Iterator[None]:
     """Clears cuBLAS's workspaces before and after a capture, as torch's own use of graphs does.
 
-    cuBLAS never frees its workspaces. A workspace that a capture uses must come from the graphs' pool and go back to
-    the pool. Otherwise the graph would use memory that belongs to others, or the workspace would outlive the pool."""
+    cuBLAS never frees its workspaces itself. The workspace of a capture must come from the graphs' pool and go back to
+    it. Otherwise the graph would use memory that belongs to others, or the workspace would outlive the pool.
+    """
     clear: Callable[[], None] | None = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()
@@ -206,15 +207,15 @@ class GraphManager:
         return inputs.logits[: len(token_ids)]
 
     def prove(self) -> None:
-        """Records a step without sequences. Steps that cannot be recorded are thus found out before a request
-        waits."""
+        """Records a step without sequences. So steps that cannot be recorded are found before a request waits."""
         self.run(Rows(positions=(), chunks=(), tables=(), wanted=()), (), ())
 
     def _find(self, bucket: Bucket, inputs: FixedInputs) -> Callable[[], object]:
         """Returns the call that runs the recorded step, and makes the step the most recently used one.
 
-        A new step is recorded before an old one is released, since the shared pool of memory is freed with the last
-        graph."""
+        A new step is recorded before an old one is released, since releasing the last graph would free the shared pool
+        of memory.
+        """
         found = self._recorded.pop(bucket, None)
         if found is None:
             if not self.captures:  # a first capture that fails may leave torch's allocator in capture mode

@@ -5,8 +5,8 @@ layer's pages are on the device of the layer. The modules are transformers' own.
 ``forward`` is wrapped by a function that moves the arguments to the module's device.
 
 accelerate's `dispatch_model` moves arguments too, but with hooks that stay in the modules and hold the arguments in
-closures. torch's forward pre-hooks are not used either: their frames hold the arguments in closures, so an error that
-passes through keeps the arguments alive, see `core.frames`. ::
+closures. torch's forward pre-hooks are not used either. Their frames hold the arguments in closures, so an error keeps
+the arguments alive, see `core.frames`. ::
 
     first device    embedding, rotary, layer 0 .. layer 3 --+
                                                             | hidden states, positions' embeddings and the like,
@@ -125,7 +125,7 @@ def _is_layers(module: nn.Module, count: int) -> bool:
 
 
 def _ancestors(name: str) -> Iterator[tuple[str, str]]:
-    """Yields each ancestor of ``name`` with the child of the ancestor that leads to ``name``, the nearest first."""
+    """Yields the ancestors of ``name``, the nearest first, each with the child through which it leads to ``name``."""
     while name:
         parent, _, inner = name.rpartition(".")
         yield parent, inner
@@ -134,7 +134,7 @@ def _ancestors(name: str) -> Iterator[tuple[str, str]]:
 
 @define(eq=False)
 class StagedKV:
-    """One `PagedKV` for each of several stages, for the layers of the stage. A page number names one page in each."""
+    """The `PagedKV` of several stages, each for the layers of its stage. A page number names one page in each."""
 
     parts: tuple[PagedKV, ...] = field(repr=False)
 

@@ -57,8 +57,7 @@ class Int8Linear:
         return found.view(*inputs.shape[:-1], len(self.weight))
 
     def exactly(self, inputs: Tensor) -> Tensor:
-        """Multiplies the inputs, which are not quantized, with the weights converted to the dtype of the inputs. This
-        may be slow."""
+        """Multiplies the unquantized inputs with the weights in the dtype of the inputs. This may be slow."""
         return functional.linear(inputs, self.weight.to(inputs.dtype).mul_(self.scales[:, None]), self.bias)
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -80,8 +79,9 @@ class Int8Linear:
 def multiplies_int8() -> bool:
     """True if this CPU multiplies int8 fast and exactly.
 
-    Without VNNI, oneDNN adds pairs of products in 16 bits, which may overflow and are then clipped; or torch multiplies
-    one pair of numbers at a time. On an AMD EPYC without VNNI a window of whisper-base takes 17 s instead of 1 s."""
+    Without VNNI, oneDNN adds pairs of products in 16 bits, where sums that overflow are clipped, or torch multiplies
+    one pair of numbers at a time. On an AMD EPYC without VNNI a window of whisper-base takes 17 s instead of 1 s.
+    """
     largest = torch.full((4, 64), 127, dtype=torch.int8)
     return torch.cpu._is_vnni_supported() and bool((torch._int_mm(largest, largest.T) == 127 * 127 * 64).all())
 

@@ -71,12 +71,13 @@ def exactly(module: nn.Module) -> Iterator[None]:
 
 
 def quantize_modules(module: nn.Module, language: nn.Module) -> None:
-    """Replaces all plain linear layers and embeddings in ``language``, the part of ``module`` that is the decoder, and
-    the head of the decoder by quantized modules.
+    """Replaces plain linear layers and embeddings by quantized modules: all those in ``language``, the part of
+    ``module`` that is the decoder, and the decoder's head.
 
     Modules are replaced one after the other: at no time is more than one matrix held twice. A matrix that several
     modules share stays shared. A matrix is not quantized if a module of another kind shares it, such as a token
-    embedding that scales."""
+    embedding that scales.
+    """
     head = getattr(module, "get_output_embeddings", lambda: None)()
     modules, within = list(module.modules()), {id(each) for each in (*language.modules(), head)}
     others = {id(tensor) for each in modules if type(each) not in _PLAIN for tensor in each._parameters.values()}

@@ -1,6 +1,6 @@
 """The cores and the memory that the process may use, by cgroups and affinity. In a container the numbers of the whole
-machine are too large. `loky.cpu_count` is not used: it does not know the quota of an outer cgroup, nor memory, and
-gives no reason.
+machine are too large. `loky.cpu_count` is not used: it knows neither the quota of an outer cgroup nor memory, and gives
+no reason.
 
 Functions have a parameter ``read``, which returns a file's text or ``None``, so that tests can pass files of their own.
 """
@@ -91,8 +91,9 @@ def usable_cores(read: Read, allowed: Set[int], logical: int) -> Cores:
 def choose_threads(told: int, environment: Mapping[str, str] = os.environ, read: Read = read_file) -> int:
     """Returns the number of threads for computing, if the configuration does not set it.
 
-    It is the number of usable cores, but at most ``told``, the number of torch. If OMP_NUM_THREADS or MKL_NUM_THREADS
-    is set, the result is ``told``, since torch has read them."""
+    It is the number of usable cores, but at most ``told``, torch's own number. If OMP_NUM_THREADS or MKL_NUM_THREADS is
+    set, it is ``told``, since torch has read these variables.
+    """
     if any(name in environment for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")):
         return told
     return min(told, usable_cores(read, affinity(), os.cpu_count() or 1).count)
@@ -164,7 +165,8 @@ def _whole(text: str | None) -> int | None:
 
 def _folders(read: Read, controller: str) -> Iterator[str]:
     """Yields the folders of the process's cgroup and of the cgroups above, for both versions of cgroups. In a container
-    the path may be the host's: the folder then does not exist, and ``read`` returns ``None`` for its files."""
+    the path may be the host's. The folder does not exist then, and ``read`` returns ``None`` for its files.
+    """
     for line in (read("/proc/self/cgroup") or "0::/").splitlines():
         _, names, path = (*line.split(":", 2), "", "")[:3]
         if not names:

@@ -1,4 +1,4 @@
-"""The way in which OpenMP's threads wait. By default the threads of GNU's library spin in every barrier. If another
+"""The setting for how OpenMP's threads wait. By default the threads of GNU's library spin in every barrier. If another
 process is busy on the machine, each barrier waits for a thread that has no core, and everything takes several times as
 long.
 
@@ -29,8 +29,8 @@ class WaitPolicy:
 def prepare_openmp(
     environment: MutableMapping[str, str] = os.environ, modules: Container[str] = sys.modules
 ) -> WaitPolicy:
-    """Makes OpenMP's threads sleep while they wait, unless the environment has a setting or torch is already loaded,
-    which is logged. Call this function right before torch is imported.
+    """Makes OpenMP's threads sleep while they wait. Keeps a setting that the environment has. If torch is loaded
+    already, changes nothing and logs why. Call this function right before torch is imported.
 
     Args:
         environment: `os.environ`. Processes that are started later inherit its settings.

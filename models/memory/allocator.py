@@ -18,7 +18,7 @@ def trim() -> None:
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """Looks the function up once, since each look-up creates classes that only the garbage collector frees."""
+    """Looks the function up once. Each look-up creates classes that only the garbage collector frees."""
     if platform.libc_ver()[0] != "glibc":
         return None
     found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim

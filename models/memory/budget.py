@@ -1,4 +1,6 @@
-"""The memory for keys and values: as configured, else chosen by the memory that is free when weights are loaded."""
+"""The memory for keys and values: the configured one, or else a share of the memory that is free when weights are
+loaded.
+"""
 
 from __future__ import annotations
 

@@ -35,8 +35,9 @@ AnyHolder = TypeVar("AnyHolder", bound=Holder)
 
 @frozen(kw_only=True)
 class ReleaseReport:
-    """Bytes by owner before a release and after it. ``after`` has the same owners and is measured: it is zero for an
-    owner if every storage is dead, whatever the owner says."""
+    """Bytes by owner before a release and after it. ``after`` has the same owners, and is measured: an owner has zero
+    only if every storage is dead.
+    """
 
     before: Mapping[str, int] = field(factory=dict)
     after: Mapping[str, int] = field(factory=dict)
@@ -72,8 +73,9 @@ class _Resource:
 
 @frozen(kw_only=True)
 class _Released:
-    """A storage after the release of its owner. The weak reference reads torch's own reference count, which also covers
-    references from C++ and cycles that wait for the garbage collector."""
+    """A storage after the release of its owner. The weak reference reads torch's own reference count. This count covers
+    references from C++, and cycles that wait for the garbage collector.
+    """
 
     owner: str
     nbytes: int
@@ -145,8 +147,7 @@ class ResourceStack:
         return held
 
     def unowned(self, root: object) -> list[Tensor]:
-        """Returns the tensors that ``root`` leads to and that no owner counts. For each of them a call of `own` is
-        missing."""
+        """Returns the tensors that ``root`` leads to and that no owner counts. Each of them lacks a call of `own`."""
         owned = self.owners()
         return [tensor for tensor in reachable_tensors(root) if not storages([tensor]).keys() <= owned.keys()]
 

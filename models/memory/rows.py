@@ -80,8 +80,9 @@ class Rows:
         )
 
     def pieces(self, most: int, page_size: int) -> Iterator[tuple[int, int, Rows, list[int]]]:
-        """Yields the same rows in pieces of up to ``most`` rows. For each piece: its first row, the row after its last,
-        its rows with the pages that they read, and the indices in ``wanted`` of the wanted rows that it has."""
+        """Yields the same rows in pieces of up to ``most`` rows. A piece has its first row, the row after its last, its
+        rows with the pages that they read, and the indices in ``wanted`` of its wanted rows.
+        """
         count = len(self.positions)
         if count <= most:
             yield 0, count, self, list(range(len(self.wanted)))

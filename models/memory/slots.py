@@ -6,9 +6,9 @@ one view of the pool and are attended together::
     slot        |  2   |  3   |  4 |  7      |          runs: (2..3, 40 positions, the first masked from 38 on),
     length      |  38  |  40  |  9 |  300    |                (4, 9 positions), (7, 300 positions)
 
-Each slot has room for the longest encoder output, so room is counted in slots. Positions past the length of a slot are
-read only together with a longer neighbour. They are zeroed before and masked: garbage cannot reach a result, not even
-as ``0 * NaN``. The native library reads no further than the length.
+Each slot has room for the longest encoder output. Positions past the length of a slot are read only together with a
+longer neighbour. They are zeroed before that, and masked, so garbage cannot reach a result, not even as ``0 * NaN``.
+The native library reads no further than the length.
 """
 
 from __future__ import annotations

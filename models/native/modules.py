@@ -2,8 +2,9 @@
 its weights are held once.
 
 Torch computes with them for comparisons, and wherever the library does not compute. They unpack their matrix part by
-part and return what the replaced module would. Inputs are not quantized here; the library quantizes inputs if weights
-are in int8."""
+part, and return the same as the replaced module. They quantize no inputs, unlike the library, which does so if weights
+are in int8.
+"""
 
 from __future__ import annotations
 

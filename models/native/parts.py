@@ -43,8 +43,8 @@ def pack_linears(parent: Any, names: Sequence[str], *, int8: bool = False) -> No
 
 
 def pack_words(module: nn.Module, embedding: Any, head: Any, *, int8: bool = False, bias: Tensor | None = None) -> None:
-    """Packs the matrices of a token embedding and of the head, which may share one matrix. Other embeddings in
-    ``module`` that share the matrix are replaced, too.
+    """Packs the matrices of a token embedding and of the head, which may be one. Other embeddings in ``module`` with
+    the same matrix are replaced, too.
 
     Args:
         head: the linear layer that computes logits; ``None``: the model has none.

@@ -177,8 +177,8 @@ class Runner:
         draws: Sequence[Draw],
         copies: Sequence[tuple[int, int]] = (),
     ) -> list[Chosen]:
-        """Runs a step, and answers the draw of each wanted row. If tokens are fed, Python's lock is released only once:
-        numpy allocates without releasing it.
+        """Runs a step, and answers the draw of each wanted row. If tokens are fed, Python's lock is released only once,
+        since all memory is allocated by numpy.
 
         Args:
             fed: as for `step`.
@@ -270,7 +270,7 @@ class Runner:
         yield from self._program.tensors()
 
     def __del__(self) -> None:
-        """Ends the threads of a runner that was never released, since nobody took it over."""
+        """Ends the threads of a runner that nobody has released."""
         self.release()
 
     def release(self) -> None:

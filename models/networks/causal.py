@@ -110,8 +110,9 @@ class CausalNetwork(Network):
         return self.rows(feeds, wanted, outputs)
 
     def rows(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
-        """Returns the wanted `logits`. If the model does not generate, returns the wanted last hidden states [wanted,
-        hidden]."""
+        """Returns the wanted `logits`; if the model does not generate, the wanted last hidden states [wanted,
+        hidden].
+        """
         rows = self._lay_out(feeds, wanted)
         if self.native is not None:
             return self.native.step(self._embed(feeds, rows.starts, outputs), rows)
@@ -175,8 +176,9 @@ class CausalNetwork(Network):
             call.step = None
 
     def crossing(self) -> AbstractContextManager[None]:
-        """Returns the context in which the module can be called, on one device or several; compiled layers are used if
-        there are any."""
+        """Returns the context in which the module, on one device or several, can be called. Compiled layers are used if
+        there are any.
+        """
         if self.pipeline is not None:
             return self.pipeline.crossing()
         return nullcontext() if self.compiled is None else self.compiled.crossing()
@@ -249,8 +251,9 @@ class CausalDecode:
         inputs.logits.copy_(answer.logits[0])
 
     def rehearse(self, inputs: FixedInputs) -> None:
-        """Runs on the meta device, where nothing is computed. Code that copies a number from the device or mixes two
-        devices fails here already, so that no capture has to be aborted."""
+        """Runs the step on the meta device, where nothing is computed. This fails if code copies a number from the
+        device or mixes two devices, so that no capture has to be aborted.
+        """
         place, paged = torch.device("meta"), self.paged
         pages = paged.another(pages=paged.pages, page_size=paged.page_size, device=place)
         evolve(self, model=self.model.to(place), paged=pages, compiled=None)(inputs.on(place))

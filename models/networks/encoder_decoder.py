@@ -30,8 +30,8 @@ from .network import CrossedNetwork, Feed
 
 @frozen(kw_only=True, eq=False)
 class EncoderDecoderNetwork(CrossedNetwork):
-    """An encoder-decoder of transformers as a network. The witnesses are called with the requests of the decoder's
-    layers.
+    """An encoder-decoder of transformers as a network. Each witness is called with every request that a layer of the
+    decoder makes to our attention.
 
     ``native`` computes steps; ``None``: the module computes them.
     """
@@ -76,7 +76,8 @@ class EncoderDecoderNetwork(CrossedNetwork):
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         """Writes the keys and values that each cross-attention module computes from ``output``. Each module is called
-        with one dummy row; in a packed decoder only its linear layers are called."""
+        with one dummy row. In a packed decoder only the module's linear layers are called.
+        """
         self.cross.begin(slot, len(output))
         if self.native is not None:
             decoder = CrossedDecoder(self.model.module)
@@ -149,8 +150,9 @@ def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[
 
 
 def _keep(forward: Callable[..., Any], rows: Tensor, call: PagedCall, *args: Any, **kwargs: Any) -> Any:
-    """Calls the decoder's ``forward`` with our argument for its attention, and keeps only ``rows`` of the last hidden
-    states."""
+    """Calls the decoder's ``forward`` with the argument that our attention reads, and keeps only ``rows`` of the last
+    hidden states.
+    """
     output = forward(*args, **{**kwargs, "triolet": call})
     output.last_hidden_state = output.last_hidden_state[:, rows]
     return output

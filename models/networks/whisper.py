@@ -4,8 +4,8 @@ products.
 The numbers are those of transformers' `WhisperForConditionalGeneration`. `scale_embedding` has no effect here, as in
 transformers. The query scale (head_dim ** -0.5) is folded into the query projections when they are loaded.
 
-Loops that load use `map`, since an error that passes through a comprehension would keep alive all that the
-comprehension refers to (see `core.frames`).
+Loops that load use `map`. An error that passes through a comprehension would keep alive all that the comprehension
+refers to (see `core.frames`).
 """
 
 from __future__ import annotations
@@ -236,9 +236,10 @@ class _Decoder:
 
 
 def _embedding_and_head(loader: Loader, vocabulary: int, width: int, *, tied: bool) -> tuple[Linear, Linear]:
-    """Returns the token embedding and the head. If the weights have a head, it is read even if config.json ties it to
-    the embedding, as in transformers. If they have none, or one that equals the embedding, the embedding is also the
-    head, which saves memory."""
+    """Returns the token embedding and the head. A head in the weights is read even if config.json ties it to the
+    embedding, as in transformers. If there is no head, or it equals the embedding, the embedding is also the head,
+    which saves memory.
+    """
     name = "proj_out.weight"
     if not tied and name not in loader.weights:
         raise CheckpointError(
@@ -378,8 +379,9 @@ class WhisperModel:
 
 def _rebuilt(part: Any, made: dict[int, Any]) -> Any:
     """Returns a copy of ``part`` of a model with other tensors. ``made`` maps the `id` of each old tensor to the new
-    one. Rebuilt parts are added to ``made`` by the `id` of the old part, so that a part that occurs twice is rebuilt
-    once."""
+    one. Rebuilt parts are added to ``made`` under the `id` of the old part, so that a part that occurs twice is rebuilt
+    once.
+    """
     if id(part) in made:
         return made[id(part)]
     if isinstance(part, tuple):

@@ -51,7 +51,8 @@ class Loader:
 
     def stacked(self, projections: Sequence[tuple[str, str]], width: int, heads: int) -> Linear:
         """Reads several projections as a single layer, one below the other. Each is named by its attention and "q", "k"
-        or "v". Each is read directly into its rows, so that there are never two copies of all projections."""
+        or "v", and is read directly into its rows. So there are never two copies of all projections.
+        """
         linear = self.blank(len(projections) * width, width, bias=True)
         assert linear.bias is not None, "it was asked for"
         for index, (name, part) in enumerate(projections):

@@ -87,8 +87,9 @@ def encode_windows(
     model: WhisperModel, log_mel: LogMel, jobs: Sequence[EncoderItem], runner: Runner | None = None
 ) -> list[Tensor]:
     """Encodes windows, as `Network.encode` does. Windows of the same length share a launch. With a ``runner`` (see
-    `WhisperModel.encode`), each window is computed alone, since one window has enough rows, and its bits then do not
-    depend on other windows."""
+    `WhisperModel.encode`), each window is computed alone: one window has enough rows, and its bits do not depend on
+    other windows then.
+    """
     if runner is not None:
         return [_encode(model, log_mel, [job], job.embeddings, runner)[0] for job in jobs]
     outputs: dict[str, Tensor] = {}

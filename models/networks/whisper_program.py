@@ -32,8 +32,9 @@ def unknown(shape: WhisperShape, activation: Activation) -> str | None:
 
 
 def write_encoder(encoder: Any, shape: WhisperShape, cross: Panels | None) -> Program:
-    """Returns the program of an encoder without its convolutions; it ends with the encoder output. Its head is
-    ``cross``, which computes the keys and values of cross-attention in all layers."""
+    """Returns the program of an encoder without its convolutions. The program ends with the encoder output. Its head is
+    ``cross``, which computes the keys and values of cross-attention in all layers.
+    """
     program, width, heads = Program(), shape.width, shape.encoder_heads
     inner = encoder.layers[0].feed_forward.widen.outputs
     hidden, split, attended = program.buffer(width), program.buffer(3 * width), program.buffer(width)

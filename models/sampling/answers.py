@@ -1,6 +1,6 @@
 """`Asked`: the questions of a step about its rows of logits. Torch answers them, or the native library within the call
-that computes the step. Both give the same answers, with one exception: if a logit is not finite, the native library
-gives no answer for its row, while torch looks only at the tokens that no rule bans.
+that computes the step. Both give the same answers, with one exception. If a logit is not finite, the native library
+gives no answer for its row, while torch ignores logits of banned tokens.
 """
 
 from __future__ import annotations
@@ -79,8 +79,9 @@ def answer(logits: Tensor, asked: Asked, eos_token_ids: tuple[int, ...]) -> Answ
 def find_candidates(logits: Tensor, asked: Asked, eos_token_ids: tuple[int, ...]) -> list[list[Candidate]]:
     """Returns the candidates of each search. ``logits`` has the rows of all beams and is overwritten.
 
-    As in transformers, the rules are applied after the softmax: the probability of banned tokens is not given to the
-    other tokens."""
+    As in transformers, the rules are applied after the softmax, so that the other tokens do not get the probability of
+    banned tokens.
+    """
     logits.copy_(logits.log_softmax(-1))
     apply_rules(logits, asked.beams, eos_token_ids)
     totals = [beam.total for search in asked.searches for beam in search.state.beams]
@@ -154,7 +155,7 @@ def draw_of(one: SamplerInput, masks: RuleMasks, eos_token_ids: tuple[int, ...])
 
 
 def _edits(one: SamplerInput) -> Iterator[tuple[int, Change, float]]:
-    """Yields bias, then penalties, in the order of `apply_rules`."""
+    """Yields the changes of bias, then those of penalties, in the order of `apply_rules`."""
     sampling = one.sampling
     for token, bias in sampling.logit_bias:
         yield token, Change.ADDED, bias

@@ -55,8 +55,9 @@ class RuleMasks:
     _bans: dict[tuple[object, object], array[int]] = field(init=False, factory=dict, repr=False)
 
     def mask(self, rules: LogitRules) -> Tensor | None:
-        """Returns the banned tokens as a mask, bool [vocabulary], if the rules list the allowed tokens, else as ids,
-        int64 [banned]. ``None``: all tokens are allowed."""
+        """Returns the banned tokens: a mask, bool [vocabulary], if the rules list the allowed tokens; otherwise ids,
+        int64 [banned]. ``None``: all tokens are allowed.
+        """
         if not rules.suppress and rules.allowed is None:
             return None
         return self._latest(self._masks, rules, self._build)
@@ -119,8 +120,8 @@ def sample_tokens(logits: Tensor, inputs: Sequence[SamplerInput], eos_token_ids:
 
 
 def told(one: SamplerInput, sampled: SampledToken, eos_token_ids: tuple[int, ...], *, left: bool) -> SampledToken:
-    """Returns ``sampled``, or the error of the structure if there is one. An error comes with an end-of-text token, or
-    with the sampled token if the model has no end-of-text token.
+    """Returns ``sampled``; if the structure has an error, with that error and an end-of-text token in place of the
+    sampled one. A model without an end-of-text token keeps the sampled one.
 
     Args:
         left: true if structure and rules allow at least one token, as far as the logits show.

@@ -10,9 +10,8 @@ from attrs import define, field
 
 @define(eq=False)
 class Lookup:
-    """An index of a growing list of tokens: for each short run of tokens, the place of its last occurrence.
-
-    Each token adds up to ``match`` entries, since ``match`` is the length of the longest run.
+    """An index of a growing list of tokens: for each run of up to ``match`` tokens, the place of its last occurrence.
+    So each token adds up to ``match`` entries.
     """
 
     match: int
@@ -20,8 +19,9 @@ class Lookup:
     _seen: int = field(default=0, init=False)  # tokens whose runs are added; never the last token: nothing follows it
 
     def propose(self, tokens: Sequence[int], count: int) -> tuple[int, ...]:
-        """Returns up to ``count`` tokens that may follow ``tokens``: those that followed the last occurrence of the
-        longest run of last tokens that was learned. ``tokens`` may only grow from call to call."""
+        """Returns up to ``count`` tokens that may follow ``tokens``. Takes the longest run of last tokens that the
+        index has, and returns the tokens that followed its last occurrence. ``tokens`` may only grow from call to call.
+        """
         for length in range(min(self.match, len(tokens)), 0, -1):
             begin = self._ends.get(tuple(tokens[-length:]))
             if begin is not None:

@@ -10,9 +10,10 @@ is imported with the first structure.
               -> Grammars.guide    (the executor's thread)        copied for each sequence
               -> Guide.allowed     (each token)                   bits of the tokens that may come next
 
-Each call of a guide names all tokens sampled so far, independent of earlier calls: the guide takes back draft tokens
-that were rejected, and reads the new ones. Replayed sequences and several draft tokens in one step therefore need no
-special care. `Guide.valid` says beforehand how many draft tokens are worth a step."""
+Each call of a guide names all tokens sampled so far, whatever earlier calls named. The guide takes back draft tokens
+that were rejected, and reads the new ones. So replayed sequences and several draft tokens in one step need no special
+care. `Guide.valid` returns how many draft tokens the structure allows.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +98,8 @@ def _message(message: str) -> str:
 class Guide:
     """One sequence's way through its structure.
 
-    The guide keeps copies of its latest states to go back to. llguidance can roll a matcher back, too. But if a mask
-    was computed before the roll-back, tokens that are read afterwards may leave a wrong state (1.9.1). A copy costs no
-    more than a mask.
+    The guide keeps copies of its latest states to go back to. llguidance can roll a matcher back, too, but a roll-back
+    after a mask was computed may lead to a wrong state (1.9.1). A copy costs no more than a mask.
     """
 
     _fresh: LLMatcher | None  # never reads a token, only its copies do
@@ -123,8 +123,9 @@ class Guide:
         """Returns the tokens that may follow ``generated``, one bit for each, the lowest first. A finished structure
         allows only end-of-text tokens.
 
-        ``None``: there is an `error`, or ``generated`` has a token that was not allowed. Such a token is a draft token
-        or belongs to an in-flight step; tokens that are sampled after it are dropped."""
+        ``None``: there is an `error`, or ``generated`` has a token that was not allowed. That is a draft token, or
+        belongs to a step in flight. Tokens that are sampled after it are dropped.
+        """
         if self.error or not self._go_to(generated):
             return None
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -186,9 +187,9 @@ class Grammars:
     needs. That form is built with the first grammar. The object holds no tensors.
 
     `compile` is called in several threads, `guide` in the executor's thread. One thread at a time compiles, and each
-    grammar is compiled once. A thread that nobody waits for any more may end after `close`; its grammar is not kept.
-    llguidance holds the interpreter's lock while it makes a tokenizer, so the tokenizer is made in two halves, between
-    which steps go on.
+    grammar is compiled once. A thread that nobody waits for may end after `close`. Its grammar is not kept. llguidance
+    holds the interpreter's lock while it makes a tokenizer, so the tokenizer is made in two halves, between which steps
+    go on.
     """
 
     tokenizer: Callable[[], Any] = field(repr=False)  # returns the tokenizer of transformers
