@@ -346,7 +346,7 @@ class TorchExecutor:
 
         Raises:
             BorrowFailed: the output has another dtype than this model, or a draft model with an encoder belongs to only
-            one of the two executors.
+                one of the two executors.
         """
         crossed, blueprints = self._opened().crossed(), self._blueprints
         assert blueprints is not None, "the executor is open"

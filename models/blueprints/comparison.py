@@ -50,10 +50,11 @@ def compare_decoder(
     """Compares a decoder, and refuses the model or attaches our attention to it.
 
     Args:
-        dtype: the dtype that the module computes in. open_native: opens the native library over the pages and slots of
-        a network; ``None``: the module computes. If the network's pages have another dtype, the library is compared
-        with pages of either: those of ``dtype`` show that it computes the model correctly, the others that their format
-        loses no more than its rounding explains.
+        dtype: the dtype that the module computes in.
+        open_native: opens the native library over the pages and slots of a network; ``None``: the module computes. If
+            the network's pages have another dtype, the library is compared with pages of either: those of ``dtype``
+            show that it computes the model correctly, the others that their format loses no more than its rounding
+            explains.
 
     Raises:
         UnsupportedModel: a layer asks attention for something that we do not do, or the numbers differ.

@@ -28,13 +28,15 @@ class Draw:
             replaced by log-probabilities before the edits.
         temperature: 0 chooses the likeliest token. Otherwise the token at ``point`` of the cumulative probabilities is
             chosen, with ``top_k``, ``top_p`` and ``min_p`` as in `SamplingParams`.
-        point: a number in [0, 1). edits: tokens, each with the change of its logit and the number to change it by.
+        point: a number in [0, 1).
+        edits: tokens, each with the change of its logit and the number to change it by.
         bans: ranges of tokens that are not allowed, as flat pairs: the first token and the token after the last.
         timestamps: the first timestamp token; 0: the model has none. If all timestamps together are likelier than any
-        text token, no text token is allowed. Text tokens are those before the first timestamp. allowed: a bit for each
-        token, the lowest first; ``None``: all tokens are allowed. told: the number of likeliest tokens that are
-        returned. asked: tokens whose log-probabilities are returned, from the logits before any change. total: the
-        number that is added to the returned scores.
+            text token, no text token is allowed. Text tokens are those before the first timestamp.
+        allowed: a bit for each token, the lowest first; ``None``: all tokens are allowed.
+        told: the number of likeliest tokens that are returned.
+        asked: tokens whose log-probabilities are returned, from the logits before any change.
+        total: the number that is added to the returned scores.
     """
 
     choice: Choice = Choice.TOKEN

@@ -33,12 +33,13 @@ class Attention:
     """The attention of a layer.
 
     Args:
-        turned: the number of leading dimensions of a head with rotary positions (Su et al. 2021); 0: none. paired:
-        True: a dimension is turned together with its neighbour. False: with its counterpart in the other half. table:
-        the index of the cosines and sines in `Program.turns`. window: the number of positions that a row attends to,
-        its own included; 0: all. distances: float32 [heads, distances], added to scores by the distance of query and
-        key. The last number is for all larger distances, too. soft_cap: scores become ``soft_cap * tanh(score /
-        soft_cap)``; 0: scores are not capped.
+        turned: the number of leading dimensions of a head with rotary positions (Su et al. 2021); 0: none.
+        paired: True: a dimension is turned together with its neighbour. False: with its counterpart in the other half.
+        table: the index of the cosines and sines in `Program.turns`.
+        window: the number of positions that a row attends to, its own included; 0: all.
+        distances: float32 [heads, distances], added to scores by the distance of query and key. The last number is for
+            all larger distances, too.
+        soft_cap: scores become ``soft_cap * tanh(score / soft_cap)``; 0: scores are not capped.
     """
 
     layer: int
