@@ -56,8 +56,8 @@ class Engine:
 
     Many tasks may call at once; their requests are batched. Cancelling a task aborts its request. When the block ends,
     for any reason, the engine first drains or aborts the running requests, then frees every page and cache entry, and
-    then releases the device. A drain is for requests that already run. A transcription makes a new request for each of
-    its windows; after the end of the block new requests are refused.
+    then releases the device. From the end of the block on, new requests are refused. So a transcription, which makes a
+    request for each window, fails at its next window.
 
     In a notebook use `open` and `aclose` in place of the block. `triolet.SyncEngine` is for programs without an event
     loop.
@@ -315,9 +315,9 @@ class Engine:
     async def score(
         self, query: str, documents: str | Sequence[str], *, priority: int = 0, wait: bool = True
     ) -> tuple[float, ...]:
-        """Scores how well each document answers ``query``, with a reranker (a sequence classifier with one label that
-        reads both texts together). Scores are raw; a larger score is better. Arguments and errors are those of
-        `embed`."""
+        """Scores how well each document answers ``query``, with a reranker: a sequence classifier with one label that
+        reads both texts together. Scores are raw; a larger score is better. Arguments and errors are those of `embed`.
+        """
         return await self._reached().call(partial(self.inside.score, query, documents, priority, wait=wait))
 
     async def classify(

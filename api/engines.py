@@ -33,7 +33,7 @@ class ModelStatistics:
     """A snapshot of one of several models.
 
     Args:
-        state: absent, loading, ready, unloading, or failed. A failed model is absent, since its last load failed.
+        state: absent, loading, ready, unloading, or failed: absent, since the last load failed.
         users: number of uses that have the model.
         waiting: number of uses that wait for the model.
         bytes: the bytes that count against the budget. While the model loads, this is an estimate; then it is what the
@@ -69,8 +69,8 @@ class Engines:
     The first use of a model loads the model. Other uses of this model wait meanwhile, while uses of ready models go on.
     A model that is not in use is unloaded after ``idle_seconds``, or when another model needs the room. The least
     recently used model is unloaded first, and no more models than necessary. A model in use is never unloaded. Waiting
-    models are served in the order of arrival. If a model in use has to give way, later uses of this model wait until
-    after the model that needs the room.
+    models are served in the order of arrival. If a model in use has to give way, its later uses wait until the model
+    that needs the room has been served.
 
     When the block ends, for any reason, waiting uses raise `EngineClosed`, loads are given up, and all engines end at
     the same time, each in the order of its own block. Requests are drained if the block ends without an error, else
@@ -180,11 +180,11 @@ class Engines:
         models that give way.
 
         A task may use one model at a time, since otherwise it might wait for itself. A use belongs to the task that
-        enters it. A use in a child task is not refused, so a parent that has a use and waits for the child may wait
-        for ever.
+        enters it. So a child task may use another model, but a parent that keeps its own use and waits for the child
+        may wait for ever.
 
-        A cancelled use no longer waits. If no use waits for a load any more, the load is given up: its memory is
-        released as soon as the loading call returns, unless another use comes before.
+        A cancelled use no longer waits. A load that no use waits for is given up. Its memory is released as soon as the
+        loading call returns, unless another use comes before.
 
         If a load fails, each use that waits for it raises an exception of its own. Uses within the next ten seconds
         raise the same error; the first use after them loads again.

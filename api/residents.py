@@ -47,8 +47,9 @@ RETRY_SECONDS = 10.0
 
 @define(eq=False)
 class Resident:
-    """One of the models, with its engine and its task while it has them. The task finds out the model's size, or is the
-    model's keeper."""
+    """One of the models, with its engine and its task while it has them. The task either determines the model's size,
+    or is the model's keeper.
+    """
 
     spec: ModelSpec
     books: Model
@@ -151,8 +152,9 @@ class Residents:
 
     def close(self, drain: float | None) -> None:
         """Begins the end: no use begins any more, loads are given up, and running requests have ``drain`` seconds to
-        end (``None``: each engine's own setting). Later calls change nothing unless ``drain`` is 0, which ends the
-        drains."""
+        end (``None``: each engine's own setting). A later call changes nothing, except that a ``drain`` of 0 ends the
+        drains.
+        """
         if self.closed.is_set():
             return
         drain = 0.0 if self._hurried else drain
@@ -167,8 +169,9 @@ class Residents:
 
     @trio.lowlevel.enable_ki_protection
     async def _hasten(self) -> None:
-        """Ends the drains if the surroundings of the block are cancelled: a body that waits for the end in a shield of
-        its own does not notice. While the body still runs otherwise, its engines stay open."""
+        """Ends the drains if the surroundings of the block are cancelled, since a body that waits for the end in a
+        shield of its own does not notice that. Engines stay open while the body runs for other reasons.
+        """
         try:
             await self.closed.wait()
         except anyio.get_cancelled_exc_class():
@@ -181,8 +184,9 @@ class Residents:
     async def _serve(self) -> None:
         """Wakes up for deadlines, and cancels tasks of residents.
 
-        A separate task cancels, since a cancellation gets as its ``__context__`` the error that the cancelling task
-        handles at that time, and an engine clears the frames of all such errors."""
+        A separate task does the cancelling. If the cancelling task handles an error at that time, the error becomes the
+        ``__context__`` of the cancellation, and an engine clears the frames of all such errors.
+        """
         with anyio.CancelScope(shield=True):
             while not self.closed.is_set():
                 with anyio.CancelScope(deadline=self._alarm):
@@ -421,7 +425,7 @@ def _more_urgent(body_error: BaseException | None, group_error: BaseException) -
 
 
 def _again(error: Exception, more: str = "") -> Exception:
-    """Returns another error with the same text and ``more``, since two tasks must not raise the same object."""
+    """Returns another error with the same text and ``more``. Two tasks must not raise the same object."""
     again: Exception
     if isinstance(error, TrioletError) and not isinstance(error, InvariantViolation):
         again = type(error)(f"{error}{more}")

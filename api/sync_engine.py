@@ -161,8 +161,7 @@ class SyncEngine:
         begin: Callable[[], Coroutine[Any, Any, T]],
         undo: Callable[[BaseException], Coroutine[Any, Any, object]] | None = None,
     ) -> T:
-        """Runs a coroutine as `run` does. If the engine has crashed, the error is a `RunnerCrashed` that names the
-        crash."""
+        """Runs a coroutine as `run` does. If the engine has crashed, raises a `RunnerCrashed` that names the crash."""
         try:
             return run(begin, undo)
         except EngineClosed as closed:

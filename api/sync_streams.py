@@ -34,7 +34,8 @@ class Runner(Protocol):
 
 class SyncBlock(AbstractContextManager[Presented_co]):
     """The block of a stream. ``present`` turns the opened stream into the one for users. Iterating over the block
-    itself raises an error that says how to open the stream."""
+    itself raises an error that says how to open it.
+    """
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ def event_of(line: str) -> events.Event:
     """Returns the event in ``line``.
 
     Raises:
-        InvalidRequest: the line is no event, or an event that this version does not know.
+        InvalidRequest: the line is not an event, or is one that this version does not know.
     """
     allowed = "allowed: what triolet.EventLog writes"
     try:

@@ -1,6 +1,6 @@
 """The checks of ``triolet doctor``, as pure functions of what is known of the machine.
 
-Each returns a `Finding`: all is well, or something is slow or wrong, with advice on what to do about it.
+Each returns a `Finding`. If something is slow or wrong, the finding has advice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Finding:
 
 
 def judged(name: str, found: str, *faults: Fault) -> Finding:
-    """The finding for the first of ``faults`` that is present; without one, the state is ``"ok"``."""
+    """The finding for the first of ``faults`` that is present. If none is, its state is ``"ok"``."""
     for there, state, advice in faults:
         if there:
             return Finding(name, state, found, advice)
@@ -130,8 +130,9 @@ def check_native(level: int | None) -> Finding:
 
 
 def check_switching(interval: float, while_working: float) -> Finding:
-    """Checks how many seconds a Python thread that computes keeps other threads waiting: now, and while an engine
-    works."""
+    """Checks how many seconds a Python thread that computes keeps other threads waiting: now (``present``), and while
+    an engine works.
+    """
     found = f"{interval * 1e3:g} ms"
     if interval > while_working:
         found += f", and {while_working * 1e3:g} ms while an engine works (switch_interval='kept': it stays)"
@@ -139,8 +140,9 @@ def check_switching(interval: float, while_working: float) -> Finding:
 
 
 def check_memory(total: int, available: int | None, limit: int | None) -> Finding:
-    """Checks the memory, in bytes: the machine's, the available part, and the cgroup's limit. ``None``: there is no
-    such number, or it is not known."""
+    """Checks the memory, in bytes: the machine's, the available part, and the cgroup's limit. ``None``: the number does
+    not exist or is not known.
+    """
     left = "" if available is None else f", {gibibytes(available)} available"
     bound = "" if limit is None or limit >= total else f", {gibibytes(limit)} by the cgroup"
     advice = "most models need more: end other programs" + (", or raise the container's limit" if bound else "")

@@ -1,8 +1,8 @@
 """The destinations of transcripts: files of a folder, or standard output.
 
-A destination gets the segments of each file as they become final (`add`), and the file's transcript at the end
-(`finish`), which may come before the end of the audio. Both methods raise `OutputError`, or BrokenPipeError if the
-reader went away. ``in_order``: `finish` must be called for the files in their order.
+A destination gets the segments of each file as they become final (`add`), and at the end the file's transcript
+(`finish`), perhaps of only a part of the audio. Both methods raise `OutputError`, or BrokenPipeError if the reader went
+away. With ``in_order``, `finish` must be called for the files in their order.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from .terminal import OutputError, is_utf8, visible, write
 
 @define
 class _Output:
-    """The text of one file in one format. ``sink`` is called with each text and with true for the first text. It is not
-    called before there is any text: if a file fails at its beginning, the output of an earlier run stays."""
+    """The text of one file in one format. ``sink`` is called with each text, and with true for the first text. It is
+    not called without a text. So if a file fails at its beginning, the output of an earlier run stays.
+    """
 
     writer: Writer
     sink: Callable[[str, bool], None]

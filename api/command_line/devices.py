@@ -67,8 +67,9 @@ class Processor:
 
     @classmethod
     def find(cls) -> Processor:
-        """Describes the CPU of this machine. Imports torch, after the variables are set that torch reads at its
-        import."""
+        """Describes the CPU of this machine. Imports torch, but first sets the variables that torch reads at its
+        import.
+        """
         from ...models.machine.host import affinity, available_memory, choose_threads, cpu_name, read_file, usable_cores
         from ...models.machine.openmp import prepare_openmp
 

@@ -23,7 +23,7 @@ _NONE = "None"
 
 
 class Number(click.ParamType[Any]):
-    """A number, or the text "None", which becomes the value ``none``. With ``several``: numbers separated by commas."""
+    """A number, or the text "None", which becomes the value ``none``. With ``several``, numbers separated by commas."""
 
     def __init__(self, kind: type[int] | type[float], *, none: int | None = None, several: bool = False) -> None:
         self.name = "integer" if kind is int else "number"
@@ -115,8 +115,9 @@ def read_flags(
 
 
 def temperatures(given: Sequence[float], increment: float | None) -> tuple[float, ...]:
-    """The temperatures to try. A single one in ``given`` rises by ``increment`` up to 1, as in openai/whisper's
-    command; several are returned as they are."""
+    """The temperatures to try. If ``given`` has a single one, it rises by ``increment`` up to 1, as in openai/whisper's
+    command. Several are returned as they are.
+    """
     if increment is not None and not 1 / _MOST_TEMPERATURES <= increment < float("inf"):
         raise InvalidRequest(
             f"temperature_increment_on_fallback={increment}; allowed: a number of 0.001 or more, or None"

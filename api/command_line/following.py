@@ -43,8 +43,7 @@ class Following:
         return cls(_view(command) if watch else None, None if trace is None else TraceFile(trace))
 
     def config(self, given: dict[str, Any], **settings: Any) -> EngineConfig:
-        """Makes the settings of an engine that the followers observe, and removes the options that are settings from
-        ``given``.
+        """Makes the settings of an engine that the followers observe. Takes them out of the options in ``given``.
 
         Raises:
             InvalidRequest: a value that is not allowed.

@@ -163,8 +163,9 @@ def _prompt(given: str | None, *, needed: bool) -> str:
 
 @frozen(kw_only=True)
 class _Question:
-    """A prompt with images, sounds (paths or bytes) and a system message. ``chat``: use the chat template; ``None``:
-    use it if the model has one."""
+    """A prompt with images, sounds (paths or bytes) and a system message. ``chat``: True: use the chat template;
+    ``None``: use it if the model has one.
+    """
 
     prompt: str
     images: tuple[Any, ...]
@@ -208,7 +209,8 @@ class _Question:
 @contextmanager
 def _line(out: TextIO) -> Iterator[Callable[[str], None]]:
     """Yields a function that writes text to ``out`` piece by piece. A line end is written after the text. On a terminal
-    it is also written after a text that is broken off, so that the shell's prompt starts on a new line."""
+    it is written even if the text is broken off, so that the shell's prompt starts on a new line.
+    """
     is_terminal, last = out.isatty(), ""
 
     def add(text: str) -> None:

@@ -35,8 +35,9 @@ def check_model(model: str, *, transcribes: bool = False) -> None:
 
 
 def checked_text(text: str, name: str) -> str:
-    """Returns ``text``; refuses lone surrogates. Python puts them in place of the bytes of an argument that is not
-    valid text, and no tokenizer reads them."""
+    """Returns ``text``; refuses lone surrogates. Python puts these in place of bytes that are not valid text, and no
+    tokenizer reads them.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -45,8 +46,9 @@ def checked_text(text: str, name: str) -> str:
 
 
 def text_of_stdin(what: str, *, instead: str) -> str:
-    """The whole text of standard input, which should be ``what``. ``instead``: advice for a user whose input is not
-    text."""
+    """The whole text of standard input. Messages call the input ``what``. ``instead`` is advice for a user whose input
+    is not text.
+    """
     try:
         return _stdin(what).decode()
     except UnicodeDecodeError as error:
@@ -87,7 +89,7 @@ def structure_of(name: str) -> Structure:
 
 
 def check_readable(name: str) -> None:
-    """Raises `WrongFile` if the file ``name`` cannot be read, as far as one can find out without reading it."""
+    """Raises `WrongFile` if the file ``name`` cannot be read, as `file_fault` finds out."""
     fault = file_fault(name)
     if fault is not None:
         raise WrongFile(f"{shown(name)}: {fault}")
@@ -112,8 +114,9 @@ def shown(name: str) -> str:
 
 
 def file_fault(name: str) -> str | None:
-    """The reason why the file ``name`` cannot be read, as far as one can find out without reading it; ``None``: it can
-    probably be read. Standard input is not checked."""
+    """The reason why the file ``name`` cannot be read; ``None``: it can probably be read. The file itself is not read,
+    and standard input is not checked.
+    """
     if name == STDIN:
         return None
     if not name:
@@ -135,15 +138,15 @@ def file_fault(name: str) -> str | None:
 
 
 def opened_stdin(what: str) -> TextIO:
-    """Standard input, which should be ``what``. Raises `InvalidRequest` if the shell has closed it (``<&-``)."""
+    """Standard input, which messages call ``what``. Raises `InvalidRequest` if the shell has closed it (``<&-``)."""
     if sys.stdin is None or sys.stdin.closed:
         raise InvalidRequest(f"it is closed; pipe {what} in, or redirect it from a file (< FILE)")
     return sys.stdin
 
 
 def read_stdin(what: str) -> bytes:
-    """All bytes of standard input, which should be ``what``. They are read by the file descriptor, so that an abandoned
-    read holds no lock of Python's.
+    """All bytes of standard input, which messages call ``what``. They are read by the file descriptor, so that an
+    abandoned read holds no lock of Python's.
 
     Raises:
         InvalidRequest: standard input is closed, or cannot be read.

@@ -19,8 +19,9 @@ _FORM_WITHOUT_TOTAL = "{n:.0f} s, {elapsed}, {rate_noinv_fmt}"
 
 
 class Progress:
-    """A bar of seconds of audio on standard error, with the speed (seconds of audio a second); nothing if standard
-    error is not a terminal, or if there is a view. ``shows_text``: `show` writes segments to standard error."""
+    """A bar of seconds of audio on standard error, with the speed (seconds of audio a second). There is no bar if
+    standard error is not a terminal, or if there is a view. ``shows_text``: `show` writes segments to standard error.
+    """
 
     def __init__(self, view: View | None = None, *, shows_text: bool = False) -> None:
         self._view = view

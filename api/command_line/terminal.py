@@ -41,7 +41,8 @@ class WrongInput(click.ClickException):
 
 class WrongFile(WrongInput):
     """A file or standard input that cannot be used, found before any model is loaded. The user sees one line; the exit
-    status is 1."""
+    status is 1.
+    """
 
     exit_code = FAILED
 
@@ -52,8 +53,9 @@ class OutputError(WrongFile):
 
 
 def visible(text: str) -> str:
-    """``text`` with escapes such as \\x1b for control characters, which a terminal would obey; even a model may write
-    some."""
+    """``text`` with escapes such as \\x1b for control characters. A terminal would obey these, and a model may write
+    some.
+    """
     return text.translate(_CONTROLS)
 
 
@@ -68,7 +70,7 @@ def is_terminal(stream: Any) -> bool:
 
 
 def stdout() -> TextIO:
-    """Standard output. Raises `OutputError` if the shell has closed it (``>&-``): so no model is loaded in vain."""
+    """Standard output. Raises `OutputError` if the shell has closed it (``>&-``), before a model is loaded in vain."""
     if sys.stdout is None or sys.stdout.closed:
         raise OutputError("standard output is closed; send it somewhere, such as to a file (> FILE) or to a program")
     return sys.stdout

@@ -52,7 +52,7 @@ def trace(log: str, output: str) -> int:
 
 
 def _convert(lines: Iterable[str], writer: RecordWriter) -> str:
-    """Writes the trace. Returns why it ends before the events of the log do; empty if the trace is complete."""
+    """Writes the trace. Returns the reason why the trace lacks the end of the log; empty if it is complete."""
     timeline, fault = Timeline(), ""
     try:
         for event in read_events(lines):
@@ -120,7 +120,7 @@ class TraceFile:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Creates or empties the file. The engine runs within the block; after the block the trace is ended.
+        """Creates or empties the file for a block in which the engine runs. The end of the block ends the trace.
 
         Raises:
             OutputError: the file cannot be made, or a file that is not a trace has its name.

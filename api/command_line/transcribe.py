@@ -171,8 +171,7 @@ def _check_language(language: str | None) -> None:
 
 
 def _readable(files: tuple[str, ...]) -> tuple[str, ...]:
-    """The files that can be read, as far as one can find out without reading them. An error is written for each other
-    file."""
+    """The files that can probably be read, as `file_fault` finds out. An error is written for each other file."""
     faults = {name: file_fault(name) for name in files}
     for name, fault in faults.items():
         if fault is not None:

@@ -97,7 +97,8 @@ class Job:
 
     def _to_report(self, file: _File) -> list[_File]:
         """The files to report now that ``file`` has ended: ``file`` alone, or, if the destination wants an order, all
-        files before the first that has not ended."""
+        files that have ended and come before the first one that has not.
+        """
         file.has_ended = True
         if not self.destination.in_order:
             return [file]
@@ -173,8 +174,7 @@ class Job:
             self._complain(f"{name}: {warning}")
 
     def _leave(self) -> None:
-        """Writes what there is of each file, in their order, when the run is cut off by ^C or by a failure of the
-        engine."""
+        """Writes the transcripts so far, in the order of the files, when ^C or a failure of the engine ends the run."""
         nothing = []
         for file in list(self._files):
             if file.transcript is None:

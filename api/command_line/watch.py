@@ -104,8 +104,9 @@ def _figures(state: Overview, statistics: EngineStatistics, rates: tuple[float, 
 def _row(
     title: str, parts: Sequence[Part], total: float = 0.0, shown: Callable[[float], str] = "{:,.0f}".format
 ) -> Text:
-    """A line of ``parts``. With a ``total``, the line also has a bar of their shares, and the rest of the bar is free.
-    A share above 0 has at least one character."""
+    """A line of ``parts``. With a ``total``, the line also has a bar with the share of each. A share above 0 has at
+    least one character, and the rest of the bar is free.
+    """
     from rich.text import Text
 
     row, left = Text(f" {title:<15}", style="dim", no_wrap=True, overflow="ellipsis"), _BAR
@@ -147,8 +148,9 @@ def _lines(state: Overview, now: float, most: int, *, drafts: bool) -> Renderabl
 
 @define(eq=False)
 class View:
-    """The picture at the bottom of a terminal. The view takes the picture away before a line is written, and draws it
-    again at the next refresh. At the end the terminal is as it was."""
+    """The picture at the bottom of a terminal. The view removes the picture before a line is written, and draws it
+    again at the next refresh. At the end the terminal is as it was before.
+    """
 
     console: Console
     title: str
@@ -207,7 +209,7 @@ class View:
         return (done.tokens_committed - tokens) / seconds, (done.steps - steps) / seconds
 
     def clear(self) -> None:
-        """Removes the picture, to make room for a line: the cursor is then where it was before the picture."""
+        """Removes the picture, to make room for a line. The cursor is then where the picture began."""
         live, self._live = self._live, None
         if live is not None:
             live.stop()

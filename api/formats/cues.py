@@ -1,4 +1,4 @@
-"""Cues, the subtitles of SRT and WebVTT: when a text is shown, and in which lines."""
+"""Cues, the subtitles of SRT and WebVTT. A cue is a text in lines, with the times at which it is shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def one_line(text: str) -> str:
 
 @frozen
 class _Piece:
-    """A word in its cue. ``text`` may begin with a line end, which ends the line before the word."""
+    """A word in its cue. If ``text`` begins with a line end, the word begins a new line."""
 
     start: int
     end: int
@@ -59,7 +59,7 @@ class CueMaker:
     _last: float | None = field(default=None, init=False)  # seconds: the start of the last word
 
     def add(self, segment: Segment) -> list[Cue]:
-        """Adds ``segment``. Returns the cues that are finished now.
+        """Adds ``segment``. Returns the cues that are now finished.
 
         Raises:
             InvalidRequest: the settings need words, and the segment has none.
@@ -92,7 +92,7 @@ class CueMaker:
             yield from self._add_word(word, begins=index == 0 and not self.settings.runs_on)
 
     def _add_word(self, word: Word, *, begins: bool) -> list[Cue]:
-        """Adds ``word``. Returns the cues that end before it. ``begins``: the word is the first of a cue."""
+        """Adds ``word``. Returns the cues that end before it. ``begins``: the word begins a new cue."""
         settings, text, finished = self.settings, one_line(word.text), []
         pause = settings.runs_on and self._last is not None and word.start - self._last > LONG_PAUSE
         self._last = word.start

@@ -1,4 +1,4 @@
-"""Several requests of one caller. The requests run together; if one of them fails, all end."""
+"""Several requests of one caller, run together. If one of them fails, all end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Together(Generic[T]):
     error: Exception | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Runs all runs, and returns when all have ended, or when one has failed and the others are cancelled."""
+        """Runs all runs. Returns when all have ended, or when one has failed and the others are cancelled."""
         async with trio.open_nursery() as nursery:
             for index in range(len(self.runs)):
                 nursery.start_soon(self._one, index, nursery.cancel_scope)
@@ -49,7 +49,7 @@ class _Together(Generic[T]):
 @trio.lowlevel.enable_ki_protection
 async def run_together(runs: Sequence[Run[T]], begun: trio.Event | None = None) -> list[T]:
     """Runs ``runs`` together, and returns their results in the order of ``runs``. The first error of a run ends the
-    other runs and is raised as it is, not in a group. A cancellation is raised in the same way, since callers and the
+    other runs and is raised as it is, not in a group. A cancellation is raised as it is, too, since callers and the
     portal recognise it by its class.
 
     Args:
@@ -74,7 +74,7 @@ async def run_together(runs: Sequence[Run[T]], begun: trio.Event | None = None) 
 
 
 def _first(group: BaseExceptionGroup[BaseException] | None) -> BaseException | None:
-    """Returns the first error in a nursery's group. Only ^C puts an error there."""
+    """Returns the first error in the group that a nursery raised. Only ^C puts an error into the nursery's group."""
     error: BaseException | None = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

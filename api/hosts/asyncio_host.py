@@ -24,8 +24,9 @@ from .trio_thread import TrioThread, was_thrown_into
 
 @define(eq=False, repr=False)
 class TaskPortal(TrioThread):
-    """A `TrioThread` for tasks of the asyncio loop in which the portal is made. In another loop or thread its futures
-    would wake no task."""
+    """A `TrioThread` for tasks of one asyncio loop, in which the portal is made. In another loop or thread its futures
+    would wake no task.
+    """
 
     _loop: asyncio.AbstractEventLoop = field(factory=asyncio.get_running_loop, init=False)
 
@@ -60,10 +61,10 @@ class TaskPortal(TrioThread):
     def may_wait(error: BaseException | None) -> bool:
         """Implements `TrioThread.may_wait`.
 
-        `GeneratorExit` has two senders, which the innermost frame of the error tells apart. In an async generator the
-        sender is ``aclose()``, which a task awaits: the block may wait. In a coroutine the sender is the interpreter,
-        which throws the coroutine away: the block must not wait, even if generators of context managers are between
-        the two. Without a task no block can wait.
+        `GeneratorExit` comes from one of two senders. The innermost frame of the error shows which. In an async
+        generator it is ``aclose()``, which a task awaits, so the block may wait. In a coroutine it is the interpreter,
+        which throws the coroutine away. The block must not wait then, even if generators of context managers are
+        between the two. Without a task no block can wait.
         """
         if not isinstance(error, GeneratorExit):
             return True
@@ -93,8 +94,8 @@ class TaskPortal(TrioThread):
 class AsyncioHost(PortalHost):
     """A host for tasks of an asyncio loop.
 
-    asyncio has no nurseries. If the engine fails while the block's body runs, the host therefore cancels the task that
-    entered the engine. When that task leaves the block, the host takes its cancellation back, as `asyncio.timeout`
+    asyncio's tasks have no nurseries. So if the engine fails while the block's body runs, the host cancels the task
+    that entered the engine. When that task leaves the block, the host takes the cancellation back, as `asyncio.timeout`
     does. If another task leaves the block, as in fixtures of test frameworks, the cancellation is not taken back.
 
     A ``lasting`` engine cancels no task, since the task that opened the engine may have ended.
@@ -140,8 +141,7 @@ class AsyncioHost(PortalHost):
             self._failed = task.cancel("the engine failed")
 
     def _take_back(self) -> bool:
-        """Takes the host's cancellation back. True if the host had cancelled the task and others have cancelled the
-        task as well."""
+        """Takes the host's cancellation back. True if the task was cancelled by the host, and by others as well."""
         task = asyncio.current_task()
         if not self._failed or self._task is None or task is None or task is not self._task():
             return False

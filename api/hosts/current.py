@@ -1,5 +1,6 @@
-"""The choice of an engine's host by the event loop in which the engine is entered, and the identity of the running
-task."""
+"""The host of an engine, chosen by the event loop in which the engine is entered, and the identity of the running
+task.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The opening of live sessions. One block has the session's ear, its readers and its two tasks."""
+"""The opening of live sessions. One block holds the session's ear, its readers and its two tasks."""
 
 from __future__ import annotations
 

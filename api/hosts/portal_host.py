@@ -77,8 +77,9 @@ class PortalHost:
             del error, traceback, left
 
     async def _close(self, body_error: BaseException | None, *, drain: bool) -> BaseException | None:
-        """Ends the thread, and returns the error that leaves the block. If this is called again, the engine's own error
-        is not returned again."""
+        """Ends the thread, and returns the error that leaves the block. A second call does not return the engine's own
+        error again.
+        """
         ours, cancelled = await self._portal.close(drain=drain)
         try:
             if self._thrown_away.detach() is None:

@@ -1,5 +1,6 @@
-"""`PortalStream`: the callers' view of a block and its stream that are open in a `TrioThread`. Each kind of stream has
-a class."""
+"""`PortalStream`: the callers' side of a stream that a block holds open in a `TrioThread`. Each kind of stream has a
+class.
+"""
 
 from __future__ import annotations
 
@@ -50,13 +51,13 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
         """Returns the stream for its users."""
 
     def _on_trio_look(self) -> View | None:
-        """Returns the facts that `view` returns. They cross at the beginning and together with each item, the end
-        included."""
+        """Returns the facts that `view` returns. They cross at the beginning, and together with each item and the
+        end.
+        """
         return None
 
     def _on_trio_ready(self) -> T | None:
-        """Returns the next item if that needs no waiting, else ``None``. The item crosses together with the one
-        before."""
+        """Returns the next item if that needs no waiting, else ``None``. It crosses together with the item before."""
         return None
 
     # -- the callers' side -------------------------------------------------------------------------------------------
@@ -67,7 +68,7 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
         return self._view[0]
 
     async def __aenter__(self) -> Opened:
-        """Enters the block. A task on the trio side stays in the block until it is left."""
+        """Enters the block. On the trio side, a task holds the block open until it is left here."""
         opened = self._portal.new_answer()
         self._holder = holder = self._portal.submit(partial(self._on_trio_hold, opened))
         cancelled = await self._portal.outlast(partial(self._portal.cancel, holder), opened, holder.answer)
@@ -198,7 +199,9 @@ class PortalDeltas(PortalStream[DeltaStream, Delta, Timings | None]):
 
 
 class PortalSegments(PortalStream[SegmentStream, Segment, Progress]):
-    """The segments of a transcription. No segment is sent before it is read, since finding it may cost a window."""
+    """The segments of a transcription. No segment is sent before it is read, since finding it may cost a window's
+    requests.
+    """
 
     def _presented(self) -> SegmentStream:
         return SegmentStream(self, self.view)

@@ -41,8 +41,8 @@ def foreign(way: str, plain: str) -> EngineStateError:
     """Returns the error for a caller in another loop or thread.
 
     Args:
-        way: the call with which other threads run coroutines in the engine's loop.
-        plain: the call with which they run plain functions there.
+        way: the call by which other threads run coroutines in the engine's loop.
+        plain: the call by which they run plain functions there.
     """
     return EngineStateError(
         f"the engine was used outside of the event loop that it was entered in; allowed: tasks of that loop. From "

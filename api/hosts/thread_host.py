@@ -1,8 +1,8 @@
 """An engine for threads that run no event loop. The engine's trio loop runs in a thread that callers reach through a
-`ThreadPortal`. A caller uses `run` to run a coroutine that waits for nothing but the portal.
+`ThreadPortal`. `run` runs a coroutine that waits for nothing but the portal.
 
 A waiting thread sleeps on its own queue, so that an answer wakes no other thread. The code shares no lock with the trio
-side: the handler of a signal may raise anywhere, and could leave a lock locked.
+side, since the handler of a signal may raise anywhere, and could leave a lock locked.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class ThreadAnswer(Generic[T]):
 @frozen(eq=False)
 class Wait:
     """An awaitable with which a coroutine in `run` waits for one of ``answers``. If the thread is interrupted,
-    ``hurry`` is called. The result is the exception that interrupted the thread, which the coroutine must raise, or
-    ``None``."""
+    ``hurry`` is called. The result is then the exception that interrupted the thread, and the coroutine must raise it.
+    Otherwise it is ``None``.
+    """
 
     hurry: Callable[[], object]
     answers: tuple[ThreadAnswer[Any], ...]
@@ -77,7 +78,9 @@ class Wait:
 
 @define(eq=False, repr=False)
 class ThreadPortal(TrioThread):
-    """A `TrioThread` for all threads of its process but the thread of the trio loop, which cannot wait for itself."""
+    """A `TrioThread` for all threads of its process. The thread of the trio loop is excepted, since it cannot wait for
+    itself.
+    """
 
     def new_answer(self) -> ThreadAnswer[Any]:
         """Implements `TrioThread.new_answer`."""
@@ -92,9 +95,10 @@ class ThreadPortal(TrioThread):
             raise
 
     def may_wait(self, error: BaseException | None) -> bool:
-        """Implements `TrioThread.may_wait`. The garbage collector may throw a block away in the thread of the trio
-        loop, which must not wait. A coroutine that is thrown away, by `run` for example, must not wait either. A user's
-        generator that is closed may wait."""
+        """Implements `TrioThread.may_wait`. The thread of the trio loop must not wait: the garbage collector may throw
+        a block away there. A coroutine that is thrown away, by `run` for example, must not wait either. A user's
+        generator that is closed may wait.
+        """
         if threading.current_thread() is self._thread:
             return False
         return not (isinstance(error, GeneratorExit) and was_thrown_into(error) & inspect.CO_COROUTINE)
@@ -126,8 +130,8 @@ class Interrupts:
     ``hurry`` of the present `Wait` and of all later ones. At the end of the block `KeyboardInterrupt` is raised, unless
     the coroutine has raised it.
 
-    Python handles ^C in the main thread. A handler other than Python's own is not replaced; an exception that such a
-    handler raises while the thread waits is held back in the same way.
+    Python handles ^C in the main thread. A handler other than Python's own is not replaced. An exception that it raises
+    while the thread waits is held back in the same way.
     """
 
     _came: BaseException | None = field(default=None, init=False)
@@ -182,8 +186,9 @@ def run(
     begin: Callable[[], Coroutine[Any, Any, T]],
     undo: Callable[[BaseException], Coroutine[Any, Any, object]] | None = None,
 ) -> T:
-    """Runs the coroutine that ``begin`` makes in this thread. The thread sleeps while the coroutine waits for a
-    `ThreadPortal`. If ^C comes after the coroutine has ended, so that its result is lost, ``undo`` is run."""
+    """Runs the coroutine that ``begin`` makes, in this thread. The thread sleeps while the coroutine waits for a
+    `ThreadPortal`. If ^C comes after the coroutine has ended, its result is lost, and ``undo`` is run.
+    """
     has_ended = False
     try:
         with Interrupts() as interrupts, closing(begin()) as coroutine:

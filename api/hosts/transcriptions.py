@@ -1,4 +1,6 @@
-"""The opening of transcriptions. One block has the recording, the detector of voice activity and the transcription."""
+"""The opening of transcriptions. One block holds the recording, the detector of voice activity and the
+transcription.
+"""
 
 from __future__ import annotations
 

@@ -143,8 +143,9 @@ class TrioEngine:
         self._end_sessions()
 
     def _end_sessions(self) -> None:
-        """Ends the live sessions with an error. A session has no request while nobody speaks, and would not notice the
-        end of the engine."""
+        """Ends the live sessions with an error. While nobody speaks, a session has no request by which it would notice
+        the end of the engine.
+        """
         for session in self._live:
             session.fail(EngineClosed("the engine ended before the live session did; call finish() and read it first"))
 
@@ -380,8 +381,7 @@ class TrioEngine:
         self, request: Request, asked: float, output: Output | None = None, *, wait: bool
     ) -> AsyncIterator[Mailbox]:
         """Admits and submits ``request`` for a block, and yields its mailbox. On the way out the request is aborted if
-        it has not ended. There is no await between the halves of a state change. The place at the door is free again
-        when the request has ended, even if its tokens are not read yet.
+        it has not ended. Its place at the door is free again when it has ended, even if its tokens are not read yet.
 
         Args:
             asked: the time at which the caller made the request.
@@ -443,8 +443,9 @@ class TrioEngine:
     async def _complete(
         self, request: Request, asked: float, begun: trio.Event | None = None, *, wait: bool
     ) -> Completion:
-        """Runs ``request`` to its end. Tokens do not wake the caller's task; if ``begun`` is given, the first token
-        does, and ``begun`` is set."""
+        """Runs ``request`` to its end. Tokens do not wake the caller's task. If ``begun`` is given, it is set at the
+        first token, which alone wakes the task.
+        """
         output = self._output(request, self._text_deltas(request) if request.sampling.stop else None)
         async with self._submitted(request, asked, output, wait=wait) as mailbox:
             if begun is not None:

@@ -20,8 +20,8 @@ Opened = TypeVar("Opened")
 class TrioHost:
     """A host in the caller's own trio loop: every call is direct.
 
-    Every method raises `EngineStateError` outside of the event loop in which the engine was entered, as on the other
-    hosts. If the block is left in another loop, the engine is only ordered to stop. Otherwise
+    As on the other hosts, every method raises `EngineStateError` outside of the event loop in which the engine was
+    entered. If the block is left in another loop, the engine is only ordered to stop. Otherwise
     `triolet.actors.supervisor.leaving` decides which error leaves the block.
     """
 
@@ -75,6 +75,6 @@ class TrioHost:
     def stream(
         self, _: object, open_block: Callable[[], AbstractAsyncContextManager[Opened]]
     ) -> AbstractAsyncContextManager[Opened]:
-        """Returns the block that ``open_block`` opens, which returns a stream."""
+        """Returns the block of a stream that ``open_block`` opens."""
         self._check()
         return open_block()

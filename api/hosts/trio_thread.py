@@ -14,10 +14,10 @@ Calls cross with ``TrioToken.run_sync_soon``. The subclass decides how answers c
 for tasks of an asyncio loop, `ThreadPortal` in `thread_host` for threads. There are no locks: a name that begins with
 ``_on_trio`` belongs to the trio side, every other name to the callers' side.
 
-Calls run outside of the resource's block, like tasks of other nurseries on trio, so that a drain can wait for them.
+Calls run outside of the resource's block, as in nurseries around it, so that a drain can wait for them.
 
-anyio's ``start_blocking_portal`` is not used. Its callers wait under a lock, which a ^C may leave locked; a cancelled
-call returns before its operation has ended; and at the interpreter's exit its thread is killed.
+anyio's ``start_blocking_portal`` is not used. Its callers wait under a lock, which a ^C may leave locked. A cancelled
+call returns before its operation has ended. At the interpreter's exit its thread is killed.
 """
 
 from __future__ import annotations
@@ -76,20 +76,21 @@ async def captured(operation: Callable[[], Awaitable[T]]) -> outcome.Outcome[T]:
 
 
 def was_thrown_into(error: GeneratorExit) -> int:
-    """Returns the code flags, such as `inspect.CO_COROUTINE`, of the frame that ``error`` was thrown into, which is the
-    innermost one of its traceback."""
+    """Returns the code flags, such as `inspect.CO_COROUTINE`, of the frame that ``error`` was thrown into. It is the
+    innermost frame of the traceback.
+    """
     flags = [frame.f_code.co_flags for frame, _ in traceback.walk_tb(error.__traceback__)]
     return flags[-1] if flags else 0
 
 
 def nothing() -> None:
-    """Does nothing. It is the ``hurry`` of a wait whose end is already ordered."""
+    """Does nothing: the ``hurry`` of a wait that will end in any case."""
 
 
 @define(eq=False)
 class Call(Generic[T]):
     """One operation that was sent to the trio side. The answer is ``None`` if ``scope`` cancelled the operation, or if
-    the operation never began.
+    it never began.
 
     A call does not refer to its operation, since the operation may refer to the call's owner.
     """
@@ -110,7 +111,7 @@ class TrioThread(ABC):
         failed: called on the callers' side if the resource ends although nobody asked for it. ``failed`` must not keep
             its owner alive, since the running thread keeps ``failed``.
         seconds: the time that calls may continue after the resource has ended. The interpreter's exit waits for the
-            thread four times as long: for three actors, and for the calls.
+            thread four times as long, since three actors and the calls each may take this time.
     """
 
     resource: AbstractAsyncContextManager[object]
@@ -143,8 +144,9 @@ class TrioThread(ABC):
     @abstractmethod
     async def outlast(self, hurry: Callable[[], object], *answers: Answer[Any]) -> BaseException | None:
         """Waits until one of ``answers`` is set, however often the waiting caller is cancelled. The first cancellation
-        calls ``hurry``, which must make sure that an answer comes. The method returns this cancellation, which the
-        caller must raise at the end, or ``None``."""
+        calls ``hurry``, which must make sure that an answer comes. Returns this cancellation, or ``None``. The caller
+        must raise it at the end.
+        """
 
     @abstractmethod
     def may_wait(self, error: BaseException | None) -> bool:

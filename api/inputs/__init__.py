@@ -1,4 +1,4 @@
-"""Requests made from callers' inputs: audio, images, prompts and texts, each decoded, checked and keyed by its content.
+"""Requests made of callers' inputs: audio, images, prompts and texts, each decoded, checked and keyed by its content.
 
 Audio has several modules: `sources` (what may be given), `wav_header` and `decoding` (files to frames), `blocks`
 (frames to mono samples at one rate), `audio` (all samples at once), `recording` (hours of audio, bit by bit). The

@@ -28,9 +28,9 @@ def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, most_
     formats it is an error if there is less audio than the header promises.
 
     An array is mono, float32 or float64, and is copied. An array alone is taken to be at ``sampling_rate``. An array
-    that is given with its rate is converted: ``(samples, rate)``, as soundfile returns it, or ``{"array": samples,
-    "sampling_rate": rate}``, as the library datasets has it. Such an array may also be int16, full scale at 32768,
-    since a caller who knows the rate knows the format. The level is never changed.
+    with its rate is converted to ``sampling_rate``. It is given as ``(samples, rate)``, as soundfile returns it, or as
+    ``{"array": samples, "sampling_rate": rate}``, as in the library datasets. It may also be int16, full scale at
+    32768, since a caller who knows the rate knows the format. The level is never changed.
 
     The whole audio is held in memory, 230 MB an hour at 16 kHz, and a file of a megabyte may hold hours of silence.
     Audio that lasts longer than ``most_seconds`` is decoded no further, and refused. The call blocks: make it in a

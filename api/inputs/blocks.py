@@ -34,7 +34,7 @@ class Blocks:
         seconds: the length that the source promises, see `Decoding.seconds`.
         done: the number of samples that were read.
         ended: no more blocks come.
-        fault: the reason why no more blocks come, if it is not the end of the audio.
+        fault: the error that ended the audio early; ``None``: there was none.
     """
 
     _blocks: Iterator[Samples]
@@ -109,8 +109,9 @@ def unreadable(name: str, error: OSError) -> InvalidRequest:
 
 
 def _mono(parts: Iterator[Part], name: str, sampling_rate: int) -> Generator[Samples, None, None]:
-    """Yields the mono blocks of the parts. Before an error is raised, all samples before the fault are yielded,
-    including those that are still in the resampler."""
+    """Yields the mono blocks of the parts. All samples before an error are yielded before it is raised, including those
+    that are still in the resampler.
+    """
     resampler, current, heard = None, 0, 0
     try:
         for rate, frames in parts:

@@ -106,8 +106,9 @@ def _soundfile_parts(sound: Any, name: str, chunk: DataChunk | None) -> Iterator
 
 
 def _filled(sound: Any, done: int, most: int) -> int:
-    """Returns the number of frames that a failed read has put into its array: the file's position has moved by as
-    many."""
+    """Returns the number of frames that a failed read has put into its array. The file's position has moved by this
+    number.
+    """
     try:
         moved = int(sound.tell()) - done
     except soundfile.LibsndfileError:

@@ -1,12 +1,12 @@
 """Refuses texts that are too long for a model, before they are tokenized or soon after tokenizing has begun.
 
-If `Lengths` proves that a text is too long, the text is refused at once. For some tokenizers `Lengths` proves nothing,
-and texts of short tokens pass although they are several times too long. So a text that may have far more tokens than
-fit is counted first, piece by piece. The cuts between pieces change the count: a token that is cut becomes several, and
-the tokens around it may change. Therefore a text is refused only if its count exceeds twice the tokens that fit, plus
-twice the characters of the longest token for each piece. All other texts are tokenized whole, and counted exactly. No
-tokenizer is known whose cuts change more, but this is not proven. So the model's positions, not the text, bound the
-work and the memory for one text. A caller who gives up waits for one piece.
+If `Lengths` proves that a text is too long, the text is refused at once. But for some tokenizers `Lengths` proves
+nothing, and texts of short tokens pass although they are several times too long. So a text that may have far more
+tokens than fit is first counted piece by piece. A cut between two pieces changes the count: a token that is cut becomes
+several, and the tokens around it may change. So a text is refused only if its count exceeds twice the tokens that fit,
+plus, for each piece, twice the characters of the longest token. Cuts of no known tokenizer change the count more, but
+this is not proven. All other texts are tokenized whole, and counted exactly. So the work and the memory for one text
+are bounded by the model's positions, not by the text. A caller who gives up waits for one piece.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ NEVER: Pause = bool  # short work is not given up in its middle
 
 
 async def read_texts(work: Callable[[Pause], T], *, short: bool, reading: trio.CapacityLimiter) -> T:
-    """Runs ``work``, which tokenizes, when its turn has come. No other work has its turn at the same time: tokenizers
-    use all cores that they find, and a hundred short texts in one turn of the event loop take as long as a long one.
+    """Runs ``work``, which tokenizes, when its turn has come. No other work has its turn at the same time. A tokenizer
+    uses all cores that it finds, and a hundred short texts in one turn of the event loop would take as long as a long
+    one.
 
     Args:
         short: run ``work`` in the event loop; else it runs in a thread, and `Pause` stops it when the caller is
@@ -76,9 +77,9 @@ class Limit:
         return cls(description, most, f"up to {most:,} tokens, the model has {positions:,} positions")
 
     def check_length(self, what: str, texts: tuple[str, ...], *, times: int = 1) -> None:
-        """Refuses texts that surely have too many tokens, judged by lengths alone. At most twice the characters that
-        the allowed tokens can stand for are looked at, so the time depends on the model's positions, not on the texts.
-        If half of these characters become no tokens, all texts pass.
+        """Refuses texts that surely have too many tokens, judged by lengths alone. Looks at no more than twice the
+        characters that the allowed tokens can stand for, so the time depends on the model's positions, not on the
+        texts. If half of these characters become no tokens, the texts pass.
 
         Args:
             texts: texts that are read together.
@@ -103,9 +104,10 @@ class Limit:
             )
 
     def check_conversation(self, texts: Iterable[str]) -> None:
-        """Runs `check_length` before a chat template joins ``texts``. A template may leave out some texts, such as
-        earlier reasoning of the model, and the blanks around each text. So several times as much as fits is allowed. A
-        template that has begun cannot be stopped, so only this check bounds its time."""
+        """Runs `check_length` before a chat template joins ``texts``. Several times as much as fits is allowed, since a
+        template may leave out texts, such as earlier reasoning of the model, and the blanks around each text. A
+        template that has begun cannot be stopped, so only this check bounds its time.
+        """
         self.check_length("a conversation", tuple(text.strip() for text in texts), times=_LEFT_OUT)
 
     def check_count(self, what: str, text: str, pause: Pause) -> None:

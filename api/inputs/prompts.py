@@ -114,7 +114,7 @@ async def with_page_keys(request: Request, description: ModelDescription, *, pre
 
 
 def keyed(request: Request, description: ModelDescription, *, prefix_caching: bool) -> Request:
-    """Does the work of `with_page_keys` in the calling thread."""
+    """Returns ``request`` as `with_page_keys` does, computed in the calling thread."""
     if not prefix_caching or description.whole_prompts:
         return request
     keys = prompt_keys(request, page_size=description.page_size, identity=description.processor_identity)
@@ -246,7 +246,7 @@ async def _prepare_placed(
 def _loaded(
     description: ModelDescription, preparer: Preparer, images: Sequence[ImageSource], audio: Sequence[AudioSource]
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Loads ``images`` and ``audio`` for `Preparer.prepare`, with most of its work done."""
+    """Loads ``images`` and ``audio`` for `Preparer.prepare`, and reads them as far as that is possible before."""
     reads = "image" in preparer.media
     pictures = [load_image(image) if reads else image for image in images]
     sounds = [load_audio(one, sampling_rate=description.sampling_rate) for one in audio]
@@ -323,9 +323,10 @@ async def _compiled(
 def _rules(
     description: ModelDescription, sampling: SamplingParams, *, prompt_length: int, max_tokens: int
 ) -> LogitRules:
-    """Returns the checkpoint's own rules: its suppressed tokens, and the rules of its generation_config. A structure
+    """Returns the rules of the checkpoint: its suppressed tokens, and the rules of its generation_config. A structure
     lifts them, since it may need suppressed tokens such as brackets and quotation marks. Timestamps stay suppressed,
-    since they are no text."""
+    since they are not text.
+    """
     if sampling.structure is None:
         own = LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
         if description.generation is None:

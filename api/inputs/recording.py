@@ -1,8 +1,7 @@
 """`Recording`: hours of audio, decoded only as far as windows are asked for.
 
-Nothing runs between two windows. If a window is not decoded yet, a worker thread decodes up to its end, and one more
-block at most. So memory holds only the samples between `Recording.forget` and the last window, and no thread is left to
-end.
+Nothing runs between two windows. If a window is not decoded yet, a worker thread decodes up to its end, and at most one
+more block. So memory holds only the samples from `Recording.forget` to the last window, and no thread outlives a call.
 """
 
 from __future__ import annotations
@@ -137,8 +136,9 @@ class Recording:
 
     @property
     def duration(self) -> float | None:
-        """The length in seconds, exact once the end is reached. Before that, the length that the header promises (an
-        estimate for MP3 and Ogg; ``None``: no promise), or the decoded length if it is longer."""
+        """The length in seconds, exact once the end is reached. Before that it is the length that the header promises
+        (an estimate for MP3 and Ogg), or the decoded length if it is longer; ``None``: the header promises no length.
+        """
         if self.length is not None:
             return self.length / self.sampling_rate
         promised = None if self._blocks is None else self._blocks.seconds
@@ -175,7 +175,7 @@ class Recording:
         self._held.forget(before)
 
     async def _decode(self, upto: int) -> None:
-        """Decodes up to ``upto``, or only a part of the way, so that a cancellation is noticed in between."""
+        """Decodes up to ``upto``, or only a part of the way, so that a cancellation is noticed between two calls."""
         async with self._decoding:
             blocks = self._blocks
             assert blocks is not None, "a window was asked of a recording that is not open"

@@ -40,10 +40,11 @@ def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[s
 
     Args:
         given: fields of `SamplingParams` by name.
-        beside: the other keywords of the call, for which an unknown name may have been meant.
+        beside: the other keywords of the call. An unknown name may be a misspelling of one of them.
 
     Raises:
-        InvalidRequest: both ways at once, another type, an unknown name, or a value that is not allowed.
+        InvalidRequest: `SamplingParams` together with fields, another type, an unknown name, or a value that is not
+            allowed.
     """
     for name in given:
         if name not in _FIELDS:
@@ -60,8 +61,9 @@ def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[s
 
 
 def resolved(sampling: SamplingParams, *, tools: bool) -> SamplingParams:
-    """Returns ``sampling`` with a fresh seed if it has none. In a request with tools special tokens stay in the text,
-    unless ``sampling`` says otherwise."""
+    """Returns ``sampling`` with a fresh seed if it has none. If the request has tools, special tokens stay in the text,
+    unless ``sampling`` says otherwise.
+    """
     if sampling.seed is None:
         sampling = evolve(sampling, seed=secrets.randbits(63))
     if tools and sampling.skip_special_tokens is None:

@@ -45,7 +45,7 @@ _KEYS = ("array", "sampling_rate")  # of a mapping, as the library `datasets` ha
 
 @frozen
 class NamedPath(os.PathLike[str]):
-    """A file that messages call ``name``, since its path would mean nothing to whoever reads them."""
+    """A file that messages call ``name``, since its path means nothing to their readers."""
 
     path: str
     name: str
@@ -57,7 +57,8 @@ class NamedPath(os.PathLike[str]):
 @frozen(eq=False)
 class ArraySource:
     """An array that can be read as audio: one dimension, float32, float64 or int16. ``rate`` is in Hz; ``None``: the
-    caller gave no rate, so the array is taken to be at the rate that is wanted."""
+    caller gave no rate, so the array is taken to be at the wanted rate.
+    """
 
     samples: npt.NDArray[Any]
     rate: int | None
@@ -94,7 +95,7 @@ def is_pair(source: object) -> bool:
 def array_source(source: Any, what: str = "audio", *, int16: bool = False) -> ArraySource | None:
     """Returns ``source`` as an array with its rate, or ``None`` if it is a file, bytes, or something else.
 
-    The values are not checked here but by `check_all`, which takes long for a long array.
+    The values are checked by `check_all` instead, since that takes long for a long array.
 
     Args:
         what: the name of the source in messages.
@@ -128,8 +129,9 @@ def check_all(samples: npt.NDArray[Any], name: str) -> None:
 
 
 class BytesFile(io.BytesIO):
-    """A file in memory. A seek before its beginning returns -1 and moves nothing, as ``lseek`` does. libsndfile tries
-    that on damaged files, and an exception could not pass through libsndfile."""
+    """A file in memory. A seek to a place before the file's beginning returns -1 and moves nothing, as ``lseek`` does.
+    libsndfile tries that on damaged files, and an exception could not pass through libsndfile.
+    """
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Moves to a position. Returns it, or -1 if it is before the beginning."""

@@ -21,9 +21,9 @@ async def run_in_thread(
     are trio's.
 
     If `trio.to_thread.run_sync` itself raises an error, a frame of the error's own traceback holds it. This reference
-    cycle keeps all locals of the frames (images of megabytes, for example) until a garbage collection. The thread, too,
-    keeps its work and its answer until it runs again. So work and answer are passed in a `_Call`, which is emptied on
-    the way.
+    cycle would keep all locals of the frames (images of megabytes, for example) until a garbage collection. The thread
+    would keep its work and its answer until it runs again. So both are passed in a `_Call`, which is emptied on the
+    way.
     """
     call = _Call(work)
     del work

@@ -91,8 +91,9 @@ async def build_requests(
     new_id: Callable[[], str],
     reading: trio.CapacityLimiter,
 ) -> list[Request]:
-    """Returns one request for each text. A text that cannot be divided must fit a step. Many texts take several turns
-    of ``reading``, so that other callers get their turn in between."""
+    """Returns one request for each text. A text that cannot be divided must fit a step. If there are many texts, they
+    take several turns of ``reading``, and other callers get their turn in between.
+    """
     query = evolve(query, priority=read_priority(query.priority))
     most_tokens, prefix_caching = config.max_step_tokens, config.prefix_caching
     limit = _limit(description, most_tokens)
@@ -117,7 +118,7 @@ async def build_requests(
 
 
 def _turns(texts: Sequence[str | tuple[str, str]]) -> Iterator[Sequence[str | tuple[str, str]]]:
-    """Yields ``texts`` in order, in groups: as many texts as are read in some milliseconds, or one long text."""
+    """Yields ``texts`` in order, in groups: one long text, or as many texts as are tokenized in some milliseconds."""
     turn: list[str | tuple[str, str]] = []
     length = 0
     for text in texts:

@@ -1,17 +1,9 @@
-"""Local agreement: which words of a growing utterance are stable.
+"""Local agreement: the rule by which words of a growing utterance become stable.
 
 A live session reads the same utterance again and again, each time with more of its audio. Each reading gives a
-hypothesis. A word that two successive hypotheses have at the same place, directly after stable words, becomes stable
-(LocalAgreement-2: Liu et al. 2020, "Low-Latency Sequence-to-Sequence Speech Recognition and Translation by
-Partial Hypothesis Selection"; Macháček et al. 2023, "Turning Whisper into Real-Time Transcription System")::
-
-    hypothesis  1   the cat sad
-    hypothesis  2   the cat sat on them        the cat | sat on them
-    hypothesis  3           sat on the mat     the cat sat on | the mat
-                    stable  ^ provisional
-
-The model gets the stable words as the beginning of the next text. So each hypothesis has only the words after them,
-and cannot contradict them.
+hypothesis. A word becomes stable if two successive hypotheses have it at the same place, directly after stable words
+(LocalAgreement-2: Liu et al. 2020, "Low-Latency Sequence-to-Sequence Speech Recognition and Translation by Partial
+Hypothesis Selection"; Macháček et al. 2023, "Turning Whisper into Real-Time Transcription System")::
 """
 
 from __future__ import annotations
@@ -37,7 +29,7 @@ def agreed(before: Sequence[TextWord], words: Sequence[TextWord]) -> int:
 
 @define
 class Agreement:
-    """The words of one utterance, as far as its audio is still read.
+    """The words of the part of an utterance whose audio is still read.
 
     Attributes:
         stable: words that never change; the latest hypothesis begins after them.
@@ -49,7 +41,8 @@ class Agreement:
 
     def hear(self, words: Sequence[TextWord], *, goes_on: bool = False) -> Words:
         """Adds the next hypothesis: the words after the stable ones. Returns the words that become stable. ``goes_on``:
-        the audio ends in the middle of speech, so that the last word may be cut off and does not become stable."""
+        the audio ends in the middle of speech. The last word may be cut off, so it does not become stable.
+        """
         most = max(len(words) - goes_on, 0)
         return self._accept(tuple(words), min(agreed(self.provisional, words), most))
 

@@ -9,8 +9,8 @@ The endpointer decides from probabilities of speech, frame by frame. It holds no
                      |---------------->                              the speaker pauses: the whole utterance so far
                      `start`         `stop`
 
-Silence between utterances is never read. An utterance that is longer than the model's window is read in parts: `moved`
-reports that the first part is done.
+Silence between utterances is never read. An utterance that is longer than the model's window is read in parts. `moved`
+notes that a part is done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Reading:
     Args:
         pauses: the speaker is silent after ``stop``, for a while or for good. The text is worth more work, since it may
             be the last one of the utterance.
-        full: the audio fills the model's window, so that its beginning must be done after this reading.
+        full: the audio fills the model's window. Its beginning must be done with after this reading.
     """
 
     start: int
@@ -87,7 +87,7 @@ class Endpointer:
 
     @property
     def is_full(self) -> bool:
-        """True if the samples that are kept for utterances fill one reading, so that no more may be heard yet."""
+        """True if the samples that are kept for utterances fill one reading. No more may be heard then."""
         return self._utterance is not None and self._heard - self.needed >= self.window
 
     @property

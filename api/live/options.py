@@ -34,12 +34,11 @@ class LiveOptions:
     Args:
         rate: the sampling rate of the chunks that are fed, in Hz.
         step: seconds of new voice after which the utterance is read again. With a smaller step text becomes stable
-            earlier, but the utterance is read more often. If the model is slower than the step, the model sets the
-            pace.
+            earlier, but the utterance is read more often, at most as often as the model can.
         endpoint_silence: seconds without voice that end an utterance.
         max_backlog: the most seconds of audio that may wait to be heard; `feed` waits for room.
-        transcribe: the options that live sessions share with transcriptions. Searches with several beams, and
-            temperatures after the first one, apply only to the text at a pause; earlier text is greedy.
+        transcribe: the options that live sessions share with transcriptions. Beam search, and temperatures after the
+            first one, apply only to the text at a pause; earlier text is greedy.
 
     Raises:
         InvalidRequest: a value that is not allowed.

@@ -40,7 +40,7 @@ class Heard:
 class UtteranceReader:
     """Reads one utterance after the other, each as often as `read` is called.
 
-    The state changes only after a reading's last await.
+    A reading changes the state only after its last await.
 
     Args:
         interim: reads an utterance that goes on, greedily and once.
@@ -102,8 +102,9 @@ class UtteranceReader:
     # -- the engine ----------------------------------------------------------------------------------------------------
 
     async def _language_of(self, reading: Reading, item: EncoderItem) -> tuple[str, bool]:
-        """Returns the language to read in, and whether it is decided. The language is decided if the model is certain
-        of it after enough speech, or at a pause. While it is undecided, no text becomes stable before the pause."""
+        """Returns the language to read in, and whether it is decided. It is decided if the model is certain of it after
+        enough speech, or at a pause. No text becomes stable before it is decided.
+        """
         if self.language is not None and (self._decided or self._agreement.stable):
             return self.language, self._decided
         found = await self.thorough.languages(item)
@@ -177,7 +178,7 @@ class UtteranceReader:
 
     @property
     def _written(self) -> int:
-        """The number of tokens in the stable words, with which the next reading begins."""
+        """The number of tokens in the stable words. The next reading begins with them."""
         return sum(len(word.token_ids) for word in self._agreement.stable)
 
     def _leave(self, count: int) -> None:

@@ -6,9 +6,9 @@
             bounded    voice activity        bounded          one reading at a time
                               `Endpointer` decides what is read, and when
 
-Two tasks work for a session: one listens, one reads. When reading takes long, the next reading has more new audio, so
-that no readings queue up. When reading takes longer than the audio lasts, held samples and backlog fill up, and `feed`
-waits.
+Two tasks work for a session: one listens, one reads. If a reading takes long, the next reading has more new audio, so
+that no readings queue up. If readings always take longer than their audio lasts, held samples and backlog fill up, and
+`feed` waits.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class LiveSession(Protocol):
     turn."""
 
     async def feed(self, chunk: Any) -> None:
-        """Adds the next chunk, of any length. Waits while ``max_backlog`` seconds of audio wait already; nothing is
-        dropped. If a call is cancelled while it waits, the chunk's beginning may have been added.
+        """Adds the next chunk, of any length. Waits while the backlog has ``max_backlog`` seconds of audio; nothing is
+        dropped. If a call is cancelled while it waits, the beginning of the chunk may have been added.
 
         Args:
             chunk: int16 samples as bytes (little endian, mono), or an int16 or float array of shape (n,), full scale at
@@ -199,7 +199,7 @@ class LiveTranscription:
             self._bell.ring()
 
     def close(self) -> None:
-        """Ends the session, since its block has ended."""
+        """Ends the session when its block ends."""
         self._closed = True
         self._fault = None
         self._backlog.clear()

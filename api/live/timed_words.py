@@ -30,8 +30,8 @@ def timed(
 ) -> tuple[TimedWord, ...]:
     """Returns the words with their times.
 
-    The alignment counts a pause as part of the mark before it, or of the word after it. So marks get no duration, and a
-    word after a mark or at the beginning gets at most twice the usual duration of a word: its start is moved later.
+    The alignment counts a pause as part of the mark before it, or of the word after it. So marks get no duration. A
+    word after a mark or at the beginning is shortened to twice the usual duration of a word, by a later start.
 
     Args:
         aligned: the times of all tokens of ``words``, in order.

@@ -21,8 +21,9 @@ def language_code(language: str) -> str | None:
 
 
 def unknown_language(language: str) -> str:
-    """The text of the error for a language that the table lacks. It lists the most similar names rather than all
-    hundred."""
+    """The text of the error for a language that the table lacks. It lists the most similar names, not all of the
+    hundred.
+    """
     known = [*LANGUAGES, *LANGUAGE_CODES]
     near = difflib.get_close_matches(language.strip().lower(), known, 3, 0.7)
     hint = f"did you mean {' or '.join(near)}?" if near else "see the languages of Whisper"

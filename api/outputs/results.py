@@ -27,10 +27,10 @@ class Completion:
     """The whole output of one request.
 
     ``text`` ends before a stop string. ``token_ids`` holds the generated tokens without the end-of-text or stop token.
-    If a stop string ended the text, ``token_ids`` ends with the token that made the end certain. ``logprobs`` holds
-    each token's natural log-probability after all rules and penalties, before the temperature. ``top_logprobs`` holds
-    for each token the likeliest tokens of the same distribution, as many as ``SamplingParams.logprobs`` asks for (fewer
-    if fewer can be sampled); ``None`` if it asks for none.
+    If a stop string ended the text, the last of ``token_ids`` is the token that made the end certain. ``logprobs``
+    holds each token's natural log-probability after all rules and penalties, before the temperature. ``top_logprobs``
+    holds for each token the likeliest tokens of the same distribution, as many as ``SamplingParams.logprobs`` asks for
+    (fewer if fewer can be sampled); ``None`` if it asks for none.
 
     ``alternatives`` holds the other completions that ``SamplingParams(n=...)`` asks for; each has a usage of its own
     and no alternatives. After a beam search they are the next best hypotheses. ``score`` is what a beam search ranks
@@ -159,8 +159,9 @@ class LiveText:
 
 @frozen(kw_only=True)
 class Stretch:
-    """A part of the audio, and what became of it. ``kind`` is ``"speech"`` (the part has text), ``"silent"`` (nobody
-    speaks, or ``clip_timestamps`` leaves the part out) or ``"failed"`` (somebody may speak, but there is no text)."""
+    """A part of the audio, and its fate. ``kind`` is ``"speech"`` (the part has text), ``"silent"`` (nobody speaks, or
+    ``clip_timestamps`` leaves the part out) or ``"failed"`` (somebody may speak, but there is no text).
+    """
 
     start: float
     end: float
@@ -198,9 +199,10 @@ class Transcript:
 
 @frozen(kw_only=True)
 class Progress:
-    """The state of a transcription: the transcript ``so_far``, without its segments, and seconds of audio: the whole
-    ``duration`` and the ``position``, up to which all is done. ``duration`` is ``None`` while the length is not known.
-    Timings and coverage are set at the end only."""
+    """The state of a transcription. ``so_far`` is the transcript without its segments. Its timings and coverage are set
+    at the end only. All audio before second ``position`` is done. ``duration`` is the length of the audio in seconds,
+    ``None`` while it is not known.
+    """
 
     so_far: Transcript
     duration: float | None

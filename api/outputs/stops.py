@@ -10,8 +10,8 @@ class StopStrings:
     """Passes on the part of a text that is certain, and ends the text before the first of ``stops``.
 
     The first stop string is the one that begins first in the whole text. Text that may be the beginning of a stop
-    string is held back until the text that follows decides. A complete stop string is held back too while a longer one
-    that began before it may still be completed. The output depends on the text alone, never on how it was cut.
+    string is held back until more text decides. A complete stop string is held back, too, while a longer one that began
+    before it may still be completed. The output depends on the text alone, never on how it was cut.
 
     Args:
         stops: the stop strings, none of them empty. Without stop strings all text is passed on at once.
@@ -46,8 +46,9 @@ class StopStrings:
         return min((place for place in places if place >= 0), default=len(text))
 
     def _begun(self, text: str) -> int:
-        """The place where the longest end of ``text`` begins that may still become a stop string, or else the end of
-        ``text``."""
+        """The place where text must be held back: the beginning of the longest end of ``text`` that may still become a
+        stop string, or else the end of ``text``.
+        """
         return len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)
 
 

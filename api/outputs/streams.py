@@ -26,8 +26,8 @@ FAIR = 16  # deltas that a reader may take in a row before other tasks get a tur
 class Mailbox:
     """One request's messages, unbounded (a request writes at most ``max_tokens`` of them).
 
-    A reader either sleeps until messages arrive (`wait`), and messages that arrive together wake it once; or it sleeps
-    until the request has ended, and reads the whole output (`wait_end`). Tokens cost a sleeping task no time.
+    A reader sleeps until messages arrive (`wait`), or until the request has ended (`wait_end`), in order to read the
+    whole output at once. Messages that arrive together wake it once. Tokens cost a sleeping task no time.
 
     Attributes:
         unread: the tokens that nobody has taken yet; none if ``on_token`` takes them.
@@ -87,7 +87,7 @@ class Mailbox:
         await self._rest(self._for_end)
 
     async def give_way(self) -> None:
-        """Gives other tasks a turn."""
+        """Lets other tasks run."""
         await self._rest(None)
 
     async def _rest(self, sleepers: list[trio.lowlevel.Task] | None) -> None:
@@ -191,8 +191,9 @@ class Deltas:
 
     def next_ready(self) -> Delta | None:
         """The next delta; ``None`` if there is none yet, or if other tasks must get a turn first. The last delta is
-        held back until the request has ended, so that `timings` are set by then. After a stop string the request ends
-        at once."""
+        held back until the request has ended, so that `timings` are set by then. A stop string ends the request at
+        once.
+        """
         output = self._output
         if self._in_a_row >= FAIR or not (output.ready or self._fill()):
             return None
@@ -253,8 +254,9 @@ class StreamBlock(AbstractAsyncContextManager[Opened_co]):
 
 
 def unopened(method: str, prefix: str) -> EngineStateError:
-    """The error for a caller that reads a stream without its block. ``prefix`` stands before ``with`` and ``for`` in
-    its text."""
+    """The error for a caller that reads a stream without its block. The text shows how to open it, with ``prefix``
+    before ``with`` and ``for``.
+    """
     return EngineStateError(
         f"engine.{method}(...) was read before it was opened; allowed: {prefix}with engine.{method}(...) as parts: "
         f"{prefix}for part in parts: ... (leaving the block early withdraws what still runs)"

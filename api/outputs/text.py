@@ -25,8 +25,8 @@ class TextDeltas:
     """Turns tokens into text as they come, and holds back the bytes of an unfinished character.
 
     The text of some tokens depends on the tokens before them: decoders drop the space at the beginning of a text, and
-    join bytes to characters. So a token is decoded together with the tokens before it that gave text last, and their
-    text is cut off. Decoding more tokens would only cost time.
+    join bytes to characters. So a token is decoded together with the last tokens that gave text, and their text is cut
+    off. Decoding more tokens would only cost time.
 
     Args:
         tokenizer: the tokenizer of the model.
@@ -77,7 +77,8 @@ class TextDeltas:
 
 def _after(before: str, text: str) -> str:
     """The part of ``text`` after ``before``. If the decoder has changed its earlier text (spaces before a full stop,
-    bytes that turn out not to be a character), it is the part from the first change on, so that no new text is lost."""
+    bytes that turn out not to be a character), the part begins at the first change, so that no new text is lost.
+    """
     if text.startswith(before):
         return text[len(before) :]
     pairs = zip(before, text, strict=False)
@@ -267,7 +268,7 @@ def output_of(
 
 
 def completion_of(deltas: Sequence[Delta]) -> Completion:
-    """The completion that all ``deltas`` of a request that ended well add up to."""
+    """The completion of a request that ended well: the sum of all its ``deltas``."""
     last = deltas[-1]
     assert last.finish_reason is not None, "a request ended without a reason"
     assert last.usage is not None, "a request ended without its usage"

@@ -1,5 +1,4 @@
-"""The coverage of an audio: for every second, whether it became text, was silent or failed. Pure functions; times are
-in seconds."""
+"""The coverage of an audio: which seconds became text, were silent, or failed. Pure functions; times are in seconds."""
 
 from __future__ import annotations
 

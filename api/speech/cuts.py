@@ -18,7 +18,7 @@ class CutRules:
         window: the most that the model reads at once.
         gap: silence of this length or more ends a window, and is not read.
         padding: silence that is read around speech.
-        earliest: a window full of speech is cut at its longest pause after so many samples. Without such a pause the
+        earliest: a window full of speech is cut at its longest pause after so many samples. Without a pause there, the
             window has its full length, and the model's timestamps decide where the next one starts.
     """
 

@@ -19,8 +19,9 @@ _NEAR = 2.0  # seconds: a segment this near to its window's edge counts as next 
 
 
 def strangeness(word: Word) -> float:
-    """Returns 0 for a word as people speak it, and more for a word that is improbable, or too short or too long in
-    time."""
+    """Returns 0 for a word as people speak it, and more for an improbable word, or one that is too short or too long in
+    time.
+    """
     seconds, strange = word.end - word.start, 0.0
     if word.probability < 0.15:
         strange += 1.0
@@ -63,7 +64,7 @@ class Surroundings:
 
 @frozen
 class Kept:
-    """The segments that somebody spoke, and the start of the next window; ``None``: that start does not change."""
+    """The segments that somebody spoke, and the start of the next window. ``None``: the start does not change."""
 
     segments: tuple[Segment, ...]
     seek: float | None

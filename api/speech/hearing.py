@@ -62,7 +62,7 @@ class Hearing:
         return self.heard if self.ended else self._decides.settled
 
     def skip(self, before: int) -> None:
-        """Drops the samples before ``before`` from the recording, as far as they were heard: nobody needs them."""
+        """Drops the samples before ``before`` from the recording, as far as they were heard. Nobody needs them."""
         self._recording.forget(min(before, self.heard))
 
     async def hear(self, until: int) -> None:

@@ -172,10 +172,10 @@ class TranscribeOptions:
             before every piece. If a prompt is longer than half of the model's positions, only its last tokens are used,
             and `Transcript.warnings` says so.
         prefix: text with which the first window's text begins. The model continues it; it is no part of the transcript.
-        condition_on_previous_text: give the text of the windows before to the model. This keeps spelling and style
-            the same, but a repetition may go on.
-        prompt_reset_temperature: text sampled at a higher temperature is not given to later windows. Text that was
-            good at no temperature is not given to them either.
+        condition_on_previous_text: give the text of earlier windows to the model. This keeps spelling and style the
+            same, but a repetition may go on.
+        prompt_reset_temperature: text sampled at a higher temperature is not given to later windows. Text that was good
+            at no temperature is not given to them either.
         timestamps: ``"segment"``: segments with their times; ``"word"``: their words with times too; ``"none"``: one
             segment per window.
         temperature: one or several (a list, a tuple, an array), tried in order. 0 is beam search, or greedy with
@@ -183,9 +183,10 @@ class TranscribeOptions:
         beam_size: hypotheses that beam search follows at temperature 0; 1 is greedy.
         patience: beam search ends when ``beam_size`` times so many hypotheses are finished (Kasai et al. 2022);
             ``None``: when no running one can become better.
-        length_penalty: the power of its length by which a hypothesis' log-probability is divided.
-        best_of: texts that are sampled together at each temperature above 0; the likeliest is taken.
-        compression_ratio_threshold: text that compresses better repeats itself: next temperature. ``None``: off.
+        length_penalty: a hypothesis' log-probability is divided by its length to this power.
+        best_of: the number of texts that are sampled together at each temperature above 0; the likeliest is taken.
+        compression_ratio_threshold: text with a higher compression ratio repeats itself: next temperature. ``None``:
+            off.
         logprob_threshold: text with a lower average log-probability is improbable: next temperature. ``None``: off.
         no_speech_threshold: a window whose probability of no speech is higher, and whose text is improbable or empty,
             is silent. ``None``: off.
@@ -203,8 +204,8 @@ class TranscribeOptions:
             the caller: as ``"skip"``, with this detector in place of Silero.
         encoder_context: ``"full"``: silence fills a window that is shorter than the model's, 30 s; ``"trimmed"``: two
             seconds of it, which takes less time. If the text is not good, the window is read again in full.
-        parallel: cut the audio where nobody speaks and read the pieces at the same time. No piece gets the text
-            before it.
+        parallel: cut the audio where nobody speaks and read the pieces at the same time. No piece gets the text before
+            it.
         language_detection_segments: the language is detected in up to so many windows, until it is certain.
         language_detection_threshold: a language with this probability is certain.
         multilingual: detect the language of every window anew.

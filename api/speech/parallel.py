@@ -1,4 +1,6 @@
-"""`ParallelTranscription`: reads pieces of audio, cut at pauses, at the same time. Their segments come in order."""
+"""`ParallelTranscription`: cuts audio into pieces at pauses, and reads the pieces at the same time. Their segments come
+in order.
+"""
 
 from __future__ import annotations
 
@@ -70,12 +72,12 @@ class ParallelTranscription(Transcription):
             await self._news.wait()
 
     def _may_cut(self) -> bool:
-        """True if there is audio to cut, and at most as many pieces as are read at once are not read yet."""
+        """True if there is audio to cut, and no more pieces are unread than are read at once."""
         unread = sum(piece.walk is not None for piece in self._pieces)
         return self._cut_to is not None and self._error is None and unread <= self._at_once
 
     async def _cut_ahead(self) -> None:
-        """The task that cuts: meanwhile segments that are ready are given out."""
+        """Runs the task that cuts. Meanwhile segments that are ready are given out."""
         while self._cut_to is not None and self._may_cut():
             try:
                 self._cut_to = await self._cut(self._cut_to)

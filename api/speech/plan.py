@@ -38,9 +38,10 @@ class Plan:
         return None
 
     async def piece(self, seek: int, windows: int) -> tuple[int, int] | None:
-        """Returns the next windows together, as one piece that may be read apart from all others. A piece is no longer
-        than ``windows`` full windows. If somebody speaks at its end, it goes on, up to `MOST_WINDOWS`, so that no word
-        is cut. Without ``hearing`` no pause is known, and a piece is one window."""
+        """Returns the next windows together, as one piece that may be read apart from all others. A piece has up to
+        ``windows`` full windows, or up to `MOST_WINDOWS` if somebody speaks at its end, so that no word is cut. Without
+        ``hearing`` no pause is known, and a piece is one window.
+        """
         found = await self.next(seek)
         if found is None or self.hearing is None:
             return found

@@ -1,4 +1,4 @@
-"""`WindowReader`: turns one window of audio into text by requests to the engine. Every walk over audio uses one."""
+"""`WindowReader`: turns one window of audio into text by requests to the engine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WindowReader:
     requests: for its language, every attempt at its text, and the times of its words.
 
     Args:
-        once: a trimmed window is not read again as a whole, even if its text is not good.
+        once: a trimmed window is not read again in full, even if its text is not good.
         asked: the time at which the transcription was asked for.
 
     Attributes:
@@ -52,8 +52,9 @@ class WindowReader:
         return self.recipe.language
 
     def new_id(self, what: str) -> str:
-        """Returns an id that ends in a number of its own. If a window's request was cancelled or failed, the window is
-        requested again under a new id, since the engine may still know the earlier one."""
+        """Returns an id that ends in a number of its own. A window whose request was cancelled or failed is requested
+        again under a new id, since the engine may still know the earlier one.
+        """
         return f"{self.request_id}/{what}/{next(self._requests)}"
 
     def is_mute(self, samples: Samples) -> bool:
@@ -95,8 +96,8 @@ class WindowReader:
 
         The second temperature is tried if the first fails. If the second fails too, all others are tried together: they
         share the encoding and each step's weights, so together they take little longer than one. If the text of a
-        trimmed window is not good, or the window seems silent, the silence that was left out may be missing: the whole
-        window is read instead.
+        trimmed window is not good, or the window seems silent, the reason may be the silence that was left out. So the
+        window is read again in full.
         """
         options, found = self.recipe.options, list[Attempt]()
         if item.embeddings < self.recipe.description.encoder_embeddings:  # trimmed

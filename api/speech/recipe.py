@@ -29,7 +29,7 @@ class Context:
         name: a part of the requests' ids.
         language: the code of the language.
         before: the tokens of the text before the window, see `History`.
-        begun: the tokens that the window's text is known to begin with; the answer continues them.
+        begun: the known first tokens of the window's text; the answer continues them.
         first: the window is the first one of the audio, so that its text begins with the prefix.
     """
 
@@ -156,8 +156,13 @@ class Recipe:
 
     @property
     def half(self) -> int:
-        """Half of the model's positions. A window's text has at most this many tokens, prefix included. The text before
-        the window, with <|startofprev|>, also has at most this many."""
+        """Half of the model's positions: the most tokens of a window's text, prefix included, and also of the text
+        before the window, <
+
+        startofprev
+
+        > included.
+        """
         return self.description.max_positions // 2
 
     def history(self) -> History:
@@ -272,7 +277,12 @@ class Recipe:
         return (*before, *self.start(context.language), *prefix, *context.begun)
 
     def start(self, language: str) -> tuple[int, ...]:
-        """Returns the tokens between the text before a window and its own text, from <|startoftranscript|> on."""
+        """Returns the tokens from <
+
+        startoftranscript
+
+        > on that precede a window's own text.
+        """
         tokens = self.tokens
         ids = [tokens.start_id]
         if tokens.language_ids:

@@ -9,8 +9,9 @@ from ..outputs.results import Progress, Segment, Transcript
 
 
 class ReadSoFar:
-    """The facts about a stream of segments beside the segments themselves. ``language``, ``language_probability`` and
-    ``duration`` are known from the start."""
+    """The facts about a stream of segments apart from the segments. ``language``, ``language_probability`` and
+    ``duration`` are known from the start.
+    """
 
     def __init__(self, progress: Callable[[], Progress]) -> None:
         self._found: list[Segment] = []
@@ -28,7 +29,7 @@ class ReadSoFar:
 
     @property
     def language_probability(self) -> float | None:
-        """The model's certainty about the language, 0 to 1; ``None`` if the language was not detected."""
+        """The model's certainty about the language, 0 to 1; ``None``: the language was not detected."""
         return self.progress().so_far.language_probability
 
     @property

@@ -3,8 +3,8 @@
 The package runs its network by torch.jit, which torch has deprecated, or by onnxruntime. Importing the package changes
 torch's number of threads for the whole process. Neither is needed, since the network is small (310,000 weights): its
 weights are read from the package's file, which is found without an import, and numpy does the computation. One core
-needs a 300th of the audio's duration for it, and no thread is started. So a device that computes with all cores at the
-same time is not disturbed.
+needs a 300th of the audio's duration for it. No thread is started, so a device that computes with all cores at the same
+time is not disturbed.
 """
 
 from __future__ import annotations
@@ -160,8 +160,9 @@ def _zeros(size: int) -> Array:
 
 @define(eq=False)
 class SileroListener:
-    """The state of the network in one stream: its memory between frames, and the samples of a frame that is not
-    complete yet. A listener belongs to one thread at a time."""
+    """The state of the network in one stream: its memory between frames, and the samples of an incomplete frame. A
+    listener belongs to one thread at a time.
+    """
 
     _weights: _Weights
     _within: Callable[[], AbstractContextManager[object]]
@@ -191,7 +192,7 @@ class SileroListener:
             return self._remembered(_encoded(self._weights, self._with_context(frames)))
 
     def _with_context(self, frames: Array) -> Array:
-        """Returns [frames, 640]: each frame between the samples before it and its own end mirrored."""
+        """Returns [frames, 640]: each frame, after the samples before it, and followed by its own end mirrored."""
         contexts = np.concatenate([self._context[None], frames[:-1, -_CONTEXT:]])
         self._context = frames[-1, -_CONTEXT:].copy()
         return np.concatenate([contexts, frames, frames[:, -2 : -2 - _CONTEXT : -1]], axis=1)
@@ -224,8 +225,9 @@ def _encoded(weights: _Weights, samples: Array) -> Array:
 
 
 def _neighbours(features: Array, stride: int) -> Array:
-    """Reshapes [frames, steps, channels] to [frames, steps / stride, 3 * channels]: each step stands between its
-    neighbours, with zeros beyond the ends."""
+    """Reshapes [frames, steps, channels] to [frames, steps / stride, 3 * channels]. Each step gets its two neighbours
+    beside it, and zeros beyond the ends.
+    """
     steps = features.shape[1]
     padded = np.pad(features, ((0, 0), (1, 1), (0, 0)))
     return np.concatenate([padded[:, tap : tap + steps : stride] for tap in range(3)], axis=2)

@@ -33,8 +33,8 @@ class SpanRules:
         end_threshold: speech may have ended below this probability.
         min_speech: shorter speech counts as noise.
         min_silence: shorter silence counts as a pause within speech.
-        padding: added before and after speech, whose quiet first and last sounds are missed; at most half of
-            ``min_silence``, so that spans never overlap.
+        padding: added before and after speech, since its first and last sounds may be too quiet to be found. It is at
+            most half of ``min_silence``, so that spans never overlap.
     """
 
     threshold: float = 0.5
@@ -71,7 +71,8 @@ class SpeechSpans:
     @property
     def open(self) -> SpeechSpan | None:
         """The certain part of the current span; more frames can only make it longer. ``None``: no span is open, or it
-        may still be too short."""
+        may be too short.
+        """
         if self._start is None or self._stop - self._start < self._least_frames:
             return None
         return SpeechSpan(self._begin(self._start), self._stop * self.frame_samples + self._padding)

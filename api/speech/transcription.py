@@ -77,7 +77,7 @@ class Transcription:
 
     @property
     def position(self) -> float:
-        """Seconds of the audio, from its beginning, that are done."""
+        """The seconds of audio, from its beginning, that are done."""
         duration = self.recording.duration
         if self.ended and duration is not None:
             return duration
@@ -132,9 +132,10 @@ class Transcription:
         return self.progress().transcript(segments)
 
     async def _start(self) -> None:
-        """Detects the language if it is not known, in up to ``language_detection_segments`` windows. The first
-        window whose language is certain decides, else the mean of all. If no window has any sound, the language
-        stays unknown."""
+        """Detects the language if it is not known, in up to ``language_detection_segments`` windows. The first window
+        whose language is certain decides, or else the mean of all windows. If no window has any sound, the language
+        stays unknown.
+        """
         if self._started:
             return
         reader, options = self.reader, self.reader.recipe.options

@@ -28,7 +28,8 @@ async def sound_of(
     window: Callable[[int, int], Awaitable[Samples]], planned: tuple[int, int] | None, recipe: Recipe
 ) -> tuple[int, Samples] | None:
     """Returns the start and the samples of a planned window. ``None``: no window was planned, or the audio ends before
-    it or within its first timestamp step."""
+    the window or within its first timestamp step.
+    """
     if planned is None:
         return None
     start, stop = planned
@@ -51,8 +52,7 @@ class Read:
 class Walk:
     """Reads the windows of ``[seek, limit)`` one after the other.
 
-    The state changes only after a window's last await. So a window can be read again if a request fails or is
-    cancelled.
+    A window changes the state only after its last await. So it can be read again if a request fails or is cancelled.
 
     Args:
         window: returns samples by their start and number; by default from the recording.
@@ -153,14 +153,16 @@ class Walk:
         return Read(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed)
 
     def _far_enough(self, start: int, seek: int, stop: int) -> int:
-        """Returns ``seek``, or ``stop`` if the window would not move at all, or would move only a little for the second
-        time."""
+        """Returns ``seek``, or ``stop`` if the next window would not be later than this one, or only a little later for
+        the second time.
+        """
         least = self.recipe.samples(_LEAST_MOVE) if self._short else 1
         return stop if seek - start < least else min(seek, stop)
 
     def _missed(self, last: Segment, start: int, stop: int) -> int | None:
-        """Returns the end of the last segment if somebody speaks after it, although the next window would start at this
-        window's end."""
+        """Returns the end of the last segment if the next window would start at this window's end, although somebody
+        speaks in between.
+        """
         end = self.recipe.samples(last.end)
         speech = speech_within(self.plan.speech, end, stop)
         is_missed = end - start >= self.recipe.samples(_LEAST_MOVE) and speech >= self.recipe.samples(_MISSED)
@@ -213,7 +215,8 @@ class Walk:
     ) -> tuple[tuple[Segment, ...], tuple[int, ...]]:
         """Returns the segments within the window [start, stop), in order, and their tokens. Spans without text or
         duration are left out, and so are spans that begin after the window, in the padding. If all spans begin after
-        the window, the first is kept: its words were said in the window, and only its time is wrong."""
+        the window, the first is kept, since its words were said in the window and only its time is wrong.
+        """
         recipe, spoken = self.recipe, max(self._spoken, start)
         found: list[Segment] = []
         tokens: list[int] = []

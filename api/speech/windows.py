@@ -38,9 +38,10 @@ class Generated:
 
 @frozen
 class Span:
-    """Text between two timestamps, whose times count timestamp steps from the window's start. ``end`` is ``None`` if
-    the text goes on to the end of the window. ``token_ids`` includes the timestamps. ``first`` is the index of the
-    span's first token among the window's tokens."""
+    """Text between two timestamps. Its times count timestamp steps from the window's start. ``end`` is ``None`` if the
+    text goes on to the end of the window. ``token_ids`` includes the timestamps. ``first`` is the index of the span's
+    first token among the window's tokens.
+    """
 
     start: int
     end: int | None
@@ -52,7 +53,8 @@ class Span:
 class WindowCut:
     """The spans of one window, and the start of the next window in timestamp steps from this window's start.
     ``next_start`` is ``None`` if the next window starts at this window's end. ``closed`` is true if a lone timestamp
-    ends the window, by which the model says that nobody speaks after it."""
+    ends the window. By it the model says that nobody speaks after it.
+    """
 
     spans: tuple[Span, ...]
     next_start: int | None

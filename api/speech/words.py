@@ -69,8 +69,9 @@ class WordTokens:
 
     @property
     def start(self) -> int:
-        """The position of the first token that is aligned. A timestamp at the beginning is not aligned: as in
-        transformers, it counts as a token before the first word."""
+        """The position of the first token that is aligned. As in transformers, a timestamp at the beginning is not
+        aligned, but counts as a token before the first word.
+        """
         return len(self.special) + (self.written[0] >= self.text)
 
     @property
@@ -187,8 +188,9 @@ def timed_word(word: TextWord, places: Sequence[int], aligned: AlignedTokens, ru
 
 def split_words(token_ids: Sequence[int], decode: Decode, language: str) -> list[TextWord]:
     """Splits ``token_ids`` into words. Each token is in exactly one word, and the joined texts of the words are the
-    whole text. A word begins with a space or is a mark. In `UNSPACED` languages a word is a character, or all
-    characters of one token."""
+    whole text. A word begins with a space, or is a mark. In `UNSPACED` languages a word is a character, or the
+    characters of one token.
+    """
     pieces = _characters(token_ids, decode)
     if language in UNSPACED:
         return pieces
@@ -245,8 +247,9 @@ def _usual_seconds(words: Sequence[Word]) -> float:
 
 
 def _without_long_ends(parts: Sequence[Sequence[Word]], longest: float) -> list[list[Word]]:
-    """Returns the words, of which marks at the end of a sentence and words after such marks are shortened to
-    ``longest``: a longer one includes the pause."""
+    """Returns the words. Marks at the end of a sentence, and words after such marks, are shortened to ``longest``,
+    since a longer one includes a pause.
+    """
     words = [word for part in parts for word in part]
     mended = words[:1] + [_cut(before, word, longest) for before, word in pairwise(words)]
     left = iter(mended)
@@ -275,8 +278,7 @@ def _mended(segment: Segment, words: list[Word], usual: float, spoken_until: flo
 
 
 def _after_pause(words: list[Word], usual: float, spoken_until: float) -> list[Word]:
-    """Returns the words. If a pause comes before them, the first word and the second are shortened to twice the usual
-    duration."""
+    """Returns the words. After a pause, the first and the second word are shortened to twice the usual duration."""
     longest, first, others = 2 * usual, words[0], words[1:]
     second = others[0] if others else None
     together = second.end - first.start if second is not None else 0.0
@@ -290,9 +292,10 @@ def _after_pause(words: list[Word], usual: float, spoken_until: float) -> list[W
 
 
 def _hinted(words: list[Word], segment: Segment, usual: float) -> list[Word]:
-    """Returns the words, the first and last of which may be shortened by the times of ``segment``. A first word that
-    begins long before the segment is cut to the segment's start, and a last word that ends long after the segment to
-    its end. Each keeps the usual duration."""
+    """Returns the words. The first and last may be shortened by the times of ``segment``: a first word that begins long
+    before the segment is cut to the segment's start, and a last word that ends long after it to its end. Each keeps at
+    least the usual duration.
+    """
     first = words[0]
     if first.start + _HINT < segment.start < first.end:
         start = min(first.end - usual, segment.start)

@@ -129,7 +129,7 @@ class ToolFormat:
         if the text has nothing but calls.
 
         Raises:
-            InvalidRequest: ``tools`` that are none, see `Engine.generate`.
+            InvalidRequest: ``tools`` do not describe tools, see `Engine.generate`.
         """
         reader = self.reader(tools)
         content: list[str] = []
@@ -148,7 +148,7 @@ class ToolFormat:
         """Returns a reader of the text of one completion, piece by piece.
 
         Raises:
-            InvalidRequest: ``tools`` that are none, see `Engine.generate`.
+            InvalidRequest: ``tools`` do not describe tools, see `Engine.generate`.
         """
         return ToolReader(self._syntax, {tool.name: tool for tool in read_tools(tools)})
 
@@ -163,7 +163,7 @@ class ToolFormat:
             parallel: true if there may be several calls.
 
         Raises:
-            InvalidRequest: there is no such tool, or ``tools`` are not valid descriptions of tools.
+            InvalidRequest: there is no such tool, or ``tools`` do not describe tools.
         """
         found = read_tools(tools)
         if choice in ("auto", "none"):
@@ -180,8 +180,9 @@ class ToolFormat:
 
 
 def _special(tokenizer: Any, syntax: Syntax) -> dict[str, int]:
-    """The ids of the markers of ``syntax`` that are special tokens: encoding a text never gives one, and decoding one
-    gives no text."""
+    """The ids of the markers of ``syntax`` that are special tokens. Encoding a text never gives such a token, and
+    decoding one gives no text.
+    """
     known = getattr(tokenizer, "added_tokens_decoder", {})
     added = {token.content: token_id for token_id, token in known.items() if token.special}
     return {marker: added[marker] for marker in syntax.markers if marker in added}

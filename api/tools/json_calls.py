@@ -23,7 +23,7 @@ class JsonCalls(Syntax):
     Args:
         begin: the marker before the calls.
         end: the marker after the calls; models omit it now and then.
-        bare: true if calls at the beginning of the text may lack ``begin``. Forced calls are then written without it.
+        bare: true if calls at the beginning of the text may lack ``begin``. Forced calls then lack it.
         between: the separator of calls that share one ``begin``; empty: each call has its own ``begin``.
         array: true if forced calls are written as a JSON array. Arrays are read in any case.
         arguments: the key of the arguments in forced calls: ``arguments`` or ``parameters``. Both are read.
@@ -52,7 +52,7 @@ class JsonCalls(Syntax):
         return tuple(filter(None, (self.begin.strip(), self.end.strip())))
 
     def read(self, scanner: Scanner, tools: Tools) -> Calls:
-        """Reads one call, an array of calls, or calls with `between` between them."""
+        """Reads one call, an array of calls, or calls separated by `between`."""
         begun = yield from scanner.maybe(self.begin.strip())
         if not begun and not self.bare:
             raise NoCall

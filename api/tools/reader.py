@@ -15,8 +15,8 @@ class ToolReader:
     """Reads the text of one completion piece by piece.
 
     The content is the text without its calls; if there are calls, blanks at both ends of the content are removed, too.
-    Text that looks like a call and is not one (broken JSON, an unknown tool) is content, so a call is returned only
-    when it is complete. The joined parts depend only on the text, never on how it was cut.
+    Text that only looks like a call (broken JSON, an unknown tool) is content, so a call is returned only when it is
+    complete. The joined parts depend only on the text, never on how it was cut.
     """
 
     _syntax: Syntax
@@ -97,8 +97,9 @@ class ToolReader:
         return True
 
     def _add(self, text: str, parts: list[ToolPart]) -> None:
-        """Adds content. Blanks are held back until more content follows; between calls at the beginning of the text and
-        the content they are dropped."""
+        """Adds content. Blanks are held back until more content follows. Those between calls at the beginning of the
+        text and the content are dropped.
+        """
         content = text.rstrip()
         if content:
             first = self._calls and not self._has_content

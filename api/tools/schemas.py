@@ -44,8 +44,9 @@ def _at(root: Schema, reference: str) -> Schema:
 
 
 def types_of(schema: Schema, root: Schema, seen: set[int] | None = None) -> tuple[str, ...]:
-    """The types that ``schema`` allows, in its order; empty if it names none. ``seen``: the schemas that were visited
-    on the way to this one; each is visited once."""
+    """The types that ``schema`` allows, in its order; empty if it names none. ``seen`` has the schemas that were
+    visited on the way to this one. Each is visited once.
+    """
     described = resolved(schema, root)
     seen = set() if seen is None else seen
     if id(described) in seen:

@@ -1,4 +1,4 @@
-"""Calls as the checkpoint's own response template describes them: transformers' declarative parser reads them."""
+"""Calls as the checkpoint's own response template describes them. transformers' declarative parser reads them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FIELD = "tool_calls"  # of the assistant's message
 
 @frozen(kw_only=True)
 class TemplatedCalls(Syntax):
-    """The regions that the response template calls ``tool_calls``. Each region is found by the template's patterns and
-    read by transformers on its own. So a region that transformers cannot read is content, and no text between regions
-    is lost."""
+    """The regions that the response template calls ``tool_calls``. Each is found by the template's patterns and read by
+    transformers on its own. So a region that transformers cannot read is content, and no text between regions is lost.
+    """
 
     _spec: dict[str, Any] = field(repr=False)  # only with the region of calls
     _open: Any = field(repr=False)  # patterns of the package `regex`: partial matches
@@ -34,8 +34,8 @@ class TemplatedCalls(Syntax):
         calls.
 
         Args:
-            forced: the syntax of the chat template, by which calls are forced, since no grammar is made from a response
-                template.
+            forced: the syntax of the chat template. Calls are forced in this syntax, since no grammar is made from a
+                response template.
 
         Raises:
             InvalidRequest: transformers cannot read the template.

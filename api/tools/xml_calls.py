@@ -76,7 +76,7 @@ def _arguments(scanner: Scanner, schema: Mapping[str, Any]) -> Steps[str]:
 
 
 def _value(scanner: Scanner) -> Steps[str]:
-    """Reads a parameter's text and the tag at its end. If the text is JSON, its strings may contain that tag."""
+    """Reads a parameter's text and the tag at its end. A string within JSON may contain that tag."""
     start = scanner.place
     yield from scanner.maybe("\n")
     text = scanner.place
@@ -132,7 +132,7 @@ def _value_rule(tool: str, name: str, value: Any, schema: Mapping[str, Any]) -> 
 
 
 def _check(tool: str, what: str, names: Collection[str]) -> None:
-    """Raises `InvalidRequest` if there are ``names``: keys of a schema that a rule cannot follow."""
+    """Raises `InvalidRequest` for ``names``, the keys of a schema that a rule cannot follow, if there are any."""
     if names:
         raise InvalidRequest(
             f"a call of {tool!r} cannot be forced in this format: {what} {', '.join(sorted(map(repr, names)))}; "
