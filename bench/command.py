@@ -38,42 +38,57 @@ _PEERS_OF_TEXT = {"transformers": ("float32", "bfloat16"), "llama.cpp": ("int8",
 
 _EXAMPLES = (
     ("triolet bench speech --model whisper-base --audio speech", ""),
-    ("triolet bench text --model smollm2 --peer transformers", "beside transformers"),
+    ("triolet bench text --model smollm2 --peer transformers", "compares the engine with transformers"),
 )
 _EXAMPLES_OF_SPEECH = (
     ("triolet bench speech --model whisper-base --audio speech", ""),
-    ("triolet bench speech --peer transformers --variant float32 --rounds 3", "with TRIOLET_REAL set"),
-    ("triolet bench speech --only start --json start.json", "the start alone"),
+    ("triolet bench speech --peer transformers --variant float32 --rounds 3", "if TRIOLET_REAL is set"),
+    ("triolet bench speech --only start --json start.json", "measures only the start"),
 )
 _EXAMPLES_OF_TEXT = (
     ("triolet bench text --model smollm2", ""),
-    ("triolet bench text --peer llama.cpp=smollm2.gguf --variant int8", "with TRIOLET_REAL set"),
+    ("triolet bench text --peer llama.cpp=smollm2.gguf --variant int8", "if TRIOLET_REAL is set"),
 )
 
 
-@click.group(cls=Pages, examples=_EXAMPLES, short_help="Measure this machine, beside other engines too.")
+@click.group(cls=Pages, examples=_EXAMPLES, short_help="Measure the engine on this machine, also beside others.")
 def bench() -> None:
-    """Measure this machine: the engine beside other engines, in turn, and how far the machine's limit is.
+    """Measure the engine on this machine, in turn with other engines, and compare it with the machine's limit.
 
-    Each contender is a process of its own; all are open at a time, and answer the same tasks. Ratios are the seconds of
-    a peer over ours, in the same round.
+    Each engine runs in a process of its own. All are open at the same time, and do the same tasks. A ratio is the
+    seconds of another engine divided by those of Triolet, in the same round.
     """
 
 
 def _common(command: Command) -> Command:
     for option in (
-        click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write everything into this file."),
-        click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the medians into this file."),
-        click.option("--only", multiple=True, metavar="NAME", help="A scenario to play; more than once. Default: all."),
-        click.option("--online", type=click.IntRange(0), default=24, help="Inputs that arrive by chance. Default: 24."),
-        click.option("--rate", type=click.FloatRange(0, min_open=True), help="How many of these arrive in a second."),
-        click.option("--threads", type=click.IntRange(1), default=2, help="Threads of each contender. Default: 2."),
-        click.option("--rounds", type=click.IntRange(1), default=5, help="Rounds that are counted. Default: 5."),
+        click.option(
+            "--json", "json_path", type=click.Path(dir_okay=False), help="Write all results into FILE, as JSON."
+        ),
+        click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the medians into FILE."),
+        click.option("--only", multiple=True, metavar="NAME", help="A scenario to run. May be repeated. Default: all."),
+        click.option(
+            "--online",
+            type=click.IntRange(0),
+            default=24,
+            help="The number of inputs that arrive at random times. Default: 24.",
+        ),
+        click.option(
+            "--rate",
+            type=click.FloatRange(0, min_open=True),
+            help="The number of --online inputs that arrive per second. Default: 0.7 of what the engine can do.",
+        ),
+        click.option(
+            "--threads", type=click.IntRange(1), default=2, help="The number of threads of each engine. Default: 2."
+        ),
+        click.option(
+            "--rounds", type=click.IntRange(1), default=5, help="The number of rounds that count. Default: 5."
+        ),
         click.option(
             "--peer-python",
             metavar="PYTHON",
             default=sys.executable,
-            help="The interpreter that has the peers' packages.",
+            help="The Python interpreter that has the packages of the other engines.",
         ),
         click.option(
             "--variant",
@@ -81,27 +96,47 @@ def _common(command: Command) -> Command:
             type=click.Choice(_VARIANTS),
             multiple=True,
             default=("float32", "int8"),
-            help="What the engine computes in; more than once. Default: float32 and int8.",
+            help="The type in which Triolet computes. May be repeated. Default: float32 and int8.",
         ),
     ):
         command = option(command)
     return command
 
 
-@bench.command(cls=Page, examples=_EXAMPLES_OF_SPEECH, short_help="Recordings to write down, and the start.")
-@click.option("--model", metavar="DIR", help=f"A Whisper checkpoint's folder. Default: whisper-base in ${REAL}.")
-@click.option("--audio", metavar="DIR", help=f"A folder with recordings of English speech. Default: speech in ${REAL}.")
-@click.option(
-    "--peer", "peers", multiple=True, metavar="PEER", help="transformers, or faster-whisper=FOLDER; repeatable."
+@bench.command(
+    cls=Page, examples=_EXAMPLES_OF_SPEECH, short_help="Measure transcriptions, and the start of the engine."
 )
-@click.option("--seconds", type=click.FloatRange(1, 30), default=25.0, help="Length of a clip, at most. Default: 25.")
-@click.option("--short-seconds", type=click.FloatRange(1, 30), default=5.0, help="Length of a short clip. Default: 5.")
-@click.option("--together", type=click.IntRange(2), default=8, help="Clips at once. Default: 8.")
+@click.option("--model", metavar="DIR", help=f"The folder of a Whisper checkpoint. Default: whisper-base in ${REAL}.")
+@click.option("--audio", metavar="DIR", help=f"The folder of recordings of English speech. Default: speech in ${REAL}.")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    metavar="PEER",
+    help="Another engine: transformers, or faster-whisper=FOLDER. May be repeated.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 30),
+    default=25.0,
+    help="The largest length of a long clip, in seconds. Default: 25.",
+)
+@click.option(
+    "--short-seconds",
+    type=click.FloatRange(1, 30),
+    default=5.0,
+    help="The largest length of a short clip, in seconds. Default: 5.",
+)
+@click.option("--together", type=click.IntRange(2), default=8, help="The number of clips at once. Default: 8.")
 @_common
 def speech(
     model: str | None, audio: str | None, seconds: float, short_seconds: float, together: int, **how: Any
 ) -> int:
-    """One clip, several at once, short ones, the same again, by chance, beside a busy process or thread; the start."""
+    """Measure transcriptions, and the start of the engine.
+
+    The clips come one by one, several at once, short, the same again, at random times, and beside a busy process or
+    thread.
+    """
 
     from .inputs import Clips
     from .scenarios import SPEECH, speech_scenarios
@@ -127,22 +162,33 @@ def speech(
         return _play(whisper, entries, scenarios, wanted, [clips.texts, short.texts], how)
 
 
-@bench.command(cls=Page, examples=_EXAMPLES_OF_TEXT, short_help="Prompts to go on with, and the start.")
-@click.option("--model", metavar="DIR", help=f"A decoder's folder. Default: smollm2 in ${REAL}.")
-@click.option(
-    "--peer", "peers", multiple=True, metavar="PEER", help="transformers, or llama.cpp=FILE.gguf; repeatable."
+@bench.command(
+    cls=Page, examples=_EXAMPLES_OF_TEXT, short_help="Measure the generation of text, and the start of the engine."
 )
-@click.option("--tokens", type=click.IntRange(2), default=64, help="To write behind each prompt. Default: 64.")
+@click.option("--model", metavar="DIR", help=f"The folder of a decoder. Default: smollm2 in ${REAL}.")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    metavar="PEER",
+    help="Another engine: transformers, or llama.cpp=FILE.gguf. May be repeated.",
+)
+@click.option(
+    "--tokens", type=click.IntRange(2), default=64, help="The number of tokens to write after each prompt. Default: 64."
+)
 @click.option(
     "--together",
     type=click.IntRange(2),
     multiple=True,
     default=(8, 32),
-    help="Prompts at once; more than once. Default: 8 and 32.",
+    help="The number of prompts at once. May be repeated. Default: 8 and 32.",
 )
 @_common
 def text(model: str | None, tokens: int, together: tuple[int, ...], **how: Any) -> int:
-    """One prompt, several at once, by chance, beside a busy thread; and the start."""
+    """Measure the generation of text, and the start of the engine.
+
+    The prompts come one by one, several at once, at random times, and beside a busy thread.
+    """
 
     from .inputs import prompts_of
     from .scenarios import names_of_text, text_scenarios

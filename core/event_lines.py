@@ -31,20 +31,20 @@ def event_of(line: str) -> events.Event:
     Raises:
         InvalidRequest: the line is not an event, or is one that this version does not know.
     """
-    allowed = "allowed: what triolet.EventLog writes"
+    allowed = "allowed: lines that triolet.EventLog writes"
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{shown(line.strip())} is no JSON ({error}); {allowed}") from error
+        raise InvalidRequest(f"{shown(line.strip())} is not JSON ({error}); {allowed}") from error
     kind = _KINDS.get(str(values.pop("event", ""))) if isinstance(values, dict) else None
     if kind is None:
-        raise InvalidRequest(f"{shown(line.strip())} is no event of this version; {allowed}")
+        raise InvalidRequest(f"{shown(line.strip())} is not an event of this version; {allowed}")
     known = fields_dict(kind)
     missing = [name for name, field in known.items() if field.default is NOTHING and name not in values]
     wrong = [name for name, value in values.items() if name not in known or not _fits(str(known[name].type), value)]
     if missing or wrong:
         named = ", ".join([*missing, *wrong])
-        raise InvalidRequest(f"the {kind.__name__} lacks {named}, or has another kind of value there; {allowed}")
+        raise InvalidRequest(f"the event {kind.__name__} lacks {named}, or has a wrong type of value there; {allowed}")
     time = values.pop("time", None)
     told = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return kind(**told, time=math.nan if time is None else time)
@@ -65,7 +65,7 @@ def read_events(lines: Iterable[str]) -> Iterator[events.Event]:
             raise InvalidRequest(f"line {number}: {error}") from error
         if event.time < latest:
             raise InvalidRequest(
-                f"line {number} is earlier than the one before it: the events of more than one engine; give each "
+                f"line {number} is earlier than the line before it: the log has events of several engines; give each "
                 "engine a log of its own"
             )
         latest = max(latest, event.time)

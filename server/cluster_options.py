@@ -30,7 +30,11 @@ class Replicas(click.ParamType[int | tuple[int, int]]):
             return value
         found = _REPLICAS.fullmatch(str(value).strip())
         if found is None:
-            self.fail(f"{value!r} is no number of replicas; write 2, or 2-8 for the least and the most", param, ctx)
+            self.fail(
+                f"{value!r} is not a number of replicas; allowed: a number such as 2, or a range such as 2-8",
+                param,
+                ctx,
+            )
         return int(found[1]) if found[2] is None else (int(found[1]), int(found[2]))
 
 
@@ -39,13 +43,13 @@ def check_options(given: Mapping[str, Any]) -> None:
     if given["cluster"]:
         if given["memory_budget"] is not None:
             raise InvalidRequest(
-                "--memory-budget is for models in this process, and those of --cluster are in replicas; leave it out. "
-                "--replica-cpus and --replica-gpus say what each replica takes"
+                "--memory-budget is for models in this process, but --cluster runs the models in replicas; leave it "
+                "out. --replica-cpus and --replica-gpus say what Ray reserves for each replica"
             )
         return
     alone = [f"--{name.replace('_', '-')}" for name in OPTIONS if given[name] is not None]
     if alone:
-        raise InvalidRequest(f"{' and '.join(alone)} without --cluster; allowed: both, or neither")
+        raise InvalidRequest(f"{' and '.join(alone)} without --cluster; add --cluster, or leave them out")
 
 
 def cluster_spec(model: str | Path, config: EngineConfig, given: Mapping[str, Any]) -> Any:

@@ -31,7 +31,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _SECTIONS = {
     "Models": ("models", "preload", "memory_budget", "idle_seconds", "tool_format"),
     "How the models run": MODEL,
-    "On many machines": ("cluster", *OPTIONS),
+    "Replicas on Ray": ("cluster", *OPTIONS),
     "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
     "Limits": ("max_body_bytes", "max_audio_seconds", "max_requests", "requests_per_minute", "drain_seconds"),
     "Images and audio by address": ("url_prefixes", "private_urls"),
@@ -40,10 +40,10 @@ _EXAMPLES = (
     ("triolet serve openai/whisper-base", ""),
     (
         "triolet serve --model speech=openai/whisper-base --model chat=Qwen/Qwen3-0.6B",
-        "several, each loaded by its first request",
+        "several models, each loaded by its first request",
     ),
     ("TRIOLET_API_KEY=secret triolet serve demo --host 0.0.0.0", "for other machines"),
-    ("triolet serve openai/whisper-base --cluster --replicas 2-8", "on Ray, as many as are in demand"),
+    ("triolet serve openai/whisper-base --cluster --replicas 2-8", "2 to 8 replicas on Ray, by demand"),
 )
 
 
@@ -58,49 +58,127 @@ class _Bytes(click.ParamType[int]):
             return value
         found = _SIZE.fullmatch(str(value).strip())
         if found is None:
-            self.fail(f"{value!r} is no size; write 512M, 4GiB or a number of bytes", param, ctx)
+            self.fail(f"{value!r} is not a size; allowed: 512M, 4GiB or a number of bytes", param, ctx)
         return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 @click.command(cls=Page, sections=_SECTIONS, examples=_EXAMPLES)
 @click.argument("model", required=False)
-@click.option("--model", "models", multiple=True, metavar="NAME=MODEL", help="A model under a name; more than once.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", default=8000, show_default=True, help="0 chooses a free one.")
-@click.option("--api-key", "api_keys", multiple=True, help=f"A key that opens the server. Better: ${KEY_VARIABLE}.")
-@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="Keys, one in a line.")
-@click.option("--allow-anyone", is_flag=True, help="Listen beyond this machine without a key.")
-@click.option("--preload", is_flag=True, help="Load all models at once. A single one is.")
-@click.option("--memory-budget", type=_Bytes(), help="Of all loaded models: 4GiB. Default: as much as they take.")
-@click.option("--idle-seconds", type=float, help="Unload a model that was not used for so long. Default: never.")
-@click.option("--max-body", "max_body_bytes", type=_Bytes(), help="Most bytes of a request. Default: 512M.")
-@click.option("--max-audio-seconds", type=float, help="Of one file. Default: six hours.")
-@click.option("--max-requests", type=int, help="That run or wait at a time. Default: 512.")
 @click.option(
-    "--rate-limit", "requests_per_minute", type=int, metavar="N", help="Most a minute, of a key or an address."
+    "--model", "models", multiple=True, metavar="NAME=MODEL", help="Serve MODEL under the name NAME. May be repeated."
 )
-@click.option("--drain-seconds", type=float, help="For running requests at the end. Default: 30.")
-@click.option("--allow-url-prefix", "url_prefixes", multiple=True, metavar="URL", help="Fetch images and audio there.")
-@click.option("--allow-private-urls", "private_urls", is_flag=True, help="Of private networks, too.")
-@click.option("--cors-origin", "cors_origins", multiple=True, metavar="ORIGIN", help="Its pages may use the server.")
-@click.option("--certfile", type=click.Path(exists=True, dir_okay=False), help="The TLS certificate, PEM.")
-@click.option("--keyfile", type=click.Path(exists=True, dir_okay=False), help="Its key, PEM.")
-@click.option("--tool-format", help="How models write calls of tools: hermes, say. Default: as they say.")
-@click.option("--no-access-log", is_flag=True, help="No line for each request.")
-@click.option("--threads", default=0, help="CPU threads. Default: as many as torch likes.")
-@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Of the weights.")
-@click.option("--kv-dtype", type=click.Choice(DTYPES), default="auto", help="Of keys and values, on the CPU.")
-@click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Of the matrices, on the CPU.")
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1; see: triolet devices.")
-@click.option("--cluster", is_flag=True, help="Run the models as replicas on Ray: at $RAY_ADDRESS, or started here.")
-@click.option("--replicas", type=Replicas(), metavar="N|N-M", help="Of each model: 2, or 2-8 by demand. Default: 1.")
-@click.option("--encoders", type=click.IntRange(0), metavar="N", help="Replicas more, that only encode. Default: 0.")
-@click.option("--replica-cpus", type=float, metavar="N", help="Cores that Ray reserves for each replica. Default: 1.")
-@click.option("--replica-gpus", type=float, metavar="N", help="GPUs that Ray reserves for each replica. Default: 0.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", default=8000, show_default=True, help="The port to listen on; 0 chooses a free port.")
+@click.option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    help=f"An API key that clients send. May be repeated. Set ${KEY_VARIABLE} to keep the key out of the command line.",
+)
+@click.option("--api-key-file", type=click.Path(exists=True, dir_okay=False), help="A file of API keys, one a line.")
+@click.option("--allow-anyone", is_flag=True, help="Let other machines use the server without an API key.")
+@click.option(
+    "--preload", is_flag=True, help="Load all models at the start. A single model is always loaded at the start."
+)
+@click.option(
+    "--memory-budget",
+    type=_Bytes(),
+    help="The memory that all loaded models may take together, such as 4GiB. Default: no limit.",
+)
+@click.option(
+    "--idle-seconds", type=float, help="Unload a model after this many seconds without a request. Default: never."
+)
+@click.option("--max-body", "max_body_bytes", type=_Bytes(), help="The largest request, such as 64M. Default: 512M.")
+@click.option("--max-audio-seconds", type=float, help="The longest audio file, in seconds. Default: 21600, six hours.")
+@click.option("--max-requests", type=int, help="The most requests that run or wait at the same time. Default: 512.")
+@click.option(
+    "--rate-limit",
+    "requests_per_minute",
+    type=int,
+    metavar="N",
+    help="The most requests a minute with one API key, or from one address if there are no keys.",
+)
+@click.option(
+    "--drain-seconds",
+    type=float,
+    help="The seconds that running requests have to end when the server stops. Default: 30.",
+)
+@click.option(
+    "--allow-url-prefix",
+    "url_prefixes",
+    multiple=True,
+    metavar="URL",
+    help="Fetch images and audio whose address begins with URL. May be repeated.",
+)
+@click.option(
+    "--allow-private-urls", "private_urls", is_flag=True, help="Fetch from addresses in private networks, too."
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Let web pages of ORIGIN use the server. May be repeated.",
+)
+@click.option("--certfile", type=click.Path(exists=True, dir_okay=False), help="The file of the TLS certificate, PEM.")
+@click.option("--keyfile", type=click.Path(exists=True, dir_okay=False), help="The file of the certificate's key, PEM.")
+@click.option(
+    "--tool-format",
+    help="The format in which the models write tool calls, such as hermes. Default: found for each checkpoint.",
+)
+@click.option("--no-access-log", is_flag=True, help="Do not log each request.")
+@click.option("--threads", default=0, help="The number of CPU threads. Default: one for each usable core.")
+@click.option(
+    "--dtype",
+    type=click.Choice(DTYPES),
+    default="auto",
+    show_default=True,
+    help="The type in which the models compute.",
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(DTYPES),
+    default="auto",
+    help="The type in which keys and values are stored, on the CPU. Default: as --dtype.",
+)
+@click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Hold the weight matrices in int8, on the CPU.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="auto, cpu, cuda or cuda:1. The command triolet devices lists the devices.",
+)
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="Run the models as replicas on Ray: on the cluster at $RAY_ADDRESS, or on a Ray that is started here.",
+)
+@click.option(
+    "--replicas",
+    type=Replicas(),
+    metavar="N|N-M",
+    help="The number of replicas of each model: 2, or 2-8 to follow demand. Default: 1.",
+)
+@click.option(
+    "--encoders",
+    type=click.IntRange(0),
+    metavar="N",
+    help="The number of further replicas of each model that only encode. Default: 0.",
+)
+@click.option(
+    "--replica-cpus",
+    type=float,
+    metavar="N",
+    help="The number of cores that Ray reserves for each replica. Default: 1.",
+)
+@click.option(
+    "--replica-gpus", type=float, metavar="N", help="The number of GPUs that Ray reserves for each replica. Default: 0."
+)
 def serve(**given: Any) -> int:
-    """Serve models over HTTP, as OpenAI's API has it: speech, text, vectors, live audio, and a page to watch it by.
+    """Serve models over HTTP in the form of OpenAI's API: speech, text, vectors and live audio, with a page to watch.
 
-    SIGTERM and ^C let running requests end, at most --drain-seconds; a second one does not wait. See docs/serving.md.
+    After SIGTERM or ^C, running requests have --drain-seconds to end. A second SIGTERM or ^C ends them at once.
+    docs/serving.md describes the endpoints and all options.
     """
     try:
         from .heap import Heap
@@ -132,10 +210,12 @@ def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
         if not (equals and name and path):
             raise InvalidRequest(f"--model {one!r}; allowed: NAME=MODEL, such as speech=openai/whisper-base")
         if name in found:
-            raise InvalidRequest(f"two models of the name {name!r}; allowed: a name for each")
+            raise InvalidRequest(f"two models have the name {name!r}; give each model a name of its own")
         found[name] = path
     if not found:
-        raise InvalidRequest("no model; name one: triolet serve openai/whisper-base, or try: triolet serve demo")
+        raise InvalidRequest(
+            "no model is given; give one, as in triolet serve openai/whisper-base, or try triolet serve demo"
+        )
     return found
 
 
@@ -152,20 +232,20 @@ def _keys(options: tuple[str, ...], path: str | None) -> list[str]:
         InvalidRequest: the file has no key, or a key that no client can send. The error names the place of such a key
             and does not show it.
     """
-    found = [(f"--api-key number {number}", key) for number, key in enumerate(options, 1)]
+    found = [(f"--api-key (number {number})", key) for number, key in enumerate(options, 1)]
     if path is not None:
         text = Path(path).read_text(encoding="utf-8-sig", errors="replace")  # no text: refused as a key
         lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1)]
         kept = [(number, line) for number, line in lines if line and not line.startswith("#")]
         if not kept:
-            raise InvalidRequest(f"--api-key-file {path} has no key; write one in a line")
-        found += [(f"--api-key-file {path}, line {number},", line) for number, line in kept]
+            raise InvalidRequest(f"--api-key-file {path} has no key; write one key a line")
+        found += [(f"--api-key-file {path} (line {number})", line) for number, line in kept]
     for number, key in enumerate(os.environ.get(KEY_VARIABLE, "").split(","), 1):
         if key.strip():
-            found.append((f"{KEY_VARIABLE}, number {number},", key.strip()))
+            found.append((f"{KEY_VARIABLE} (number {number})", key.strip()))
     for where, key in found:
         if fault := key_fault(key):
-            raise InvalidRequest(f"the key of {where} {fault}")
+            raise InvalidRequest(f"the key in {where} {fault}")
     return [key for _, key in found]
 
 

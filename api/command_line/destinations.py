@@ -84,7 +84,7 @@ def to_folder(folder: str, formats: Sequence[Format], settings: SubtitleSettings
     except OSError as error:
         raise OutputError(f"{folder}: this folder cannot be made ({error.strerror})") from error
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise OutputError(f"{folder}: nothing can be written to this folder; check its permissions (ls -ld)")
+        raise OutputError(f"{folder}: this folder cannot be written to; check its permissions (ls -ld)")
 
     def outputs(name: str) -> list[_Output]:
         known, stem = WriterSettings(subtitles=settings, file=name), output_name(name)

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 @click.command(
     cls=Page,
-    examples=(("triolet devices", ""), ("CUDA_VISIBLE_DEVICES=1 triolet devices", "as a program sees it there")),
-    short_help="List what a model can run on.",
+    examples=(
+        ("triolet devices", ""),
+        ("CUDA_VISIBLE_DEVICES=1 triolet devices", "the devices that a program sees under this setting"),
+    ),
+    short_help="List the devices that a model can run on.",
 )
 def devices() -> int:
-    """List what a model can run on. The default is marked with a star.
+    """List the devices that a model can run on. A star marks the default.
 
-    Below the CPU: which of its cores are used, and how threads wait.
+    The lines below the CPU say which of its cores are used, and how its threads wait.
     """
     out, processor = stdout(), Processor.find()
     *cards, cpu = find_devices(processor)

@@ -32,17 +32,17 @@ _WIDTH, _INDENT = 80, 21
 
 @click.command(
     cls=Page,
-    examples=(("triolet doctor", ""), ("triolet doctor --json > machine.json", "to go with the report of a bug")),
+    examples=(("triolet doctor", ""), ("triolet doctor --json > machine.json", "for the report of a bug")),
     short_help="Check this machine, and say what to do.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: ok, and the findings.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object: ok and the findings.")
 @click.pass_obj
 def doctor(open_engine: OpenEngine, /, *, as_json: bool) -> int:
-    """Check this machine, and say what to do where something is wrong or slow.
+    """Check this machine, and say what to do about each thing that is wrong or slow.
 
-    Looks at packages, torch, devices, threads and how Python switches between them, memory, instruction sets, audio
-    libraries and cache folders, and transcribes a recording with the demo checkpoint. Status 0: all is well; 1:
-    something is wrong or slow.
+    The checks look at packages, torch, devices, threads and how Python switches between them, memory, instruction
+    sets, audio libraries and cache folders. The last check transcribes a recording with the demo checkpoint. The exit
+    status is 0 if all is well, and 1 if something is wrong or slow.
     """
     out, found = stdout(), []
     for finding in _examine(open_engine):

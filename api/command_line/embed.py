@@ -18,7 +18,7 @@ _TEXTS_AT_ONCE = 256  # enough for full steps, few enough that output comes earl
 
 _EXAMPLES = (
     ('triolet embed BAAI/bge-small-en-v1.5 "a cat on the mat" "a dog"', ""),
-    ("triolet embed BAAI/bge-small-en-v1.5 --normalize < lines.txt", "a line of JSON for each line"),
+    ("triolet embed BAAI/bge-small-en-v1.5 --normalize < lines.txt", "one line of JSON for each line of the file"),
 )
 
 
@@ -26,12 +26,18 @@ _EXAMPLES = (
     cls=Page,
     sections={"Vectors": ("pooling", "normalize"), "Model": MODEL, "Watching": FOLLOWING},
     examples=_EXAMPLES,
-    short_help="Write embeddings of texts.",
+    short_help="Write embeddings (vectors) of texts.",
 )
 @click.argument("model", shell_complete=folders)
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
-@click.option("--pooling", type=click.Choice(["mean", "cls", "last"]), help="Default: as the checkpoint says.")
-@click.option("--normalize/--no-normalize", default=None, help="To length 1. Default: as the checkpoint says.")
+@click.option(
+    "--pooling",
+    type=click.Choice(["mean", "cls", "last"]),
+    help="How the vectors of a text's tokens become one vector. Default: as the checkpoint says.",
+)
+@click.option(
+    "--normalize/--no-normalize", default=None, help="Scale each vector to length 1. Default: as the checkpoint says."
+)
 @model_options
 @click.pass_obj
 def embed(
@@ -45,10 +51,10 @@ def embed(
     verbose: bool,
     **options: Any,
 ) -> int:
-    """Write the embedding of each TEXT by MODEL, a checkpoint's folder or hub id.
+    """Write the embedding of each TEXT. MODEL is a checkpoint's folder or hub id.
 
-    One line of JSON a text: {"text": ..., "embedding": [...]}. Without TEXT, or where it is -, each line of standard
-    input is one; empty lines are passed over.
+    The output has one line of JSON for each text: {"text": ..., "embedding": [...]}. If TEXT is missing or is -, each
+    line of standard input is a text. Empty lines are skipped.
     """
     following = Following.of("embed", options)
     config = following.config(options)
@@ -71,9 +77,9 @@ def embed(
 
 def _lines() -> list[str]:
     if is_terminal(sys.stdin):
-        raise click.UsageError("no TEXT: give texts as arguments, or pipe them in, one a line")
-    found = text_of_stdin("texts", instead="embed reads texts alone").split("\n")
+        raise click.UsageError("TEXT is missing; give texts as arguments, or pipe them in, one a line")
+    found = text_of_stdin("texts", instead="embed reads only text").split("\n")
     lines = [line.removesuffix("\r") for line in found if line.strip()]
     if not lines:
-        raise WrongInput(f"{shown(STDIN)} has no text; one a line is wanted")
+        raise WrongInput(f"{shown(STDIN)} has no text; give one text a line")
     return lines

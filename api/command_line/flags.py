@@ -42,7 +42,7 @@ class Number(click.ParamType[Any]):
                 return tuple(self._kind(part) for part in value.split(",") if part.strip())
             return self._kind(value)
         except ValueError:
-            allowed = "numbers separated by commas, such as 1,2" if self._several else f"one {self.name}, or None"
+            allowed = "numbers separated by commas, such as 1,2" if self._several else f"one {self.name} or None"
             self.fail(f"{value!r}; allowed: {allowed}", param, ctx)
 
 
@@ -58,7 +58,7 @@ def _option(attribute: attrs.Attribute[Any], told: str) -> Callable[[Command], C
     name, default = attribute.name, attribute.default
     flag = f"--{name.replace('_', '-')}"
     if isinstance(default, bool):
-        shown = "files over two minutes" if name == "parallel" else "on" if default else "off"
+        shown = "on for files over two minutes" if name == "parallel" else "on" if default else "off"
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=f"{told} Default: {shown}.")
     shown = f" Default: {default}." if isinstance(default, str | int | float) else ""
     completes = languages if name == "language" else None
@@ -107,7 +107,7 @@ def read_flags(
     if word_timestamps is not None:
         timestamps = options.setdefault("timestamps", "word" if word_timestamps else "segment")
         if (timestamps == "word") is not word_timestamps:
-            raise InvalidRequest(f"{timestamps=!s} with {word_timestamps=!s}; allowed: one of them")
+            raise InvalidRequest(f"{timestamps=!s} with {word_timestamps=!s}; give only one of the two")
     if "temperature" in options or increment != 0.2:
         options["temperature"] = temperatures(options.get("temperature", (0.0,)), increment)
     TranscribeOptions(**options)

@@ -39,7 +39,9 @@ class Following:
         """Makes the followers that ``given`` asks for, and removes their options from ``given``."""
         watch, trace = given.pop("watch"), given.pop("trace")
         if trace == STDIN:
-            raise click.UsageError("--trace -, but standard output is for the results; give a file: --trace trace.json")
+            raise click.UsageError(
+                "--trace - is not allowed: standard output is for the results; give a file, as in --trace trace.json"
+            )
         return cls(_view(command) if watch else None, None if trace is None else TraceFile(trace))
 
     def config(self, given: dict[str, Any], **settings: Any) -> EngineConfig:
@@ -109,7 +111,7 @@ class Following:
 def _view(command: str) -> View | None:
     """The view on standard error; ``None`` if standard error is not a terminal."""
     if not is_terminal(sys.stderr):
-        complain("--watch: standard error is no terminal, there is nothing to watch with; going on without")
+        complain("--watch needs a terminal on standard error, and there is none; the command goes on without it")
         return None
     from rich.console import Console
 
@@ -125,16 +127,24 @@ def engine_options(command: Command) -> Command:
     """Adds the options of every command that opens a model, except ``--verbose``."""
     complete = devices
     dtypes, quantizations = click.Choice(DTYPES), click.Choice(QUANTIZATIONS)
-    computed = "What is computed in. Default: float32 on the CPU, float16 on CUDA."
-    held = "What keys and values are held in, on the CPU: 16 bits are half of the bytes. Default: as --dtype."
-    device = "cpu, cuda or cuda:1; see triolet devices. Default: CUDA where there is one."
+    computed = "The type in which the model computes. Default: float32 on the CPU, float16 on CUDA."
+    held = (
+        "The type in which keys and values are stored, on the CPU. 16 bits take half of the memory of 32. Default: "
+        "as --dtype."
+    )
+    device = (
+        "auto, cpu, cuda or cuda:1. The command triolet devices lists the devices. Default: CUDA if there is a "
+        "GPU, else the CPU."
+    )
     for option in (
-        click.option("--trace", **FILE, help="Write what the engine did into FILE, for ui.perfetto.dev."),
-        click.option("--watch", is_flag=True, help="Show on standard error what the engine does, as it does it."),
-        click.option("--threads", metavar="N", default=0, help="CPU threads. Default: one for each usable core."),
+        click.option("--trace", **FILE, help="Write a trace of the engine's work into FILE. ui.perfetto.dev shows it."),
+        click.option("--watch", is_flag=True, help="Show the engine's work on standard error while it runs."),
+        click.option(
+            "--threads", metavar="N", default=0, help="The number of CPU threads. Default: one for each usable core."
+        ),
         click.option("--dtype", type=dtypes, default="auto", help=computed),
         click.option("--kv-dtype", type=dtypes, default="auto", help=held),
-        click.option("--quantization", type=quantizations, help="Hold the matrices in int8, on the CPU."),
+        click.option("--quantization", type=quantizations, help="Hold the weight matrices in int8, on the CPU."),
         click.option("--device", metavar="DEVICE", default="auto", shell_complete=complete, help=device),
     ):
         command = option(command)
@@ -143,7 +153,7 @@ def engine_options(command: Command) -> Command:
 
 def model_options(command: Command) -> Command:
     """Adds `engine_options` and ``--verbose``."""
-    verbose = click.option("--verbose", "-v", is_flag=True, help="The log, and statistics, on standard error.")
+    verbose = click.option("--verbose", "-v", is_flag=True, help="Write the log and statistics to standard error.")
     return engine_options(verbose(command))
 
 

@@ -28,7 +28,9 @@ _SECTIONS = {
     "Model": MODEL,
     "Watching": FOLLOWING,
 }
-_SPECULATE = "Propose up to N draft tokens a step; the text stays the same. 0: none. Default: 4 on the CPU."
+_SPECULATE = (
+    "Propose up to N draft tokens a step, which saves time and leaves the text the same. 0: off. Default: 4 on the CPU."
+)
 _EXAMPLES = (
     ('triolet generate Qwen/Qwen3-0.6B "Why is the sky blue?"', ""),
     ('triolet generate Qwen/Qwen2-VL-2B-Instruct "What is it?" --image cat.png', ""),
@@ -42,19 +44,44 @@ _EXAMPLES = (
 )
 @click.argument("model", shell_complete=folders)
 @click.argument("prompt", required=False)
-@click.option("--image", "images", multiple=True, **FILE, help="To ask about; - is standard input. May be repeated.")
-@click.option("--audio", "sounds", multiple=True, **FILE, help="To ask about; - is standard input. May be repeated.")
-@click.option("--system", metavar="TEXT", help="What the system says, before the prompt; needs a chat template.")
-@click.option("--chat/--raw", default=None, help="By the chat template, or as it is. Default: --chat, if there is one.")
-@click.option("--max-tokens", type=int, metavar="N", help="To write, at most. Default: to the model's last position.")
-@click.option("--temperature", default=0.0, show_default=True, help="0 takes the likeliest token.")
-@click.option("--top-p", default=1.0, show_default=True, help="Smallest set of tokens with this probability.")
-@click.option("--top-k", default=0, show_default=True, help="Only the k likeliest tokens; 0 is off.")
-@click.option("--min-p", default=0.0, show_default=True, help="Only tokens this times as likely as the likeliest.")
-@click.option("--seed", default=0, show_default=True, help="Equal seeds draw equal tokens.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="Ends before this text; may be repeated.")
-@click.option("--json-schema", "schema", **FILE, help="The output is JSON that follows the schema in FILE.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: text, tokens, finish_reason, usage.")
+@click.option(
+    "--image", "images", multiple=True, **FILE, help="An image to ask about; - is standard input. May be repeated."
+)
+@click.option(
+    "--audio", "sounds", multiple=True, **FILE, help="Audio to ask about; - is standard input. May be repeated."
+)
+@click.option("--system", metavar="TEXT", help="A system message before the prompt. The model needs a chat template.")
+@click.option(
+    "--chat/--raw",
+    default=None,
+    help="Put the prompt into the chat template, or use it as it is. Default: --chat if there is a template.",
+)
+@click.option(
+    "--max-tokens", type=int, metavar="N", help="The most tokens to write. Default: up to the model's last position."
+)
+@click.option(
+    "--temperature",
+    default=0.0,
+    show_default=True,
+    help="How freely tokens are sampled. 0: always the likeliest token.",
+)
+@click.option(
+    "--top-p",
+    default=1.0,
+    show_default=True,
+    help="Sample from the fewest tokens that together have this probability. 1: off.",
+)
+@click.option("--top-k", default=0, show_default=True, help="Sample from this many of the likeliest tokens. 0: off.")
+@click.option(
+    "--min-p",
+    default=0.0,
+    show_default=True,
+    help="Sample from tokens at least this many times as likely as the likeliest. 0: off.",
+)
+@click.option("--seed", default=0, show_default=True, help="The seed of sampling. The same seed gives the same tokens.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End the output before this text. May be repeated.")
+@click.option("--json-schema", "schema", **FILE, help="Write JSON that follows the JSON schema in FILE.")
+@click.option("--json", "as_json", is_flag=True, help="Write one JSON object: text, tokens, finish_reason and usage.")
 @model_options
 @click.option("--speculate", type=int, metavar="N", help=_SPECULATE)
 @click.pass_obj
@@ -74,14 +101,17 @@ def generate(
     speculate: int | None,
     **others: Any,
 ) -> int:
-    """Write what MODEL, a checkpoint's folder or hub id, has to say to PROMPT.
+    """Write the answer of a model to PROMPT. MODEL is a checkpoint's folder or hub id.
 
-    The text comes as it is sampled. Without PROMPT, or where it is -, the prompt is read from standard input. A model
-    with a chat template is asked as in a conversation, images and audio before the text. With --raw it goes on where
-    PROMPT ends; images and audio go where PROMPT has their placeholders, or else in front of it.
+    The text appears while it is sampled. If PROMPT is missing or is -, the prompt is read from standard input. A model
+    with a chat template gets PROMPT as a message of the user, with images and audio before the text. With --raw the
+    model continues PROMPT; images and audio take the places of their placeholders, or stand before PROMPT if it has
+    none.
     """
     if system is not None and chat is False:
-        raise click.UsageError("--system with --raw; write it into the prompt, or leave --raw out")
+        raise click.UsageError(
+            "--system with --raw: a raw prompt has no system message; write it into the prompt, or leave --raw out"
+        )
     following = Following.of("generate", others)
     speculation: Speculation | Literal["auto"] | None = "auto"
     if speculate is not None:
@@ -142,8 +172,8 @@ def _check_one_reads_stdin(prompt: str | None, images: Sequence[str], sounds: Se
     readers += ["--image -"] * images.count(STDIN) + ["--audio -"] * sounds.count(STDIN)
     if len(readers) > 1:
         raise click.UsageError(
-            f"standard input can be read once, but {' and '.join(readers)} would come from it; give a file's name "
-            "instead of -, or the prompt as an argument"
+            f"{' and '.join(readers)} would all be read from standard input, which can be read only once; give a "
+            "file's name instead of -, or the prompt as an argument"
         )
 
 
@@ -152,12 +182,14 @@ def _prompt(given: str | None, *, needed: bool) -> str:
     if given is not None and given != STDIN:
         text = checked_text(given, "PROMPT")
     elif given is None and is_terminal(sys.stdin):
-        raise click.UsageError("no PROMPT: give it as an argument, pipe it in, or type it after - (^D ends it)")
+        raise click.UsageError(
+            "PROMPT is missing; give it as an argument, pipe it in, or give - and type it (^D ends it)"
+        )
     else:
-        text = text_of_stdin("a prompt", instead="images and audio are given with --image and --audio")
+        text = text_of_stdin("a prompt", instead="give images and audio with --image and --audio")
         text = text.removesuffix("\n").removesuffix("\r")
     if needed and not text.strip():
-        raise WrongInput("the prompt is empty; write one, or give --image or --audio")
+        raise WrongInput("the prompt is empty; give a text, or --image or --audio")
     return text
 
 
@@ -184,7 +216,9 @@ class _Question:
         if chat:
             return {"messages": self._messages(parts_only=preparer is not None and bool(preparer.media))}
         if self.system is not None:
-            raise InvalidRequest(f"--system, but {model.name} has no chat template; write it into the prompt")
+            raise InvalidRequest(
+                f"--system is given, but {model.name} has no chat template; write the message into the prompt"
+            )
         prompt = self.prompt
         if preparer is not None:
             prompt = preparer.with_items(prompt, len(self.images) + len(self.sounds))

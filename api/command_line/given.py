@@ -29,8 +29,8 @@ def check_model(model: str, *, transcribes: bool = False) -> None:
         raise WrongFile(str(error)) from error
     if transcribes and kind not in (None, "whisper"):
         raise WrongFile(
-            f"{model} ({kind}) cannot transcribe; allowed: Whisper models. triolet generate asks models that read "
-            "audio among their tokens"
+            f"{model} ({kind}) cannot transcribe; allowed: Whisper models. Ask other models that read audio with "
+            "triolet generate"
         )
 
 
@@ -41,7 +41,7 @@ def checked_text(text: str, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise WrongInput(f"{name} is no UTF-8 text (character {error.start}); convert it first") from error
+        raise WrongInput(f"{name} is not UTF-8 text (at character {error.start}); convert it first") from error
     return text
 
 
@@ -52,7 +52,7 @@ def text_of_stdin(what: str, *, instead: str) -> str:
     try:
         return _stdin(what).decode()
     except UnicodeDecodeError as error:
-        raise WrongFile(f"{shown(STDIN)}: byte {error.start} is no UTF-8 text; {instead}") from error
+        raise WrongFile(f"{shown(STDIN)}: it is not UTF-8 text (at byte {error.start}); {instead}") from error
 
 
 def image_of(name: str) -> Any:
@@ -80,9 +80,11 @@ def structure_of(name: str) -> Structure:
     except OSError as error:
         raise WrongFile(f"{name}: it cannot be read ({error.strerror or error})") from error
     except ValueError as error:
-        raise WrongFile(f"{name}: it is no JSON ({error}); a JSON schema is wanted") from error
+        raise WrongFile(f"{name}: it is not JSON ({error}); give a JSON schema") from error
     except RecursionError as error:
-        raise WrongFile(f"{name}: it is nested too deeply to be read; a JSON schema can refer to itself") from error
+        raise WrongFile(
+            f"{name}: it is nested too deeply to be read; let the schema refer to itself instead"
+        ) from error
     if fault := fault_of(structure):
         raise WrongFile(f"{name}: {fault}")
     return structure
@@ -120,7 +122,7 @@ def file_fault(name: str) -> str | None:
     if name == STDIN:
         return None
     if not name:
-        return "an empty file name; look at the quotes, and whether the variable between them is set"
+        return "the name of the file is empty; check the quotes, and that the variable between them is set"
     try:
         mode = os.stat(name).st_mode
         if stat.S_ISDIR(mode):
@@ -130,8 +132,9 @@ def file_fault(name: str) -> str | None:
                 pass
     except FileNotFoundError:
         if "://" in name:
-            return "no such file; addresses are not fetched: download it first, or pipe it in and give - as its name"
-        return "no such file; check the spelling and the folder (ls shows what is there)"
+            return "there is no such file, and addresses are not fetched; download it first, or pipe it in and give - "
+            "as its name"
+        return "there is no such file; check the name and the folder"
     except (OSError, ValueError) as error:
         return f"it cannot be read ({getattr(error, 'strerror', None) or error})"
     return None

@@ -75,31 +75,31 @@ def main(arguments: Sequence[str] | None = None, open_engine: OpenEngine | None 
 _EXAMPLES = (
     ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),
     ('triolet generate Qwen/Qwen3-0.6B "Why is the sky blue?"', ""),
-    ("triolet transcribe --help", "each command has a page of its own"),
-    ("triolet doctor", "whether all is well on this machine"),
+    ("triolet transcribe --help", "each command has a help page of its own"),
+    ("triolet doctor", "checks this machine"),
 )
 
 
 @click.group(cls=Pages, examples=_EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="triolet", message="triolet %(version)s")
 def cli() -> None:
-    """Speech to text, text, questions about images and audio, and embeddings, by models on this machine."""
+    """Transcribe speech, generate text, ask about images and audio, and embed text, with models on this machine."""
 
 
 @click.command(
     cls=Page,
     examples=(
-        ('eval "$(triolet completion bash)"', "for this shell alone"),
+        ('eval "$(triolet completion bash)"', "for this shell only"),
         ("triolet completion fish > ~/.config/fish/completions/triolet.fish", ""),
     ),
-    short_help="Print what makes a shell complete triolet.",
+    short_help="Print a script that lets a shell complete triolet.",
 )
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> int:
-    """Print what makes SHELL complete commands, options, languages and files.
+    """Print a script that lets SHELL complete commands, options, languages and files.
 
     \b
-    To have it in every new shell:
+    To load it in every new shell:
       bash  put eval "$(triolet completion bash)" into ~/.bashrc
       zsh   put eval "$(triolet completion zsh)" into ~/.zshrc, after compinit
       fish  triolet completion fish > ~/.config/fish/completions/triolet.fish

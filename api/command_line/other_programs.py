@@ -30,15 +30,15 @@ class Foreign:
     """
 
     ours: Mapping[str, str]
-    otherwise: str = "there is no such value"
+    otherwise: str = "the flag does not have this value"
     is_ignored: bool = False
 
 
 _OFF = {"False": ""}
 _SPEAKERS = "speakers are not told apart"
-_LIVE = "a microphone is transcribed by Engine.live in a program, not by this command"
-_CACHE = "checkpoints lie in the cache of the hub; set HF_HUB_CACHE in the environment to have it elsewhere"
-_WEIGHTS = "weights are computed with as they are, or in int8 (--quantization) on the CPU"
+_LIVE = "this command does not read a microphone; use Engine.live in a program"
+_CACHE = "checkpoints are in the cache of the hub; set HF_HUB_CACHE in the environment to move it"
+_WEIGHTS = "the model computes in the types of --dtype, or in int8 on the CPU (--quantization int8)"
 _COMPUTE_TYPES = {
     **dict.fromkeys(("default", "auto"), ""),
     **{name: f"--dtype {name}" for name in ("float32", "float16", "bfloat16")},
@@ -53,22 +53,22 @@ FOREIGN: Mapping[str, Foreign] = {
     "--vad-filter": Foreign({"True": "--voice-activity skip", "False": "--voice-activity off"}),
     "--batched": Foreign({"True": "--parallel", "False": "--no-parallel"}),
     "--compute-type": Foreign(_COMPUTE_TYPES, _WEIGHTS),
-    "--device-index": Foreign({"0": ""}, "name the device: --device cuda:1"),
+    "--device-index": Foreign({"0": ""}, "give the number with the device, as in --device cuda:1"),
     "--suppress-blank": Foreign({"True": ""}, "a window never begins with a blank"),
-    "--repetition-penalty": Foreign({"1": "", "1.0": ""}, "there is none here"),
-    "--no-repeat-ngram-size": Foreign({"0": ""}, "there is none here"),
+    "--repetition-penalty": Foreign({"1": "", "1.0": ""}, "transcriptions have no such penalty"),
+    "--no-repeat-ngram-size": Foreign({"0": ""}, "transcriptions have no such rule"),
     "--hotwords": Foreign({"": ""}, "write the words into --initial-prompt"),
     "--hf-token": Foreign({"": ""}, _SPEAKERS),
-    "--carry-initial-prompt": Foreign(_OFF, "the prompt is given to the first window alone"),
+    "--carry-initial-prompt": Foreign(_OFF, "the prompt is given only to the first window"),
     "--live-transcribe": Foreign(_OFF, _LIVE),
     "--local-files-only": Foreign(_OFF, "set HF_HUB_OFFLINE=1 in the environment", is_ignored=True),
-    "--pretty-json": Foreign(_OFF, "JSON has one line a file", is_ignored=True),
-    "--print-colors": Foreign(_OFF, "text has no colors", is_ignored=True),
+    "--pretty-json": Foreign(_OFF, "JSON has one line for each file", is_ignored=True),
+    "--print-colors": Foreign(_OFF, "texts are written without colors", is_ignored=True),
     "--model-dir": Foreign({}, _CACHE, is_ignored=True),
-    "--batch-size": Foreign({}, "the engine makes batches by what its memory holds", is_ignored=True),
+    "--batch-size": Foreign({}, "the engine chooses the sizes of its batches", is_ignored=True),
     **{f"--speaker-{name}": Foreign({}, _SPEAKERS, is_ignored=True) for name in ("name", "num")},
     **{
-        f"--vad-{name}": Foreign({}, "voice activity has no such setting here", is_ignored=True)
+        f"--vad-{name}": Foreign({}, "voice activity does not have this setting", is_ignored=True)
         for name in ("threshold", "min-speech-duration-ms", "max-speech-duration-s", "min-silence-duration-ms")
     },
     **{
@@ -124,7 +124,7 @@ def _ours(name: str, value: str, flag: Foreign, warnings: list[str]) -> list[str
     if ours is not None:
         return [word.format(value) for word in ours.split()]
     if flag.is_ignored:
-        warnings.append(f"{name} {value} changes nothing: {flag.otherwise}")
+        warnings.append(f"{name} {value} has no effect: {flag.otherwise}")
         return []
     allowed = ", ".join(filter(None, flag.ours))
     told = f"{name} {value} is not supported: {flag.otherwise}"

@@ -72,7 +72,7 @@ def is_terminal(stream: Any) -> bool:
 def stdout() -> TextIO:
     """Standard output. Raises `OutputError` if the shell has closed it (``>&-``), before a model is loaded in vain."""
     if sys.stdout is None or sys.stdout.closed:
-        raise OutputError("standard output is closed; send it somewhere, such as to a file (> FILE) or to a program")
+        raise OutputError("standard output is closed; redirect it to a file (> FILE) or pipe it into a program")
     return sys.stdout
 
 

@@ -22,19 +22,19 @@ from .terminal import FAILED, OutputError, complain, stdout
 _EXAMPLES = (
     ("triolet trace events.jsonl -o trace.json", ""),
     ("ssh server cat events.jsonl | triolet trace - -o trace.json", ""),
-    ("triolet transcribe talk.mp3 --model base --trace trace.json", "without a log: the trace of this run"),
+    ("triolet transcribe talk.mp3 --model base --trace trace.json", "the trace of a run, without a log"),
 )
 
 
 @click.command(cls=Page, examples=_EXAMPLES, short_help="Make a trace of an event log, for ui.perfetto.dev.")
 @click.argument("log", metavar="EVENTS", shell_complete=files)
-@click.option("--output", "-o", default="-", **FILE, help="Where to write it. Default: standard output.")
+@click.option("--output", "-o", default="-", **FILE, help="Write the trace into FILE. Default: standard output.")
 def trace(log: str, output: str) -> int:
-    """Make a trace of EVENTS, which triolet.EventLog has written; - reads standard input.
+    """Make a trace of EVENTS, a log that triolet.EventLog has written. - is standard input.
 
-    The trace is in Chrome's Trace Event Format: open it in ui.perfetto.dev or chrome://tracing. It has a track for each
-    request with its stages, one of the steps and one of the encode batches, and counters of requests, pages and bytes
-    of the encoder cache. transcribe, generate and embed write the trace of a run themselves, with --trace FILE.
+    The trace is in Chrome's Trace Event Format; ui.perfetto.dev and chrome://tracing show it. It has a track for the
+    stages of each request, one for the steps and one for the encode batches. Counters show requests, pages and the
+    bytes of the encoder cache. The commands transcribe, generate and embed write a trace themselves with --trace FILE.
     """
     check_readable(log)
     with ExitStack() as stack:
@@ -47,7 +47,7 @@ def trace(log: str, output: str) -> int:
         except OSError as error:
             raise OutputError(f"the trace cannot be written ({error.strerror or error})") from error
     if fault:
-        complain(f"{shown(log)}: {fault}; the trace has what is before it")
+        complain(f"{shown(log)}: {fault}; the trace has only the events before this")
     return FAILED if fault else 0
 
 
@@ -60,7 +60,7 @@ def _convert(lines: Iterable[str], writer: RecordWriter) -> str:
     except InvalidRequest as error:
         fault = str(error)
     except UnicodeDecodeError:
-        fault = "it is no UTF-8 text"
+        fault = "it is not UTF-8 text"
     writer.put(timeline.end())
     writer.end()
     return fault
@@ -77,7 +77,7 @@ def _lines(name: str) -> Iterator[str]:
                     try:
                         event_of(line)
                     except InvalidRequest:
-                        complain("warning: the last line is cut off, and left out")
+                        complain("warning: the last line is cut short and is left out")
                         return
                 yield line
     except OSError as error:
@@ -162,7 +162,7 @@ def open_output(path: str) -> TextIO:
         if os.path.isfile(path):
             with open(path, "rb") as found:
                 if found.read(1) not in (b"", b"["):
-                    raise OutputError(f"{path}: this file is there, and is no trace; give the trace another name")
+                    raise OutputError(f"{path}: this file exists and is not a trace; give the trace another name")
         return open(path, "w", encoding="utf-8")
     except OSError as error:
         raise OutputError(f"{path}: the trace cannot be written ({error.strerror or error})") from error

@@ -36,18 +36,20 @@ WHISPER_NAMES = {name: f"openai/whisper-{name}" for name in (*_SIZES, *(f"{size}
 }
 """Hub ids for the names that openai/whisper's command knows."""
 _NO_MODEL = (
-    "no --model: give the folder or the hub id of a Whisper checkpoint in transformers' layout, such as "
-    "openai/whisper-base (fast), openai/whisper-small or openai/whisper-large-v3-turbo (best); --model demo is a toy "
-    "that comes along and understands only its own sample recordings"
+    "--model is missing; give the folder or the hub id of a Whisper checkpoint in transformers' layout, such as "
+    "openai/whisper-base (fast), openai/whisper-small or openai/whisper-large-v3-turbo (best). --model demo is a toy "
+    "that is installed with triolet and understands only its own sample recordings"
 )
 _ALIASES = {"txt": "text"}
 _FORMATS = click.Choice([*FORMATS, *_ALIASES, ALL])
 _INCREMENT = "--temperature-increment-on-fallback"
-_MODEL = "Folder or hub id of a Whisper checkpoint, or base, small, turbo... as whisper has it; demo: a toy."
-_ALL = "all: text, json, srt, vtt and tsv."
-_FOLDER = "Write files there, named after FILES: talk.mp3 gives talk.srt. Else to stdout."
-_RISES = "By how much one --temperature rises, up to 1; None: not at all."
-_VERBOSE = "Segments as they become final, and the log, on standard error. Default: segments on a terminal."
+_MODEL = (
+    "A Whisper checkpoint: its folder, its hub id, or a name of openai/whisper, such as base or turbo. demo: a toy."
+)
+_ALL = "The format of the output. all: a file each of text, json, srt, vtt and tsv."
+_FOLDER = "Write files into DIR, named after FILES: talk.mp3 gives talk.srt. Default: standard output."
+_RISES = "A single --temperature rises by this, up to 1, until a text is good. None: it does not rise."
+_VERBOSE = "Write segments when they are final, and the log, to standard error. Default: segments, if it is a terminal."
 _WRITER_FIELDS = tuple(attrs.fields_dict(SubtitleSettings))
 _OUTPUT = ("style", "folder", *_WRITER_FIELDS, "word_timestamps", "timestamps")
 _DECODING = (*(name for name, option in OPTIONS.items() if DECODING in option.marks), "increment")
@@ -60,7 +62,7 @@ _SECTIONS = {
 }
 _EXAMPLES = (
     ("triolet transcribe talk.mp3 --model openai/whisper-small", ""),
-    ("triolet transcribe *.wav --model base -f srt -o subtitles", "subtitles/NAME.srt for each file"),
+    ("triolet transcribe *.wav --model base -f srt -o subtitles", "writes subtitles/NAME.srt for each file"),
     ("triolet transcribe film.mkv --model small --task translate -f json", ""),
     ("ffmpeg -i talk.mkv -f wav - | triolet transcribe - --model base --language en", ""),
 )
@@ -83,15 +85,31 @@ def _models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 @click.option("--format", "--output-format", "-f", "style", type=_FORMATS, default="text", show_default=True, help=_ALL)
 @click.option("--output-dir", "-o", "folder", metavar="DIR", shell_complete=folders, help=_FOLDER)
 @click.option("--word-timestamps/--no-word-timestamps", default=None, help="The same as --timestamps word.")
-@click.option("--max-line-width", type=Number(int), help="Characters of a line of subtitles; needs words.")
-@click.option("--max-line-count", type=Number(int), help="Lines of a subtitle; needs words and --max-line-width.")
-@click.option("--max-words-per-line", type=Number(int), help="Words of a subtitle; needs words.")
-@click.option("--highlight-words/--no-highlight-words", default=False, help="Underline each word as it is said.")
+@click.option(
+    "--max-line-width", type=Number(int), help="The most characters in a line of subtitles. Needs --word-timestamps."
+)
+@click.option(
+    "--max-line-count",
+    type=Number(int),
+    help="The most lines of a subtitle. Needs --word-timestamps and --max-line-width.",
+)
+@click.option("--max-words-per-line", type=Number(int), help="The most words of a subtitle. Needs --word-timestamps.")
+@click.option(
+    "--highlight-words/--no-highlight-words",
+    default=False,
+    help="Underline each word while it is said. Needs --word-timestamps.",
+)
 @click.option(_INCREMENT, "increment", type=Number(float), default="0.2", show_default=True, help=_RISES)
 @speech_options
 @engine_options
 @click.option("--verbose/--no-verbose", "-v", default=None, help=_VERBOSE)
-@click.option("--at-once", type=click.IntRange(1), default=8, show_default=True, help="Files held in memory together.")
+@click.option(
+    "--at-once",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="The number of files that are read at the same time.",
+)
 @click.pass_context
 def transcribe(
     context: click.Context,
@@ -105,12 +123,13 @@ def transcribe(
     at_once: int,
     **others: Any,
 ) -> int:
-    """Write down what is said in FILES (audio or video; - reads standard input).
+    """Write down what is said in FILES, which are audio or video. - is standard input.
 
-    Text: one line a file; with several files it begins with "NAME: ". On a terminal the text of one file comes a
-    segment a line, with its times. JSON: one object a line and file. A file that fails is named on standard error, and
-    the others go on. ^C writes what was transcribed so far. docs/speech.md compares the options with those of
-    openai/whisper and whisper-ctranslate2, whose spelling is understood too.
+    The format text has one line for each file. If there are several files, the line begins with "NAME: ". On a
+    terminal, the text of a single file has one line for each segment, with its times. The format json has one line
+    with an object for each file. If a file fails, an error on standard error names it, and the other files go on.
+    After ^C, the text so far is written. The spelling of openai/whisper's and whisper-ctranslate2's options is
+    understood, too; docs/speech.md compares the options.
     """
     for warning in context.meta.get(WARNINGS, ()):
         complain(f"warning: {warning}")
@@ -197,9 +216,9 @@ def _check_output(
 ) -> None:
     """Refuses outputs that cannot be written. Without a ``folder``, all outputs go to standard output."""
     if files.count(STDIN) > 1:
-        raise click.UsageError(f"{STDIN} is given {files.count(STDIN)} times; standard input can be read once")
+        raise click.UsageError(f"{STDIN} is given {files.count(STDIN)} times; standard input can be read only once")
     if subtitles.needing_words is not None and not has_words:
-        told = f"{subtitles.needing_words} needs words with their times; give --word-timestamps too"
+        told = f"{subtitles.needing_words} needs words with their times; give --word-timestamps, too"
         raise click.UsageError(in_flags(told))
     if any(each.is_subtitles for each in formats):
         for sentence in subtitles.without_effect():
@@ -207,9 +226,12 @@ def _check_output(
     if folder is not None:
         _check_outputs_of_folder(files, formats, folder)
     elif len(formats) > 1:
-        raise click.UsageError("--format all writes several files; give their folder: --output-dir DIR")
+        raise click.UsageError("--format all writes several files; give a folder for them: --output-dir DIR")
     elif len(files) > 1 and not follow_each_other(formats[0]):
-        told = f"--format {formats[0].name} of {len(files)} files cannot follow each other; give --output-dir DIR"
+        told = (
+            f"{len(files)} outputs of --format {formats[0].name} cannot be written one after the other; give "
+            "--output-dir DIR"
+        )
         raise click.UsageError(told)
 
 
@@ -220,8 +242,8 @@ def _check_outputs_of_folder(files: tuple[str, ...], formats: tuple[Format, ...]
             written = os.path.join(folder, f"{output_name(name)}.{each.extension}")
             if written in sources:
                 raise click.UsageError(
-                    f"{shown(sources[written])} and {shown(name)} would both be written to {written}; rename one, or "
-                    "give each another --output-dir"
+                    f"the outputs of {shown(sources[written])} and {shown(name)} would both be written to {written}; "
+                    "rename one file, or transcribe each with another --output-dir"
                 )
             sources[written] = name
             if name != STDIN and os.path.realpath(written) == os.path.realpath(name):

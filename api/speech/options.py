@@ -149,11 +149,12 @@ _THRESHOLD = number(-math.inf, math.inf).or_none("off")
 _TOKENS = several(_token, _MOST_TOKENS, "a list of token ids (integers, 0 or more)").or_none(_CHECKPOINT)
 _VOICE = Check(_voice_activity, "'skip', 'off', or an object that is a VoiceActivity")
 _CLIPS = Check(
-    _read_clips, "seconds, rising: pairs of (start, end), or starts and ends in turn, the last end left out or not"
+    _read_clips,
+    "rising times in seconds: pairs of (start, end), or starts and ends in turn; the last end may be left out",
 )
 _TEMPERATURE = Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive")
-_SEED = integer(-(2**63), 2**63 - 1).or_none("a fresh one for each transcription")
-_PATIENCE = number(0, 100, above=True).or_none("until no better text can come")
+_SEED = integer(-(2**63), 2**63 - 1).or_none("a fresh seed for each transcription")
+_PATIENCE = number(0, 100, above=True).or_none("search until no better text can come")
 
 
 @frozen(kw_only=True)
@@ -168,48 +169,49 @@ class TranscribeOptions:
         language: the spoken language: a code ("en"), an English name ("english") or a token ("<|en|>"). ``None``: the
             model detects it; ``language_detection_segments`` says in how many windows.
         task: ``"transcribe"``, or ``"translate"`` into English.
-        initial_prompt: text that comes before the first window, for names and spelling. With ``parallel`` it comes
-            before every piece. If a prompt is longer than half of the model's positions, only its last tokens are used,
-            and `Transcript.warnings` says so.
-        prefix: text with which the first window's text begins. The model continues it; it is no part of the transcript.
-        condition_on_previous_text: give the text of earlier windows to the model. This keeps spelling and style the
-            same, but a repetition may go on.
-        prompt_reset_temperature: text sampled at a higher temperature is not given to later windows. Text that was good
-            at no temperature is not given to them either.
-        timestamps: ``"segment"``: segments with their times; ``"word"``: their words with times too; ``"none"``: one
+        initial_prompt: text that the model reads before the first window, to learn names and spelling. With
+            ``parallel`` it comes before every piece. If a prompt is longer than half of the model's positions, only
+            its last tokens are used, and `Transcript.warnings` says so.
+        prefix: the beginning of the first window's text. The model continues it; it is not part of the transcript.
+        condition_on_previous_text: give the model the text of the earlier windows. This keeps spelling and style
+            the same, but a repetition may go on.
+        prompt_reset_temperature: text that was sampled at a higher temperature than this is not given to later windows.
+            Text that was good at no temperature is not given to them either.
+        timestamps: ``"segment"``: segments with their times; ``"word"``: their words with times, too; ``"none"``: one
             segment per window.
-        temperature: one or several (a list, a tuple, an array), tried in order. 0 is beam search, or greedy with
-            ``beam_size=1``.
-        beam_size: hypotheses that beam search follows at temperature 0; 1 is greedy.
-        patience: beam search ends when ``beam_size`` times so many hypotheses are finished (Kasai et al. 2022);
-            ``None``: when no running one can become better.
-        length_penalty: a hypothesis' log-probability is divided by its length to this power.
+        temperature: one or several temperatures, tried in order until a text is good; 0 is beam search, or greedy
+            decoding with ``beam_size=1``. Several are a list, a tuple or an array.
+        beam_size: the number of hypotheses that beam search follows at temperature 0; 1 is greedy decoding.
+        patience: beam search ends when ``patience`` times ``beam_size`` hypotheses are finished (Kasai et al. 2022);
+            ``None``: when no running hypothesis can become better.
+        length_penalty: the log-probability of a hypothesis is divided by its length to this power.
         best_of: the number of texts that are sampled together at each temperature above 0; the likeliest is taken.
-        compression_ratio_threshold: text with a higher compression ratio repeats itself: next temperature. ``None``:
-            off.
-        logprob_threshold: text with a lower average log-probability is improbable: next temperature. ``None``: off.
-        no_speech_threshold: a window whose probability of no speech is higher, and whose text is improbable or empty,
-            is silent. ``None``: off.
-        hallucination_silence_threshold: words that sound like none within so many seconds of silence are left out. The
-            silence is skipped. The option needs ``timestamps="word"``.
-        clip_timestamps: read only these parts: pairs of (start, end) in seconds, or starts and ends in turn; a last
-            start without end reaches to the end of the audio.
-        max_initial_timestamp: the first timestamp of a window is not later, in seconds. ``None``: as the checkpoint
-            says.
-        suppress_tokens: tokens that are never sampled, instead of the checkpoint's. Special tokens that no text has are
-            never sampled in any case.
-        prepend_punctuations: marks that are part of the word after them.
-        append_punctuations: marks that are part of the word before them.
-        voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is. A `VoiceActivity` of
-            the caller: as ``"skip"``, with this detector in place of Silero.
-        encoder_context: ``"full"``: silence fills a window that is shorter than the model's, 30 s; ``"trimmed"``: two
-            seconds of it, which takes less time. If the text is not good, the window is read again in full.
-        parallel: cut the audio where nobody speaks and read the pieces at the same time. No piece gets the text before
-            it.
-        language_detection_segments: the language is detected in up to so many windows, until it is certain.
-        language_detection_threshold: a language with this probability is certain.
-        multilingual: detect the language of every window anew.
-        strict: refuse audio that breaks off. By default the audio is transcribed up to the break, and
+        compression_ratio_threshold: a text with a higher compression ratio repeats itself, so the next temperature is
+            tried. ``None``: off.
+        logprob_threshold: a text with a lower average log-probability is improbable, so the next temperature is tried.
+            ``None``: off.
+        no_speech_threshold: a window is silent if its probability of no speech is higher than this and its text is
+            improbable or empty. ``None``: off.
+        hallucination_silence_threshold: leave out words that probably nobody spoke, if the silence around them is
+            longer than this, in seconds. The silence is skipped. The option needs ``timestamps="word"``.
+        clip_timestamps: read only these parts of the audio: starts and ends in seconds, in turn or as pairs; a last
+            start without an end reaches to the end of the audio.
+        max_initial_timestamp: the latest time at which a window's first segment may begin, in seconds. ``None``: as the
+            checkpoint says.
+        suppress_tokens: the ids of the tokens that are never sampled, in place of the checkpoint's list. Special tokens
+            that no text has are never sampled in any case.
+        prepend_punctuations: the punctuation marks that belong to the word after them.
+        append_punctuations: the punctuation marks that belong to the word before them.
+        voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is read. A
+            `VoiceActivity` of the caller: as ``"skip"``, with this detector in place of Silero.
+        encoder_context: ``"full"``: silence fills a short window up to the model's 30 s; ``"trimmed"``: two seconds of
+            silence are added to it, which takes less time. If the text is not good, the window is read again in full.
+        parallel: cut the audio where nobody speaks and read the pieces at the same time. No piece gets the text
+            before it.
+        language_detection_segments: the most windows in which the language is detected, until it is certain.
+        language_detection_threshold: a language with this probability or more is certain.
+        multilingual: detect the language of each window.
+        strict: refuse audio that is damaged or cut short. By default the audio is transcribed up to the break, and
             `Transcript.warnings` says so.
         seed: the seed of sampling above temperature 0; each further temperature takes the next seed. ``None``: a fresh
             seed.
@@ -255,12 +257,14 @@ class TranscribeOptions:
         if self.hallucination_silence_threshold is not None and self.timestamps != "word":
             raise InvalidRequest(
                 f"hallucination_silence_threshold={self.hallucination_silence_threshold:g} with "
-                f"timestamps={self.timestamps!r}; allowed: timestamps='word', whose times it needs"
+                f"timestamps={self.timestamps!r}; allowed: timestamps='word', since it needs the times of words"
             )
         if self.parallel and self.voice_activity == "off":
-            raise InvalidRequest("voice_activity='off' with parallel=True; allowed: 'skip', which finds where to cut")
+            raise InvalidRequest(
+                "voice_activity='off' with parallel=True; allowed: voice_activity='skip', which finds the places to cut"
+            )
         if self.prefix is not None and self.parallel:
-            raise InvalidRequest("prefix with parallel=True; allowed: without it, which has no first window to begin")
+            raise InvalidRequest("prefix with parallel=True, which has no first window; leave one of them out")
 
 
 OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(TranscribeOptions)}

@@ -150,7 +150,7 @@ def test_a_dash_reads_standard_input(engine: PaperEngine, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("absent.wav", "absent.wav: no such file; check the spelling and the folder"),
+        ("absent.wav", "absent.wav: there is no such file; check the name and the folder"),
         ("closed", "standard input: it is closed; pipe audio in, or redirect it from a file (< FILE)\n"),
         ("unreadable", "standard input: it cannot be read ([Errno 9] Bad file descriptor); pipe audio in"),
     ],
@@ -266,7 +266,7 @@ def test_without_standard_output_nothing_is_loaded(
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", None)
             assert run(words, engine) == 1
-        assert capsys.readouterr().err.startswith("triolet: standard output is closed; send it somewhere")
+        assert capsys.readouterr().err.startswith("triolet: standard output is closed; redirect it")
     assert not engine.models
 
 

@@ -211,7 +211,10 @@ def test_a_schema_becomes_a_structure(tmp_path: Path) -> None:
         (PaperEngine(opening=CheckpointError("no checkpoint there")), "no checkpoint there"),
         (PaperEngine(opening=InvalidRequest("no such device")), "no such device"),
         (PaperEngine(RequestTooLarge("too long a prompt")), "too long a prompt"),
-        (PaperEngine("a", converses=False), "--system, but paper has no chat template; write it into the prompt"),
+        (
+            PaperEngine("a", converses=False),
+            "--system is given, but paper has no chat template; write the message into the prompt",
+        ),
     ],
 )
 def test_what_the_engine_refuses_is_one_line(

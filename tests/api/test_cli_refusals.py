@@ -52,15 +52,15 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         yield f"{command} --threads -1", 2, "--threads=-1; allowed:"
         yield f"{command} --nonsense", 2, "No such option"
         yield f"{command} --dtype int4", 2, "'int4' is not one of"
-        yield f"{command} --trace -", 2, "--trace -, but standard output is for the results; give a file"
+        yield f"{command} --trace -", 2, "--trace - is not allowed: standard output is for the results"
         yield f"{command} --trace absent/t.json", 1, "absent/t.json: the trace cannot be written (No such file or dir"
-    yield f"{T} --trace b.wav", 1, "b.wav: this file is there, and is no trace; give the trace another name"
+    yield f"{T} --trace b.wav", 1, "b.wav: this file exists and is not a trace; give the trace another name"
     yield f"{T} --trace .", 1, ".: the trace cannot be written (Is a directory)"
     yield "sing a.wav", 2, "No such command 'sing'"
     yield "completion tcsh", 2, "'tcsh' is not one of 'bash', 'zsh', 'fish'"
     yield "trace", 2, "Missing argument 'EVENTS'"
-    yield "trace absent.jsonl", 1, "absent.jsonl: no such file; check the spelling"
-    yield "trace none -o a.wav", 1, "a.wav: this file is there, and is no trace"
+    yield "trace absent.jsonl", 1, "absent.jsonl: there is no such file; check the name"
+    yield "trace none -o a.wav", 1, "a.wav: this file exists and is not a trace"
 
     # models
     for command in ("transcribe a.wav --model {}", "generate {} hi", "embed {} hi"):
@@ -71,7 +71,11 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     yield "embed a.gguf hi", 1, "a.gguf is a file in GGUF, the format of llama.cpp; allowed: checkpoints in transf"
     yield "transcribe a.wav --model ct2", 1, "ct2 holds a model of CTranslate2, as faster-whisper has it; allowed:"
     yield "transcribe a.wav --model llama", 1, "llama (llama) cannot transcribe; allowed: Whisper models."
-    yield "transcribe a.wav", 2, "no --model: give the folder or the hub id of a Whisper checkpoint"  # none by default
+    yield (
+        "transcribe a.wav",
+        2,
+        "--model is missing; give the folder or the hub id of a Whisper checkpoint",
+    )  # none by default
 
     # transcribe
     yield "transcribe", 2, "Missing argument 'FILES...'"
@@ -82,32 +86,36 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "--beam-size 0": "--beam-size=0; allowed: an integer, 1 to 64",
         "--temperature-increment-on-fallback 0": "--temperature-increment-on-fallback=0.0; allowed: a number of",
         "--temperature x": "'x'; allowed: numbers separated by commas",
-        "--patience x": "'x'; allowed: one number, or None",
+        "--patience x": "'x'; allowed: one number or None",
         "--suppress-tokens=-1,5": "--suppress-tokens=(-1, 5); allowed: a list of token ids",
-        "--hallucination-silence-threshold 2": "allowed: --timestamps='word', whose times it needs",
+        "--hallucination-silence-threshold 2": "allowed: --timestamps='word', since it needs",
         "--timestamps none --word-timestamps": "--timestamps=none with --word-timestamps=True",
-        "--clip-timestamps 5,1": "--clip-timestamps='5,1'; allowed: seconds, rising",
+        "--clip-timestamps 5,1": "--clip-timestamps='5,1'; allowed: rising times in seconds",
         "--max-line-width 20 -f srt": "--max-line-width needs words with their times; give --word-timestamps",
         "--word-timestamps --max-line-width 0": "--max-line-width=0; allowed: an integer",
-        "--format all": "--format all writes several files; give their folder: --output-dir DIR",
-        "--format srt b.wav": "--format srt of 2 files cannot follow each other; give --output-dir DIR",
+        "--format all": "--format all writes several files; give a folder for them: --output-dir DIR",
+        "--format srt b.wav": "2 outputs of --format srt cannot be written one after the other; give --output-dir DIR",
         "--language klingon": "'klingon' is no language that Whisper knows",
         "--language germna": "did you mean german",
         "--hotwords Asa": "--hotwords Asa is not supported: write the words into --initial-prompt",
-        "--compute_type int16": "--compute-type int16 is not supported: weights are computed with as they are",
+        "--compute_type int16": "--compute-type int16 is not supported: the model computes in the types of --dtype",
         "--word_timestamps=maybe": "--word-timestamps=maybe; allowed: --word-timestamps or --no-word-timestamps",
-        "- -": "- is given 2 times; standard input can be read once",
-        "y/a.wav -o out -f srt": "a.wav and y/a.wav would both be written to out/a.srt; rename one",
-        "a.wav -o out -f srt": "a.wav and a.wav would both be written to out/a.srt; rename one",
+        "- -": "- is given 2 times; standard input can be read only once",
+        "y/a.wav -o out -f srt": "the outputs of a.wav and y/a.wav would both be written to out/a.srt; rename one",
+        "a.wav -o out -f srt": "the outputs of a.wav and a.wav would both be written to out/a.srt; rename one",
         "a.srt -o . -f srt": "would both be written to",
     }.items():
         yield f"{T} {words}", 2, told
     yield "transcribe a.srt --model m -o . -f srt", 2, "a.srt would be overwritten by its own transcript"
     yield f"{T} -o a.gguf/out", 1, "a.gguf/out: this folder cannot be made (Not a directory)"
-    yield "transcribe absent.wav x --model m", 1, "absent.wav: no such file; check the spelling and the folder"
+    yield "transcribe absent.wav x --model m", 1, "absent.wav: there is no such file; check the name and the folder"
     yield "transcribe absent.wav x --model m", 1, "triolet: x: it is a folder; give the files in it (x/*)"
-    yield "transcribe absent://a --model m", 1, "absent://a: no such file; addresses are not fetched: download it first"
-    yield "transcribe '' --model m", 1, "'': an empty file name; look at the quotes, and whether the variable"
+    yield (
+        "transcribe absent://a --model m",
+        1,
+        "absent://a: there is no such file, and addresses are not fetched; download",
+    )
+    yield "transcribe '' --model m", 1, "'': the name of the file is empty; check the quotes, and that the variable"
 
     # generate and embed
     for words, told in {
@@ -115,24 +123,28 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "--max-tokens 0": "--max-tokens=0; allowed: an integer, 1 to",
         "--top-p 2": "--top-p=2.0; allowed: a number, more than 0, up to 1",
         "--speculate -1": "Speculation.tokens=-1; allowed: an integer, 1 to 64",
-        "--raw --system x": "--system with --raw; write it into the prompt",
-        "--system \udcff": "--system is no UTF-8 text",
-        "--image - --audio -": "but --image - and --audio - would come from it",
+        "--raw --system x": "--system with --raw: a raw prompt has no system message",
+        "--system \udcff": "--system is not UTF-8 text",
+        "--image - --audio -": "--image - and --audio - would all be read from standard input",
     }.items():
         yield f"{G} {words}", 2, told
-    yield "generate m ''", 2, "the prompt is empty; write one, or give --image or --audio"
-    yield "generate m \udcff", 2, "PROMPT is no UTF-8 text (character 0); convert it first"
-    yield "generate m --image -", 2, "but the prompt (not given as an argument) and --image - would come from it"
-    yield "generate m - --image -", 2, "but the prompt and --image - would come from it"
+    yield "generate m ''", 2, "the prompt is empty; give a text, or --image or --audio"
+    yield "generate m \udcff", 2, "PROMPT is not UTF-8 text (at character 0); convert it first"
+    yield (
+        "generate m --image -",
+        2,
+        "the prompt (not given as an argument) and --image - would all be read from standard input",
+    )
+    yield "generate m - --image -", 2, "the prompt and --image - would all be read from standard input"
     for words, told in {
-        "--image absent.png": "absent.png: no such file; check the spelling and the folder",
+        "--image absent.png": "absent.png: there is no such file; check the name and the folder",
         "--image .": ".: it is a folder; give the files in it",
         "--image a.gguf": "is not an image that can be read (no format that is known); allowed: PNG,",
-        "--json-schema absent.json": "absent.json: no such file",
+        "--json-schema absent.json": "absent.json: there is no such file",
         "--json-schema -": "-: it cannot be read (No such file or directory)",
-        "--json-schema no.json": "no.json: it is no JSON (Extra data",
-        "--json-schema none": "none: it is no JSON (Expecting value",
-        "--json-schema deep.json": "deep.json: it is nested too deeply to be read; a JSON schema can refer to itself",
+        "--json-schema no.json": "no.json: it is not JSON (Extra data",
+        "--json-schema none": "none: it is not JSON (Expecting value",
+        "--json-schema deep.json": "deep.json: it is nested too deeply to be read; let the schema refer",
         "--json-schema endless.json": "endless.json: the structure (json_schema) cannot be followed: Pointer '/absent'",
         "--image - < latin": "standard input: 3 bytes is not an image that can be read",
         "--image - < none": "standard input: it is empty; pipe an image in",
@@ -141,13 +153,17 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     }.items():
         yield f"{G} {words}", 1, told
     yield "generate m < lines", 2, "the prompt is empty"
-    yield "generate m < latin", 1, "standard input: byte 2 is no UTF-8 text; images and audio are given with --image"
+    yield "generate m < latin", 1, "standard input: it is not UTF-8 text (at byte 2); give images and audio with"
     yield "generate m <&-", 1, "standard input: it is closed; pipe a prompt in, or redirect it from a file (< FILE)"
-    yield "generate m < tty", 2, "no PROMPT: give it as an argument"  # it would look like a model that takes long
+    yield (
+        "generate m < tty",
+        2,
+        "PROMPT is missing; give it as an argument",
+    )  # it would look like a model that takes long
     yield f"{E} --pooling sum", 2, "'sum' is not one of 'mean', 'cls', 'last'"
-    yield "embed m < latin", 1, "standard input: byte 2 is no UTF-8 text; embed reads texts alone"
-    yield "embed m < lines", 2, "standard input has no text; one a line is wanted"
-    yield "embed m < tty", 2, "no TEXT: give texts as arguments"
+    yield "embed m < latin", 1, "standard input: it is not UTF-8 text (at byte 2); embed reads only text"
+    yield "embed m < lines", 2, "standard input has no text; give one text a line"
+    yield "embed m < tty", 2, "TEXT is missing; give texts as arguments"
 
 
 @pytest.mark.parametrize(("line", "status", "told"), list(refusals()))

@@ -150,7 +150,7 @@ def test_a_log_may_come_from_standard_input(
 
 @pytest.mark.parametrize(
     ("events", "cut", "told"),
-    [(9, 3, "triolet: warning: the last line is cut off, and left out\n"), (8, 1, ""), (0, 0, "")],
+    [(9, 3, "triolet: warning: the last line is cut short and is left out\n"), (8, 1, ""), (0, 0, "")],
 )
 def test_an_empty_log_gives_an_empty_trace_and_a_line_that_was_cut_off_is_left_out_with_a_warning(
     events: int, cut: int, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -166,12 +166,12 @@ def test_an_empty_log_gives_an_empty_trace_and_a_line_that_was_cut_off_is_left_o
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("nonsense\n", "line 10: 'nonsense' is no JSON (Expecting value"),
+        ("nonsense\n", "line 10: 'nonsense' is not JSON (Expecting value"),
         (
             line_of(e.RequestQueued("r", time=-1.0)) + "\n",
-            "line 10 is earlier than the one before it: the events of",
+            "line 10 is earlier than the line before it: the log has events of",
         ),
-        ("\xff\n", "it is no UTF-8 text; the trace has what is before it"),
+        ("\xff\n", "it is not UTF-8 text; the trace has only"),
     ],
 )
 def test_what_is_no_event_ends_the_trace_and_is_told(
@@ -184,7 +184,7 @@ def test_what_is_no_event_ends_the_trace_and_is_told(
     check_format(written("t.json"))
     err = capsys.readouterr().err
     assert err.startswith(f"triolet: {path}: {told}")
-    assert err.endswith("the trace has what is before it\n")
+    assert err.endswith("the trace has only the events before this\n")
 
 
 def test_events_that_cannot_be_read_on_end_the_trace_and_are_told(
@@ -199,8 +199,8 @@ def test_events_that_cannot_be_read_on_end_the_trace_and_are_told(
     monkeypatch.setattr(sys, "stdin", Torn(line_of(TRACE[0]) + "\n"))
     assert run(["trace", "-", "-o", "t.json"]) == 1
     assert written("t.json") == timeline_of(TRACE[:1])
-    told = "triolet: standard input: it cannot be read (Input/output error); the trace has what is before it\n"
-    assert capsys.readouterr().err == told
+    told = "triolet: standard input: it cannot be read (Input/output error); the trace has only the events before"
+    assert capsys.readouterr().err == f"{told} this\n"
 
 
 def test_a_reader_that_goes_away_ends_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

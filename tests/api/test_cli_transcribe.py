@@ -161,7 +161,7 @@ def test_the_spelling_of_whisper_and_whisper_ctranslate2_is_understood(theirs: s
 def test_what_makes_no_sense_here_is_ignored_with_a_warning_or_refused_with_a_sentence(name: str) -> None:
     flag = FOREIGN[name]
     if flag.is_ignored:
-        warning = f"{name} whatever changes nothing: {flag.otherwise}"
+        warning = f"{name} whatever has no effect: {flag.otherwise}"
         assert translated([name, "whatever"], transcribe.params) == ([], [warning])
     else:
         with pytest.raises(click.UsageError, match=f"{name} whatever is not supported: {re.escape(flag.otherwise)}"):
@@ -182,8 +182,8 @@ def test_a_script_for_whisper_runs_as_it_is(
     assert run(["transcribe", *script.split()], engine) == 0
     assert capsys.readouterr() == (
         "",
-        "triolet: warning: --model-dir models changes nothing: checkpoints lie in the cache of the hub; set "
-        "HF_HUB_CACHE in the environment to have it elsewhere\n",
+        "triolet: warning: --model-dir models has no effect: checkpoints are in the cache of the hub; set "
+        "HF_HUB_CACHE in the environment to move it\n",
     )
     assert sorted(os.listdir(folder / "out")) == ["a.json", "a.srt", "a.tsv", "a.txt", "a.vtt"]
     ((_, options),) = engine.asked

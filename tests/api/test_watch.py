@@ -234,7 +234,7 @@ async def test_it_is_drawn_eight_times_a_second_and_taken_away_at_the_end(autoju
 @pytest.mark.parametrize(
     ("command", "refusal"),
     [
-        (["transcribe", "--model", "m", "absent.wav"], "absent.wav: no such file"),
+        (["transcribe", "--model", "m", "absent.wav"], "absent.wav: there is no such file"),
         (["generate", "m", "hi"], "reads audio; give --audio="),
         (["embed", "m", "hi"], "vectors come from embedding models"),
     ],
@@ -245,7 +245,9 @@ def test_without_a_terminal_there_is_nothing_to_watch_and_it_goes_on(
     """As far as a device of paper goes: it has no file and reads nothing but audio, and the command says so."""
     assert run([*command, "--watch"], lambda _, config: sim_engine(SimExecutor(SimModel()), config=config)) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "triolet: --watch: standard error is no terminal, there is nothing to watch with; going on without"
+    assert first.startswith(
+        "triolet: --watch needs a terminal on standard error, and there is none; the command goes on"
+    )
     assert refusal in second
 
 

@@ -284,22 +284,22 @@ def test_an_event_is_read_from_its_line_as_it_was(event: e.Event) -> None:
 @settings(max_examples=100)
 @given(st.text(max_size=20) | st.lists(st.none() | st.integers(), max_size=3).map(json.dumps))
 def test_a_line_that_is_no_event_is_told(line: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"allowed: what triolet\.EventLog writes"):
+    with pytest.raises(InvalidRequest, match=r"allowed: lines that triolet\.EventLog writes"):
         event_of(line)
 
 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("", "'' is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ('{"event": "Nonsense"}', "is no event of this version"),
-        ('{"event": ["RequestQueued"]}', "is no event of this version"),
-        ('{"event": "RequestQueued"}', "the RequestQueued lacks request_id, or has another kind of value there"),
-        ('{"event": "RequestQueued", "request_id": 5}', "lacks request_id, or has another kind"),
-        ('{"event": "RequestQueued", "request_id": "r", "more": 1}', "lacks more, or has another kind"),
-        ('{"event": "RequestQueued", "request_id": "r", "time": Infinity}', "lacks time, or has another kind"),
-        ('{"event": "StepEnded", "step_id": true, "ok": 1}', "lacks step_id, ok, or has another kind"),
+        ("", "'' is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ('{"event": "Nonsense"}', "is not an event of this version"),
+        ('{"event": ["RequestQueued"]}', "is not an event of this version"),
+        ('{"event": "RequestQueued"}', "the event RequestQueued lacks request_id, or has a wrong type of value there"),
+        ('{"event": "RequestQueued", "request_id": 5}', "lacks request_id, or has a wrong type"),
+        ('{"event": "RequestQueued", "request_id": "r", "more": 1}', "lacks more, or has a wrong type"),
+        ('{"event": "RequestQueued", "request_id": "r", "time": Infinity}', "lacks time, or has a wrong type"),
+        ('{"event": "StepEnded", "step_id": true, "ok": 1}', "lacks step_id, ok, or has a wrong type"),
     ],
 )
 def test_what_is_wrong_in_a_line_is_told(line: str, told: str) -> None:
@@ -309,7 +309,9 @@ def test_what_is_wrong_in_a_line_is_told(line: str, told: str) -> None:
 
 def test_a_log_of_two_engines_is_told_by_its_line() -> None:
     trace = [e.RequestQueued("r", time=5.0), e.RequestQueued("s"), e.RequestQueued("t", time=4.0)]
-    with pytest.raises(InvalidRequest, match="line 3 is earlier than the one before it: the events of more than one"):
+    with pytest.raises(
+        InvalidRequest, match="line 3 is earlier than the line before it: the log has events of several"
+    ):
         list(read_events(map(line_of, trace)))
 
 

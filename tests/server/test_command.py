@@ -59,9 +59,9 @@ def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
         (["demo", "--memory-budget", "0"], "--memory-budget=0"),
         (["demo", "--drain-seconds", "-1"], "--drain-seconds=-1"),
         (["demo", "--host", "0.0.0.0"], "no API key is set"),
-        ([], "no model; name one"),
+        ([], "no model is given; give one"),
         (["--model", "speech"], "--model 'speech'; allowed: NAME=MODEL"),
-        (["demo", "--memory-budget", "much"], "is no size"),
+        (["demo", "--memory-budget", "much"], "is not a size"),
         (["demo", "--certfile", __file__], "certfile and keyfile go together"),
     ],
 )
@@ -79,12 +79,12 @@ def test_a_key_that_no_client_can_send_is_refused_by_its_place(tmp_path: Path, m
     keys.write_bytes(b"# mine\n  good  \nschl\xfcssel\n")
     told = CliRunner().invoke(serve, ["demo", "--api-key-file", str(keys)])
     assert told.exit_code == 2
-    assert f"the key of --api-key-file {keys}, line 3, {UNSENDABLE}" in _plain(told.output)
+    assert f"the key in --api-key-file {keys} (line 3) {UNSENDABLE}" in _plain(told.output)
     told = CliRunner().invoke(serve, ["demo", "--api-key", "good", "--api-key", "schlüssel"])
-    assert f"the key of --api-key number 2 {UNSENDABLE}" in _plain(told.output)
+    assert f"the key in --api-key (number 2) {UNSENDABLE}" in _plain(told.output)
     monkeypatch.setenv(KEY_VARIABLE, "good, my key")
     told = CliRunner().invoke(serve, ["demo"])
-    assert f"the key of TRIOLET_API_KEY, number 2, {UNSENDABLE}" in _plain(told.output)
+    assert f"the key in TRIOLET_API_KEY (number 2) {UNSENDABLE}" in _plain(told.output)
     assert "my key" not in told.output
 
 

@@ -26,14 +26,14 @@ def test_a_number_of_replicas_is_one_or_the_least_and_the_most(word: Any, found:
 
 @pytest.mark.parametrize("word", ["", "two", "-2", "2-", "2-8-9", "2.5", "2..8"])
 def test_what_is_no_number_of_replicas_is_refused(word: str) -> None:
-    with pytest.raises(click.BadParameter, match="is no number of replicas; write 2, or 2-8"):
+    with pytest.raises(click.BadParameter, match="is not a number of replicas; allowed: a number such as 2"):
         Replicas().convert(word, None, None)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        *((["demo", name, "0"], f"{name} without --cluster; allowed: both") for name in FLAGS),
+        *((["demo", name, "0"], f"{name} without --cluster; add --cluster") for name in FLAGS),
         (["demo", "--encoders", "1", "--replicas", "2"], "--replicas and --encoders without --cluster"),
         (["demo", "--cluster", "--memory-budget", "1G"], "--memory-budget is for models in this process"),
         (["demo", "--cluster", "--encoders", "-1"], "-1 is not in the range"),
