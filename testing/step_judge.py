@@ -12,15 +12,16 @@ from typing import Any, NoReturn
 
 from attrs import define, field
 
+from triolet_kit import schedulers as kit
+from triolet_kit.findings import Promise
+from triolet_kit.paged_device import BALANCE, PagedDevice
+from triolet_kit.scheduler_play import FREE_FOLLOWS, TERMINAL, describe_step
+
 from ..actors.worker import Call, Job
 from ..core.config import EngineConfig
 from ..core.errors import InvariantViolation
 from ..core.plan import Chunk, SampledToken, SequenceStart, StepPlan, StepResult
 from ..core.request import EncoderItem
-from .kit import schedulers as kit
-from .kit.findings import Promise
-from .kit.paged_device import BALANCE, PagedDevice
-from .kit.scheduler_play import FREE_FOLLOWS, TERMINAL, describe_step
 from .sim import SimWorker
 from .sim_model import SimModel
 
