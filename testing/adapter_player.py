@@ -1,4 +1,4 @@
-"""The player of an adapter, which drives an `Executor` as the engine does and keeps every sequence's sampled tokens."""
+"""The player of an adapter. It drives an `Executor` as the engine does, and keeps every sequence's sampled tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PlayedSequence:
 
 @define(eq=False)
 class Player:
-    """A player of the planner's part, for one open adapter."""
+    """A player of the planner's part for one open adapter."""
 
     adapter: Executor
     description: ModelDescription

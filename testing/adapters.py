@@ -1,4 +1,5 @@
-"""The checker of model adapters. It plays the planner of an `Executor` and compares its tokens with each other.
+"""The checker of model adapters. It plays the planner of an `Executor`, and compares the tokens of several plays with
+each other.
 
 ::
 
@@ -21,7 +22,7 @@ A broken promise is an `InvariantViolation` with the promise's name:
 - **free gives back**: each free gives the bytes of its output back. A freed key can be encoded again and gives the same
   tokens. Ended work leaves no bytes behind, for any owner. Freeing an absent key is an `AssertionError` (not checked
   under ``python -O``).
-- **instances apart**: two open adapters do not change each other, and one goes on when the other is closed.
+- **instances apart**: two open adapters do not affect each other, and one goes on when the other is closed.
 - **closed is empty**: after `Executor.close`, which may be called twice, an adapter holds zero bytes.
 - **asleep is empty**: after `Executor.sleep` an adapter holds zero bytes, or its parked weights and no more than when
   it was opened. A sleeping adapter may be reset, woken and closed; any other call is an `AssertionError`, and so is a
@@ -117,7 +118,9 @@ class _Check:
                 self.compare(player.decode(self.items, chunk=chunk), f"fed in pieces of {chunk}")
 
     def compare(self, sampled: list[tuple[SampledToken, ...]], how: str, *, first: int = 0) -> None:
-        """Compares ``sampled``, which begins with item ``first``, with what the items sample alone."""
+        """Compares ``sampled``, the tokens of the items from ``first`` on, with the tokens that each item samples
+        alone.
+        """
         for item, true, got in zip(self.items[first:], self.truth[first:], sampled, strict=False):
             tokens, true_tokens = [one.token_id for one in got], [one.token_id for one in true]
             if tokens != true_tokens:
@@ -417,9 +420,9 @@ def check_model_adapter(
 
     Raises:
         InvariantViolation: a promise is broken; its cause is the adapter's error, if there was one.
-        ValueError: there are too few payloads, the number of prompts is another, or the model is too small for all at
-            once.
-        Exception: the adapter raised this error with a single item, so it does not work at all.
+        ValueError: there are too few payloads, the numbers of prompts and payloads differ, or the model is too small
+            for all at once.
+        Exception: the adapter raised this error with a single item.
     """
     if len(payloads) < LEAST_PAYLOADS:
         raise ValueError(f"{len(payloads)} payloads; allowed: {LEAST_PAYLOADS} or more")

@@ -192,8 +192,9 @@ class Chaos:
 
 @frozen
 class Outcome:
-    """The outcome of one run. ``broken`` names a hang, a violation, wrong tokens or another error; ``None``: the run
-    was good."""
+    """The outcome of one run. ``broken`` names a hang, a violation, wrong tokens or another error; ``None``: no promise
+    was broken.
+    """
 
     seed: int
     faults: int

@@ -1,7 +1,7 @@
 """Tiny random checkpoints of every family that the engine reads. They are made in a moment, so that tests need no
 download.
 
-Each has two layers and a vocabulary of bytes. The weights are so large that the sampled tokens differ; else a
+Each has two layers and a vocabulary of bytes. The weights are so large that the sampled tokens differ. Otherwise a
 comparison with transformers' tokens would show little. Sizes and settings are the smallest that have every part of the
 real model.
 """
@@ -84,8 +84,9 @@ def _text(family: str, folder: Path, seed: int) -> None:
 
 
 def _qwen_vision(name: str, vision: Mapping[str, Any], folder: Path, seed: int) -> None:
-    """Writes a checkpoint for images of at least 16 pixels a side. Layers of its encoder see the whole image, except
-    that the first one of Qwen2.5-VL sees windows."""
+    """Writes a checkpoint for images of at least 16 pixels a side. Each layer of the encoder sees the whole image,
+    except that the first layer of Qwen2.5-VL sees windows.
+    """
     import transformers
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 

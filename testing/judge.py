@@ -23,7 +23,7 @@ from .run import Run
 
 
 def judge_interrupt(interrupt: BaseException) -> None:
-    """Checks that nothing but the ^C went wrong, as its missing notes show."""
+    """Checks that only the ^C went wrong. The error has no notes then."""
     inside = interrupt.exceptions if isinstance(interrupt, BaseExceptionGroup) else (interrupt,)
     notes = [note for error in (interrupt, *inside) for note in getattr(error, "__notes__", ())]
     assert not notes, f"more than the ^C went wrong: {notes}"

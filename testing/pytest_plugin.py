@@ -9,7 +9,8 @@
                 await service.ask("hello")
             await service.ask("hello")
 
-pytest finds the plugin by itself. It imports nothing of Triolet and changes nothing before a test has one of its marks.
+pytest finds the plugin by itself. The plugin imports nothing of Triolet and changes nothing before a test has one of
+its marks.
 """
 
 from __future__ import annotations
@@ -101,8 +102,9 @@ def triolet_make_engine(request: pytest.FixtureRequest, triolet_model: SimModel,
 
 @pytest.fixture
 def triolet_client(request: pytest.FixtureRequest, triolet_model: SimModel, triolet_config: EngineConfig) -> Given:
-    """A function for ``async with client():``. The block is one client, which may leave at any time; then its requests
-    must end."""
+    """A function for ``async with client():``. The block is one client, which may leave at any time. After it has left,
+    its requests must end.
+    """
     del triolet_model, triolet_config
     return _given(request, Given("triolet_client", lambda service: service.client))
 
@@ -234,7 +236,7 @@ def _read_case(text: str) -> Case:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Keeps engines from logging within the block, since they would log each injected fault."""
+    """Keeps engines from logging within the block. They would log each injected fault."""
     log = logging.getLogger("triolet")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -255,7 +257,7 @@ def _told(report: ProgramReport, test: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Quotes a text for a shell, in double quotes if these are enough, since Python's own quotes are single."""
+    """Quotes a text for a shell, in double quotes if possible, since Python's own quotes are single."""
     return shlex.quote(text) if set(text) & set('"$`!\\') or text == shlex.quote(text) else f'"{text}"'
 
 

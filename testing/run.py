@@ -163,7 +163,7 @@ class Run:
             assert self.executor.is_asleep is asleep, f"{'sleep' if asleep else 'wake'}() returned, and it did not"
 
     async def _order(self, asleep: bool) -> None:
-        """Puts the engine to sleep, or wakes it. Only a fault may refuse this, and only once."""
+        """Puts the engine to sleep, or wakes it. The engine may refuse only because of the fault, and only once."""
         order, fault = self.engine.wake, FaultKind.WAKE_FAILS
         refusal: type[EngineError] = EngineAsleep
         if asleep:
@@ -237,7 +237,7 @@ class Run:
         assert got == [true], f"{client} finished with the answers {got}, not {true}"
 
     async def _stalls(self) -> bool:
-        """Returns whether a client that has read a delta stops reading. A fault may raise here."""
+        """Returns whether a client that has read a delta stops reading. Raises an error if that is the fault."""
         if self.injector.happens(FaultKind.CLIENT_RAISES):
             raise Injected("in a client")
         if self.injector.happens(FaultKind.STALL):
@@ -246,8 +246,9 @@ class Run:
         return False
 
     def _stream(self, client: Client) -> AbstractAsyncContextManager[Deltas | DeltaStream]:
-        """Opens a stream. Requests with images are made here, since `Engine.stream` would use a thread, which no
-        schedule controls."""
+        """Opens a stream. A request with images is made here, since `Engine.stream` would make it in a thread, which no
+        schedule controls.
+        """
         if self.scenario.model.kind is not Kind.ENCODER_DECODER:
             return self.engine.inside.follow(self._request(client), trio.current_time(), wait=True)
         return self.engine.stream(

@@ -1,5 +1,5 @@
 """The sweep of a program that embeds an engine. The engine's own actors run over a simulated device, which may fail.
-The sweep checks what must hold of the engine whatever the program does.
+The sweep checks the promises that the engine keeps whatever the program does.
 
 `service_subject` makes a `triolet.testing.trio_tools.Subject` of a program that takes a `SimulatedService`.
 """
@@ -43,7 +43,7 @@ ENGINE_PROMISES = {
 
 
 class LastingFault(enum.Enum):
-    """Faults that last. The engine retries a call that failed once, so only lasting faults reach the callers."""
+    """The faults that last. The engine retries a call that failed once, so only lasting faults reach the callers."""
 
     ENCODES_FAIL = "each encode raises from then on"
     STEPS_FAIL = "each step raises from then on"
@@ -65,7 +65,7 @@ _FOREIGN = ("triolet ", "sim worker")
 
 @define(eq=False)
 class _DeviceInjector(Injector):
-    """An injector for the fault of one run, if this is a fault of the device."""
+    """An injector for the fault of one run, if it is a fault of the device."""
 
     _calls: int = 0
 
@@ -96,7 +96,7 @@ class _Simulated:
 
     @property
     def books(self) -> EngineStatistics | None:
-        """The engine's statistics; ``None``: its block was never entered, or an actor of it has failed."""
+        """The engine's statistics; ``None``: its block was never entered, or one of its actors has failed."""
         failed = any(isinstance(event, events.ActorFailed) for event in self.trace)
         return None if failed else books_of(self.engine, self.trace)
 
@@ -148,7 +148,8 @@ class SimulatedService:
 
     async def _look_for_orphans(self, why: str) -> None:
         """Waits until no task can go on, and notes the requests that nobody can wait for. If clients have come
-        meanwhile, the check is repeated when they leave."""
+        meanwhile, they repeat the check when they leave.
+        """
         await trio.testing.wait_all_tasks_blocked()
         if self._clients:
             return
@@ -198,8 +199,8 @@ def service_subject(
 ) -> Subject:
     """Returns a subject for `triolet.testing.trio_tools.sweep_program`: a program that embeds an engine.
 
-    After a fault of the device, any error but an `InvariantViolation` may leave the program, and assertions of the
-    program may fail. The program decides how to handle the fault.
+    The program decides how to handle a fault of the device. So after such a fault any error but an `InvariantViolation`
+    may leave the program, a failed assertion included.
 
     Args:
         program: called anew for every run, with its `SimulatedService`.

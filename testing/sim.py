@@ -71,7 +71,7 @@ DeviceFault = Callable[[Job, DeviceArgument], BaseException | None]
 class SimExecutor:
     """A simulated `triolet.core.executor.Executor`. ``fault`` is called before each call and may return an error.
 
-    A misuse raises an error, as on a real device. It is recorded in ``misuses`` too, since the engine may take the
+    A misuse raises an error, as on a real device. It is also recorded in ``misuses``, since the engine may take the
     error for a fault of the device and try again.
     """
 

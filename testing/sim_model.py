@@ -39,9 +39,10 @@ class SimTokenizer:
 
 @frozen(kw_only=True)
 class SimPreparer:
-    """A preparer of prompts with images. An image is a number here (for a real image, the red of its first pixel).
+    """A preparer of prompts with images. An image is a number here (of a real image, the red value of its first pixel).
     Image n has ``1 + n % 4`` embeddings, each as large as an embedding of the model. `IMAGE` stands for each image in
-    the prompt."""
+    the prompt.
+    """
 
     model: SimModel
     media: frozenset[str] = frozenset({"image"})
@@ -118,8 +119,9 @@ class SimPreparer:
 
 @frozen(kw_only=True)
 class SimModel:
-    """The sizes of a simulated model. A model that is no encoder-decoder reads images. A model that pools feeds prompts
-    whole."""
+    """The sizes of a simulated model. A model that is not an encoder-decoder reads images. A model that pools is fed
+    whole prompts.
+    """
 
     vocabulary_size: int = 64
     max_positions: int = 64
@@ -235,8 +237,9 @@ def expected_alignment(prompt_token_ids: Sequence[int], key: str, alignment: Ali
 
 
 def aligned_tokens(fingerprints: Sequence[int], alignment: Alignment) -> AlignedTokens:
-    """Makes times and log-probabilities from ``fingerprints``. These are the fingerprints of the aligned tokens, and of
-    the token before them."""
+    """Makes times and log-probabilities from ``fingerprints``: those of the aligned tokens, and of the token before
+    them.
+    """
     return AlignedTokens(
         frames=tuple(sorted(one % alignment.frames for one in fingerprints)),
         logprobs=tuple(-(one % 1000) / 100 for one in fingerprints[:-1]),

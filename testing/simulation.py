@@ -55,7 +55,8 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
         InvariantViolation: a promise is broken; the note says how to repeat the run.
         AssertionError: a client got a wrong token, or the simulated device was misused (a page freed too early, say).
         Deadlock: all tasks wait for ever.
-        ValueError: the fault is impossible: its kind is counted under another name, or its step is below 1.
+        ValueError: the fault is impossible: there is no such task, its kind is counted by occasions of another name, or
+            its step is below 1.
         RuntimeError: the fault is a ^C, and this process ignores or handles ^C otherwise.
     """
     schedule = schedule or Uniform()

@@ -1,7 +1,7 @@
 """The kit for schedulers, applied to Triolet's own engine. `JudgedWorker` reports to a `StepJudge` when a step is
 dispatched, and when a step, an encoding or a free has run. The judge keeps the kit's device of fingerprints beside the
-simulated device, and notices more: pages that are given to another sequence while a step in flight uses them, and which
-sequence has spoiled a wrong page.
+simulated device. It notices more than the simulated one: pages that are given to another sequence while a step in
+flight uses them, and the sequence that has spoiled a page.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StepJudge:
     # -- what the worker tells ---------------------------------------------------------------------------------------
 
     def dispatched(self, plan: StepPlan) -> None:
-        """Judges a step that the runner was told to run."""
+        """Judges a step that was sent to the runner."""
         if self.violation is None:
             self._keep(self._judge_plan, plan)
         self._flights[plan.step_id] = {page: part.sequence_id for part in plan.chunks for page in part.page_table}
@@ -125,8 +125,9 @@ class StepJudge:
     # -- a step that has run -----------------------------------------------------------------------------------------
 
     def _step_ended(self, plan: StepPlan, result: object) -> None:
-        """Judges a step after the device has run it. A step that was not run, or failed for another reason than a
-        misuse, is not judged, since its sequences start anew under other ids."""
+        """Judges a step after the device has run it. A step that was not run, or that failed for another reason than a
+        misuse, is not judged, since its sequences start anew under other ids.
+        """
         if not isinstance(result, StepResult | AssertionError):
             return
         for sequence_id in plan.ended:
@@ -157,7 +158,7 @@ class StepJudge:
             self._device.read_pages(_told(part))
 
     def _is_search(self, part: Chunk) -> bool:
-        """Returns whether the chunk feeds the beams of a search, which share pages in another way."""
+        """Returns whether the chunk feeds the beams of a search. Beams share pages in another way."""
         start = self._start(part)
         return start.sampling.beam_size > 1 and not start.reads_only and part.start >= start.prompt_length
 
@@ -182,7 +183,9 @@ class StepJudge:
         self._salts[name] = salt
 
     def _smear(self, part: Chunk) -> None:
-        """Marks the positions that draft tokens and beams write as unknown, since they are nobody's prefix."""
+        """Marks the positions that draft tokens and beams write as unknown, since they belong to no sequence's
+        prefix.
+        """
         size, stop = self.model.page_size, part.start + part.length
         if self._is_search(part):
             for page in part.page_table[self._start(part).prompt_length // size :]:

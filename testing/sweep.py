@@ -31,7 +31,7 @@ from .trio_tools.schedules import Batches, Pct, Schedule, Uniform
 
 @frozen
 class Failure:
-    """A run in which a promise was broken: the line of Python that repeats the run, and the error."""
+    """A run that broke a promise: the line of Python that repeats the run, and the error."""
 
     again: str
     error: str
@@ -93,7 +93,8 @@ def sweep_scenario(
 
 def _places(kind: FaultKind, steps: Mapping[str, int]) -> Iterator[tuple[str, Iterable[int]]]:
     """Yields the tasks, or the occasions, at which faults of ``kind`` may happen, each with the numbers of the steps.
-    Without ``steps`` there are none. Occasions are counted without end, since the last one is not known before."""
+    Occasions are numbered without end, since the last one is not known in advance.
+    """
     if kind not in OCCASIONS:
         yield from ((task, range(1, count + 1)) for task, count in steps.items())
     elif steps:
@@ -158,8 +159,9 @@ def sweep_all(
 
 
 def begin_worker(log_level: int) -> None:
-    """Prepares a worker. It handles ^C, even if the shell had ^C ignored, and logs at its parent's level. The objects
-    that exist already are frozen, so that the collector does not scan them."""
+    """Prepares a worker process. It handles ^C, even if the shell had ^C ignored, and logs at its parent's level. The
+    objects that exist already are frozen, so that the garbage collector does not scan them.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("triolet").setLevel(log_level)
     gc.freeze()

@@ -1,8 +1,8 @@
 """The tensors that are alive in this process. An executor's books are compared with them.
 
 On the CPU, torch keeps no count such as `torch.cuda.memory_allocated`. Python's tensor objects are counted instead. The
-collector knows each of them, even when it is off, and each leads to its storage. Tensors that only C++ holds are not
-counted.
+garbage collector knows each of them, even when it is off, and each refers to its storage. Tensors that only C++ holds
+are not counted.
 """
 
 from __future__ import annotations

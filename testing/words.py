@@ -57,8 +57,9 @@ def byte_alphabet() -> list[str]:
 
 @frozen(kw_only=True)
 class Words:
-    """A tokenizer, with its special tokens beside the bytes, and a template of the tokens that it writes around every
-    text."""
+    """A tokenizer with its special tokens beside the bytes, and the template of the tokens that it writes around every
+    text.
+    """
 
     special: tuple[str, ...]
     named: Mapping[str, str]  # "bos_token" -> "<s>"

@@ -1,5 +1,5 @@
 """The continuous batching of transformers as the subject of `examine_scheduler`: its manager, scheduler and paged
-cache, driven without its thread. The kit stands in for the model. The scheduler waits for each step, and has no
+cache, without the manager's thread. The kit stands in for the model. The scheduler waits for each step, and has no
 priorities::
 
     findings = examine_scheduler(TransformersScheduler, DECLARED)
@@ -24,7 +24,7 @@ small ones come."""
 
 
 class TransformersScheduler:
-    """An adapter of `ContinuousBatchingManager`. It takes a turn of the manager's loop in two halves."""
+    """An adapter of `ContinuousBatchingManager`. It runs each turn of the manager's loop in two halves."""
 
     def __init__(self, limits: Limits) -> None:
         sizes: dict[str, Any] = {"page_size": limits.page_size, "num_blocks": limits.pages}

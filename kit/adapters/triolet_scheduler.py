@@ -16,8 +16,9 @@ from triolet_kit.paged_device import EOS
 
 
 class TrioletScheduler:
-    """An adapter of `Planner` and `EncoderLedger`. They learn of the frees and encodings of a step when the step has
-    run."""
+    """An adapter of `Planner` and `EncoderLedger`. When a step has run, it reports the step's frees and encodings to
+    them.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.planner, self.ledger = Planner(_limits(limits)), EncoderLedger(limits.room)

@@ -1,6 +1,6 @@
 """The kit for builders of other engines. Simulated clients and a simulated device play with the engine's manager or
-scheduler, through an adapter of a few lines. Every broken promise is reported, the worst first, with its shortest
-history and a regression test. The kit is seeded, reads and writes no files, and does without Hypothesis.
+scheduler, through an adapter of a few lines. The kit reports every broken promise, the worst first, with its shortest
+history and a regression test. The kit is seeded, reads and writes no files, and does not need Hypothesis.
 """
 
 from __future__ import annotations

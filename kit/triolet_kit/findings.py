@@ -91,7 +91,9 @@ ENCODE_ONCE = Promise(
 
 
 def tupled(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Returns ``values`` as a tuple. As a converter, this function keeps the types of list arguments for mypy."""
+    """Returns ``values`` as a tuple. As a converter of a field, this function lets mypy accept a list as the
+    argument.
+    """
     return tuple(values)
 
 
@@ -115,7 +117,8 @@ class Table:
 
 class BrokenPromise(AssertionError):
     """The error of a broken ``promise``. ``what`` says how the promise is broken, and ``table`` is the history until
-    then. ``kind`` distinguishes ways to break one promise; each way is a finding of its own."""
+    then. ``kind`` distinguishes ways to break one promise. Each way is a finding of its own.
+    """
 
     def __init__(self, promise: Promise, what: str, table: Table | None = None, kind: str = "") -> None:
         self.promise, self.what, self.table, self.kind = promise, what, table or Table(), kind
@@ -140,8 +143,9 @@ def raised(error: Exception, table: Table) -> BrokenPromise:
 
 @frozen
 class Script:
-    """The form of regression tests: the imports of the file, and the call of ``play`` in each test. The call has the
-    workload between the arguments ``before`` and ``after``."""
+    """The form of regression tests: the imports of the file, and the call of ``play`` in each test. In the call, the
+    workload stands between the arguments ``before`` and ``after``.
+    """
 
     imports: str
     play: str
@@ -305,8 +309,9 @@ def examine(
 
 
 def without_some(parts: Sequence[T]) -> Iterator[tuple[T, ...]]:
-    """Yields ``parts`` without one stretch of them: first without all, then without each half, and at last without each
-    single one. This function helps to write ``simpler``."""
+    """Yields ``parts`` without some of them: first without all, then without each half, and so on to each single one.
+    This function helps to write ``simpler``.
+    """
     size = len(parts)
     while size:
         yield from ((*parts[:at], *parts[at + size :]) for at in range(0, len(parts), size))
@@ -347,8 +352,9 @@ def _shrink(
 
 def import_of(make: Callable[..., Any], subject: str | None) -> tuple[str, str]:
     """Returns the line by which a regression test imports the subject's factory, and the factory's name. ``subject`` is
-    ``module:name``; by default it is where ``make`` was defined. If it cannot be imported, the line asks the reader for
-    a name."""
+    ``module:name``; by default the place where ``make`` was defined. If it cannot be imported, the line asks the reader
+    for a name.
+    """
     named = subject or f"{make.__module__}:{getattr(make, '__qualname__', '')}"
     module, _, name = named.partition(":")
     if module != "__main__" and all(part.isidentifier() for part in (*module.split("."), name)):

@@ -110,8 +110,9 @@ class NewRequest:
 
 class SchedulerPlay:
     """A player of the clients and the device. ``settled``: the scheduler must give a page to another request only after
-    the steps that use the page are done. ``told`` is the history, a row for each event: what the clients and the device
-    do, what the scheduler does, and what is on the device then; ``None``: nobody reads the history."""
+    the steps that use the page are done. ``told`` is the history, a row for each event, with the contents of the device
+    after it; ``None``: nobody reads the history.
+    """
 
     def __init__(self, scheduler: Any, limits: Any, settled: bool = False, missed_free: str = "fault") -> None:
         check_methods(scheduler, ("add_request", "schedule", "update", "finish"), "triolet_kit.Scheduler")
@@ -236,7 +237,7 @@ class SchedulerPlay:
         return tokens[len(self.live[request_id].tokens) :]
 
     def judge_end(self, request_id: str) -> None:
-        """Judges a request that the scheduler has not ended: it must still lack tokens."""
+        """Judges a request that the scheduler has not ended: the request must still lack tokens."""
         if request_id not in self.live:
             return
         got, most = self.got(request_id), self.live[request_id].max_tokens
@@ -306,16 +307,18 @@ class SchedulerPlay:
         return self.run()
 
     def turn_until_idle(self) -> int:
-        """Takes turns until every request has ended, or none gets further. Returns how many of the last turns did
-        nothing."""
+        """Takes turns until every request has ended, or no request makes progress. Returns how many of the last turns
+        did nothing.
+        """
         idle = 0
         while self.live and idle < IDLE and self.stuck < 4 * self.total + 50:
             idle = 0 if self.turn() else idle + 1
         return idle
 
     def storm(self) -> None:
-        """Lets further clients submit small requests, no more urgent than the waiting ones, until the waiting ones have
-        ended."""
+        """Lets further clients submit small requests until the waiting ones have ended. The small requests are no more
+        urgent than those.
+        """
         victims, number = list(self.live), 0
         if not victims:
             return
@@ -341,7 +344,8 @@ class SchedulerPlay:
 
     def give_up(self, what: str) -> NoReturn:
         """Fails the run, since requests wait for ever. Looks for the cause first: pages or room were lost, or else the
-        scheduler has forgotten the requests."""
+        scheduler has forgotten the requests.
+        """
         for name in list(self.live):
             self.finish(name)
         while self.flights:
@@ -351,8 +355,9 @@ class SchedulerPlay:
         self.fail(STARVES, what)
 
     def look_for_leaks(self, before: str = "") -> None:
-        """Looks for what was not given back when no request is left, by requests for all pages and for the whole
-        room."""
+        """Looks for pages and room that were not given back when no request is left. For this, requests ask for all
+        pages and for the whole room.
+        """
         limits = self.limits
         tokens = (5,) * (limits.pages * limits.page_size)
         self.serve_alone(NewRequest(id="all pages", tokens=tokens, max_tokens=1), before)
@@ -361,7 +366,7 @@ class SchedulerPlay:
             self.serve_alone(NewRequest(id="the whole room", tokens=(9, 5), max_tokens=1, items=(whole,)), before)
 
     def serve_alone(self, request: Any, before: str) -> None:
-        """Judges a request that is alone and needs everything."""
+        """Judges a request that needs everything while there is no other."""
         if not self.is_served(request):
             what = f"a request for {request.id} waits for ever, though nobody else is left: some are lost"
             self.fail(ALWAYS_FREED, f"{what} ({before})" if before else what)
@@ -394,7 +399,7 @@ def checked(step: Any) -> Any:
 
 
 def lasting(name: str, steps: int, priority: int) -> NewRequest:
-    """Makes a request for ``steps`` tokens that no end-of-text ends earlier."""
+    """Makes a request for ``steps`` tokens, which no end-of-text ends earlier."""
     for first in range(3, 1000):
         request = NewRequest(id=name, tokens=(first,), max_tokens=steps, priority=priority)
         record = Record(request)

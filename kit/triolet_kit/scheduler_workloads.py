@@ -24,8 +24,8 @@ _PLACEHOLDER = 9  # the token at the positions of items
 
 @frozen(kw_only=True)
 class SchedulerDeclaration:
-    """The ways in which a scheduler differs. Each argument changes one check, or one thing that workloads contain, and
-    nothing else.
+    """The ways in which a scheduler differs from the kit's assumptions. Each argument changes one check, or one thing
+    that workloads contain, and nothing else.
 
     Args:
         steps_in_flight: the most steps that are planned and not answered; 1 for an engine that waits for each step.
@@ -34,9 +34,9 @@ class SchedulerDeclaration:
             arrival alone.
         fair: a request is served at last, however many others of its priority come later. ``False`` for an engine that
             admits any request that fits.
-        settled: a page is given to another request only after the steps that use the page are done. This is for an
-            engine that runs a failed step again, or in which more than steps read pages (a transfer to the host, for
-            example). Most engines need not wait, since the device runs steps in order.
+        settled: a page is given to another request only after the steps that use the page are done. Most engines need
+            not wait for that, since the device runs steps in order. An engine must wait if it runs a failed step again,
+            or if other work than steps reads pages (a transfer to the host, for example).
         missed_free: ``"harmless"`` for a runner that ignores a free of a key that it does not have.
         refuses: workloads have requests that can never fit and must be refused. The default is ``False``, since most
             engines refuse such requests before the scheduler. (`StepDeclaration` has the default ``True``: only the
@@ -56,7 +56,9 @@ class SchedulerDeclaration:
 
 @frozen(kw_only=True)
 class SchedulerWorkload:
-    """One game. At its end nobody submits any more, and every request is served."""
+    """The actions of clients, scheduler and device in one game. At its end no client submits any more, and every
+    request is served.
+    """
 
     limits: Limits
     requests: tuple[NewRequest, ...]
@@ -171,7 +173,7 @@ def simpler(workload: SchedulerWorkload) -> Iterator[SchedulerWorkload]:
 
 
 def _without_strangers(workload: SchedulerWorkload) -> SchedulerWorkload:
-    """Drops requests that no operation submits, and the leaving of their clients."""
+    """Drops requests that no operation submits, and the operations by which their clients leave."""
     operations: list[Operation] = []
     numbers: dict[int, int] = {}
     for what, number in workload.operations:

@@ -5,9 +5,9 @@
     findings = examine_scheduler(MyAdapter)  # MyAdapter(limits) has the four methods of `Scheduler`
     print(findings)
 
-The kit plays the clients, who ask, leave, and leave again. It also plays the device, which keeps a fingerprint of the
-whole prefix at every position of every page (`triolet_kit.paged_device`). The kit does not read the scheduler's
-books; it judges what the scheduler's steps would do to a device.
+The kit plays the clients, who submit requests, leave, and leave again. It also plays the device, which keeps a
+fingerprint of the whole prefix at every position of every page (`triolet_kit.paged_device`). The kit does not read the
+scheduler's books; it judges what the scheduler's steps would do to a device.
 
 ===================  ==================================================================================
 of an engine         here
@@ -70,7 +70,8 @@ class Chunk:
 @frozen(kw_only=True)
 class Step:
     """One launch of the device, which frees encoder outputs, encodes items and runs chunks, in this order. ``own`` is
-    whatever the adapter needs when `Scheduler.update` gets the step, for example the engine's plan."""
+    for the adapter, which gets it back with the step in `Scheduler.update`. For example, it is the engine's plan.
+    """
 
     chunks: tuple[Chunk, ...] = field(default=(), converter=tupled)
     encodes: tuple[str, ...] = field(default=(), converter=tupled)

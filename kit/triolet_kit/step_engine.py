@@ -10,7 +10,8 @@ from .steps import StepPlanned, Wanted
 
 class StepEngine:
     """The encoder cache of a small step engine: the readers of each output, the frees and encodings of the step that is
-    being planned, and the room that is left."""
+    being planned, and the room that is left.
+    """
 
     def __init__(self, room: int) -> None:
         self.room = self.left = room

@@ -1,9 +1,9 @@
 """The clients and the device of a step engine, and the judge of its cache manager. `triolet_kit.steps` says
 what the cache must do.
 
-The device runs the steps in their order, and in each step first the frees, then the encodings, then the reads. So the
-contents of the device after a step are known as soon as the step is planned, except for encodings that fail. Therefore
-a step is judged when it is planned.
+The device runs the steps in their order, and in each step first the frees, then the encodings, then the reads. So
+except for encodings that fail, the contents of the device after a step are known when the step is planned. It is judged
+then.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ PROMISES = (
 
 @frozen(kw_only=True)
 class StepDeclaration:
-    """The ways in which an engine differs. Each argument turns off one action of the kit or one complaint; all other
-    promises stay.
+    """The ways in which an engine differs from the kit's assumptions. Each argument turns off one action or one check
+    of the kit; all other promises stay.
 
     Args:
         closes: the cache has ``close``. False: the manager is never closed while the process lives.
         resets: the cache has ``reset``, for engines that empty the encoder cache when weights change.
         shared: requests share the entries of equal keys. False: each request has entries of its own, as in the
-            cross-attention of encoder-decoders, so that no two requests ask for one key.
+            cross-attention of encoder-decoders. No two requests ask for one key then.
         missed_free: a free of a key that is not on the device is a ``"fault"``, or ``"harmless"`` if the runner ignores
             it. Outputs that such a free fails to remove are still found.
         may_fail_after_plan: planned encodings may fail. False: a failed encoding ends the engine.
@@ -150,8 +150,9 @@ class StepGame:
         self.in_flight.append(encodes)
 
     def executed(self, failed: list[str] | tuple[str, ...] = ()) -> None:
-        """Ends the oldest planned step. A ``failed`` encoding of this step fails only if no later step has freed its
-        output."""
+        """Ends the oldest planned step. Its ``failed`` encodings fail, except those whose outputs a later step has
+        freed.
+        """
         if not self.in_flight:
             return
         encodes = self.in_flight.popleft()
@@ -165,8 +166,9 @@ class StepGame:
         self.cache.executed(lost)
 
     def release(self, request: str, key: str) -> None:
-        """Releases ``key`` for ``request``, which has read it and goes on. A later call releases again, if
-        ``declared.repeats``."""
+        """Releases ``key`` for ``request``, which has read it and goes on. If ``declared.repeats``, a later call
+        releases it again.
+        """
         hold = self.holds.get((request, key))
         if hold is None:
             if self.declared.repeats and (request, key) in self.released:
@@ -206,8 +208,8 @@ class StepGame:
         requests ask until they are served.
 
         Before each release one request asks for the whole room, and another one for the oldest output. The request for
-        the whole room must be served once nobody holds anything; while it holds, others ask for the remaining keys. At
-        last each key is requested once more, and then all keys at once.
+        the whole room must be served once no other holds anything. While it holds the room, others ask for the
+        remaining keys. At last requests ask for each key once more, and then for all keys at once.
         """
         self.run_all()
         self.sizes[EVERYTHING] = self.room
@@ -228,8 +230,9 @@ class StepGame:
         self.close()
 
     def serve(self, waiting: list[tuple[str, str]], beside: list[tuple[str, ...]] | None = None) -> None:
-        """Lets each of ``waiting`` ask in every step until it is served, and then release. The requests ``beside`` ask
-        while it holds."""
+        """Lets each of the ``waiting`` requests ask in every step until it is served, and then release. The requests
+        ``beside`` ask while it holds.
+        """
         patience = PATIENCE
         while waiting and patience:
             device, told = list(self.device), len(self.rows)
@@ -254,8 +257,9 @@ class StepGame:
             self.executed(failed)
 
     def close(self, failed: list[str] | tuple[str, ...] = ()) -> None:
-        """Ends all requests and closes the cache while planned steps run; the ``failed`` of their encodings fail. Then
-        empty steps carry the frees to the device."""
+        """Ends all requests and closes the cache while planned steps run. Their ``failed`` encodings fail. Then empty
+        steps carry the frees to the device.
+        """
         for request in self.all_there():
             self.finish(request)
         if self.declared.closes:
@@ -276,8 +280,9 @@ class StepGame:
     # -- judgement ---------------------------------------------------------------------------------------------------
 
     def judge_answer(self, hold: tuple[str, str], size: int, answer: str) -> list[tuple[str, str]]:
-        """Returns what is wrong with an answer, and the kind of each fault. The contents of the device do not matter
-        here."""
+        """Returns what is wrong with an answer, and the kind of each fault. The contents of the device are not judged
+        here.
+        """
         request, key = hold
         if answer == "later" and hold in self.holds:
             return [(f"{request} is to wait for {key}, which it holds", "waits for its own")]
@@ -321,7 +326,8 @@ class StepGame:
 
     def possible(self, wanted: list[tuple[str, ...]]) -> list[tuple[Any, ...]]:
         """Adds the sizes to ``wanted``, and drops what no request can do. A preempted request asks for nothing more in
-        this step. Only a request that holds, waits or has asked can be preempted."""
+        this step, and only a request that holds, waits or has asked can be preempted.
+        """
         calls: list[tuple[Any, ...]] = []
         gone: set[str] = set()
         for word, request, *keys in wanted:
@@ -357,7 +363,7 @@ class StepGame:
     def check_answers(
         self, asked: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str]
     ) -> None:
-        """Checks that answers and encodings agree. `judge_step` judges keys that are not on the device at all.
+        """Checks that answers and encodings agree. `judge_step` judges hits of keys that are not on the device.
 
         Raises:
             WrongAdapter: answers and encodings do not agree.
@@ -412,8 +418,9 @@ class StepGame:
         self.released = {hold for hold in self.released if hold[0] != request}
 
     def other(self, key: str) -> str:
-        """Returns the request that asks for ``key`` at the end. If requests do not share entries, it is the request
-        that owns the key."""
+        """Returns the request that asks for ``key`` at the end. If requests do not share entries, it is the owner of
+        the key.
+        """
         return LATE if self.declared.shared else key.partition(".")[0]
 
     # -- the history -------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ Operation = tuple[str, tuple[Any, ...]]
 @frozen
 class StepWorkload:
     """The actions of requests and device on a cache of ``room``. If ``hurried``, the cache is closed right after the
-    last operation, while steps are in flight; the encodings of ``late_failures`` in these steps fail."""
+    last operation, while steps are in flight. The encodings of ``late_failures`` in these steps fail.
+    """
 
     room: int
     sizes: Mapping[str, int]
@@ -33,8 +34,9 @@ _LARGE = 5_000_000_000  # units of one item that need more than 32 bits
 
 @frozen
 class _Rates:
-    """The rates of the events in one workload. They differ between workloads, so that a fault that needs one event
-    often and another one never is found sooner."""
+    """The rates of the events in one workload. They differ between workloads. So a fault that needs one event often,
+    and another one never, is found sooner.
+    """
 
     preempts: float
     tight: float  # of budgets that are tight
@@ -54,8 +56,9 @@ class _Rates:
 
 
 def draw_workload(chance: random.Random, declared: StepDeclaration) -> StepWorkload:
-    """Draws a workload of up to 20 rounds. There are one to three requests, one to three keys and a room of 1 to 4,
-    rarely more: a few that get in each other's way find faults soonest."""
+    """Draws a workload of up to 20 rounds. It has one to three requests, one to three keys and a room of 1 to 4, rarely
+    more: few requests and keys in little room get in each other's way most often.
+    """
     roll = chance.random
     keys = _KEYS[: chance.choice((1, 2, 2, 3, 3, 3, 4, 6))]
     requests = _REQUESTS[: chance.choice((1, 2, 2, 2, 3, 3, 3, 6))]
@@ -101,8 +104,9 @@ def _operations(
 def _plan(
     chance: random.Random, rates: _Rates, pairs: Sequence[tuple[str, str]], sizes: Mapping[str, int]
 ) -> Iterator[Any]:
-    """Yields up to six asks and preemptions, mostly preemptions of requests that have asked in the same step. If the
-    budget is tight, it is yielded too."""
+    """Yields up to six asks and preemptions. Most preemptions are of requests that have asked in the same step. A tight
+    budget is yielded too.
+    """
     wanted: list[tuple[str, ...]] = []
     asked: list[str] = []
     for _ in range(chance.randint(0, 6)):

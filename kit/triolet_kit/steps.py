@@ -50,9 +50,9 @@ class StepCache(Protocol):
         """Plans the next step. There is one answer for each ``ask``, in their order:
 
         - ``"hit"``: the output is there when the step reads, since an earlier step or this one encodes it.
-        - ``"encode"``: the output is there too, and this step encodes it, for this request and all that share it.
-        - ``"later"``: there is no room, or no budget. The request asks again in later steps, or ends. If nobody holds
-          anything, eight steps in a row that serve nobody and change nothing count as a wait for ever.
+        - ``"encode"``: as ``"hit"``, but this step encodes the output, for this request and all that share it.
+        - ``"later"``: there is no room, or no budget. The request asks again in later steps, or ends. If no request
+          holds anything, eight steps in a row that serve no request and change nothing count as a wait for ever.
         - ``"never"``: the output is larger than the whole room.
 
         After ``"hit"`` and ``"encode"`` the request holds the key, once, however often it asks again. ``preempt`` takes
@@ -66,12 +66,14 @@ class StepCache(Protocol):
 
     def executed(self, failed: Sequence[str]) -> None:
         """Reports that the oldest planned step has run. The encodings of ``failed`` left nothing, and all holds of
-        these keys are over: a request that still needs one asks anew."""
+        these keys are over. A request that still needs such a key asks anew.
+        """
         ...
 
     def release(self, request: str, key: str) -> None:
-        """Reports that ``request`` has read ``key`` and goes on. The call may be repeated, as a step loop does in each
-        later step."""
+        """Reports that ``request`` has read ``key`` and goes on. The call may be repeated, since some step loops
+        release what was read in every later step.
+        """
         ...
 
     def finish(self, request: str) -> None:

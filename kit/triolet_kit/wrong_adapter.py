@@ -20,7 +20,8 @@ def as_texts(value: Any, what: str) -> list[str]:
     """Returns the texts of a collection that an adapter returned, as a list.
 
     Raises:
-        WrongAdapter: ``values`` is something else, or a single text, which would be read as a list of its letters.
+        WrongAdapter: ``values`` is not a collection of texts. A single text is refused too, since it would be read as
+            its letters.
     """
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise WrongAdapter(f"{what} is {value!r}; allowed: texts in a list, tuple or set")

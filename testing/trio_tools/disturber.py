@@ -32,7 +32,8 @@ class _Block:
 @define(eq=False)
 class Disturber(StepCounter):
     """A disturber, which cancels blocks and presses ^C. Steps are counted while a block is open. The first block is the
-    whole program; the blocks within it are its parts."""
+    whole program. The blocks within it are its parts.
+    """
 
     within_parts: defaultdict[str, list[int]] = field(factory=lambda: defaultdict(list))  # steps within parts
     place: str = ""  # where the task stood at whose step the fault happened
@@ -43,7 +44,7 @@ class Disturber(StepCounter):
 
     @asynccontextmanager
     async def block(self) -> AsyncIterator[trio.CancelScope]:
-        """Opens a block that the fault may cancel, at its first checkpoint too."""
+        """Opens a block that the fault may cancel, even at the block's first checkpoint."""
         block = _Block(trio.lowlevel.current_task())
         self._blocks.append(block)
         try:

@@ -1,4 +1,4 @@
-"""The async generators that a program has begun to read and has not closed, so that their clean-up comes late."""
+"""The async generators that a program has begun to read and has not closed. Their clean-up comes late."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class OpenGenerators:
 
     @property
     def left(self) -> list[str]:
-        """The open generators that nobody reads, by name, each with its place in the source."""
+        """The open generators that no task reads, by name, each with its place in the source."""
         begun: list[Any] = [one() for one in self._begun]
         alive = [generator for generator in begun if generator is not None and not generator.ag_running]
         return self.dropped + [name for generator in alive for name in _name(generator)]
 
 
 def _name(generator: Any) -> list[str]:
-    """Returns the name of an open generator, in a list; empty if it has ended or is one of trio's own."""
+    """Returns a list with the name of an open generator; empty if it has ended or is one of trio's own."""
     frame = generator.ag_frame
     if frame is None or frame.f_globals.get("__name__", "").split(".")[0] == "trio":
         return []

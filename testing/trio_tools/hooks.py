@@ -1,6 +1,6 @@
 """The private parts of trio that deterministic simulation needs. No other file uses private parts of trio.
 
-If a release of trio has moved one, `TrioChanged` names it at the first use.
+If a release of trio has moved a part, `TrioChanged` names it at the first use.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class _OneTaskQueue(list[trio.lowlevel.Task]):
     """A replacement of trio's run queue that gives the loop one task a tick: the task that ``pick`` chooses.
 
     trio's own queue gives every runnable task its turn in every tick, so that no task ever falls behind another by two
-    steps. So many orders never happen in a test, though they happen in production. This queue is a list, the longest
-    waiting task first, since trio appends to the queue and takes its length several times a tick.
+    steps. So many orders that happen in production never happen in a test. This queue is a list, the longest waiting
+    task first, since trio appends to the queue and takes its length several times a tick.
     """
 
     __slots__ = ("_given", "_pick", "_seen")
@@ -87,9 +87,10 @@ class _OneTaskQueue(list[trio.lowlevel.Task]):
 
 
 class _AsksSeldom:
-    """A replacement of trio's I/O manager that asks the system only in ticks in which there may be an event: a task
-    waits for a file, or a thread or a signal handler has handed a call over. One task, which takes these calls, always
-    waits for a file."""
+    """A replacement of trio's I/O manager. It asks the system only in ticks in which there may be an event: a task
+    waits for a file, or a thread or a signal handler has handed a call over. The task that takes these calls always
+    waits for a file, and does not count.
+    """
 
     def __init__(self, runner: Any) -> None:
         manager = self._manager = runner.io_manager
@@ -123,8 +124,8 @@ class OneTaskPerTick(trio.abc.Instrument):
 
 def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
     """Returns a clock that jumps to the next deadline when all tasks wait. If there is no deadline, no task will ever
-    wake. Then the clock calls ``on_deadlock``, once each time, instead of spinning for ever as `trio.testing.MockClock`
-    does."""
+    wake. Then the clock calls ``on_deadlock``, once each time. `trio.testing.MockClock` would spin for ever.
+    """
     clock = trio.testing.MockClock(autojump_threshold=0)
     hidden: Any = clock
     for name in ("_autojump", "_virtual_base"):
@@ -154,7 +155,8 @@ def _deadlines() -> Any:
 @define(eq=False)
 class Alarm:
     """An alarm for the one task that waits for it. It rings at a time of trio's clock, or earlier if `ring` is called.
-    `trio.sleep_until` would need a cancel scope and an exception, which cost as much as ten steps of a task.
+    An earlier end of `trio.sleep_until` would need a cancel scope and an exception, which cost as much as ten steps of
+    a task.
 
     An alarm is registered among trio's deadlines, where it looks like a cancel scope.
     """
@@ -164,7 +166,7 @@ class Alarm:
 
     @property
     def is_waited_for(self) -> bool:
-        """True if a task waits that was not woken yet."""
+        """True if a task waits and was not woken yet."""
         return self._waiting is not None
 
     async def wait(self) -> None:
@@ -222,8 +224,9 @@ def throw_into(task: trio.lowlevel.Task, error: Exception) -> object:
 
 
 def leaves_a_nursery(task: trio.lowlevel.Task) -> bool:
-    """Returns whether ``task`` waits at the end of a nursery's block, within trio. No program can raise at this place,
-    and an error that is thrown into the task there leaves the nursery open for ever."""
+    """Returns whether ``task`` waits at the end of a nursery's block, within trio. No program can raise there. An error
+    that is thrown into the task there leaves the nursery open for ever.
+    """
     return any(frame.f_code.co_name == "_nested_child_finished" for frame, _ in task.iter_await_frames())
 
 

@@ -52,8 +52,7 @@ def told(error: BaseException) -> str:
 
 
 def without(error: BaseException, kind: type[BaseException]) -> BaseException | None:
-    """Returns what is left of an error, or of a group of errors, without errors of ``kind``; ``None``: nothing is
-    left."""
+    """Returns an error, or a group of errors, without errors of ``kind``; ``None``: nothing is left."""
     if isinstance(error, BaseExceptionGroup):
         found, rest = error.split(kind)
         return rest if found is not None else error

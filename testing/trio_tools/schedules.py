@@ -27,7 +27,8 @@ Result = TypeVar("Result")
 
 class Deadlock(AssertionError):
     """The error raised if every task waits and no deadline will wake one. The message is the tree of tasks, each with
-    its place."""
+    the line where it waits.
+    """
 
 
 class Endless(Deadlock):
@@ -121,9 +122,10 @@ class Listed(Schedule):
 
 @frozen
 class InTurn(Schedule):
-    """One task a tick, the longest waiting first, which is trio's plain order. The exceptions are in ``but``, as pairs
-    ``(n, k)``: in tick n the k-th of the runnable tasks runs, counted from 0. `shrink` shrinks a failing schedule to
-    the fewest pairs."""
+    """One task a tick, the longest waiting first, which is trio's plain order. The exceptions are pairs ``(n, k)`` in
+    ``but``: in tick n the k-th of the runnable tasks runs, counted from 0. `shrink` shrinks a failing schedule to the
+    fewest pairs.
+    """
 
     but: tuple[tuple[int, int], ...] = ()
 
@@ -191,8 +193,9 @@ def role(task: trio.lowlevel.Task) -> str:
 
 @define(eq=False)
 class _Watch:
-    """A watcher of deadlocks. At the first one the program is cancelled, so that it can clean up; at the second one the
-    watcher gives up."""
+    """A watcher of deadlocks. The first one cancels the program, so that it can clean up. At the second one the watcher
+    gives up.
+    """
 
     scope: trio.CancelScope = field(factory=trio.CancelScope)
     tree: str | None = None
@@ -254,8 +257,9 @@ def run_scheduled(
 
 @contextmanager
 def _collector_held() -> Iterator[None]:
-    """Keeps the cycle collector off within the block. Else finalizers would run at a step that depends on everything
-    that ran before."""
+    """Keeps the garbage collector off within the block. Otherwise finalizers would run at a step that depends on
+    everything that ran before.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:

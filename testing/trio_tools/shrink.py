@@ -1,5 +1,6 @@
-"""The shrinking of a failing schedule to the shortest that can be found, with the fewest departures from trio's plain
-order."""
+"""The shrinking of a failing schedule to the shortest that can be found: the one with the fewest departures from trio's
+plain order.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def _fewer(pairs: Pairs, fails: Fails) -> Pairs:
 
 
 def _lowered(pairs: Pairs, fails: Fails) -> Pairs:
-    """Lowers each choice, so that a task runs that has waited longer, if the schedule still fails."""
+    """Lowers each choice if the schedule still fails. A lower choice runs a task that has waited longer."""
     for index, (tick, choice) in enumerate(pairs):
         for smaller in range(1, choice):
             lower = (*pairs[:index], (tick, smaller), *pairs[index + 1 :])

@@ -119,9 +119,10 @@ class _Sweep:
     _any_broken: bool = False  # whether any run broke a promise, even one that is ignored
 
     def go(self) -> ProgramReport:
-        """Runs the cases. Objects that exist already are frozen meanwhile, since in a large process the collector would
-        scan them for a second in each run. Objects that the caller had frozen are not frozen any more afterwards, which
-        costs only time."""
+        """Runs the cases. Objects that exist already are frozen meanwhile, since in a large process the garbage
+        collector would scan them for a second in each run. Afterwards no object is frozen, even if the caller had
+        frozen it. That costs only time.
+        """
         gc.freeze()
         try:
             self._go()
@@ -209,18 +210,19 @@ class _Sweep:
         return trial
 
     def _worst(self, trial: Trial) -> Broken | None:
-        """Returns the worst broken promise. Others are consequences of it, or other runs find them again."""
+        """Returns the worst broken promise. The others follow from it, or other runs find them again."""
         return next((one for one in trial.broken if one.promise not in self.ignored), None)
 
     def _with_patience(self, trial: Trial) -> Trial:
-        """Runs a trial again if it was cut short, since it may just be slow. The second run has as many ticks as a
-        replay."""
+        """Runs a trial again if it was cut short, since it may just be slow. The second run may take as many ticks as a
+        replay.
+        """
         if self.most_ticks < MOST_TICKS and any(one.promise == IT_ENDS for one in trial.broken):
             return run_trial(self.subject, trial.case)
         return trial
 
     def _shrunk(self, trial: Trial, broken: Broken) -> ProgramFailure:
-        """Returns the failure as the shortest schedule found shows it."""
+        """Returns the failure with the shortest schedule found."""
         if trial.recorder is None or not trial.recorder.overtakings:
             return _failure(trial, broken)
         fault = trial.case.fault

@@ -1,5 +1,6 @@
-"""The replacement of threads, which no schedule could control. Within `in_the_loop` their work is done in the loop
-instead."""
+"""The replacement of threads, which no schedule controls. Within `in_the_loop` their work is done in the loop
+instead.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def in_the_loop() -> Iterator[None]:
 
 async def _run_sync(function: Callable[..., Result], *args: Any, **options: Any) -> Result:
     """Implements `trio.to_thread.run_sync`. If the caller may abandon the thread, it may be cancelled after the
-    function has run; then the result is lost. Other options concern only real threads and are ignored."""
+    function has run, and the result is lost. Other options concern only real threads and are ignored.
+    """
     abandons = options.get("abandon_on_cancel") or options.get("cancellable")
     await trio.lowlevel.checkpoint_if_cancelled()
     try:

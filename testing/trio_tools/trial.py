@@ -50,7 +50,8 @@ class Trial:
 
     def part(self) -> AbstractAsyncContextManager[trio.CancelScope]:
         """Returns a block that a fault can cancel alone (`TrioFault.CANCEL_PART`), as a server does when a client has
-        gone. The rest of the program goes on, and may check that it still works."""
+        gone. The rest of the program goes on, and can check that it still works.
+        """
         return self.disturber.block()
 
     @property
@@ -69,7 +70,7 @@ Program = Callable[[Trial], Awaitable[object]]
 
 @frozen(kw_only=True)
 class Subject:
-    """A program, and what is around it.
+    """A program and its surroundings.
 
     Args:
         program: called anew for every run.
@@ -139,7 +140,7 @@ def _promise_of(fault: Fault[Any] | None) -> str:
 
 
 def _judge_interrupt(trial: Trial, error: BaseException | None) -> BaseException | None:
-    """Returns what has left the program beside the ^C."""
+    """Returns the errors that have left the program beside the ^C."""
     rest = None if error is None else without(error, KeyboardInterrupt)
     if error is None or rest is error:
         trial.breaks(promises.INTERRUPT, "the program went on as if nobody had pressed ^C")
@@ -147,7 +148,7 @@ def _judge_interrupt(trial: Trial, error: BaseException | None) -> BaseException
 
 
 def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> Trial:
-    """Runs ``subject`` once. `Trial.broken` of the result has the promises that the run has broken."""
+    """Runs ``subject`` once. The result lists the promises that the run has broken in `Trial.broken`."""
     trial = Trial(case)
 
     async def main() -> None:
@@ -185,14 +186,16 @@ def run_trial(subject: Subject, case: Case, *, most_ticks: int = MOST_TICKS) -> 
 
 
 def _keep_for_ever(trial: Trial) -> None:
-    """Keeps the tasks of a run that took too many steps alive, even at the interpreter's end, since they might swallow
-    what ends them and go on."""
+    """Keeps the tasks of a run that took too many steps alive, even at the interpreter's end. If they were ended, they
+    might swallow that and go on.
+    """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(trial.disturber.tasks))
 
 
 def _collect(trial: Trial) -> None:
-    """Ends the tasks that a run has left, so that they do not end within another run. No caller may hold an error of
-    the run, since its traceback keeps frames alive."""
+    """Ends the tasks that a run has left, so that they do not end within another run. The caller must hold no error of
+    the run, since its traceback keeps frames alive.
+    """
     if trial.recorder is not None:
         trial.recorder.forget()
     collect()
