@@ -67,8 +67,9 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
 
 
 def _parse_large(kind: type[Read], whole: list[bytes]) -> Read:
-    """Parses a large body. Before and after that, free memory is given back to the system: the memory of the pieces
-    that came, and that of the parsed text."""
+    """Parses a large body. Gives free memory back to the system before and after that: the memory of the pieces that
+    came, and that of the parsed text.
+    """
     trim()
     try:
         return _parse(kind, whole)

@@ -120,7 +120,8 @@ class Exchange:
 
     async def _listen(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Reads from the client until it has gone or is too slow. Counts as started after the first part of the
-        request, which is the only one if there is no body."""
+        request. A request without a body has no further part.
+        """
         message = await self._heard()
         task_status.started()
         while message is not None:
@@ -150,7 +151,7 @@ class Exchange:
         """Returns the next part of the request, for the work.
 
         Raises:
-            RequestTooLarge: the request has more bytes than the server allows, or says so.
+            RequestTooLarge: the request has, or announces, more bytes than the server allows.
         """
         lengths = [value for name, value in self.scope["headers"] if name.lower() == b"content-length"]
         self._check_size(int(lengths[0]) if lengths and lengths[0].isdigit() else 0)
@@ -166,7 +167,7 @@ class Exchange:
     # -- what the client gets --------------------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """Sends a part of the answer. A part is sent whole or not at all, even if the work is cancelled meanwhile."""
+        """Sends a part of the answer, whole or not at all, even if the work is cancelled meanwhile."""
         most = 2 * self.settings.send_seconds + _LINGER_SECONDS  # each wait has a bound of its own: this is for bugs
         with trio.CancelScope(shield=True, deadline=trio.current_time() + most):
             if message["type"] == "http.response.start":

@@ -216,8 +216,9 @@ class _Requests(h11.Connection):
 
 
 class _Turn(EventWrapper):
-    """The event for which hypercorn waits if a client sends its next request before the present answer is complete.
-    Since nothing is read meanwhile, the event itself checks whether the client has gone."""
+    """The event for which hypercorn waits if a client sends its next request before the present answer is complete. The
+    connection is not read meanwhile, so the event itself checks whether the client has gone.
+    """
 
     def __init__(self, client: trio.socket.SocketType) -> None:
         super().__init__()

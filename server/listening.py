@@ -157,8 +157,9 @@ class Listener:
         self._shared.ends = True
 
     async def close(self) -> None:
-        """Accepts no more connections, and closes idle ones. First it waits a moment for the connections to end: some
-        are still being answered, and requests of new ones are on the way."""
+        """Accepts no more connections, and closes idle ones. First it waits a moment, since some connections are still
+        being answered, and requests of new ones are on the way.
+        """
         self._accepting.cancel()
         with trio.move_on_after(_GRACE_SECONDS):
             await self._over.wait()

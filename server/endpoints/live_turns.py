@@ -108,8 +108,9 @@ class TooMuch(Exception):
 
 @define(eq=False)
 class Backlog:
-    """The commands that wait, in order. `put` never waits: a reader that waits would not notice that the client has
-    gone."""
+    """The commands that wait, in order. `put` never waits, since a reader that waits would not notice that the client
+    has gone.
+    """
 
     _held: int = field(default=0, init=False)  # the sum of the sizes of the commands
     _give: trio.MemorySendChannel[tuple[Command, int]] = field(init=False)
@@ -148,8 +149,9 @@ class Backlog:
 
 @define(eq=False)
 class Client:
-    """The client of a session, which receives events. Only the task of `write` sends, so that the task that reads from
-    the client never waits until the client reads, too."""
+    """The client of a session, which receives events. Only the task of `write` sends. So the task that reads from the
+    client never waits for the client to read.
+    """
 
     socket: WebSocket
     name: str

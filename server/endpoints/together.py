@@ -19,8 +19,9 @@ async def streams_together(
     engine: Engine, queries: list[Query], tell: Callable[[int, Delta], Awaitable[None]]
 ) -> tuple[list[Usage], Timings | None]:
     """Streams the ``n`` answers to each of ``queries``. Each delta is passed to ``tell`` as it comes, with the index of
-    its answer: the answers to the first query have the first indexes. All answers to a query share one reading of its
-    prompt. If one answer fails, all are ended. Returns the usage of each answer, and the timings of the first one."""
+    its answer. The answers to the first query have the first indexes. All answers to a query share one reading of its
+    prompt. If one answer fails, all are ended. Returns the usage of each answer, and the timings of the first one.
+    """
     send, receive = trio.open_memory_channel[tuple[int, Delta]](0)
     asked = trio.current_time()
 

@@ -1,6 +1,6 @@
 """Live audio over a WebSocket: the events of OpenAI's realtime transcription, as clients send them.
 
-Two shapes are in use: today's shape, in which a session has ``audio.input``, and the older ``transcription_session``.
+Two shapes are in use: today's, in which a session has ``audio.input``, and the older ``transcription_session``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Session(Body):
 
 
 class OldSession(Body):
-    """A session, in the shape before."""
+    """A session, in the older shape."""
 
     input_audio_format: Literal["pcm16", "g711_ulaw", "g711_alaw"] | None = None
     input_audio_transcription: LiveModel | None = None
@@ -119,7 +119,7 @@ class Update(_ClientEvent):
 
 
 class OldUpdate(_ClientEvent):
-    """Changes the session, in the shape before."""
+    """Changes the session, in the older shape."""
 
     type: Literal["transcription_session.update"]
     session: OldSession

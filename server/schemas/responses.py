@@ -269,7 +269,7 @@ class OutputCall(Answer):
 
 
 class InputDetails(Answer):
-    """Tokens of the prompt, by kind. How many were cached is not told."""
+    """Tokens of the prompt, by kind. Cached tokens are not counted apart."""
 
     cached_tokens: int
     cache_write_tokens: int

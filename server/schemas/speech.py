@@ -120,8 +120,9 @@ class VerboseWord(Answer):
 
 
 class VerboseAnswer(Answer):
-    """The format verbose_json. ``language`` is the English name of that of the transcription, empty where nobody
-    speaks, or of the translation, which is english."""
+    """The format verbose_json. ``language`` is the English name of the text's language: in a transcription that of the
+    speech, empty if nobody speaks; in a translation english.
+    """
 
     task: Literal["transcribe", "translate"]
     language: str
@@ -144,8 +145,9 @@ class TextDelta(Answer):
 
 
 class TextDone(Answer):
-    """The last event of a stream: the whole text. It has no usage: OpenAI's counts tokens of audio, which there are
-    none of here."""
+    """The last event of a stream: the whole text. It has no usage, since OpenAI's counts tokens of audio, and there are
+    none here.
+    """
 
     type: Literal["transcript.text.done"]
     text: str

@@ -30,7 +30,7 @@ def message(kind: str, now: float, **members: Any) -> Message:
 
 
 def request_change(model: str, line: RequestLine) -> Message:
-    """The change of a request that has reached a new stage. The outcome of a request counts as a stage, too."""
+    """The change of a request that has reached a new stage. Its outcome counts as a stage, too."""
     return {
         "request": line.request_id[:LONGEST_ID],
         "model": model,
@@ -60,8 +60,7 @@ def failure_change(model: str, text: str, now: float) -> Message:
 
 
 def state_message(states: Mapping[str, Overview], began: int, now: float) -> Message:
-    """The present state of all models. ``began``, the start of the server, tells a restarted server from the one
-    before."""
+    """The present state of all models. A restarted server is recognised by ``began``, the time of its start."""
     requests = [
         request_change(model, line) | {"since": _time(line.queued_at)}
         for model, state in states.items()
