@@ -17,6 +17,7 @@ import soundfile
 import torch
 
 from triolet import demo
+from triolet.testing import make_checkpoint
 
 pytestmark = pytest.mark.real_time
 
@@ -82,6 +83,12 @@ def test_a_benchmark_ends_with_its_figures_and_its_claims(command, tmp_path, mon
     lines = iter(printed.splitlines())
     for expected in PRINTED[command]:  # in this order
         assert any(re.match(expected, line) for line in lines), f"{expected!r} is missing:\n{printed}"
+
+
+def test_drafts_answers_each_prompt_with_and_without_draft_tokens(tmp_path, monkeypatch, capfd):
+    folder = make_checkpoint("llama", tmp_path)
+    here(monkeypatch, "drafts.py", str(folder), "--rounds", "1", "--tokens", "4")
+    assert re.search(CLAIM + r"10 ordinary chats take \d.*\n" + CLAIM + "3 texts that repeat", capfd.readouterr().out)
 
 
 def in_a_process_of_its_own(name: str, arguments: list[str]) -> tuple[int, str]:
