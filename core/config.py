@@ -64,6 +64,12 @@ def _device(value: Any) -> str:
     raise Refused
 
 
+def _template(value: Any) -> str:
+    if not isinstance(value, str) or not ("{{" in value or "{%" in value):
+        raise Refused
+    return value
+
+
 def _speculation(value: Any) -> Any:
     if not isinstance(value, Speculation) and not (isinstance(value, str) and value == "auto"):
         raise Refused
@@ -102,7 +108,7 @@ class EngineConfig:
             raises `Overloaded`.
         max_step_tokens: the token budget of one step.
         max_positions: the largest number of positions of a sequence, prompt and generated tokens together; 0: as many
-            as the model has. A smaller number needs fewer pages.
+            as the model has, which are also the most that are allowed. A smaller number needs fewer pages.
         page_size: the number of positions of one self-attention KV page.
         self_kv_bytes: bytes for self-attention pages. 0: enough for ``max_running`` sequences of 1,024 positions (or of
             full length, if that is shorter), within the room for KV, but never less than one sequence of full length.
@@ -133,6 +139,8 @@ class EngineConfig:
             (`EngineAsleep`).
         prefix_caching: keep the KV of full pages after their request has ended, and share it with requests whose prompt
             begins with the same tokens, images and audio.
+        chat_template: the text of a Jinja template that turns conversations into prompts, in place of the template of
+            the checkpoint. The format of tool calls is then found in this text. ``None``: the checkpoint's own.
         speculation: propose several draft tokens and check them in one step. The generated tokens stay the same, except
             for ties that rounding decides, as in batches of other sizes. ``"auto"``: decoders on the CPU propose from
             the text itself, while one sequence runs alone. Without ``draft`` a sequence whose draft tokens are wrong
@@ -187,6 +195,11 @@ class EngineConfig:
     sleep_keeps_weights: bool = checked(True, flag())
     while_asleep: str = checked("wait", one_of("wait", "refuse"))
     prefix_caching: bool = checked(True, flag())
+    chat_template: str | None = checked(
+        None,
+        Check(_template, "the text of a Jinja template; of a file: Path(...).read_text()").or_none("the model's own"),
+        repr=False,
+    )
     speculation: Speculation | Literal["auto"] | None = checked(  # noqa: RUF009  (a field)
         "auto", Check(_speculation, "'auto' or Speculation(...)").or_none("off")
     )

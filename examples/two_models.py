@@ -15,7 +15,8 @@ import trio
 import triolet
 from triolet import EngineConfig, Engines, ModelSpec, demo
 
-SMALL = EngineConfig(max_running=8, max_positions=1024, encoder_cache_bytes=32 * 2**20)
+SPEECH = EngineConfig(max_running=8, encoder_cache_bytes=32 * 2**20)
+CHAT = EngineConfig(max_running=8, max_positions=512)
 
 
 async def answer(engines: Engines, path: Path) -> None:
@@ -30,7 +31,7 @@ async def answer(engines: Engines, path: Path) -> None:
 
 async def main(model: str, mebibytes: int, paths: list[Path]) -> None:
     """The nursery of the tasks is inside the block of the engines."""
-    models = {"speech": ModelSpec(demo.checkpoint(), config=SMALL), "chat": ModelSpec(model, config=SMALL)}
+    models = {"speech": ModelSpec(demo.checkpoint(), config=SPEECH), "chat": ModelSpec(model, config=CHAT)}
     async with Engines(models, memory_budget=mebibytes * 2**20, idle_seconds=60) as engines:
         async with trio.open_nursery() as nursery:
             for path in paths:

@@ -6,14 +6,17 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from attrs import evolve, fields_dict
 
-from ..api.command_line.pages import MODEL, Page
+from ..api.command_line.given import template_of
+from ..api.command_line.pages import MODEL, Page, in_flags
 from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
+from ..core.checks import shown
 from ..core.config import DTYPES, QUANTIZATIONS, EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
 from .cluster_options import OPTIONS, Replicas, check_options, cluster_spec
@@ -29,8 +32,8 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 _SECTIONS = {
-    "Models": ("models", "preload", "memory_budget", "idle_seconds", "tool_format"),
-    "How the models run": MODEL,
+    "Models": ("models", "preload", "memory_budget", "idle_seconds", "chat_template", "tool_format"),
+    "How the models run": ("max_positions", *MODEL),
     "Replicas on Ray": ("cluster", *OPTIONS),
     "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
     "Limits": ("max_body_bytes", "max_audio_seconds", "max_requests", "requests_per_minute", "drain_seconds"),
@@ -123,10 +126,23 @@ class _Bytes(click.ParamType[int]):
 @click.option("--certfile", type=click.Path(exists=True, dir_okay=False), help="The file of the TLS certificate, PEM.")
 @click.option("--keyfile", type=click.Path(exists=True, dir_okay=False), help="The file of the certificate's key, PEM.")
 @click.option(
+    "--chat-template",
+    multiple=True,
+    metavar="[NAME=]FILE",
+    help="A Jinja template that is used in place of the model's own. With several models: NAME=FILE.",
+)
+@click.option(
     "--tool-format",
     help="The format in which the models write tool calls, such as hermes. Default: found for each checkpoint.",
 )
 @click.option("--no-access-log", is_flag=True, help="Do not log each request.")
+@click.option(
+    "--max-model-len",
+    "max_positions",
+    multiple=True,
+    metavar="[NAME=]N",
+    help="The most tokens of a prompt and its answer together. With several models: NAME=N. Default: the model's own.",
+)
 @click.option("--threads", default=0, help="The number of CPU threads. Default: one for each usable core.")
 @click.option(
     "--dtype",
@@ -219,6 +235,27 @@ def models_of(single: str | None, named: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def by_model(flag: str, given: tuple[str, ...], models: Collection[str]) -> dict[str, str]:
+    """Returns the value that an option has for each model that it names: ``NAME=VALUE``, or ``VALUE`` if there is a
+    single model.
+
+    Raises:
+        InvalidRequest: there are several models, and none is named; or a model has two values.
+    """
+    found = dict[str, str]()
+    for one in given:
+        name, _, value = one.partition("=")
+        if name not in models:
+            if len(models) > 1:
+                allowed = f"NAME=VALUE, where NAME is one of {', '.join(models)}"
+                raise InvalidRequest(f"{flag} {shown(one)} with {len(models)} models; allowed: {allowed}")
+            name, value = next(iter(models)), one
+        if name in found:
+            raise InvalidRequest(f"{flag} is given twice for {name!r}; allowed: once for each model")
+        found[name] = value
+    return found
+
+
 def _name_of(model: str) -> str:
     """Returns the name of a model: a hub id unchanged, or the last part of the path of a folder."""
     return Path(model).resolve().name if os.path.isdir(model) else model
@@ -267,9 +304,15 @@ def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
     from ..api.engines import Engines
     from ..api.model_spec import ModelSpec
 
-    config = EngineConfig(**{name: given[name] for name in MODEL})
+    models = models_of(given["model"], given["models"])
+    own: dict[str, dict[str, Any]] = {name: {} for name in models}
+    for name, text in by_model("--max-model-len", given["max_positions"], models).items():
+        own[name]["max_positions"] = int(text) if text.isdecimal() else text  # which the configuration refuses
+    for name, text in by_model("--chat-template", given["chat_template"], models).items():
+        own[name]["chat_template"] = template_of(text)
     specs = {}
-    for name, path in models_of(given["model"], given["models"]).items():
+    for name, path in models.items():
+        config = EngineConfig(**{setting: given[setting] for setting in MODEL}, **own[name])
         if given["cluster"]:
             specs[name] = cluster_spec(_folder(path), config, given)
         else:
@@ -297,7 +340,7 @@ def _run(server: Server, *, preload: bool) -> int:
         with Listener(server.settings) as listener:
             return trio.run(main)
     except TrioletError as error:
-        complain(" ".join(str(error).split()))  # the hub uses many lines to say that it lacks a model
+        complain(in_flags(" ".join(str(error).split())))  # the hub uses many lines to say that it lacks a model
     except KeyboardInterrupt:
         return INTERRUPTED
     return FAILED

@@ -18,12 +18,12 @@ from ...core.errors import InvalidRequest
 from ...core.request import SamplingParams
 from ..outputs.results import Delta, Usage
 from .following import Following, model_options
-from .given import STDIN, check_model, checked_text, image_of, sound_of, structure_of, text_of_stdin
+from .given import STDIN, check_model, checked_text, image_of, sound_of, structure_of, template_of, text_of_stdin
 from .pages import FILE, FOLLOWING, MODEL, Page, folders
 from .terminal import OpenEngine, OutputError, WrongInput, complain, is_terminal, is_utf8, stdout, visible, write
 
 _SECTIONS = {
-    "Question": ("images", "sounds", "system", "chat"),
+    "Question": ("images", "sounds", "system", "chat", "chat_template"),
     "Text": ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "schema", "as_json", "speculate"),
     "Model": MODEL,
     "Watching": FOLLOWING,
@@ -56,6 +56,7 @@ _EXAMPLES = (
     default=None,
     help="Put the prompt into the chat template, or use it as it is. Default: --chat if there is a template.",
 )
+@click.option("--chat-template", **FILE, help="A Jinja template that is used in place of the model's own.")
 @click.option(
     "--max-tokens", type=int, metavar="N", help="The most tokens to write. Default: up to the model's last position."
 )
@@ -96,6 +97,7 @@ def generate(
     schema: str | None,
     system: str | None,
     chat: bool | None,
+    chat_template: str | None,
     as_json: bool,
     verbose: bool,
     speculate: int | None,
@@ -112,12 +114,15 @@ def generate(
         raise click.UsageError(
             "--system with --raw: a raw prompt has no system message; write it into the prompt, or leave --raw out"
         )
+    if chat_template is not None and chat is False:
+        raise click.UsageError("--chat-template with --raw: a raw prompt uses no template; leave one of the two out")
+    template = None if chat_template is None else template_of(chat_template)
     following = Following.of("generate", others)
     speculation: Speculation | Literal["auto"] | None = "auto"
     if speculate is not None:
         speculation = Speculation(tokens=speculate) if speculate else None
     # one request: pages for one sequence are enough
-    config = following.config(others, max_running=1, speculation=speculation)
+    config = following.config(others, max_running=1, speculation=speculation, chat_template=template)
     params = SamplingParams(**others, structure=None if schema is None else structure_of(schema))
     check_model(model)
     _check_one_reads_stdin(prompt, images, sounds)

@@ -90,6 +90,18 @@ def structure_of(name: str) -> Structure:
     return structure
 
 
+def template_of(given: str) -> str:
+    """The chat template ``given``: a file's text, or the template itself, in which escapes such as ``\\n`` are read as
+    vLLM's command reads them."""
+    try:
+        if "{{" in given or "{%" in given:
+            return given if "\n" in given else given.encode("latin-1", "backslashreplace").decode("unicode_escape")
+        check_readable(given)
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise WrongFile(f"--chat-template {given}: it cannot be read ({error}); a file of UTF-8 is wanted") from error
+
+
 def check_readable(name: str) -> None:
     """Raises `WrongFile` if the file ``name`` cannot be read, as `file_fault` finds out."""
     fault = file_fault(name)

@@ -79,7 +79,8 @@ def in_flags(message: str) -> str:
     message = re.sub(r"engine\.(transcribe|generate|embed)(\(\.\.\.\))?", r"triolet \1", message)
     context = click.get_current_context(silent=True)
     options = [] if context is None else [each for each in context.command.params if isinstance(each, click.Option)]
-    flags = {flag[2:].replace("-", "_"): flag for each in options for flag in each.opts if flag.startswith("--")}
+    long = [(each.name, flag) for each in options for flag in each.opts if flag.startswith("--")]
+    flags = {name: flag for own, flag in long for name in (own, flag[2:].replace("-", "_"))}
 
     def spelled(found: re.Match[str]) -> str:
         name, equals = found.groups()

@@ -42,6 +42,23 @@ def template_of(tokenizer: Any, own: str | None = None, *, tools: bool) -> str:
         return ""
 
 
+def replace_template(tokenizer: Any, template: str) -> None:
+    """Has the tokenizer render by ``template``, and forget how the text of its own template is read.
+
+    Raises:
+        InvalidRequest: ``template`` is no Jinja template that transformers can read.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        render_jinja_template(conversations=[], chat_template=template)
+    except TemplateSyntaxError as error:
+        raise InvalidRequest(
+            f"line {error.lineno} of chat_template: {error.message}; allowed: Jinja, as transformers reads it"
+        ) from error
+    tokenizer.chat_template, tokenizer.response_template = template, None
+
+
 def render(
     tokenizer: Any,
     messages: Sequence[Mapping[str, Any]],

@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from ...core.config import EngineConfig, Speculation
 from ...core.errors import InvalidRequest
 from ...core.model import Kind, ModelDescription
+from ..architectures.conversations import replace_template
 from ..architectures.crossed_checkpoint import is_crossed, read_crossed_checkpoint
 from ..architectures.text import read_text_checkpoint
 from ..checkpoints.files import resolve
@@ -59,6 +60,10 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     text = read_text_checkpoint(folder)
     if not text.causal:
         _refuse(config, text.architecture)
+    if text.kind is Kind.POOLING:
+        _refuse_template(config, text.architecture)
+    if config.chat_template is not None:
+        replace_template(text.tokenizer, config.chat_template)
     if text.quantized:
         if device.type != "cpu" or devices or config.compile:
             raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu' alone, without compile")
@@ -80,7 +85,13 @@ def _checked(blueprint: _AnyBlueprint) -> _AnyBlueprint:
     return blueprint
 
 
+def _refuse_template(config: EngineConfig, kind: str) -> None:
+    if config.chat_template is not None:
+        raise InvalidRequest(f"chat_template of {kind}, which holds no conversations; allowed: decoders. Leave it out")
+
+
 def _refuse(config: EngineConfig, kind: str) -> None:
+    _refuse_template(config, kind)
     if config.compile:
         raise InvalidRequest(f"compile=True of {kind}; allowed: decoder-only models. Use compile=False")
     if config.devices:
@@ -104,11 +115,16 @@ class Blueprints:
             InvalidRequest: as in `read_blueprint`, or the draft model has another kind or vocabulary.
         """
         main = read_blueprint(model, config)
+        if config.max_positions > main.decoder.positions:
+            raise InvalidRequest(
+                f"max_positions={config.max_positions}; allowed: up to {main.decoder.positions}, the positions of "
+                f"{main.checkpoint.architecture}, or 0 for all of them"
+            )
         name = config.speculation.draft if isinstance(config.speculation, Speculation) else None
         if name is None or not (config.decodes or isinstance(main, WhisperBlueprint)):  # others encode nothing
             return cls(main=main, draft=None)
         device = config.devices[-1] if config.devices else config.device  # the device that has the model's logits
-        own = evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0)
+        own = evolve(config, device=device, devices=(), self_kv_bytes=0, cross_kv_bytes=0, chat_template=None)
         try:
             draft = read_blueprint(name, own)
         except InvalidRequest as error:

@@ -187,7 +187,7 @@ class TextBlueprint(ModuleBlueprint):
         checkpoint = self.checkpoint
         if checkpoint.family is None:
             return TextPreparer.of(checkpoint.tokenizer)
-        return checkpoint.family.preparer(
+        preparer = checkpoint.family.preparer(
             checkpoint.folder,
             checkpoint.tokenizer,
             checkpoint.config,
@@ -195,3 +195,5 @@ class TextBlueprint(ModuleBlueprint):
             hidden=checkpoint.shape.hidden,
             dtype=self.dtype,
         )
+        given = self.config.chat_template
+        return preparer if given is None else evolve(preparer, chat_template=given)

@@ -25,8 +25,16 @@ async def show_model(request: Request) -> Response:
 
 
 def _model(server: Server, name: str) -> Model:
-    state = server.engines.statistics()[name].state
-    return Model(id=name, object="model", created=server.started, owned_by="triolet", state=state)
+    model = server.engines.statistics()[name]
+    positions = None if model.description is None else model.description.max_positions
+    return Model(
+        id=name,
+        object="model",
+        created=server.started,
+        owned_by="triolet",
+        state=model.state,
+        max_model_len=positions,
+    )
 
 
 async def metrics(request: Request) -> Response:

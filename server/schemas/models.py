@@ -11,13 +11,15 @@ from .base import Answer
 
 
 class Model(Answer):
-    """A model that is served. ``state`` says whether it is loaded; the first request loads it."""
+    """A model that is served. ``state`` says whether it is loaded; the first request loads it. ``max_model_len``: the
+    most positions of a prompt and its answer together; null until the model is loaded."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     state: ModelState
+    max_model_len: int | None
 
 
 class ModelList(Answer):

@@ -202,6 +202,17 @@ def test_a_schema_becomes_a_structure(tmp_path: Path) -> None:
     assert (structure.kind, json.loads(structure.text)) == ("json_schema", {"enum": ["kitchen", "hall"]})
 
 
+@pytest.mark.parametrize("as_file", [True, False])
+def test_a_template_is_given_as_a_file_or_as_its_text(as_file: bool, tmp_path: Path) -> None:
+    """Escapes in the text are read as in vLLM; those in a file are Jinja's own."""
+    (tmp_path / "ü.jinja").write_text("ü\n{{ x }}", encoding="utf-8")
+    engine = PaperEngine("a")
+    given = str(tmp_path / "ü.jinja") if as_file else r"ü\n{{ x }}"
+    assert run(["generate", "model", "hi", "--chat-template", given], engine) == 0
+    ((_, config),) = engine.configs
+    assert config.chat_template == "ü\n{{ x }}"
+
+
 # -- what cannot work ------------------------------------------------------------------------------------------------
 
 

@@ -124,6 +124,8 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "--top-p 2": "--top-p=2.0; allowed: a number, more than 0, up to 1",
         "--speculate -1": "Speculation.tokens=-1; allowed: an integer, 1 to 64",
         "--raw --system x": "--system with --raw: a raw prompt has no system message",
+        "--raw --chat-template x": "--chat-template with --raw: a raw prompt uses no template",
+        "--chat-template lines": "; allowed: the text of a Jinja template",
         "--system \udcff": "--system is not UTF-8 text",
         "--image - --audio -": "--image - and --audio - would all be read from standard input",
     }.items():
@@ -140,6 +142,8 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "--image absent.png": "absent.png: there is no such file; check the name and the folder",
         "--image .": ".: it is a folder; give the files in it",
         "--image a.gguf": "is not an image that can be read (no format that is known); allowed: PNG,",
+        "--chat-template absent.jinja": "absent.jinja: there is no such file",
+        "--chat-template latin": "--chat-template latin: it cannot be read ('utf-8' codec",
         "--json-schema absent.json": "absent.json: there is no such file",
         "--json-schema -": "-: it cannot be read (No such file or directory)",
         "--json-schema no.json": "no.json: it is not JSON (Extra data",

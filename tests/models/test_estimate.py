@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from triolet import EngineConfig, Speculation, demo
+from triolet import EngineConfig, InvalidRequest, Speculation, demo
 from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.executor import TorchExecutor
 from triolet.models.memory.budget import Available, Budget
@@ -71,6 +71,13 @@ def test_room_for_draws_of_many_threads_is_thought_of(tmp_path):
     settings = EngineConfig(device="cpu", threads=16, max_positions=64)
     thought, found = estimate(tmp_path, settings).by_owner["native"], held(tmp_path, settings).get("native", 0)
     assert found <= thought <= found + (4 << 20)
+
+
+@pytest.mark.parametrize("changes", [{"max_positions": 513}, {"max_positions": 10**6, "part": "encoder"}])
+def test_more_positions_than_the_model_has_are_refused_before_anything_is_loaded(folder, changes):
+    estimate(folder("qwen2_vl"), EngineConfig(max_positions=512))
+    with pytest.raises(InvalidRequest, match=r"=[0-9]+; allowed: up to 512, the positions of Qwen2VL.*, or 0 for all"):
+        estimate(folder("qwen2_vl"), EngineConfig(**changes))
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES)

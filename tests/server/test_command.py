@@ -6,13 +6,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from triolet import Engines
+from triolet import EngineConfig, Engines, ModelSpec, demo
 from triolet.api.command_line.terminal import FAILED
-from triolet.server.command import KEY_VARIABLE, _keys, _run, serve
+from triolet.server.command import KEY_VARIABLE, _keys, _run, by_model, serve
 from triolet.server.listening import CannotListen, Listener
 from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
@@ -52,6 +53,9 @@ def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
         Listener(ServerSettings(port=0, certfile=str(wrong), keyfile=str(wrong)))
 
 
+TWO = ["--model", "a=demo", "--model", "b=demo"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -63,12 +67,39 @@ def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
         (["--model", "speech"], "--model 'speech'; allowed: NAME=MODEL"),
         (["demo", "--memory-budget", "much"], "is not a size"),
         (["demo", "--certfile", __file__], "certfile and keyfile go together"),
+        (["demo", "--max-model-len", "4k"], "--max-model-len='4k'; allowed: an integer, 0 to"),
+        (["demo", "--max-model-len", "9", "--max-model-len", "demo=9"], "--max-model-len is given twice for 'demo'"),
+        ([*TWO, "--max-model-len", "9"], "--max-model-len '9' with 2 models; allowed: NAME=VALUE, where NAME is one"),
+        ([*TWO, "--chat-template", "c=x.jinja"], "--chat-template 'c=x.jinja' with 2 models; allowed: NAME=VALUE"),
     ],
 )
 def test_a_value_that_cannot_work_is_a_wrong_use(words: list[str], message: str) -> None:
     result = CliRunner().invoke(serve, words)
     assert result.exit_code == 2
     assert message in result.output
+
+
+@pytest.mark.real_time  # the port is bound before the model is loaded
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"max_positions": 449}, "--max-model-len=449; allowed: up to 448, the positions of WhisperForConditional"),
+        ({"chat_template": "{{ x }}"}, "--chat-template of Whisper, which holds no conversations; allowed: decoders"),
+    ],
+)
+def test_a_setting_that_does_not_fit_the_model_ends_the_start(
+    setting: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = ModelSpec(demo.checkpoint(), config=EngineConfig(**setting))
+    with serve.make_context("serve", ["demo"]):
+        assert _run(Server(ServerSettings(port=0), Engines({"demo": spec})), preload=True) == FAILED
+    assert capsys.readouterr().err.startswith(f"triolet: {message}")
+
+
+def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:
+    equal = str(tmp_path / "x=y.jinja")
+    assert by_model("--f", ("chat=9", "a=b=10"), {"chat": "", "a": ""}) == {"chat": "9", "a": "b=10"}
+    assert by_model("--f", (equal,), {"chat": ""}) == {"chat": equal}
 
 
 UNSENDABLE = "has a blank, or another character than visible ASCII"

@@ -1,0 +1,54 @@
+"""A chat template that the caller gives: it takes the place of the checkpoint's, for prompts and for tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from transformers import AutoTokenizer
+
+from triolet import Engine, EngineConfig, InvalidRequest, ToolFormat, demo
+from triolet.models.blueprints.estimate import estimate
+from triolet.testing import make_checkpoint
+
+from .tool_templates import HERMES
+
+CONFIG = EngineConfig(device="cpu", dtype="float32", threads=1, chat_template=HERMES)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_vl"])
+async def test_prompts_and_the_format_of_tool_calls_are_those_of_the_given_template(
+    family: str, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(make_checkpoint(family, tmp_path))
+    tokenizer.response_template = {"fields": 3}  # cannot be read: nobody may try
+    tokenizer.save_pretrained(tmp_path)
+    async with Engine(tmp_path, config=CONFIG) as engine:
+        assert engine.model.preparer is not None
+        assert engine.model.preparer.render([{"role": "user", "content": "hi"}]) == "<|user|>hi<|assistant|>"
+        assert ToolFormat.of(engine.model).name == "hermes"
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% if x %}\n{{ y }", "line 2 of chat_template: "),
+        ("{{ x }}\n\n{{ x | nothing }}", "line 3 of chat_template: No filter named 'nothing'"),
+    ],
+)
+def test_a_template_that_cannot_be_read_is_told_with_its_line(template: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        estimate(make_checkpoint("llama", tmp_path), evolve(CONFIG, chat_template=template))
+
+
+@pytest.mark.parametrize("family", ["demo", "bart", "bert"])
+def test_a_model_without_conversations_refuses_a_template(family: str, tmp_path: Path) -> None:
+    folder = demo.checkpoint() if family == "demo" else make_checkpoint(family, tmp_path)
+    with pytest.raises(InvalidRequest, match=r"chat_template of .*, which holds no conversations"):
+        estimate(folder, CONFIG)
+
+
+def test_the_name_of_a_file_is_no_template() -> None:
+    with pytest.raises(InvalidRequest, match=r"chat_template='a\.jinja'; allowed: the text of a Jinja"):
+        EngineConfig(chat_template="a.jinja")
