@@ -223,7 +223,7 @@ def test_every_endpoint_is_in_the_table_and_nothing_else() -> None:
 
 
 def members_told() -> dict[str, list[str]]:
-    table = section("## Members of requests").partition("Of OpenAI's own requests")[0]
+    table = section("## Members of requests").partition("These members of OpenAI's own requests")[0]
     return {row[0]: row[1:] for row in rows(table)}
 
 
@@ -240,7 +240,7 @@ def test_every_member_is_taken_or_not_used_as_its_schema_says(kind: str) -> None
 
 @pytest.mark.parametrize("kind", OF_OPENAI)
 def test_every_member_of_openais_request_is_taken_not_used_or_refused(kind: str) -> None:
-    table = section("## Members of requests").partition("Of OpenAI's own requests")[2]
+    table = section("## Members of requests").partition("These members of OpenAI's own requests")[2]
     refused = {row[0]: names(row[1]) for row in rows(table)}.get(kind, set())
     known = set().union(*map(names, members_told()[kind]))
     theirs = set(OF_OPENAI[kind].__annotations__)
@@ -249,7 +249,7 @@ def test_every_member_of_openais_request_is_taken_not_used_or_refused(kind: str)
 
 
 def test_every_extension_is_one() -> None:
-    table = section("## Members of requests").partition("What OpenAI's API does not have")[2]
+    table = section("## Members of requests").partition("OpenAI's API does not have these members")[2]
     told = {name for row in rows(table) for name in names(row[0])} - {"triolet.provisional", "state"}
     theirs = {name for kind in OF_OPENAI for name in OF_OPENAI[kind].__annotations__} | {"stream"}
     ours = {name for kind in OF_OPENAI for name in REQUESTS[kind].model_fields}
