@@ -25,9 +25,9 @@ def faults_of(error: ValidationError, body: object) -> dict[str, str]:
     if is_beyond_telling(error):
         return {"": f"it has {error.error_count():,} faults, too many to tell; GET /openapi.json says what fits"}
     found: dict[Place, list[str]] = {}
-    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+    for fault in error.errors(include_url=False, include_input=False):
         said = found.setdefault(_place(fault, body), [])
-        told = fault["msg"].removeprefix("Value error, ")[:_LONGEST_WORDS]
+        told = _words(fault)[:_LONGEST_WORDS]
         if told not in said:
             said.append(told)
     holders = {place[:length] for place in found for length in range(1, len(place))}
@@ -45,6 +45,12 @@ def in_words(faults: Mapping[str, str]) -> str:
     told = [f"{name[:LONGEST]}: {why}" if name else why for name, why in faults.items()]
     more = f" (and {len(told) - _MOST} more)" if len(told) > _MOST else ""
     return "; ".join(told[:_MOST]) + more
+
+
+def _words(fault: Mapping[str, Any]) -> str:
+    if fault["type"] == "union_tag_invalid":
+        return f"the type {fault['ctx']['tag']!r}; allowed: {fault['ctx']['expected_tags']}"
+    return str(fault["msg"]).removeprefix("Value error, ")
 
 
 def _place(fault: Mapping[str, Any], body: Any) -> Place:

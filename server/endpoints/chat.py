@@ -48,7 +48,7 @@ async def converse(request: Request) -> Response:
     exchange_of(request).ended(completion.timings, tokens=usage.completion_tokens)
     return answered(
         ChatAnswer(
-            id=new_id("chatcmpl"),
+            id=new_id("chatcmpl-"),
             object="chat.completion",
             created=now(),
             model=body.model,
@@ -124,7 +124,7 @@ class _Writer:
         self._readers: dict[int, CallReader | None] = {}
         self.tells_usage = bool(body.stream_options and body.stream_options.include_usage)
         self.frame = ChatChunk(
-            id=new_id("chatcmpl"), object="chat.completion.chunk", created=now(), model=body.model, choices=[]
+            id=new_id("chatcmpl-"), object="chat.completion.chunk", created=now(), model=body.model, choices=[]
         )
         if self.tells_usage:
             self.frame.usage = None  # in each event but the last

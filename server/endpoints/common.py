@@ -33,9 +33,9 @@ def engine_of(request: Request, model: str) -> AbstractAsyncContextManager[Engin
     return server_of(request).use(model)
 
 
-def new_id(kind: str) -> str:
-    """Returns a new id for an answer."""
-    return f"{kind}-{secrets.token_hex(12)}"
+def new_id(prefix: str) -> str:
+    """Returns a new id for an answer, or a part of one, with the prefix that OpenAI's ids have."""
+    return prefix + secrets.token_hex(12)
 
 
 def now() -> int:

@@ -75,7 +75,7 @@ def _choice(
 
 
 def _frame(body: CompletionRequest) -> CompletionAnswer:
-    return CompletionAnswer(id=new_id("cmpl"), object="text_completion", created=now(), model=body.model, choices=[])
+    return CompletionAnswer(id=new_id("cmpl-"), object="text_completion", created=now(), model=body.model, choices=[])
 
 
 async def _streamed(request: Request, body: CompletionRequest, events: Events) -> None:

@@ -90,7 +90,7 @@ class _Writer:
     def __attrs_post_init__(self) -> None:
         body = self._body
         self.answer = ResponseAnswer(
-            id=new_id("resp"),
+            id=new_id("resp_"),
             object="response",
             created_at=now(),
             status="in_progress",
@@ -159,7 +159,7 @@ class _Writer:
 
     def _add_text(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[ResponseEvent]:
         if not isinstance(self._open, OutputMessage):
-            item = OutputMessage(type="message", id=new_id("msg"), status="in_progress", role="assistant", content=[])
+            item = OutputMessage(type="message", id=new_id("msg_"), status="in_progress", role="assistant", content=[])
             yield from self._begin(item)
             part = OutputText(type="output_text", text="", annotations=[], logprobs=[])
             yield self._event_of(item, "content_part.added", content_index=0, part=part)
@@ -176,7 +176,7 @@ class _Writer:
         if call.id is not None:
             item = OutputCall(
                 type="function_call",
-                id=new_id("fc"),
+                id=new_id("fc_"),
                 call_id=call.id,
                 name=function.name or "",
                 arguments="",

@@ -92,7 +92,7 @@ def _ranked(body: RerankRequest, texts: Sequence[str], scores: Sequence[float], 
         )
         for index in best
     ]
-    return answered(RerankAnswer(id=new_id("rerank"), model=body.model, results=results, usage=usage))
+    return answered(RerankAnswer(id=new_id("rerank-"), model=body.model, results=results, usage=usage))
 
 
 async def rerank_by_cohere(request: Request) -> Response:
@@ -119,7 +119,7 @@ def _classified(body: ClassifyRequest, found: Sequence[dict[str, float]], usage:
         Classified(index=index, label=max(labels, key=lambda one: labels[one]), probabilities=labels)
         for index, labels in enumerate(found)
     ]
-    return answered(ClassifyAnswer(id=new_id("classify"), object="list", model=body.model, data=data, usage=usage))
+    return answered(ClassifyAnswer(id=new_id("classify-"), object="list", model=body.model, data=data, usage=usage))
 
 
 def _usage(request: Request, counts: Sequence[int]) -> PromptUsage:

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from ...core.errors import RequestTooLarge
@@ -19,6 +29,17 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 def up_to(most: int, least: int = 0) -> Any:
     """Returns the bounds of a list. Only the first wrong item is reported, since there might be a million of them."""
     return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+def only(allowed: object, why: str) -> BeforeValidator:
+    """Returns a check for a member that is ``allowed`` or null, and refused otherwise with the reason ``why``."""
+
+    def check(value: Any) -> Any:
+        if value is not None and value is not allowed:
+            raise ValueError(why)
+        return value
+
+    return BeforeValidator(check)
 
 
 def check_length(texts: str, length: int) -> None:
@@ -115,11 +136,15 @@ class SamplingBody(Ignored):
         Field(description="By token id."),
     ] = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63, description="By default a fresh one.")] = None
-    top_k: Annotated[int | None, Field(ge=0, le=2**31 - 1, description="0 is off.")] = None
+    top_k: (
+        Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 and -1 are off."), AfterValidator(partial(max, 0))]
+        | None
+    ) = None
     min_p: Annotated[float | None, Field(ge=0.0, le=1.0)] = None
     repetition_penalty: Annotated[float | None, Field(ge=0.001, le=1_000.0)] = None
     min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
     ignore_eos: bool | None = None
+    skip_special_tokens: Annotated[bool | None, Field(description="By default true, but with tools false.")] = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
     priority: Annotated[int | None, Field(ge=-100, le=100, description="The smallest runs first.")] = None
 

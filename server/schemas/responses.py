@@ -8,10 +8,13 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from . import chat
-from .base import Answer, Body, Name, SamplingBody, Text, Unread, up_to
+from .base import Answer, Body, Name, SamplingBody, Text, Unread, only, up_to
 
 _READ_BY_THE_CLIENT = "Accepted and not used: a member of answers, which clients send back."
-_NOTHING_IS_STORED = "Nothing is stored: send the whole conversation as input."
+_NOTHING_IS_STORED = "nothing is stored; leave it out, and send the whole conversation as input"
+_STAYS = "nothing is stored, so a response ends with its connection; leave it out"
+_NO_PROMPTS = "no prompts are stored; send their text as input"
+_NO_FILES = "no files are stored; send the image as image_url"
 
 
 class ReadBack(Body):
@@ -36,6 +39,7 @@ class InputImage(Body):
 
     type: Literal["input_image"]
     image_url: Annotated[str, Field(min_length=1)]
+    file_id: Annotated[None, only(None, _NO_FILES), Field(description=_NO_FILES)] = None
     detail: Annotated[Literal["auto", "low", "high"] | None, Field(description="Accepted and not used.")] = None
 
 
@@ -66,6 +70,9 @@ class InputCall(ReadBack):
     name: Name
     arguments: Text
     parsed_arguments: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
+    async_: Annotated[None, Field(description=_READ_BY_THE_CLIENT)] = None
+    caller: Annotated[None, Field(description=_READ_BY_THE_CLIENT)] = None
+    namespace: Annotated[None, Field(description=_READ_BY_THE_CLIENT)] = None
 
 
 class InputCallOutput(ReadBack):
@@ -139,10 +146,10 @@ class ResponsesRequest(SamplingBody):
     ] = None
     reasoning: Annotated[Unread, Field(description="Accepted and not used.")] = None
     truncation: Annotated[Literal["disabled"] | None, Field(description="What is too long is refused.")] = None
-    background: Annotated[Literal[False] | None, Field(description=_NOTHING_IS_STORED)] = None
-    previous_response_id: Annotated[None, Field(description=_NOTHING_IS_STORED)] = None
-    conversation: Annotated[None, Field(description=_NOTHING_IS_STORED)] = None
-    prompt: Annotated[None, Field(description="Prompts are not stored either.")] = None
+    background: Annotated[Literal[False] | None, only(False, _STAYS), Field(description=_STAYS)] = None
+    previous_response_id: Annotated[None, only(None, _NOTHING_IS_STORED), Field(description=_NOTHING_IS_STORED)] = None
+    conversation: Annotated[None, only(None, _NOTHING_IS_STORED), Field(description=_NOTHING_IS_STORED)] = None
+    prompt: Annotated[None, only(None, _NO_PROMPTS), Field(description=_NO_PROMPTS)] = None
     max_tool_calls: Annotated[Unread, Field(description="Accepted and not used: it counts tools of OpenAI's.")] = None
     prompt_cache_retention: Annotated[Unread, Field(description="Accepted and not used.")] = None
     chat_template_kwargs: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,16 +13,24 @@ from .base import Answer, Body, Name, Text, up_to
 class TokenizeRequest(Body):
     """A prompt, or a conversation with its tools."""
 
-    model: Name
+    model: Annotated[Name | None, Field(description="By default the only one that is served.")] = None
     prompt: Text | None = None
     messages: Annotated[list[chat.ChatMessage], up_to(chat.MOST_MESSAGES, 1)] | None = None
     tools: Annotated[list[chat.Tool], up_to(chat.MOST_TOOLS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Field(description="Given to the chat template.")] = None
+    add_special_tokens: Annotated[
+        bool | None, Field(description="False: the text of a prompt alone. A chat template writes its own.")
+    ] = None
+    return_token_strs: Annotated[bool | None, Field(description="The answer has each token as a text, too.")] = None
+    add_generation_prompt: Annotated[Literal[True] | None, Field(description="A turn always begins.")] = None
+    continue_final_message: Annotated[Literal[False] | None, Field(description="A turn always begins.")] = None
 
     @model_validator(mode="after")
     def _is_one(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("prompt and messages; give one of them")
+        if self.messages is not None and self.add_special_tokens:
+            raise ValueError("add_special_tokens with messages, whose template writes them; leave it out")
         return self
 
     def check_size(self) -> None:
@@ -32,7 +40,7 @@ class TokenizeRequest(Body):
     def as_chat(self) -> chat.ChatRequest:
         """Returns the request as a conversation."""
         return chat.ChatRequest(
-            model=self.model,
+            model=self.model or "",
             messages=self.messages or [],
             tools=self.tools,
             chat_template_kwargs=self.chat_template_kwargs,
@@ -45,12 +53,13 @@ class TokenizeAnswer(Answer):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(Body):
     """Tokens of a model."""
 
-    model: Name
+    model: Annotated[Name | None, Field(description="By default the only one that is served.")] = None
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(262_144)]
 
 

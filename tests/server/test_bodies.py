@@ -114,6 +114,12 @@ def test_what_is_not_used_is_not_made(value: object) -> None:
     assert message.tool_calls[0].function.parsed_arguments is None
 
 
+@pytest.mark.parametrize(("given", "kept"), [(-1, 0), (0, 0), (5, 5), (None, None)])
+def test_minus_one_is_off_for_top_k_as_in_vllm(given: int | None, kept: int | None) -> None:
+    found = ChatRequest.model_validate_json(json.dumps({**PLAIN, "top_k": given}), strict=True)
+    assert found.top_k == kept
+
+
 @pytest.mark.parametrize(
     ("kind", "members"),
     [

@@ -114,7 +114,7 @@ def test_a_call_is_an_item_and_its_output_goes_back(service, client):
     assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
     again = respond(
         client,
-        input=[*asked, *answer.output, {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}],
+        input=[*asked, call.model_dump(), {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}],
         tool_choice="none",
         **qwen,
     )
@@ -165,13 +165,18 @@ def test_log_probabilities_are_those_of_the_engine(service, client):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"background": True}, "background"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id: nothing is stored; .*send the whole conversation"),
+        ({"background": True}, "background: nothing is stored"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt: no prompts are stored"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "a"}]}]}, "file_id: no files are"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
         ({"tool_choice": "required"}, "tool_choice without tools"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "wether"}}, "not among the tools"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "computer_call"}]}, "input.0"),
+        (
+            {"input": [{"type": "item_reference", "id": "a"}]},
+            "input.0: the type 'item_reference'; allowed: 'message', ",
+        ),
         ({"extra_body": {"max_output_token": 5}}, "did you mean max_output_tokens?"),
         ({"truncation": "auto"}, "truncation"),
     ],

@@ -7,6 +7,8 @@ from importlib.metadata import version
 import httpx2
 import pytest
 
+from .served import served
+
 pytestmark = pytest.mark.real_time
 
 
@@ -35,12 +37,30 @@ def test_the_tokens_of_a_conversation_have_its_template_and_its_tools(service, h
     assert with_tools["count"] > plain["count"]
 
 
+def test_the_text_of_a_prompt_is_tokenized_alone_where_vllms_clients_want_that(http):
+    whole = http.post("/tokenize", json={"model": "llama", "prompt": "hi"}).json()
+    asked = {"model": "llama", "prompt": "hi", "add_special_tokens": False, "return_token_strs": True}
+    alone = http.post("/tokenize", json=asked).json()
+    assert whole["tokens"] == [263, *alone["tokens"]]
+    assert "token_strs" not in whole
+    assert alone["token_strs"] == ["h", "i"]
+
+
+def test_the_only_model_needs_no_name(models):
+    with served({"llama": models["llama"]}) as alone, httpx2.Client(base_url=alone.url, timeout=None) as http:
+        tokens = http.post("/tokenize", json={"prompt": "hi"}).json()["tokens"]
+        assert http.post("/detokenize", json={"tokens": tokens}).json()["prompt"].endswith("hi")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "give one of them"),
         ("/tokenize", {}, "give one of them"),
         ("/tokenize", {"prompt": "hi " * 2_000}, "allowed: up to"),
+        ("/tokenize", {"prompt": "hi " * 2_000, "add_special_tokens": False}, "allowed: up to"),
+        ("/tokenize", {"prompt": "hi", "model": None}, "model is missing; allowed: whisper, "),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}, "whose template"),
         ("/detokenize", {"tokens": [2**30]}, "token 1073741824; allowed: 0 to"),
         ("/detokenize", {"tokens": [-1]}, "tokens.0"),
     ],
