@@ -181,7 +181,9 @@ def _checked(description: ModelDescription, query: Query) -> Conversation:
 
 async def _prepare_crossed(description: ModelDescription, query: Query, reading: trio.CapacityLimiter) -> Prepared:
     if query.messages is not None or query.images:
-        raise InvalidRequest(f"{description.architecture} reads audio and a prompt; messages and images are not for it")
+        raise InvalidRequest(
+            f"messages or images, but {description.architecture} reads audio and a prompt; ask engine.transcribe(...)"
+        )
     if query.prompt is not None:
         Limit.of_prompts(description).check_length("a prompt", (query.prompt,))
         work = partial(_encoded, description, query.prompt)
@@ -199,7 +201,7 @@ def _encoded(description: ModelDescription, prompt: str, pause: Pause) -> tuple[
 
 async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
     if audio is None:
-        raise InvalidRequest(f"{description.architecture} reads audio; give audio=...")
+        raise InvalidRequest(f"no audio, but {description.architecture} reads audio; ask engine.transcribe(...)")
     load = partial(load_audio, audio, sampling_rate=description.sampling_rate)
     is_short = isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES
     samples = load() if is_short else await run_in_thread(load)

@@ -25,13 +25,13 @@ from .common import answered, engine_of, server_of
 async def tokenize(request: Request) -> Response:
     """The tokens of a prompt or a conversation, as the model would read them."""
     body = await read_json(request, TokenizeRequest)
-    body.model = _model_of(request, body.model)
+    model = _model_of(request, body.model)
     if body.messages is not None:
-        async with asked(request, body.as_chat()) as (engine, _, query):
+        async with asked(request, body.as_chat(model=model)) as (engine, _, query):
             tokens = await _read(engine, Query(**{**query, "tools": read_tools(query["tools"])}))
             return _told(engine, tokens, body)
     assert body.prompt is not None, "a body has a prompt or messages"
-    async with engine_of(request, body.model) as engine:
+    async with engine_of(request, model) as engine:
         if body.add_special_tokens is False:
             work = partial(_plain, engine.model, body.prompt)
             return _told(engine, await run_in_thread(work, limiter=server_of(request).reading), body)

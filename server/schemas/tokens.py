@@ -35,12 +35,12 @@ class TokenizeRequest(Body):
 
     def check_size(self) -> None:
         if self.messages is not None:
-            self.as_chat().check_size()
+            self.as_chat(model="unnamed").check_size()
 
-    def as_chat(self) -> chat.ChatRequest:
-        """Returns the request as a conversation."""
+    def as_chat(self, *, model: str) -> chat.ChatRequest:
+        """Returns the request as a conversation for ``model``."""
         return chat.ChatRequest(
-            model=self.model or "",
+            model=model,
             messages=self.messages or [],
             tools=self.tools,
             chat_template_kwargs=self.chat_template_kwargs,

@@ -67,6 +67,15 @@ def test_what_only_looks_like_a_path_stays(text: str) -> None:
     assert without_paths(text) == text
 
 
+def test_a_method_of_the_engine_is_told_as_an_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+    """And the log has no line more."""
+    error = InvalidRequest("ask engine.embed(...) or engine.score(...); or raise EngineConfig(max_step_tokens=5)")
+    problem = problem_of(error)
+    assert problem.message == "ask /v1/embeddings or /v1/rerank; or raise the server's max_step_tokens"
+    report("req-1", {}, error, problem, Flood(), 0.0)
+    assert not caplog.records
+
+
 def test_folders_that_are_known_are_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they are written."""
     monkeypatch.chdir(tmp_path)

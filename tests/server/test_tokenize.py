@@ -48,6 +48,7 @@ def test_the_text_of_a_prompt_is_tokenized_alone_where_vllms_clients_want_that(h
 
 def test_the_only_model_needs_no_name(models):
     with served({"llama": models["llama"]}) as alone, httpx2.Client(base_url=alone.url, timeout=None) as http:
+        assert http.post("/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()["count"] > 2
         tokens = http.post("/tokenize", json={"prompt": "hi"}).json()["tokens"]
         assert http.post("/detokenize", json={"tokens": tokens}).json()["prompt"].endswith("hi")
 
