@@ -5,11 +5,20 @@ history and a regression test. The kit is seeded, reads and writes no files, and
 
 from __future__ import annotations
 
-from .findings import BrokenPromise, Finding, Findings, Promise, Severity
+from .findings import BrokenPromise, Finding, Findings, Promise, Replay, Severity
 from .paged_device import EOS
-from .schedulers import Chunk, Item, Limits, NewRequest, Scheduler, SchedulerDeclaration, Step, examine_scheduler
-from .steps import StepCache, StepDeclaration, examine_steps
-from .wrong_adapter import WrongAdapter
+from .schedulers import (
+    Chunk,
+    Item,
+    Limits,
+    NewRequest,
+    Scheduler,
+    SchedulerDeclaration,
+    Step,
+    examine_scheduler,
+    replay_scheduler,
+)
+from .steps import StepCache, StepDeclaration, examine_steps, replay_steps
 
 __all__ = [
     "EOS",
@@ -21,13 +30,15 @@ __all__ = [
     "Limits",
     "NewRequest",
     "Promise",
+    "Replay",
     "Scheduler",
     "SchedulerDeclaration",
     "Severity",
     "Step",
     "StepCache",
     "StepDeclaration",
-    "WrongAdapter",
     "examine_scheduler",
     "examine_steps",
+    "replay_scheduler",
+    "replay_steps",
 ]

@@ -11,39 +11,47 @@ from typing import Any, NoReturn
 
 import attrs
 
-from . import SchedulerDeclaration, StepDeclaration, WrongAdapter, examine_scheduler, examine_steps
+from . import SchedulerDeclaration, StepDeclaration
+from .findings import Findings, Replay
+from .schedulers import examine_scheduler, replay_scheduler
+from .steps import examine_steps, replay_steps
 
-_PROTOCOLS: dict[str, tuple[Callable[..., Any], type[Any]]] = {
-    "step": (examine_steps, StepDeclaration),
-    "scheduler": (examine_scheduler, SchedulerDeclaration),
+_PROTOCOLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], type[Any]]] = {
+    "step": (examine_steps, replay_steps, StepDeclaration),
+    "scheduler": (examine_scheduler, replay_scheduler, SchedulerDeclaration),
 }
 _BOOLEANS = {"yes": True, "true": True, "no": False, "false": False}
 _DESCRIPTION = """Look for bugs in an engine's cache manager or scheduler, through an adapter of a few lines.
 
 FACTORY, imported from MODULE, makes an empty cache or scheduler. The kit plays the requests and the device, and prints
-every broken promise, the worst first, with its shortest history. Status 1: a promise is broken."""
+every broken promise, the worst first, with its shortest history, and how often what happened: look for zeros. Status 1:
+a promise is broken.
+"""
 _EXAMPLES = """examples:
   triolet-kit triolet_kit.step_engine:Adapter
   triolet-kit my_engine.adapter:make_cache --declare closes=no --emit-test test_found.py
-  triolet-kit my_engine.adapter:make_scheduler --protocol scheduler --workloads 100000"""
+  triolet-kit my_engine.adapter:make_cache --ignore "encode once" --ignore "frees hit: after a failure"
+  triolet-kit my_engine.adapter:make_scheduler --protocol scheduler --workloads 100000 --json
+  triolet-kit my_engine.adapter:make_scheduler --protocol scheduler --replay 1234"""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and exits with 0 (nothing found), 1 (findings, or an adapter that cannot be called) or 2 (wrong
-    usage)."""
+    """Runs the command and exits with 0 (nothing found), 1 (findings) or 2 (wrong usage)."""
     parser = _parser()
     given = parser.parse_args(arguments)
-    examine, declaration = _PROTOCOLS[given.protocol]
+    examine, replay, declaration = _PROTOCOLS[given.protocol]
     try:
         make = _factory(given.factory)
         declared = _declaration(declaration, given.declared)
+        if given.replay is not None:
+            result = replay(make, declared, number=given.replay, seed=given.seed)
+            _print(result, as_json=given.json)
+            sys.exit(0 if result.broken is None else 1)
+        options = {"seed": given.seed, "workloads": given.workloads, "ignore": given.ignore}
+        findings = examine(make, declared, subject=given.factory, **options)
     except ValueError as error:
         parser.error(str(error))
-    try:
-        findings = examine(make, declared, seed=given.seed, workloads=given.workloads, subject=given.factory)
-    except WrongAdapter as error:
-        sys.exit(f"triolet-kit: {error}")
-    sys.stdout.write(f"{findings}\n")
+    _print(findings, as_json=given.json)
     if given.emit_test is not None and findings:
         try:
             given.emit_test.write_text(findings.tests(), encoding="utf-8")
@@ -51,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             sys.exit(f"triolet-kit: {given.emit_test} cannot be written: {error}")
         sys.stderr.write(f"triolet-kit: wrote {len(findings)} regression tests into {given.emit_test}\n")
     sys.exit(1 if findings else 0)
+
+
+def _print(result: Findings | Replay, *, as_json: bool) -> None:
+    sys.stdout.write(f"{result.as_json() if as_json else result}\n")
 
 
 def _parser() -> ArgumentParser:
@@ -70,6 +82,15 @@ def _parser() -> ArgumentParser:
     )
     add("--workloads", metavar="N", type=_positive, default=1000, help="how many workloads are played (1000)")
     add("--seed", metavar="N", type=int, default=0, help="another seed plays other workloads (0)")
+    add("--replay", metavar="N", type=_positive, help="play only workload N of the seed, and show its whole history")
+    add(
+        "--ignore",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="count a finding only: PROMISE, or PROMISE: KIND, as the report names it; may be repeated",
+    )
+    add("--json", action="store_true", help="print findings, seed and statistics as JSON")
     add("--emit-test", metavar="FILE", type=Path, help="write a regression test for each finding into FILE")
     return parser
 

@@ -1,34 +1,19 @@
-"""Findings of the kit, and the search for them, for every protocol.
-
-`examine` draws one workload after the other from a seed and plays each. If `play` raises `BrokenPromise`, that is a
-finding: the workload is shrunk, and the search for other broken promises goes on with the next workload. The same seed
-gives the same findings; no file is read or written, and the clock is not read.
-
-The kit shrinks workloads itself, since it does without Hypothesis.
+"""Findings of the kit, for every protocol: the broken promise, its shortest history, and the regression test. The
+module `search` finds them.
 """
 
 from __future__ import annotations
 
 import enum
-import random
+import json
 import re
 import textwrap
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import attrs
 from attrs import field, frozen
-
-W = TypeVar("W")
-T = TypeVar("T")
-
-WORKLOADS = 1000
-"""The number of workloads that are played by default."""
-
-SHRINKS = 3000
-"""The most workloads that are played to shrink one finding."""
 
 _WIDTH = 110  # columns of a report's prose
 
@@ -36,6 +21,7 @@ _WIDTH = 110  # columns of a report's prose
 class Severity(enum.IntEnum):
     """The effect of a broken promise in production. A smaller number is a worse effect."""
 
+    MISLEADS = 0
     CORRUPTS = 1
     CRASHES = 2
     HANGS = 3
@@ -44,6 +30,7 @@ class Severity(enum.IntEnum):
 
 
 _EFFECTS = {
+    Severity.MISLEADS: "the adapter is wrong",
     Severity.CORRUPTS: "wrong output, without an error",
     Severity.CRASHES: "a crash",
     Severity.HANGS: "requests that never end",
@@ -61,6 +48,13 @@ class Promise:
     why: str
 
 
+SPEAKS = Promise(
+    "speaks the protocol",
+    Severity.MISLEADS,
+    "The kit judges what the adapter answers. While the answers are wrong, it overlooks faults of the engine, and "
+    "finds some that are none.",
+)
+"""A promise of every adapter: it has the methods of its protocol, and they answer in its form."""
 RAISES_NOTHING = Promise(
     "raises nothing",
     Severity.CRASHES,
@@ -87,7 +81,7 @@ ENCODE_ONCE = Promise(
     Severity.WASTES,
     "The encoder computes what is there already, and writes over an output that others may be reading.",
 )
-"""The four promises that both protocols have."""
+"""The promises of the encoder cache that both protocols have."""
 
 
 def tupled(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -100,7 +94,8 @@ def tupled(values: Iterable[Any]) -> tuple[Any, ...]:
 @frozen
 class Table:
     """A history as a table of steps. `str` aligns the columns, and leaves out trailing columns that are empty in every
-    row."""
+    row.
+    """
 
     columns: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = field(default=(), converter=tupled)
@@ -114,31 +109,39 @@ class Table:
             "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
         )
 
+    def values(self) -> list[dict[str, str]]:
+        """Returns the rows as values of JSON, without empty cells."""
+        return [{name: cell for name, cell in zip(self.columns, row, strict=True) if cell} for row in self.rows]
+
+
+def named(promise: Promise, kind: str) -> str:
+    """Returns the name of a way in which ``promise`` is broken."""
+    return f"{promise.name}: {kind}" if kind else promise.name
+
+
+def counted(what: str, counts: Mapping[str, int]) -> str:
+    """Returns a paragraph of ``counts``."""
+    told = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return textwrap.fill(f"{what}: {told}", _WIDTH + 2, subsequent_indent="  ")
+
 
 class BrokenPromise(AssertionError):
     """The error of a broken ``promise``. ``what`` says how the promise is broken, and ``table`` is the history until
-    then. ``kind`` distinguishes ways to break one promise. Each way is a finding of its own.
+    then. ``kind`` distinguishes the causes of one broken promise; each is a finding of its own.
     """
 
     def __init__(self, promise: Promise, what: str, table: Table | None = None, kind: str = "") -> None:
         self.promise, self.what, self.table, self.kind = promise, what, table or Table(), kind
         super().__init__(promise, what, self.table, kind)
 
+    @property
+    def name(self) -> str:
+        """The promise, and the kind if there is one, as ``ignore`` takes them."""
+        return named(self.promise, self.kind)
+
     def __str__(self) -> str:
         broken = f"{self.promise.name}: {self.what}"
         return f"{broken}\n\n{self.table}" if self.table.rows else broken
-
-
-def raised(error: Exception, table: Table) -> BrokenPromise:
-    """Makes a broken promise of an error that the subject raised. Errors of one type from one function are of one
-    kind."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return BrokenPromise(
-        RAISES_NOTHING,
-        f"{type(error).__name__}: {error} (line {frame.lineno} of {frame.name})",
-        table,
-        f"{type(error).__name__} in {frame.name}",
-    )
 
 
 @frozen
@@ -160,7 +163,8 @@ class Script:
 
 def short(value: Any) -> str:
     """Returns Python source that makes ``value``. For a class of attrs, arguments that equal their defaults are left
-    out."""
+    out.
+    """
     if not attrs.has(type(value)):
         return repr(value)
     told = [(one.name, getattr(value, one.name), one.default) for one in attrs.fields(type(value))]
@@ -186,11 +190,16 @@ class Finding:
     script: Script = field(repr=False, eq=False)
     shrunk: Any = field(repr=False, eq=False)  # the workload itself
 
+    @property
+    def name(self) -> str:
+        """The promise, and the kind if there is one, as ``ignore`` takes them."""
+        return named(self.promise, self.kind)
+
     def __str__(self) -> str:
         """Returns the finding's paragraph of the report."""
         promise = self.promise
         told = [
-            f"{promise.name} ({_EFFECTS[promise.severity]}; workload {self.number})",
+            f"{self.name} ({_EFFECTS[promise.severity]}; workload {self.number})",
             textwrap.fill(self.what, _WIDTH, initial_indent="  ", subsequent_indent="  "),
             textwrap.fill(f"Why it matters: {promise.why}", _WIDTH, initial_indent="  ", subsequent_indent="  "),
         ]
@@ -208,7 +217,8 @@ class Finding:
 
     def test_function(self, number: int = 1) -> str:
         """Returns the source of a regression test, without imports. ``number`` distinguishes several tests of one
-        promise."""
+        promise.
+        """
         words = re.findall(r"[a-z0-9]+", self.promise.name.lower())
         name = "_".join(["test", *words, *([str(number)] if number > 1 else [])])
         docstring = textwrap.fill(f"{self.what}. {self.promise.why}", _WIDTH - 4)
@@ -216,13 +226,34 @@ class Finding:
         body = textwrap.indent(f'"""{docstring}"""\n{self.script.call(self.shrunk)}', "    ")
         return f"def {name}():\n{body}\n"
 
+    def values(self) -> dict[str, Any]:
+        """Returns the finding as values of JSON."""
+        return {
+            "promise": self.promise.name,
+            "kind": self.kind,
+            "severity": self.promise.severity.name.lower(),
+            "what": self.what,
+            "why": self.promise.why,
+            "number": self.number,
+            "repeats": self.repeats,
+            "history": self.table.values(),
+            "workload": self.workload,
+            "test": self.test(),
+        }
+
 
 @frozen
 class Findings:
-    """All findings of a search through ``played`` workloads, the worst first. It is false if there are none."""
+    """All findings of a search through ``played`` workloads of ``seed``, the worst first. It is false if there are
+    none. ``statistics`` counts what happened in the workloads, and ``ignored`` the workloads that ended with a finding
+    that was to be ignored, by its name.
+    """
 
     found: tuple[Finding, ...]
     played: int
+    seed: int = 0
+    statistics: Mapping[str, int] = field(factory=dict)
+    ignored: Mapping[str, int] = field(factory=dict)
 
     def __iter__(self) -> Iterator[Finding]:
         return iter(self.found)
@@ -232,12 +263,27 @@ class Findings:
 
     def __str__(self) -> str:
         """Returns the report."""
-        if not self.found:
-            return f"no promise was broken in {self.played} workloads"
         several = "a promise is broken" if len(self) == 1 else f"{len(self)} findings"
         told = [f"{several} in {self.played} workloads, the worst first"]
+        if not self.found:
+            told = [f"no promise was broken in {self.played} workloads"]
         told += [f"{number}. {finding}" for number, finding in enumerate(self.found, 1)]
+        if self.statistics:
+            told.append(counted("what happened", self.statistics))
+        if self.ignored:
+            told.append(counted(f"ignored {sum(self.ignored.values())}", self.ignored))
         return "\n\n".join(told)
+
+    def as_json(self) -> str:
+        """Returns the findings, the seed and the statistics as JSON."""
+        values = {
+            "seed": self.seed,
+            "workloads": self.played,
+            "findings": [finding.values() for finding in self.found],
+            "ignored": dict(self.ignored),
+            "statistics": dict(self.statistics),
+        }
+        return json.dumps(values, indent=2)
 
     def raise_if_any(self) -> None:
         """Raises the worst finding, with the whole report as a note.
@@ -263,100 +309,34 @@ class Findings:
         return "\n\n".join([self.found[0].script.imports, *functions])
 
 
-def examine(
-    draw: Callable[[random.Random], W],
-    play: Callable[[W], object],
-    simpler: Callable[[W], Iterable[W]],
-    script: Script,
-    *,
-    seed: int = 0,
-    workloads: int = WORKLOADS,
-) -> Findings:
-    """Plays ``workloads`` workloads. For each way in which a promise is broken, the first workload that does so is
-    shrunk.
-
-    Args:
-        draw: makes a workload from random numbers, and from nothing else.
-        play: plays a workload on a new subject and may raise `BrokenPromise`. Any other error is a fault of the
-            protocol and ends the search (`raised` turns errors of the subject into findings).
-        simpler: returns workloads that are simpler than the given one, the boldest first; see `without_some`.
-        script: the form of the regression tests.
-        seed: equal seeds give equal workloads. Workload ``n`` depends on ``seed`` and ``n`` alone.
-        workloads: how many workloads are played.
+@frozen(kw_only=True)
+class Replay:
+    """One workload of a seed, played alone and not shrunk: its source, its history, what happened in it, and the
+    promise that it broke; ``None``: none.
     """
-    found: dict[tuple[str, str], Finding] = {}
-    for number in range(1, workloads + 1):
-        workload = draw(random.Random(f"{seed} {number}"))
-        broken = _broken(play, workload)
-        if broken is None or _identity(broken) in found:
-            continue
-        repeats = _breaks(play, workload, _identity(broken))
-        if repeats is not None:
-            workload, broken = _shrink(play, simpler, workload, repeats)
-        found[_identity(broken)] = Finding(
-            promise=broken.promise,
-            kind=broken.kind,
-            what=broken.what,
-            table=broken.table,
-            workload=short(workload),
-            number=number,
-            repeats=repeats is not None,
-            script=script,
-            shrunk=workload,
-        )
-    worst_first = sorted(found.values(), key=lambda finding: finding.promise.severity)
-    return Findings(tuple(worst_first), workloads)
 
+    number: int
+    seed: int
+    workload: str
+    table: Table
+    statistics: Mapping[str, int]
+    broken: BrokenPromise | None
 
-def without_some(parts: Sequence[T]) -> Iterator[tuple[T, ...]]:
-    """Yields ``parts`` without some of them: first without all, then without each half, and so on to each single one.
-    This function helps to write ``simpler``.
-    """
-    size = len(parts)
-    while size:
-        yield from ((*parts[:at], *parts[at + size :]) for at in range(0, len(parts), size))
-        size //= 2
+    def __str__(self) -> str:
+        """Returns the report."""
+        result = "no promise was broken" if self.broken is None else f"{self.broken.name}\n{self.broken.what}"
+        told = [f"workload {self.number} of seed {self.seed}: {result}", str(self.table), self.workload]
+        return "\n\n".join([*told, counted("what happened", self.statistics)])
 
-
-def _identity(broken: BrokenPromise) -> tuple[str, str]:
-    return broken.promise.name, broken.kind
-
-
-def _broken(play: Callable[[W], object], workload: W) -> BrokenPromise | None:
-    try:
-        play(workload)
-    except BrokenPromise as broken:
-        return broken
-    return None
-
-
-def _breaks(play: Callable[[W], object], workload: W, identity: tuple[str, str]) -> BrokenPromise | None:
-    """Returns the error if ``workload`` breaks the promise of ``identity``; ``None``: it does not."""
-    broken = _broken(play, workload)
-    return broken if broken is not None and _identity(broken) == identity else None
-
-
-def _shrink(
-    play: Callable[[W], object], simpler: Callable[[W], Iterable[W]], workload: W, broken: BrokenPromise
-) -> tuple[W, BrokenPromise]:
-    """Returns the simplest workload found that breaks the same promise in the same way, with the error."""
-    left, identity = SHRINKS, _identity(broken)
-    candidates = iter(simpler(workload))
-    while left and (candidate := next(candidates, None)) is not None:
-        left -= 1
-        again = _breaks(play, candidate, identity)
-        if again is not None:
-            workload, broken, candidates = candidate, again, iter(simpler(candidate))
-    return workload, broken
-
-
-def import_of(make: Callable[..., Any], subject: str | None) -> tuple[str, str]:
-    """Returns the line by which a regression test imports the subject's factory, and the factory's name. ``subject`` is
-    ``module:name``; by default the place where ``make`` was defined. If it cannot be imported, the line asks the reader
-    for a name.
-    """
-    named = subject or f"{make.__module__}:{getattr(make, '__qualname__', '')}"
-    module, _, name = named.partition(":")
-    if module != "__main__" and all(part.isidentifier() for part in (*module.split("."), name)):
-        return f"from {module} import {name}", name
-    return f"from my_engine import make  # what was checked, {named}, cannot be imported: name yours", "make"
+    def as_json(self) -> str:
+        """Returns the replay as JSON."""
+        broken = self.broken
+        values = {
+            "seed": self.seed,
+            "number": self.number,
+            "broken": broken and {"promise": broken.promise.name, "kind": broken.kind, "what": broken.what},
+            "history": self.table.values(),
+            "workload": self.workload,
+            "statistics": dict(self.statistics),
+        }
+        return json.dumps(values, indent=2)

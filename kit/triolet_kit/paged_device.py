@@ -62,6 +62,7 @@ class Record:
         self.sizes = {item.key: item.size for item in request.items}
         self.fingerprints: list[int] = []  # of the positions, as many as were needed so far
         self.began = -1  # the first step that ran the request
+        self.restarted = False
         self.verified = 0  # how many positions were right when the request ran last
         self.table: tuple[int, ...] = ()  # the pages of the request then
 
@@ -89,9 +90,9 @@ class PagedDevice:
         self.records: dict[str, Record] = {}
         self.writes: list[tuple[str, int, int, tuple[int, ...]]] = []  # request, first position, stop, pages
 
-    def fail(self, promise: Promise, what: str) -> NoReturn:
+    def fail(self, promise: Promise, what: str, kind: str = "") -> NoReturn:
         """Raises `BrokenPromise`."""
-        raise BrokenPromise(promise, what)
+        raise BrokenPromise(promise, what, kind=kind)
 
     def add(self, request: Any) -> None:
         """Adds a request. Steps may run the request from now on."""
@@ -105,7 +106,7 @@ class PagedDevice:
         for key in step.encodes:
             sizes = [record.sizes[key] for record in self.records.values() if key in record.sizes]
             if not sizes:
-                self.fail(BALANCE, f"a step encodes {key}, which no request has")
+                self.fail(BALANCE, f"a step encodes {key}, which no request has", "unknown output")
             self.encode(key, sizes[0])
         for chunk in step.chunks:
             self.write(chunk)
@@ -122,7 +123,7 @@ class PagedDevice:
     def free(self, key: str) -> None:
         """Drops an output."""
         if key not in self.outputs and self.missed_free == "fault":
-            self.fail(BALANCE, f"{key} is to be freed, and it is not on the device")
+            self.fail(BALANCE, f"{key} is to be freed, and it is not on the device", "a free misses")
         self.outputs.pop(key, None)
         self.freed[key] = self.steps
 
@@ -134,7 +135,7 @@ class PagedDevice:
         taken = sum(self.outputs.values())
         if taken > self.room:
             there = ", ".join(sorted(self.outputs))
-            self.fail(BALANCE, f"{there} take {taken} of {self.room} units of the room for encoder outputs")
+            self.fail(BALANCE, f"{there} take {taken} of {self.room} units of the room for encoder outputs", "room")
 
     def read_items(self, chunk: Any) -> None:
         """Reads the items of a chunk, which are the items at its positions."""
@@ -146,11 +147,14 @@ class PagedDevice:
             if not key or key in self.outputs:
                 continue
             what = f"{chunk.request} reads {key} at position {position}"
+            kind = "after a preemption" if record.restarted else ""
             if key not in self.freed:
-                self.fail(BEFORE_READY, f"{what}, and it was never encoded")
+                self.fail(BEFORE_READY, f"{what}, and it was never encoded", kind)
             if self.freed[key] >= record.began:
-                self.fail(NO_FREE_WHILE_HELD, f"{what}, and it was freed while its request ran and had yet to read it")
-            self.fail(NO_PHANTOM, f"{what}, and it was freed before {chunk.request} began, and not encoded since")
+                self.fail(
+                    NO_FREE_WHILE_HELD, f"{what}, and it was freed while its request ran and had yet to read it", kind
+                )
+            self.fail(NO_PHANTOM, f"{what}, and it was freed before {chunk.request} began, and not encoded since", kind)
 
     # -- pages -------------------------------------------------------------------------------------------------------
 
@@ -158,6 +162,7 @@ class PagedDevice:
         """Writes the positions of a chunk."""
         record, size, stop = self.records[chunk.request], self.page_size, chunk.start + chunk.length
         if chunk.start != record.verified:
+            record.restarted = record.verified > 0
             record.verified, record.began = 0, -1  # the request starts anew, after pages that it considers computed
         true = record.upto(stop)
         for position in range(chunk.start, stop):
@@ -192,20 +197,33 @@ class PagedDevice:
         page = chunk.pages[index]
         author = self.author(page, offset)
         if author is None:
-            self.fail(PREFIX_HITS, f"{reader} takes position {position}, in page {page}, for computed: nobody has")
+            self.fail(
+                PREFIX_HITS,
+                f"{reader} takes position {position}, in page {page}, for computed: nobody has",
+                "not computed",
+            )
         writer, at, shares = author
         wrote = f"{writer} has written its position {at} into page {page}"
         if position >= chunk.start:
-            self.fail(GIVEN_AWAY, f"{wrote} in the step in which {reader} wrote its position {position} there")
+            what = f"{wrote} in the step in which {reader} wrote its position {position} there"
+            self.fail(GIVEN_AWAY, what, "both write in one step")
         if position < record.verified and record.table[index] == page:
             if shares:
                 self.fail(SHARED_WRITTEN, f"{wrote}, which it shares with {reader}, who has position {position} there")
             self.fail(GIVEN_AWAY, f"{wrote}, and {reader} still has its position {position} there")
-        self.fail(PREFIX_HITS, f"{reader} takes page {page} for its computed position {position}; {wrote}")
+        kind = "another position" if at != position else self.difference(reader, writer, at)
+        self.fail(PREFIX_HITS, f"{reader} takes page {page} for its computed position {position}; {wrote}", kind)
+
+    def difference(self, reader: str, writer: str, position: int) -> str:
+        """Returns the kind of the difference between two requests up to ``position``."""
+        one, other = self.records[reader], self.records[writer]
+        same = one.tokens[: position + 1] == other.tokens[: position + 1]
+        return "other items" if same else "another prefix"
 
     def author(self, page: int, offset: int) -> tuple[str, int, bool] | None:
         """Finds the last write to an offset of a page. Returns the request that wrote, the position that it wrote, and
-        whether the page began with another request's positions; ``None``: nobody has written there."""
+        whether the page began with another request's positions; ``None``: nobody has written there.
+        """
         for number in range(len(self.writes) - 1, -1, -1):
             request, start, stop, pages = self.writes[number]
             for position in range(stop - 1, start - 1, -1):

@@ -12,14 +12,15 @@ from random import Random
 
 from attrs import evolve, field, frozen, validators
 
-from .findings import without_some
 from .paged_device import EOS, Record, sampled
-from .scheduler_play import Item, Limits, NewRequest
+from .scheduler_values import Item, Limits, NewRequest
+from .search import without_some
 
 Operation = tuple[str, int]
 """A word and a number. ``ask`` and ``leave`` have the number of the request; ``plan``, ``run`` and ``storm`` have 0."""
 
 _PLACEHOLDER = 9  # the token at the positions of items
+_MANY = 16  # step tokens
 
 
 @frozen(kw_only=True)
@@ -42,6 +43,10 @@ class SchedulerDeclaration:
             engines refuse such requests before the scheduler. (`StepDeclaration` has the default ``True``: only the
             manager of an encoder cache knows which items are larger than the cache.)
         page_size: the smallest page size that the scheduler supports.
+        aborts: clients may leave before their requests have ended. ``False`` for an engine without abort, whose adapter
+            needs no ``finish``.
+        decodes_all: a step feeds one token of each running request, whatever ``max_step_tokens`` says. So workloads
+            have at least as many step tokens as places.
     """
 
     steps_in_flight: int = field(default=2, validator=validators.in_((1, 2)))
@@ -52,17 +57,20 @@ class SchedulerDeclaration:
     missed_free: str = field(default="fault", validator=validators.in_(("fault", "harmless")))
     refuses: bool = False
     page_size: int = field(default=1, validator=validators.ge(1))
+    aborts: bool = True
+    decodes_all: bool = False
 
 
 @frozen(kw_only=True)
 class SchedulerWorkload:
     """The actions of clients, scheduler and device in one game. At its end no client submits any more, and every
-    request is served.
+    request is served. Unless ``ends``, nothing follows the last operation.
     """
 
     limits: Limits
     requests: tuple[NewRequest, ...]
     operations: tuple[Operation, ...]
+    ends: bool = True
 
 
 # -- drawn by chance -----------------------------------------------------------------------------------------------
@@ -74,11 +82,13 @@ def draw(declared: SchedulerDeclaration, random: Random) -> SchedulerWorkload:
     limits = Limits(
         pages=random.randint(3, 10),
         page_size=page_size,
-        max_step_tokens=random.choice((1, 2, 3, 4, 6, 8, 16)),
+        max_step_tokens=random.choice((1, 2, 3, 4, 6, 8, _MANY)),
         max_running=random.randint(1, 4),
         room=random.randint(1, 4) if declared.items else 0,
         steps_in_flight=random.randint(1, declared.steps_in_flight),
     )
+    if declared.decodes_all:
+        limits = replace(limits, max_step_tokens=max(limits.max_step_tokens, limits.max_running))
     requests = _requests(declared, limits, random)
     return SchedulerWorkload(limits=limits, requests=requests, operations=_operations(declared, len(requests), random))
 
@@ -152,7 +162,7 @@ def _operations(declared: SchedulerDeclaration, requests: int, random: Random) -
         operations += [("leave", number) for number in range(requests) if random.random() < 0.5]
     if declared.fair and random.random() < 0.15:
         operations.append(("storm", 0))
-    return tuple(operations)
+    return tuple(one for one in operations if declared.aborts or one[0] != "leave")
 
 
 def _turns(count: int, random: Random) -> list[Operation]:
@@ -164,6 +174,8 @@ def _turns(count: int, random: Random) -> list[Operation]:
 
 def simpler(workload: SchedulerWorkload) -> Iterator[SchedulerWorkload]:
     """Yields workloads that are simpler than ``workload``, the boldest first."""
+    if workload.limits.max_step_tokens < _MANY:
+        yield evolve(workload, limits=replace(workload.limits, max_step_tokens=_MANY))
     for operations in without_some(workload.operations):
         yield _without_strangers(evolve(workload, operations=operations))
     for number, request in enumerate(workload.requests):

@@ -21,23 +21,25 @@ preemption           a later chunk of the request begins at an earlier position;
 a prefix hit         the first chunk of a request begins after pages that it did not write
 ===================  ==================================================================================
 
-Values are duck-typed: the attributes of `NewRequest`, `Item`, `Limits`, `Step` and `Chunk` count.
+Values are duck-typed: an adapter may answer objects of its own with the attributes of `Step` and `Chunk`; without
+``encodes`` and ``frees``, a step has none. `update` gets the object that `schedule` answered.
 
 The kit does not cover steps that fail, pages that move or are copied, draft tokens, beams, and cross-attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from attrs import field, frozen
+from attrs import evolve
 
-from .findings import WORKLOADS, BrokenPromise, Findings, Script, Table, examine, import_of, raised, short, tupled
-from .scheduler_play import PROMISES, Item, Limits, NewRequest, SchedulerPlay
+from .findings import BrokenPromise, Findings, Replay, Script, short
+from .scheduler_play import COLUMNS, COUNTED, PROMISES, SchedulerPlay
+from .scheduler_values import Chunk, Item, Limits, NewRequest, Step
 from .scheduler_workloads import SchedulerDeclaration, SchedulerWorkload, draw, simpler
-from .wrong_adapter import WrongAdapter
+from .search import WORKLOADS, Played, Search, import_of, raised
 
 __all__ = [
     "PROMISES",
@@ -51,32 +53,8 @@ __all__ = [
     "Step",
     "examine_scheduler",
     "play_scheduler",
+    "replay_scheduler",
 ]
-
-
-@frozen
-class Chunk:
-    """One request's part of a step: feed its tokens at positions ``start .. start+length-1``, over ``pages``. Position
-    p lies in ``pages[p // page_size]``. The chunk reads all positions before its end. ``samples``: a token is sampled
-    after it."""
-
-    request: str
-    start: int
-    length: int
-    pages: tuple[int, ...] = field(converter=tupled)
-    samples: bool
-
-
-@frozen(kw_only=True)
-class Step:
-    """One launch of the device, which frees encoder outputs, encodes items and runs chunks, in this order. ``own`` is
-    for the adapter, which gets it back with the step in `Scheduler.update`. For example, it is the engine's plan.
-    """
-
-    chunks: tuple[Chunk, ...] = field(default=(), converter=tupled)
-    encodes: tuple[str, ...] = field(default=(), converter=tupled)
-    frees: tuple[str, ...] = field(default=(), converter=tupled)
-    own: Any = field(default=None, repr=False, eq=False)
 
 
 class Scheduler(Protocol):
@@ -84,25 +62,30 @@ class Scheduler(Protocol):
 
     def add_request(self, request: NewRequest) -> bool | None:
         """Submits a client's request. ``False``: the request is refused, since it can never fit. Any other answer
-        accepts it."""
+        accepts it.
+        """
         ...
 
     def schedule(self) -> Step | None:
         """Plans the next step; ``None``: there is nothing to do now. The kit runs every planned step, even one without
         work, and calls `update` with it. Three turns in a row without work, while no step is in flight, count as a
-        standstill."""
+        standstill.
+        """
         ...
 
     def update(self, step: Step, tokens: Mapping[str, int]) -> Iterable[str] | None:
         """Reports that the oldest planned ``step`` has run. ``tokens`` are the tokens that its sampling chunks have
         sampled, also for requests that have ended meanwhile. Returns the ids of the requests that have ended with this
         step. A request ends with the token `EOS` (0 on the kit's device), or when it has as many tokens as it asked
-        for."""
+        for.
+        """
         ...
 
     def finish(self, request_id: str) -> None:
         """Reports that the client has left, so that no step is planned for the request any more. The request may be in
-        a step in flight, may have ended, and may have been refused."""
+        a step in flight, may have ended, and may have been refused. An engine that is declared without ``aborts`` needs
+        no such method.
+        """
         ...
 
 
@@ -116,6 +99,7 @@ def examine_scheduler(
     seed: int = 0,
     workloads: int = WORKLOADS,
     subject: str | None = None,
+    ignore: Collection[str] = (),
 ) -> Findings:
     """Looks for workloads that break the scheduler's promises. The same arguments give the same findings.
 
@@ -126,63 +110,80 @@ def examine_scheduler(
         workloads: how many workloads are played; a thousand take about a second with a small scheduler.
         subject: what regression tests import, ``package.module:factory``; by default the place where ``make`` was
             defined.
+        ignore: the names of findings that are only counted, ``"PROMISE"`` or ``"PROMISE: KIND"``. A workload ends with
+            its first broken promise, also with an ignored one.
 
     Raises:
-        WrongAdapter: the adapter lacks a method, or does not speak the protocol.
+        ValueError: ``ignore`` names no promise.
     """
-    declared = declared or SchedulerDeclaration()
+    search = _search(make, declared or SchedulerDeclaration(), subject)
+    return search.examine(seed=seed, workloads=workloads, ignore=ignore)
+
+
+def replay_scheduler(
+    make: MakeScheduler, declared: SchedulerDeclaration | None = None, *, number: int, seed: int = 0
+) -> Replay:
+    """Plays workload ``number`` of ``seed`` alone, as `examine_scheduler` does with the same arguments."""
+    return _search(make, declared or SchedulerDeclaration(), None, told=True).replay(number, seed=seed)
+
+
+def _search(
+    make: MakeScheduler, declared: SchedulerDeclaration, subject: str | None, *, told: bool = False
+) -> Search[SchedulerWorkload]:
     line, factory = import_of(make, subject)
     names = "Item, Limits, NewRequest, SchedulerDeclaration, SchedulerWorkload, play_scheduler"
-    return examine(
-        partial(draw, declared),
-        partial(play_scheduler, make, declared=declared),
-        simpler,
-        Script(
+    return Search(
+        draw=partial(draw, declared),
+        play=lambda workload, played: play_scheduler(make, workload, declared, played, told=told),
+        simpler=simpler,
+        script=Script(
             f"from triolet_kit.schedulers import {names}\n\n{line}\n",
             "play_scheduler",
             (factory,),
             (f"declared={short(declared)}",),
         ),
-        seed=seed,
-        workloads=workloads,
+        promises=PROMISES,
+        columns=COLUMNS,
+        counted=COUNTED,
     )
 
 
 def play_scheduler(
-    make: MakeScheduler, workload: SchedulerWorkload, declared: SchedulerDeclaration | None = None
+    make: MakeScheduler,
+    workload: SchedulerWorkload,
+    declared: SchedulerDeclaration | None = None,
+    played: Played | None = None,
+    *,
+    told: bool = False,
 ) -> None:
-    """Plays one workload on a new scheduler.
+    """Plays one workload on a new scheduler. ``played`` is the record of it, with the history if it is to be ``told``.
 
     Raises:
-        BrokenPromise: the scheduler broke a promise. The error has the history as a table.
-        WrongAdapter: the adapter does not speak the protocol.
+        BrokenPromise: the scheduler broke a promise, or raised an error, or the adapter does not speak the protocol.
+            The error has the history as a table.
     """
     declared = declared or SchedulerDeclaration()
+    played = played or Played(COLUMNS, COUNTED)
     try:
-        _play(make, workload, declared, None)
-    except WrongAdapter:
-        raise
+        _play(make, workload, declared, played, told)
     except Exception as first:  # noqa: BLE001  (played again for its history, which most workloads do without)
-        told: list[tuple[str, str, str]] = []
-        error = first
-        try:
-            _play(make, workload, declared, told)
-        except Exception as again:  # noqa: BLE001
-            error = again
-        table = Table(("what happens", "the scheduler", "encoder outputs"), told)
+        played.written_out = _written_out(workload, played)
+        history, error = played, first
+        if not told:
+            history = Played(COLUMNS, COUNTED)
+            try:
+                _play(make, workload, declared, history, True)
+            except Exception as again:  # noqa: BLE001
+                error = again
         if isinstance(error, BrokenPromise):
-            raise BrokenPromise(error.promise, error.what, table) from None
-        raise raised(error, table) from error
+            raise BrokenPromise(error.promise, error.what, history.table, error.kind) from None
+        raise raised(error, history.table) from error
 
 
 def _play(
-    make: MakeScheduler,
-    workload: SchedulerWorkload,
-    declared: SchedulerDeclaration,
-    told: list[tuple[str, str, str]] | None,
+    make: MakeScheduler, workload: SchedulerWorkload, declared: SchedulerDeclaration, played: Played, told: bool
 ) -> None:
-    play = SchedulerPlay(make(workload.limits), workload.limits, declared.settled, declared.missed_free)
-    play.told = told
+    play = SchedulerPlay(make(workload.limits), workload.limits, declared, played, told=told)
     for what, number in workload.operations:
         match what:
             case "ask":
@@ -195,5 +196,16 @@ def _play(
                 play.run()
             case "storm":
                 play.storm()
-    play.serve_everybody()
-    play.look_for_leaks()
+    if workload.ends:
+        play.serve_everybody()
+        play.look_for_leaks()
+
+
+def _written_out(workload: SchedulerWorkload, played: Played) -> SchedulerWorkload:
+    """Returns the workload with everything that clients and device did, its end included, as operations."""
+    requests = [request for what, request in played.operations if what == "ask"]
+    numbers = {request.id: number for number, request in enumerate(requests)}
+    operations = [
+        (what, numbers[request.id] if what == "ask" else numbers.get(request, 0)) for what, request in played.operations
+    ]
+    return evolve(workload, requests=tuple(requests), operations=tuple(operations), ends=False)

@@ -1,5 +1,6 @@
 """The encoder cache of a small, correct step engine, and its adapter to the step protocol. It is the example of
-``docs/adapt_your_cache.md``. ``triolet verify triolet_kit.step_engine:Adapter`` checks it."""
+``docs/adapt_your_cache.md``. ``triolet-kit triolet_kit.step_engine:Adapter`` checks it.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class StepEngine:
 
     def preempt(self, request: str) -> None:
         """Preempts ``request`` while a step is planned. Encodings of this step that only ``request`` needs are
-        cancelled."""
+        cancelled.
+        """
         self.finish(request)
         for key in [key for key in self.encodes if key in self.idle]:
             self.call_off(key)

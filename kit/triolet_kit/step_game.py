@@ -9,10 +9,7 @@ then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
-
-from attrs import field, frozen, validators
 
 from .findings import (
     ALWAYS_FREED,
@@ -20,18 +17,24 @@ from .findings import (
     NO_FREE_WHILE_HELD,
     NO_PHANTOM,
     RAISES_NOTHING,
+    SPEAKS,
     BrokenPromise,
     Promise,
     Severity,
-    Table,
 )
-from .wrong_adapter import WrongAdapter, as_texts, check_methods
+from .search import Played
+from .step_declaration import StepDeclaration
+from .wrong_adapter import as_texts, check_methods
 
 PATIENCE = 8  # steps in a row without progress, after which a wait counts as a wait for ever
 PLENTY = 4  # times the room, so that several requests can use the same room in one step
 ANSWERS = {"hit", "encode", "later", "never"}
 LAST, LATE, EVERYTHING = "last", "late", "everything"
 COLUMNS = ("step", "what happens", "answer", "frees", "encodes", "then on the device")
+COUNTED = (
+    *("steps", "hit", "encode", "later", "never"),
+    *("preemptions", "frees", "failures", "releases", "ends", "resets", "closes"),
+)
 
 ROOM_IS_KEPT = Promise(
     "room is kept",
@@ -55,6 +58,7 @@ BUDGET_IS_KEPT = Promise(
 )
 
 PROMISES = (
+    SPEAKS,
     NO_FREE_WHILE_HELD,
     NO_PHANTOM,
     ROOM_IS_KEPT,
@@ -68,43 +72,6 @@ PROMISES = (
 """The promises of a `StepCache`, the worst first."""
 
 
-@frozen(kw_only=True)
-class StepDeclaration:
-    """The ways in which an engine differs from the kit's assumptions. Each argument turns off one action or one check
-    of the kit; all other promises stay.
-
-    Args:
-        closes: the cache has ``close``. False: the manager is never closed while the process lives.
-        resets: the cache has ``reset``, for engines that empty the encoder cache when weights change.
-        shared: requests share the entries of equal keys. False: each request has entries of its own, as in the
-            cross-attention of encoder-decoders. No two requests ask for one key then.
-        missed_free: a free of a key that is not on the device is a ``"fault"``, or ``"harmless"`` if the runner ignores
-            it. Outputs that such a free fails to remove are still found.
-        may_fail_after_plan: planned encodings may fail. False: a failed encoding ends the engine.
-        refuses: the cache answers ``"never"`` if an output is larger than the room. False: the engine refuses such
-            requests before they reach the cache manager, so the kit does not make any.
-        evicts_within_step: the encodings of a step may use the room that its frees give back. False: the device frees
-            after the encodings and reads, so that only the next step can use this room.
-        budgets: the engine has a budget of encoder compute for each step. False: the budget is always four times the
-            room.
-        repeats: ``release`` and ``finish`` are called again for what was given back already, as a step loop does.
-            False: they are called once, and only if something is held.
-        steps_in_flight: the most steps that are planned and have not run. 1: the engine plans a step after the last one
-            has run.
-    """
-
-    closes: bool = True
-    resets: bool = False
-    shared: bool = True
-    missed_free: str = field(default="fault", validator=validators.in_(("fault", "harmless")))
-    may_fail_after_plan: bool = True
-    refuses: bool = True
-    evicts_within_step: bool = True
-    budgets: bool = True
-    repeats: bool = True
-    steps_in_flight: int = field(default=2, validator=validators.in_((1, 2)))
-
-
 class Hold:
     """A request's hold of a key, with the step that began the hold and the latest step that reads the key."""
 
@@ -113,12 +80,16 @@ class Hold:
 
 
 class StepGame:
-    """A game with one cache. Operations that are impossible now (such as the end of a step that was not planned) are
-    skipped."""
+    """A game with one cache, recorded in ``played``. Operations that are impossible now (such as the end of a step that
+    was not planned) are skipped.
+    """
 
-    def __init__(self, cache: Any, room: int, sizes: Mapping[str, int], declared: StepDeclaration) -> None:
+    def __init__(
+        self, cache: Any, room: int, sizes: dict[str, int], declared: StepDeclaration, played: Played | None = None
+    ) -> None:
+        self.played = played or Played(COLUMNS, COUNTED)
         _check_methods(cache, declared)
-        self.cache, self.room, self.sizes, self.declared = cache, room, dict(sizes), declared
+        self.cache, self.room, self.sizes, self.declared = cache, room, sizes, declared
         self.plenty = PLENTY * room  # a budget that is always enough
         self.steps = self.steps_run = 0
         self.in_flight: deque[list[str]] = deque()  # the encodings of each step
@@ -127,32 +98,46 @@ class StepGame:
         self.waiting: dict[tuple[str, str], None] = {}
         self.released: set[tuple[str, str]] = set()  # by requests that have not ended
         self.known: set[str] = set()  # requests that have ever asked
-        self.rows: list[tuple[str, ...]] = []  # the rows of the history
+        self.causes: dict[str, str] = {}  # what happened to a key last, since it was encoded
+        self.closed = False
+        self.rows, self.counts = self.played.rows, self.played.statistics
 
     # -- what the engine does ----------------------------------------------------------------------------------------
 
     def plan(self, wanted: list[tuple[str, ...]], budget: int | None = None) -> None:
         """Plans a step of ``("ask", request, key)`` and ``("preempt", request)``. By default the budget is plenty."""
+        self.played.operations.append(("plan", (wanted,) if budget is None else (wanted, budget)))
         budget = self.plenty if budget is None else budget
         if len(self.in_flight) >= self.declared.steps_in_flight:
             return
-        calls = self.possible(wanted)
-        answers, frees, encodes = self.planned(calls, budget)
+        calls, told, before = self.possible(wanted), len(self.rows), dict(self.device)
         self.steps += 1
-        before = dict(self.device)
+        self.tell_plan(calls, budget)
+        answers, frees, encodes = self.planned(calls, budget)
         self.carry_out(frees, encodes)
-        self.tell_plan(calls, answers, frees, encodes, budget)
+        self.counts["steps"] += 1
+        self.counts["frees"] += len(frees)
+        del self.rows[told:]
+        self.tell_plan(calls, budget, answers, frees, encodes)
+        preempts = any(call[0] == "preempt" for call in calls)
         complaints = self.obey(calls, answers)
         self.judge_step(frees, encodes, before)
-        self.judge_budget(encodes, budget)
+        if sum(self.sizes[key] for key in encodes) > budget:
+            what = f"step {self.steps} encodes {' '.join(encodes)}: more than its budget of {budget}"
+            self.broken(BUDGET_IS_KEPT, what, "in a step with a preemption" if preempts else "")
         for what, kind in complaints:
             self.broken(EVERY_ASK_ANSWERED, what, kind)
+        if not preempts:
+            self.judge_agreement(calls, answers, frees, [key for key in encodes if key not in before])
+        self.causes |= dict.fromkeys((key for key in frees if key in before), "its free")
+        self.causes = {key: cause for key, cause in self.causes.items() if key not in encodes}
         self.in_flight.append(encodes)
 
     def executed(self, failed: list[str] | tuple[str, ...] = ()) -> None:
         """Ends the oldest planned step. Its ``failed`` encodings fail, except those whose outputs a later step has
         freed.
         """
+        self.played.operations.append(("executed", (failed,) if failed else ()))
         if not self.in_flight:
             return
         encodes = self.in_flight.popleft()
@@ -161,6 +146,8 @@ class StepGame:
         for key in lost:
             del self.device[key]
             self.holds = {hold: since for hold, since in self.holds.items() if hold[1] != key}
+            self.causes[key] = "a failure"
+            self.counts["failures"] += 1
         fails = f"; {' '.join(lost)} failed, and its holds are over" if lost else ""
         self.tell(f"step {self.steps_run} has run{fails}")
         self.cache.executed(lost)
@@ -169,6 +156,7 @@ class StepGame:
         """Releases ``key`` for ``request``, which has read it and goes on. If ``declared.repeats``, a later call
         releases it again.
         """
+        self.played.operations.append(("release", (request, key)))
         hold = self.holds.get((request, key))
         if hold is None:
             if self.declared.repeats and (request, key) in self.released:
@@ -177,14 +165,18 @@ class StepGame:
         elif hold.read_in <= self.steps_run:
             del self.holds[request, key]
             self.released.add((request, key))
+            self.causes[key] = "a release"
+            self.counts["releases"] += 1
             self.tell(f"{request} releases {key}")
             self.cache.release(request, key)
 
     def finish(self, request: str) -> None:
         """Ends ``request``, which may also be an abort, or a preemption between two steps."""
+        self.played.operations.append(("finish", (request,)))
         there = self.is_there(request)
         if there or (self.declared.repeats and request in self.known):
-            self.forget(request)
+            self.forget(request, "an end")
+            self.counts["ends"] += 1
             self.tell(f"{request} ends" if there else f"{request}, which holds nothing, ends")
             self.cache.finish(request)
 
@@ -194,10 +186,13 @@ class StepGame:
             return
         for request in self.all_there():
             if self.declared.repeats:
-                self.forget(request)
+                self.forget(request, "a reset")
             else:
                 self.finish(request)
+        self.played.operations.append(("reset", ()))
         self.device.clear()
+        self.causes = dict.fromkeys(self.sizes, "a reset")
+        self.counts["resets"] += 1
         self.tell("the device is emptied: reset")
         self.cache.reset()
 
@@ -250,7 +245,8 @@ class StepGame:
                 del self.rows[told:]  # the rows are the same as those of the step before
         if waiting:
             who = " and ".join(f"{request} for {key}" for request, key in waiting)
-            self.broken(EVERY_ASK_ANSWERED, f"{who}: a wait for ever, though nobody holds anything", "waits for ever")
+            kind = "waits for ever for the whole room" if waiting == [(LAST, EVERYTHING)] else "waits for ever"
+            self.broken(EVERY_ASK_ANSWERED, f"{who}: a wait for ever, though nobody holds anything", kind)
 
     def run_all(self, failed: list[str] | tuple[str, ...] = ()) -> None:
         while self.in_flight:
@@ -260,11 +256,7 @@ class StepGame:
         """Ends all requests and closes the cache while planned steps run. Their ``failed`` encodings fail. Then empty
         steps carry the frees to the device.
         """
-        for request in self.all_there():
-            self.finish(request)
-        if self.declared.closes:
-            self.tell("close")
-            self.cache.close()
+        self.shut()
         self.run_all(failed)
         patience = PATIENCE if self.declared.closes else 0
         while self.device and patience:
@@ -275,7 +267,20 @@ class StepGame:
             if patience < PATIENCE - 1:
                 del self.rows[told:]
         if self.device and self.declared.closes:
-            self.broken(ALWAYS_FREED, f"{' '.join(self.device)} on the device after close, and no step frees it")
+            what = f"{' '.join(self.device)} on the device after close, and no step frees it"
+            cause = self.causes.get(next(iter(self.device)))
+            self.broken(ALWAYS_FREED, what, "" if cause in {None, "a release", "an end"} else f"after {cause}")
+
+    def shut(self) -> None:
+        """Ends all requests, and closes the cache if it has a close. Nobody asks from then on."""
+        for request in self.all_there():
+            self.finish(request)
+        self.played.operations.append(("shut", ()))
+        if self.declared.closes and not self.closed:
+            self.closed = True
+            self.counts["closes"] += 1
+            self.tell("close")
+            self.cache.close()
 
     # -- judgement ---------------------------------------------------------------------------------------------------
 
@@ -296,31 +301,57 @@ class StepGame:
         """Judges the effects of a step on the device. The worst are judged first."""
         step = f"step {self.steps}"
         for (request, key), hold in self.holds.items():
-            there = key in self.device
-            if key in frees and (key in before or key in encodes) and (hold.since < self.steps or not there):
-                self.broken(NO_FREE_WHILE_HELD, f"{step} frees {key}, which {request} may read")
-            if hold.read_in == self.steps and not there:
-                self.broken(NO_PHANTOM, f"{step} reads {key} for {request}, but it is not on the device")
+            there, reads = key in self.device, hold.read_in == self.steps
+            may_read = reads or not self.declared.reads_in_own_step
+            if (
+                may_read
+                and key in frees
+                and (key in before or key in encodes)
+                and (hold.since < self.steps or not there)
+            ):
+                self.broken(NO_FREE_WHILE_HELD, f"{step} frees {key}, which {request} may read", self.after(key))
+            if reads and not there:
+                kind = "freed in the step that reads" if key in frees else self.after(key, "never encoded")
+                self.broken(NO_PHANTOM, f"{step} reads {key} for {request}, but it is not on the device", kind)
+        could_be_freed = before if self.declared.evicts_within_step else {*before, *encodes}
+        missed = [key for at, key in enumerate(frees) if key not in could_be_freed or key in frees[:at]]
         peak = self.device if self.declared.evicts_within_step else {**before, **self.device}
         taken = sum(self.sizes[key] for key in peak)
         if taken > self.room:
-            self.broken(ROOM_IS_KEPT, f"{step} has {' '.join(peak)} on the device: {taken} in a room of {self.room}")
-        could_be_freed = before if self.declared.evicts_within_step else {*before, *encodes}
-        missed = [key for at, key in enumerate(frees) if key not in could_be_freed or key in frees[:at]]
+            what = f"{step} has {' '.join(peak)} on the device: {taken} in a room of {self.room}"
+            self.broken(ROOM_IS_KEPT, what, "a free misses" if missed else "")
         if missed and self.declared.missed_free == "fault":
-            self.broken(FREES_HIT, f"{step} frees {missed[0]}, which is not on the device")
+            kind = "freed twice in a step" if frees.count(missed[0]) > 1 else self.after(missed[0], "never encoded")
+            self.broken(FREES_HIT, f"{step} frees {missed[0]}, which is not on the device", kind)
         stays = {key for key in before if key not in frees or not self.declared.evicts_within_step}
         twice = [key for at, key in enumerate(encodes) if key in stays or key in encodes[:at]]
         if twice:
-            self.broken(ENCODE_ONCE, f"{step} encodes {twice[0]}, which is on the device, or on its way there")
+            kind = self.after(twice[0]) if twice[0] in stays else "encoded twice in a step"
+            self.broken(ENCODE_ONCE, f"{step} encodes {twice[0]}, which is on the device, or on its way there", kind)
 
-    def judge_budget(self, encodes: list[str], budget: int) -> None:
-        if sum(self.sizes[key] for key in encodes) > budget:
-            told = f"step {self.steps} encodes {' '.join(encodes)}: more than its budget of {budget}"
-            self.broken(BUDGET_IS_KEPT, told)
+    def judge_agreement(
+        self, calls: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str]
+    ) -> None:
+        """Judges whether answers and encodings agree. The step has no preemption, which would take back encodings and
+        the frees that made room for them.
+        """
+        told: dict[str, set[str]] = {}
+        for (_, _, key, _), answer in zip(calls, answers, strict=True):
+            told.setdefault(key, set()).add(answer)
+        for key, words in told.items():
+            if "encode" in words and key not in encodes and key not in frees:
+                what = f"plan answered 'encode' for {key}, and this step does not: allowed is 'hit'"
+                self.broken(SPEAKS, what, "encode for hit")
+            if "hit" in words and "encode" not in words and key in encodes:
+                what = f"plan answered 'hit' for {key}, which this step encodes: to the first who asks, 'encode'"
+                self.broken(SPEAKS, what, "hit for encode")
+
+    def after(self, key: str, otherwise: str = "") -> str:
+        """Returns what happened to ``key`` last, as the kind of a broken promise."""
+        return f"after {self.causes[key]}" if key in self.causes else otherwise
 
     def broken(self, promise: Promise, what: str, kind: str = "") -> None:
-        raise BrokenPromise(promise, what, Table(COLUMNS, self.rows), kind)
+        raise BrokenPromise(promise, what, kind=kind)
 
     # -- books -------------------------------------------------------------------------------------------------------
 
@@ -328,56 +359,38 @@ class StepGame:
         """Adds the sizes to ``wanted``, and drops what no request can do. A preempted request asks for nothing more in
         this step, and only a request that holds, waits or has asked can be preempted.
         """
+        if self.closed:
+            return []
         calls: list[tuple[Any, ...]] = []
         gone: set[str] = set()
         for word, request, *keys in wanted:
             if request in gone:
                 continue
             if word == "ask":
-                calls.append((word, request, keys[0], self.sizes[keys[0]]))
+                if not (self.declared.reads_in_own_step and (request, keys[0]) in self.holds):
+                    calls.append((word, request, keys[0], self.sizes[keys[0]]))
             elif self.is_there(request) or any(call[1] == request for call in calls):
                 calls.append((word, request))
                 gone.add(request)
         return calls
 
     def planned(self, calls: list[tuple[Any, ...]], budget: int) -> tuple[list[str], list[str], list[str]]:
-        """Asks the cache for its plan.
-
-        Raises:
-            WrongAdapter: the answer is not a plan.
-        """
+        """Asks the cache for its plan, and checks the form of its answer."""
         plan = self.cache.plan(list(calls), budget)
         if not isinstance(plan, tuple | list) or len(plan) != 3:
-            raise WrongAdapter(f"plan returned {plan!r}; allowed: a tuple of answers, frees and encodes")
+            what = f"plan returned {plan!r}; allowed: a tuple of answers, frees and encodes"
+            self.broken(SPEAKS, what, "no plan")
         parts = zip(("answers", "frees", "encodes"), plan, strict=True)
         answers, frees, encodes = (as_texts(part, f"what plan {name}") for name, part in parts)
         asked = [call for call in calls if call[0] == "ask"]
         if len(answers) != len(asked) or not set(answers) <= ANSWERS:
-            raise WrongAdapter(f"plan answered {answers!r} to {asked!r}; allowed: one of {sorted(ANSWERS)} for each")
+            what = f"plan answered {answers!r} to {asked!r}; allowed: one of {sorted(ANSWERS)} for each"
+            self.broken(SPEAKS, what, "answers")
         unknown = [key for key in (*frees, *encodes) if key not in self.sizes]
         if unknown:
-            raise WrongAdapter(f"plan frees or encodes {unknown!r}; allowed: keys that were asked for")
-        self.check_answers(asked, answers, frees, encodes)
+            what = f"plan frees or encodes {unknown!r}; allowed: keys that were asked for"
+            self.broken(SPEAKS, what, "unknown keys")
         return answers, frees, encodes
-
-    def check_answers(
-        self, asked: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str]
-    ) -> None:
-        """Checks that answers and encodings agree. `judge_step` judges hits of keys that are not on the device.
-
-        Raises:
-            WrongAdapter: answers and encodings do not agree.
-        """
-        told: dict[str, set[str]] = {}
-        for (_, _, key, _), answer in zip(asked, answers, strict=True):
-            told.setdefault(key, set()).add(answer)
-        for key, words in told.items():
-            if "encode" in words and key not in encodes and key in self.device and key not in frees:
-                raise WrongAdapter(f"plan answered 'encode' for {key}, and this step does not: allowed is 'hit'")
-            if "hit" in words and "encode" not in words and key in encodes and key not in self.device:
-                raise WrongAdapter(
-                    f"plan answered 'hit' for {key}, which this step encodes: to the first who asks, 'encode'"
-                )
 
     def carry_out(self, frees: list[str], encodes: list[str]) -> None:
         """Notes which keys the device will hold once the step has run."""
@@ -390,10 +403,12 @@ class StepGame:
         told, complaints = iter(answers), []
         for word, request, *item in calls:
             if word == "preempt":
-                self.forget(request)
+                self.forget(request, "a preemption")
+                self.counts["preemptions"] += 1
                 continue
             answer = next(told)
             self.known.add(request)
+            self.counts[answer] += 1
             complaints += self.judge_answer((request, item[0]), item[1], answer)
             self.take_answer((request, item[0]), answer)
         return complaints
@@ -412,7 +427,8 @@ class StepGame:
     def all_there(self) -> list[str]:
         return list(dict.fromkeys(request for request, _ in (*self.holds, *self.waiting)))
 
-    def forget(self, request: str) -> None:
+    def forget(self, request: str, cause: str) -> None:
+        self.causes |= {key: cause for holder, key in (*self.holds, *self.waiting) if holder == request}
         self.holds = {hold: since for hold, since in self.holds.items() if hold[0] != request}
         self.waiting = {hold: None for hold in self.waiting if hold[0] != request}
         self.released = {hold for hold in self.released if hold[0] != request}
@@ -429,21 +445,27 @@ class StepGame:
         self.rows.append(("", event, "", "", "", ""))
 
     def tell_plan(
-        self, calls: list[tuple[Any, ...]], answers: list[str], frees: list[str], encodes: list[str], budget: int
+        self,
+        calls: list[tuple[Any, ...]],
+        budget: int,
+        answers: list[str] | None = None,
+        frees: list[str] | tuple[str, ...] = (),
+        encodes: list[str] | tuple[str, ...] = (),
     ) -> None:
-        """Adds a row for each ask. The last row also shows what the device does, and what it holds after the step."""
-        told = iter(answers)
+        """Adds a row for each ask. Once there are ``answers``, the last row also shows what the device does, and what
+        it holds after the step.
+        """
+        told = iter(answers or ())
         rows = [
-            (f"{call[1]} asks for {call[2]} ({call[3]})", next(told))
+            (f"{call[1]} asks for {call[2]} ({call[3]})", next(told, ""))
             if call[0] == "ask"
             else (f"{call[1]} is preempted", "")
             for call in calls
         ] or [("nobody asks", "")]
         step = str(self.steps) if budget == self.plenty else f"{self.steps}, budget {budget}"
+        end = ("", "", "") if answers is None else (" ".join(frees), " ".join(encodes), " ".join(self.device) or "-")
         for number, row in enumerate(rows, 1):
-            last = number == len(rows)
-            end = (" ".join(frees), " ".join(encodes), " ".join(self.device) or "-") if last else ("", "", "")
-            self.rows.append((step if number == 1 else "", *row, *end))
+            self.rows.append((step if number == 1 else "", *row, *(end if number == len(rows) else ("", "", ""))))
 
 
 def _check_methods(cache: object, declared: StepDeclaration) -> None:

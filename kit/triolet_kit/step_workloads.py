@@ -8,8 +8,8 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from .findings import without_some
-from .step_game import StepDeclaration
+from .search import without_some
+from .step_declaration import StepDeclaration
 
 Operation = tuple[str, tuple[Any, ...]]
 """The name of a method of `StepGame`, and its arguments."""
@@ -18,7 +18,8 @@ Operation = tuple[str, tuple[Any, ...]]
 @frozen
 class StepWorkload:
     """The actions of requests and device on a cache of ``room``. If ``hurried``, the cache is closed right after the
-    last operation, while steps are in flight. The encodings of ``late_failures`` in these steps fail.
+    last operation, while steps are in flight. The encodings of ``late_failures`` in these steps fail. Unless ``ends``,
+    nothing follows the last operation.
     """
 
     room: int
@@ -26,6 +27,7 @@ class StepWorkload:
     operations: tuple[Operation, ...] = ()
     hurried: bool = False
     late_failures: tuple[str, ...] = ()
+    ends: bool = True
 
 
 _KEYS, _REQUESTS = "abcdef", ("r0", "r1", "r2", "r3", "r4", "r5")
@@ -47,7 +49,7 @@ class _Rates:
     @classmethod
     def draw(cls, chance: random.Random, declared: StepDeclaration) -> _Rates:
         return cls(
-            preempts=chance.choice((0.0, 0.1, 0.3, 0.5)),
+            preempts=chance.choice((0.0, 0.1, 0.3, 0.5)) if declared.preempts_within_step else 0.0,
             tight=chance.choice((0.0, 0.3, 1.0)) if declared.budgets else 0.0,
             runs=chance.choice((0.1, 0.4, 0.9)),
             fails=chance.choice((0.0, 0.1, 0.3)) if declared.may_fail_after_plan else 0.0,
@@ -134,7 +136,7 @@ def simpler_workloads(workload: StepWorkload) -> Iterator[StepWorkload]:
         yield evolve(workload, sizes={key: size for key, size in workload.sizes.items() if key in asked})
     if workload.late_failures:
         yield evolve(workload, late_failures=())
-    if not workload.hurried:
+    if workload.ends and not workload.hurried:
         yield evolve(workload, hurried=True)
 
 

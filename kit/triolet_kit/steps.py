@@ -17,10 +17,13 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal, Protocol
 
-from .findings import WORKLOADS, BrokenPromise, Findings, Script, Table, examine, import_of, raised, short
-from .step_game import COLUMNS, PROMISES, StepDeclaration, StepGame
+from attrs import evolve
+
+from .findings import BrokenPromise, Findings, Replay, Script, short
+from .search import WORKLOADS, Played, Search, import_of, raised
+from .step_declaration import StepDeclaration
+from .step_game import COLUMNS, COUNTED, PROMISES, StepGame
 from .step_workloads import StepWorkload, draw_workload, simpler_workloads
-from .wrong_adapter import WrongAdapter
 
 __all__ = [
     "PROMISES",
@@ -32,6 +35,7 @@ __all__ = [
     "Wanted",
     "examine_steps",
     "play_steps",
+    "replay_steps",
 ]
 
 Wanted = tuple[Literal["ask"], str, str, int] | tuple[Literal["preempt"], str]
@@ -44,7 +48,8 @@ StepPlanned = tuple[Collection[str], Collection[str], Collection[str]]
 class StepCache(Protocol):
     """The cache manager of a step engine, as the kit calls it. It decides about keys and sizes, never about tensors.
     Requests and keys are texts; sizes and room have one unit (bytes, embeddings). All values are plain Python, so that
-    an adapter need not import Triolet."""
+    an adapter need not import the kit.
+    """
 
     def plan(self, wanted: Sequence[Wanted], budget: int) -> StepPlanned:
         """Plans the next step. There is one answer for each ``ask``, in their order:
@@ -79,7 +84,8 @@ class StepCache(Protocol):
     def finish(self, request: str) -> None:
         """Reports that ``request`` has ended, was aborted, or was preempted between two steps. Everything that it holds
         and waits for is given back. The call may be repeated, and made for a request that holds nothing. A preempted
-        request asks anew later."""
+        request asks anew later.
+        """
         ...
 
     # and, if the declaration says so:
@@ -94,27 +100,31 @@ MakeStepCache = Callable[[int], StepCache]
 # -- playing ---------------------------------------------------------------------------------------------------------
 
 
-def play_steps(make_cache: MakeStepCache, declared: StepDeclaration, workload: StepWorkload) -> None:
+def play_steps(
+    make_cache: MakeStepCache, declared: StepDeclaration, workload: StepWorkload, played: Played | None = None
+) -> None:
     """Plays ``workload`` on a new cache, brings it to its end (`StepGame.end`), and checks every promise on the way.
+    ``played`` is the record of it.
 
     Raises:
-        BrokenPromise: the cache broke a promise, or raised an error.
-        WrongAdapter: the adapter does not speak the protocol.
+        BrokenPromise: the cache broke a promise, or raised an error, or the adapter does not speak the protocol.
     """
-    rows: list[tuple[str, ...]] = []
+    played = played or Played(COLUMNS, COUNTED)
+    sizes = dict(workload.sizes)
     try:
-        game = StepGame(make_cache(workload.room), workload.room, workload.sizes, declared)
-        rows = game.rows
+        game = StepGame(make_cache(workload.room), workload.room, sizes, declared, played)
         for name, arguments in workload.operations:
             getattr(game, name)(*arguments)
-        if workload.hurried:
+        if workload.ends and workload.hurried:
             game.close(workload.late_failures)
-        else:
+        elif workload.ends:
             game.end()
-    except (BrokenPromise, WrongAdapter):
-        raise
+    except BrokenPromise as broken:
+        played.written_out = evolve(workload, sizes=sizes, operations=tuple(played.operations), ends=False)
+        raise BrokenPromise(broken.promise, broken.what, played.table, broken.kind) from None
     except Exception as error:
-        raise raised(error, Table(COLUMNS, rows)) from error
+        played.written_out = evolve(workload, sizes=sizes, operations=tuple(played.operations), ends=False)
+        raise raised(error, played.table) from error
 
 
 def examine_steps(
@@ -124,6 +134,7 @@ def examine_steps(
     seed: int = 0,
     workloads: int = WORKLOADS,
     subject: str | None = None,
+    ignore: Collection[str] = (),
 ) -> Findings:
     """Looks for workloads that break the promises of a `StepCache`.
 
@@ -134,18 +145,32 @@ def examine_steps(
         workloads: how many workloads are played; a thousand take about a second.
         subject: what regression tests import, ``package.module:factory``; by default the place where ``make_cache`` was
             defined.
+        ignore: the names of findings that are only counted, ``"PROMISE"`` or ``"PROMISE: KIND"``. A workload ends with
+            its first broken promise, also with an ignored one.
 
     Raises:
-        TypeError: the adapter lacks a method, or does not speak the protocol.
+        ValueError: ``ignore`` names no promise.
     """
-    declared = declared or StepDeclaration()
+    search = _search(make_cache, declared or StepDeclaration(), subject)
+    return search.examine(seed=seed, workloads=workloads, ignore=ignore)
+
+
+def replay_steps(
+    make_cache: MakeStepCache, declared: StepDeclaration | None = None, *, number: int, seed: int = 0
+) -> Replay:
+    """Plays workload ``number`` of ``seed`` alone, as `examine_steps` does with the same arguments."""
+    return _search(make_cache, declared or StepDeclaration(), None).replay(number, seed=seed)
+
+
+def _search(make_cache: MakeStepCache, declared: StepDeclaration, subject: str | None) -> Search[StepWorkload]:
     line, factory = import_of(make_cache, subject)
     imports = f"from triolet_kit.steps import StepDeclaration, StepWorkload, play_steps\n\n{line}\n"
-    return examine(
-        lambda chance: draw_workload(chance, declared),
-        partial(play_steps, make_cache, declared),
-        simpler_workloads,
-        Script(imports, "play_steps", (factory, short(declared))),
-        seed=seed,
-        workloads=workloads,
+    return Search(
+        draw=lambda chance: draw_workload(chance, declared),
+        play=partial(play_steps, make_cache, declared),
+        simpler=simpler_workloads,
+        script=Script(imports, "play_steps", (factory, short(declared))),
+        promises=PROMISES,
+        columns=COLUMNS,
+        counted=COUNTED,
     )

@@ -91,6 +91,13 @@ class SharersLoseTheEncoding(StepEngine):
                     self.forget(key)
 
 
+class FreesAreLost(StepEngine):
+    """An eviction gives the room back, and the runner never hears of it."""
+
+    def evict_oldest(self):
+        self.forget(next(iter(self.idle)))
+
+
 class TooLargeWaits(StepEngine):
     """E11: an item that can never fit waits for ever."""
 

@@ -68,6 +68,31 @@ class EncodesForThePreempted(StepEngine):
         return True
 
 
+class TakesFreesBack(StepEngine):
+    """If what a step was to encode is called off, the outputs stay that were evicted for it."""
+
+    def begin_step(self, budget):
+        super().begin_step(budget)
+        self.evicted = {}
+
+    def evict_oldest(self):
+        key = next(iter(self.idle))
+        self.evicted[key] = self.sizes[key]
+        super().evict_oldest()
+
+    def call_off(self, key):
+        super().call_off(key)
+        for old in list(self.frees):
+            if old in self.encodes:
+                self.encodes.remove(old)
+                self.budget += self.sizes[old]
+                self.frees.remove(old)
+            elif self.evicted[old] <= self.left:
+                self.sizes[old], self.readers[old], self.idle[old] = self.evicted[old], set(), None
+                self.left -= self.evicted[old]
+                self.frees.remove(old)
+
+
 class OneAtATime(StepEngine):
     """Who comes first waits until all that was there is gone, and everybody waits behind."""
 
@@ -84,5 +109,15 @@ ENGINES = (
     FreesAStepLater,
     SharesFromTheNextStepOn,
     EncodesForThePreempted,
+    TakesFreesBack,
     OneAtATime,
 )
+
+
+class ReadsInItsOwnStep(StepEngine):
+    """An encoder-decoder's: the next step frees what a step has encoded, whoever holds it."""
+
+    def begin_step(self, budget):
+        super().begin_step(budget)
+        self.frees += self.sizes
+        self.reset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,25 @@ class Mute(Adapter):
 """
 
 
+SCHEDULER = """
+class Faulty:
+    def __init__(self, limits):
+        pass
+
+    def add_request(self, request):
+        raise RuntimeError("not yet")
+
+    schedule = update = finish = add_request
+"""
+
+
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Any:
     """The command in a folder with ``some_engine.py``: its status, and what it printed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("some_engine.py").write_text(ENGINE)
+    Path("some_scheduler.py").write_text(SCHEDULER)
 
     def run_it(*words: str) -> tuple[object, str, str]:
         sys.modules.pop("some_engine", None)
@@ -46,26 +61,85 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> Any:
 
 
 def test_a_sound_engine_ends_with_status_0(run: Any) -> None:
-    found = run("triolet_kit.step_engine:Adapter", "--workloads", "50", "--declare", "resets=yes")
-    assert found == (0, "no promise was broken in 50 workloads\n", "")
+    status, out, err = run("triolet_kit.step_engine:Adapter", "--workloads", "50", "--declare", "resets=yes")
+    assert (status, err) == (0, "")
+    assert out.startswith("no promise was broken in 50 workloads\n\nwhat happened: steps ")
 
 
 def test_findings_are_told_and_end_with_status_1(run: Any) -> None:
     status, out, err = run("some_engine:Faulty", "--workloads", "100")
     assert (status, err) == (1, "")
-    assert "no phantom (wrong output, without an error" in out
+    assert "no phantom: after a preemption (wrong output, without an error" in out
     assert run("some_engine:Faulty", "--workloads", "100")[1] == out
-    assert not [path for path in Path().iterdir() if path.name not in {"some_engine.py", "__pycache__"}]
+    assert not [
+        path for path in Path().iterdir() if path.name not in {"some_engine.py", "some_scheduler.py", "__pycache__"}
+    ]
 
 
-def test_the_emitted_tests_fail_on_the_faulty_engine(run: Any) -> None:
-    status, _, err = run("some_engine:Faulty", "--workloads", "100", "--emit-test", "test_found.py")
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["some_engine:Faulty", "--protocol", "scheduler"], "Faulty has no add_request, schedule, update; see"),
+        (["some_engine:Mute"], "plan returned None; allowed: a tuple of answers, frees and encodes"),
+    ],
+)
+def test_a_wrong_adapter_is_a_finding(words: list[str], told: str, run: Any) -> None:
+    status, out, err = run(*words, "--workloads", "5")
+    assert (status, err) == (1, "")
+    assert "speaks the protocol" in out
+    assert told in out
+
+
+def test_what_is_ignored_is_only_counted(run: Any) -> None:
+    names = ["no phantom", "frees hit", "every acquire is answered: waits for ever", "budget is kept"]
+    ignored = [word for name in names for word in ("--ignore", name)]
+    status, out, _ = run("some_engine:Faulty", "--workloads", "40", *ignored)
+    assert (status, "\nignored " in out) == (0, True), out
+
+
+def test_the_result_is_json(run: Any) -> None:
+    status, out, _ = run("some_engine:Faulty", "--workloads", "100", "--seed", "2", "--json")
+    told = json.loads(out)
+    assert (status, told["seed"], told["workloads"]) == (1, 2, 100)
+    assert told["findings"][0]["promise"] == "no phantom"
+    assert told["statistics"]["preemptions"] > 0
+
+
+def test_a_workload_is_replayed_by_its_number(run: Any) -> None:
+    found = json.loads(run("some_engine:Faulty", "--workloads", "100", "--json")[1])["findings"][0]
+    status, out, _ = run("some_engine:Faulty", "--replay", str(found["number"]))
     assert status == 1
-    assert "regression tests into test_found.py" in err
-    names: dict[str, Any] = {"__name__": "test_found"}
-    exec(compile(Path("test_found.py").read_text(), "test_found.py", "exec"), names)
-    with pytest.raises(AssertionError, match="no phantom"):
-        names["test_no_phantom"]()
+    assert out.startswith(f"workload {found['number']} of seed 0: no phantom: after a preemption\n")
+    status, out, _ = run("triolet_kit.step_engine:Adapter", "--replay", str(found["number"]), "--json")
+    assert (status, json.loads(out)["broken"]) == (0, None)
+
+
+ALONE = """
+import sys
+sys.modules |= dict.fromkeys(["triolet", "torch", "pytest", "hypothesis", "numpy", "pydantic", "trio"])
+import test_found
+for name in [name for name in vars(test_found) if name.startswith("test_")]:
+    try:
+        getattr(test_found, name)()
+    except AssertionError as error:
+        print(name, type(error).__name__)
+"""
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("words", "test"),
+    [
+        (["some_engine:Faulty"], "test_no_phantom"),
+        (["some_scheduler:Faulty", "--protocol", "scheduler"], "test_raises_nothing"),
+    ],
+)
+def test_the_emitted_tests_fail_in_a_python_that_has_only_the_kit(words: list[str], test: str, run: Any) -> None:
+    """They import the kit and the adapter, and nothing else that is not Python's own."""
+    status, _, err = run(*words, "--workloads", "100", "--emit-test", "test_found.py")
+    assert (status, "regression tests into test_found.py" in err) == (1, True)
+    found = subprocess.run([sys.executable, "-c", ALONE], check=True, capture_output=True, text=True)
+    assert f"{test} BrokenPromise\n" in found.stdout
 
 
 def test_without_findings_no_test_is_written(run: Any) -> None:
@@ -86,8 +160,8 @@ def test_without_findings_no_test_is_written(run: Any) -> None:
         (["some_engine:Faulty", "--declare", "steps_in_flight=9"], 2, "steps_in_flight"),
         (["some_engine:Faulty", "--declare", "missed_free=never"], 2, "missed_free"),
         (["some_engine:Faulty", "--workloads", "0"], 2, "--workloads"),
-        (["some_engine:Faulty", "--protocol", "scheduler"], 1, "Faulty has no add_request"),
-        (["some_engine:Mute"], 1, "plan returned None; allowed: a tuple of answers, frees and encodes"),
+        (["some_engine:Faulty", "--replay", "0"], 2, "--replay"),
+        (["some_engine:Faulty", "--ignore", "no bugs"], 2, "there is no promise 'no bugs'; allowed: one of speaks"),
         (["some_engine:Faulty", "--emit-test", "absent/test.py"], 1, "cannot be written"),
     ],
 )

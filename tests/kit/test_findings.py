@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import pickle
 
 import pytest
 
-from triolet_kit.findings import (
-    RAISES_NOTHING,
-    BrokenPromise,
-    Findings,
-    Promise,
-    Script,
-    Severity,
-    Table,
-    examine,
-    import_of,
-    raised,
-    without_some,
-)
+from triolet_kit.findings import RAISES_NOTHING, BrokenPromise, Findings, Promise, Script, Severity, Table
+from triolet_kit.search import Search, import_of, raised, without_some
 
 NO_SEVEN = Promise("no seven", Severity.CORRUPTS, "Sevens end in tears.")
 NO_NINE = Promise("no nine", Severity.WASTES, "Nines take long.")
@@ -29,17 +20,24 @@ def draw(chance):
     return tuple(chance.randrange(10) for _ in range(12))
 
 
-def play(workload):
+def play(workload, played):
     """Breaks in three ways; a nine alone is seen first."""
     if 9 in workload:
         raise BrokenPromise(NO_NINE, "there is a nine")
     if 7 in workload and 3 in workload:
         at = "before" if workload.index(7) < workload.index(3) else "behind"
         raise BrokenPromise(NO_SEVEN, f"a seven {at} a three", Table(("step", "number"), [("1", "7")]), at)
+    played.statistics["numbers"] += len(workload)
+
+
+def searching(play):
+    return Search(
+        draw=draw, play=play, simpler=without_some, script=SCRIPT, promises=(NO_SEVEN, NO_NINE), counted=("numbers",)
+    )
 
 
 def search(**options):
-    return examine(draw, play, without_some, SCRIPT, **options)
+    return searching(play).examine(**options)
 
 
 def test_every_way_to_break_a_promise_is_found_once_the_worst_first_and_shrunk():
@@ -55,10 +53,10 @@ def test_every_way_to_break_a_promise_is_found_once_the_worst_first_and_shrunk()
 
 def test_the_same_seed_finds_the_same_and_another_one_plays_other_workloads():
     assert str(search(seed=3)) == str(search(seed=3))
-    played: dict[int, list[tuple[int, ...]]] = {}
-    for seed in (1, 2):
-        examine(draw, played.setdefault(seed, []).append, without_some, SCRIPT, seed=seed, workloads=5)
-    assert played[1] != played[2]
+    seen: dict[int, list[tuple[int, ...]]] = {1: [], 2: []}
+    for seed, there in seen.items():
+        searching(lambda workload, _, there=there: there.append(workload)).examine(seed=seed, workloads=5)
+    assert seen[1] != seen[2]
 
 
 def test_nothing_is_written_into_the_working_folder(tmp_path, monkeypatch):
@@ -69,14 +67,15 @@ def test_nothing_is_written_into_the_working_folder(tmp_path, monkeypatch):
 
 def test_the_report_tells_what_why_the_steps_and_the_workload():
     told = str(search())
-    assert told.startswith("3 findings in 1000 workloads, the worst first\n\n1. no seven (wrong output")
+    assert told.startswith("3 findings in 1000 workloads, the worst first\n\n1. no seven: before (wrong output")
     assert "Why it matters: Sevens end in tears." in told
     assert "  step  number\n  ----  ------\n  1     7\n\n  (7, 3)" in told
 
 
 def test_without_findings_the_report_says_how_many_workloads_there_were():
-    findings = examine(draw, lambda _: None, without_some, SCRIPT, workloads=7)
-    assert (str(findings), bool(findings), findings.tests()) == ("no promise was broken in 7 workloads", False, "")
+    findings = searching(lambda *_: None).examine(workloads=7)
+    assert str(findings) == "no promise was broken in 7 workloads\n\nwhat happened: numbers 0"
+    assert (bool(findings), findings.tests()) == (False, "")
     findings.raise_if_any()
 
 
@@ -90,32 +89,69 @@ def test_a_finding_that_does_not_come_again_says_so():
     """State of one subject that reaches the next."""
     seen = []
 
-    def forgetful(workload):
+    def forgetful(workload, played):
         seen.append(workload)
         if len(seen) == 3:
             raise BrokenPromise(NO_NINE, "the third")
 
-    (finding,) = examine(draw, forgetful, without_some, SCRIPT, workloads=5)
+    (finding,) = searching(forgetful).examine(workloads=5)
     assert not finding.repeats
     assert "did not break this again" in str(finding)
 
 
-def test_a_fault_of_the_protocol_ends_the_search():
-    def wrong(workload):
+def test_a_fault_of_the_kit_ends_the_search_and_the_collector_goes_on_as_before():
+    def wrong(workload, played):
         raise LookupError("ours")
 
+    before = gc.get_freeze_count()
     with pytest.raises(LookupError, match="ours"):
-        examine(draw, wrong, without_some, SCRIPT)
+        searching(wrong).examine()
+    assert gc.get_freeze_count() == before
+
+
+def test_what_is_ignored_is_counted_by_promise_and_kind():
+    ignored = ["no nine", "no seven: behind"]
+    findings = search(ignore=ignored)
+    assert [finding.name for finding in findings] == ["no seven: before"]
+    assert findings.ignored.keys() == set(ignored)
+    assert f"ignored {sum(findings.ignored.values())}: no nine {findings.ignored['no nine']}, " in str(findings)
+    with pytest.raises(ValueError, match="no promise 'no ten'; allowed: one of no seven, no nine"):
+        search(ignore=["no ten"])
+
+
+def test_findings_seed_and_statistics_are_json():
+    findings = search(seed=3, ignore=["no nine"])
+    told = json.loads(findings.as_json())
+    assert (told["seed"], told["workloads"], told["ignored"]) == (3, 1000, findings.ignored)
+    assert told["statistics"] == {"numbers": findings.statistics["numbers"]}
+    first = told["findings"][0]
+    assert (first["promise"], first["severity"], first["history"]) == (
+        "no seven",
+        "corrupts",
+        [{"step": "1", "number": "7"}],
+    )
+    assert first["test"] == findings.found[0].test()
+
+
+def test_a_replay_plays_one_workload_as_it_was_drawn():
+    (finding, *_) = search(seed=3)
+    replay = searching(play).replay(finding.number, seed=3)
+    assert (replay.broken.name, len(eval(replay.workload))) == (finding.name, 12)
+    assert json.loads(replay.as_json())["broken"]["kind"] == finding.kind
+    replays = [searching(play).replay(number) for number in range(1, 30)]
+    sound = next(replay for replay in replays if replay.broken is None)
+    assert f"workload {sound.number} of seed 0: no promise was broken" in str(sound)
+    assert json.loads(sound.as_json())["broken"] is None
 
 
 def test_errors_of_the_subject_are_findings_by_type_and_function():
-    def fails(workload):
+    def fails(workload, played):
         try:
             {}[len(workload)]
         except KeyError as error:
             raise raised(error, Table()) from error
 
-    (finding,) = examine(draw, fails, without_some, SCRIPT, workloads=3)
+    (finding,) = searching(fails).examine(workloads=3)
     assert (finding.promise, finding.kind) == (RAISES_NOTHING, "KeyError in fails")
 
 
@@ -133,10 +169,10 @@ def test_the_emitted_file_has_a_test_for_each_finding():
 
 
 def test_the_emitted_file_is_python_whatever_an_error_says():
-    def fails(workload):
+    def fails(workload, played):
         raise BrokenPromise(NO_NINE, 'ends with \\ and """quotes"""')
 
-    findings = examine(draw, fails, without_some, SCRIPT, workloads=1)
+    findings = searching(fails).examine(workloads=1)
     names = {"play": None}
     exec(findings.tests().replace("from engine import play\n", ""), names)
     assert 'ends with \\ and """quotes"""' in names["test_no_nine"].__doc__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,12 +12,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import settings
 from transformers_scheduler import DECLARED, TransformersScheduler
 from triolet_scheduler import TrioletScheduler
 
-from triolet_kit.findings import RAISES_NOTHING, BrokenPromise, Promise
-from triolet_kit.paged_device import PagedDevice
+from triolet_kit.findings import ALWAYS_FREED, RAISES_NOTHING, SPEAKS, BrokenPromise, Promise
+from triolet_kit.paged_device import BALANCE, GIVEN_AWAY, PagedDevice
 from triolet_kit.scheduler_play import FREE_FOLLOWS, STARVES
 from triolet_kit.scheduler_workloads import answer, draw
 from triolet_kit.schedulers import (
@@ -31,8 +33,8 @@ from triolet_kit.schedulers import (
     Step,
     examine_scheduler,
     play_scheduler,
+    replay_scheduler,
 )
-from triolet_kit.wrong_adapter import WrongAdapter
 
 from .mutants_of_schedulers import (
     MUTANTS,
@@ -71,7 +73,7 @@ def test_a_planted_bug_is_found_by_its_promise(mutant: type[SmallScheduler], pro
 
 
 def test_every_promise_is_broken_by_a_mutant() -> None:
-    assert {*MUTANTS.values(), RAISES_NOTHING} == set(PROMISES)
+    assert {*MUTANTS.values(), RAISES_NOTHING, SPEAKS} == set(PROMISES)
 
 
 def test_nothing_is_found_in_a_sound_scheduler() -> None:
@@ -91,11 +93,14 @@ def test_nothing_is_found_in_our_planner_and_ledger() -> None:
         SchedulerDeclaration(settled=False, refuses=True),
         SchedulerDeclaration(settled=True, refuses=True, missed_free="harmless"),
         SchedulerDeclaration(settled=True, refuses=True, priorities=False),
+        SchedulerDeclaration(settled=True, refuses=True, decodes_all=True),
+        SchedulerDeclaration(settled=True, refuses=True, aborts=False),
     ],
-    ids=["not fair", "not settled", "misses are harmless", "no priorities"],
+    ids=["not fair", "not settled", "misses are harmless", "no priorities", "decodes all", "no aborts"],
 )
 def test_a_declaration_hides_no_broken_promise_of_another_kind(declared: SchedulerDeclaration) -> None:
     hidden = set() if declared.settled else {FREE_FOLLOWS}
+    hidden |= set() if declared.aborts else {GIVEN_AWAY, ALWAYS_FREED}
     mutants = {promise: mutant for mutant, promise in MUTANTS.items() if promise not in {STARVES, *hidden}}
     for promise, mutant in mutants.items():
         assert promise in (found for _, found in broken(mutant, declared)), f"{mutant.__name__} under {declared}"
@@ -108,7 +113,7 @@ def test_who_does_not_promise_fairness_may_let_others_pass() -> None:
 def test_a_finding_is_a_table_of_steps_worst_first() -> None:
     findings = examine_scheduler(HashesWithoutParent, STRICT, workloads=30)
     told = str(findings)
-    assert "prefix hits are what was computed (wrong output, without an error; workload" in told
+    assert "prefix hits are what was computed: another position (wrong output, without an error; workload" in told
     assert "Why it matters: A request skips the computation of its prompt" in told
     assert "what happens" in told
     assert "in pages" in told
@@ -175,6 +180,43 @@ def test_what_goes_on_behind_its_end_is_told_as_that() -> None:
     assert "a step samples token" in found_in(SamplesOneTooMany)
 
 
+class DecodesAll(SmallScheduler):
+    """A step has a token of each request that decodes, without a look at the budget, or else parts of prompts."""
+
+    prefills = True
+
+    def schedule(self):  # type: ignore[no-untyped-def]
+        self.prefills = True
+        step = super().schedule()
+        if step is None:
+            self.prefills = False
+            step = super().schedule()
+        return step
+
+    def go_on(self, sequence):  # type: ignore[no-untyped-def]
+        if self.prefills != (sequence.wanted < 2):
+            self.left = self.left if self.prefills else 1
+            super().go_on(sequence)
+
+
+class NobodyLeaves(SmallScheduler):
+    """There is no abort."""
+
+    finish = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("engine", "option", "otherwise"),
+    [(DecodesAll, {"decodes_all": True}, BALANCE), (NobodyLeaves, {"aborts": False}, SPEAKS)],
+)
+def test_an_engine_is_sound_under_its_declaration(
+    engine: type[SmallScheduler], option: dict[str, Any], otherwise: Promise
+) -> None:
+    unfair = evolve(STRICT, fair=False)
+    assert not list(broken(engine, evolve(unfair, **option)))
+    assert otherwise in (found for _, found in broken(engine, unfair))
+
+
 def test_requests_are_values_of_one_class_whoever_asks() -> None:
     """The kit's own ones too, and those of regression tests: engines hash them and make others of them."""
 
@@ -190,24 +232,74 @@ def test_requests_are_values_of_one_class_whoever_asks() -> None:
     ("method", "answer", "told"),
     [
         ("schedule", [], r"schedule returned \[\]; allowed: None, or a step with chunks"),
-        ("schedule", SimpleNamespace(chunks=["r0"], encodes=(), frees=()), "the chunk 'r0'; allowed: chunks with"),
-        ("schedule", SimpleNamespace(chunks=(), encodes="i0", frees=()), "what a step encodes is 'i0'"),
-        ("schedule", SimpleNamespace(chunks=(), encodes=(), frees=None), "what a step frees is None"),
+        ("schedule", SimpleNamespace(chunks=["r0"]), "the chunk 'r0' .*; allowed: chunks with request, start"),
+        ("schedule", SimpleNamespace(chunks=[Chunk("r0", 0.5, 1, [0], samples=False)]), "allowed: a text, and numbers"),
+        ("schedule", SimpleNamespace(chunks=(), encodes="i0"), "what a step encodes is 'i0'"),
+        ("schedule", SimpleNamespace(chunks=(), frees=None), "what a step frees is None"),
         ("update", "r0", "what update returned is 'r0'"),
         ("update", [7], r"what update returned is \[7\]"),
     ],
 )
-def test_an_adapter_that_does_not_speak_the_protocol_is_told(method: str, answer: object, told: str) -> None:
+def test_a_wrong_adapter_is_a_finding_with_its_history(method: str, answer: object, told: str) -> None:
     wrong = type("Wrong", (SmallScheduler,), {method: lambda *_: answer})
     if method == "update":
         wrong.schedule = lambda _: Step()
-    with pytest.raises(WrongAdapter, match=told):
-        examine_scheduler(wrong)
+    findings = examine_scheduler(wrong, workloads=20)
+    assert findings.played == 20
+    assert findings.found[0].promise == SPEAKS
+    assert re.search(told, findings.found[0].what)
+    assert findings.found[0].table.rows[-1][0] == ("plan" if method == "schedule" else "run")
 
 
 def test_a_method_that_is_missing_is_told() -> None:
-    with pytest.raises(WrongAdapter, match="object has no add_request"):
-        examine_scheduler(lambda _: object())  # type: ignore[arg-type,return-value]
+    [finding] = examine_scheduler(lambda _: object(), workloads=20)  # type: ignore[arg-type,return-value]
+    assert finding.what == "object has no add_request, schedule, update, finish; see triolet_kit.Scheduler"
+
+
+class Plain(SmallScheduler):
+    """Its steps are objects of its own, and their page tables go on changing."""
+
+    def schedule(self):  # type: ignore[no-untyped-def]
+        step = super().schedule()
+        if step is None:
+            return None
+        parts = [(part, self.sequences[part.request].pages) for part in step.chunks]
+        chunks = [
+            SimpleNamespace(request=one.request, start=one.start, length=one.length, pages=pages, samples=one.samples)
+            for one, pages in parts
+        ]
+        self.mine = SimpleNamespace(chunks=chunks, step=step)
+        return self.mine
+
+    def update(self, step, tokens):  # type: ignore[no-untyped-def]
+        return super().update(step.step, tokens)
+
+
+def test_steps_may_be_plain_objects_and_their_lists_may_change() -> None:
+    assert not list(broken(Plain, SchedulerDeclaration(settled=True, items=False)))
+
+
+def test_the_statistics_show_what_was_exercised() -> None:
+    assert all(examine_scheduler(SmallScheduler, STRICT, workloads=500).statistics.values())
+    little = SchedulerDeclaration(steps_in_flight=1, items=False, fair=False, aborts=False)
+    counts = examine_scheduler(SmallScheduler, little, workloads=100).statistics
+    unseen = ["refused", "clients left", "storms", "steps beside another", "encodings", "frees"]
+    assert [name for name, count in counts.items() if not count] == unseen
+
+
+def test_a_replay_shows_one_workload_of_a_search() -> None:
+    (finding, *_) = examine_scheduler(HashesWithoutParent, STRICT, seed=3, workloads=30)
+    replay = replay_scheduler(HashesWithoutParent, STRICT, number=finding.number, seed=3)
+    assert replay.broken is not None
+    assert replay.broken.name == finding.name
+    whole = replay_scheduler(SmallScheduler, STRICT, number=finding.number, seed=3)
+    assert whole.broken is None
+    assert len(whole.table.rows) > len(replay.table.rows) > len(finding.table.rows)
+
+
+def test_a_bug_that_shows_at_the_end_has_a_short_history_too() -> None:
+    for mutant in (FreesTwice, HashesWithoutParent):
+        assert all(len(finding.table.rows) <= 10 for finding in examine_scheduler(mutant, STRICT, workloads=50))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ With ``--hypothesis-profile=soak`` the engine of the page has 100,000 workloads.
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 import types
@@ -14,12 +15,12 @@ from attrs import evolve
 from hypothesis import settings
 
 from triolet_kit import step_game
-from triolet_kit.findings import BrokenPromise
+from triolet_kit.findings import RAISES_NOTHING, SPEAKS, BrokenPromise
+from triolet_kit.step_declaration import StepDeclaration
 from triolet_kit.step_engine import Adapter, StepEngine
-from triolet_kit.step_game import StepDeclaration, StepGame
+from triolet_kit.step_game import StepGame
 from triolet_kit.step_workloads import StepWorkload, draw_workload, simpler_workloads
-from triolet_kit.steps import examine_steps, play_steps
-from triolet_kit.wrong_adapter import WrongAdapter
+from triolet_kit.steps import examine_steps, play_steps, replay_steps
 
 from . import planted, reference_manager, sound_engines
 from .ledger_steps import DECLARED, LedgerSteps
@@ -38,6 +39,7 @@ PLANTED = {  # and the promise that each breaks
     planted.EveryReleaseGivesRoomBack: step_game.ROOM_IS_KEPT,
     planted.PhantomOfThePreempted: step_game.NO_PHANTOM,
     planted.SharersLoseTheEncoding: step_game.NO_PHANTOM,
+    planted.FreesAreLost: step_game.ROOM_IS_KEPT,
     planted.TooLargeWaits: step_game.EVERY_ASK_ANSWERED,
     planted.FailuresStayListed: step_game.NO_PHANTOM,
     planted.CalledOffTwice: step_game.BUDGET_IS_KEPT,
@@ -54,6 +56,16 @@ CHANGED = {  # a declaration, and the bugs that live by what it takes away
     "refuses": (evolve(ALL, refuses=False), {planted.TooLargeWaits}),
     "budgets": (evolve(ALL, budgets=False), {planted.CalledOffTwice}),
     "repeats": (evolve(ALL, repeats=False), set()),
+    "preempts_within_step": (
+        evolve(ALL, preempts_within_step=False),
+        {
+            planted.OfferedInItsOwnStep,
+            planted.PhantomOfThePreempted,
+            planted.SharersLoseTheEncoding,
+            planted.CalledOffTwice,
+        },
+    ),
+    "reads_in_own_step": (evolve(ALL, reads_in_own_step=True), set()),
     "steps_in_flight": (evolve(ALL, steps_in_flight=1), set()),
 }
 
@@ -116,6 +128,12 @@ def test_the_frees_of_an_engine_that_frees_last_need_not_be_of_the_same_step():
     assert first_broken(Adapter, declared, 400) in {step_game.ROOM_IS_KEPT, step_game.NO_FREE_WHILE_HELD}
 
 
+def test_an_engine_that_reads_in_the_step_that_encodes_may_free_what_is_held():
+    engine = behind_the_adapter(sound_engines.ReadsInItsOwnStep)
+    assert first_broken(engine, evolve(ALL, reads_in_own_step=True)) is None
+    assert first_broken(engine, ALL) == step_game.NO_FREE_WHILE_HELD
+
+
 # -- planted bugs ----------------------------------------------------------------------------------------------------
 
 
@@ -145,13 +163,28 @@ def test_a_planted_bug_is_found_and_its_regression_test_fails_until_it_is_mended
     """Within 1,000 workloads, by the promise that it breaks, behind the adapter that the sound engine has."""
     make = behind_the_adapter(engine)
     findings = examine_steps(make, ALL, subject="my_engine:make")
-    (wanted,) = [finding for finding in findings if finding.promise == PLANTED[engine]]
+    wanted = next(finding for finding in findings if finding.promise == PLANTED[engine])
     told = f"{wanted.promise.name}, workload {wanted.number}, {len(wanted.table.rows)} rows"
     print(f"\n{engine.__name__}: {told}", end="")  # noqa: T201
     for finding in findings:
         with pytest.raises(BrokenPromise, match=finding.promise.name):
             run(finding.test(), engine_module, make)
         run(finding.test(), engine_module, Adapter)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lost_frees_are_found_soon(seed):
+    findings = examine_steps(behind_the_adapter(planted.FreesAreLost), ALL, seed=seed, workloads=100)
+    assert step_game.ROOM_IS_KEPT in {finding.promise for finding in findings}
+    assert SPEAKS not in {finding.promise for finding in findings}
+
+
+def test_two_causes_of_one_broken_promise_are_two_findings():
+    class Both(planted.FailuresStayListed, planted.PhantomOfThePreempted):
+        pass
+
+    names = {finding.name for finding in examine_steps(behind_the_adapter(Both), ALL, workloads=100)}
+    assert names >= {"no phantom: after a failure", "no phantom: after a preemption"}
 
 
 @pytest.mark.parametrize("changed", CHANGED)
@@ -188,6 +221,32 @@ def test_the_history_is_a_table_of_steps():
 """ in str(findings)
 
 
+def test_a_bug_that_shows_at_the_end_has_a_short_history_too():
+    """The kit's own actions at the end are shrunk as those of a workload are."""
+    for engine in (planted.FreesAreLost, planted.LateFrees, planted.PhantomOfThePreempted):
+        for finding in examine_steps(behind_the_adapter(engine), ALL):
+            assert len(finding.table.rows) <= 8, finding
+
+
+def test_the_statistics_show_what_was_exercised():
+    counts = examine_steps(Adapter, ALL, workloads=200).statistics
+    assert all(counts.values())
+    quiet = examine_steps(Adapter, evolve(ALL, resets=False, may_fail_after_plan=False), workloads=200).statistics
+    assert [name for name, count in quiet.items() if not count] == ["failures", "resets"]
+
+
+def test_a_replay_shows_one_workload_of_a_search():
+    make = behind_the_adapter(planted.PhantomOfThePreempted)
+    (finding, *_) = examine_steps(make, ALL, seed=3)
+    replay = replay_steps(make, ALL, number=finding.number, seed=3)
+    assert replay.broken.name == finding.name
+    assert f"workload {finding.number} of seed 3: {finding.name}" in str(replay)
+    whole = replay_steps(Adapter, ALL, number=finding.number, seed=3)
+    assert whole.broken is None
+    assert len(whole.table.rows) > len(replay.table.rows) > len(finding.table.rows)
+    assert whole.statistics["steps"] == len([row for row in whole.table.rows if row[0]])
+
+
 def test_a_wait_for_ever_is_told_once():
     findings = examine_steps(behind_the_adapter(planted.ResetKeepsTheBooks), ALL)
     assert all(len(finding.table.rows) < 12 for finding in findings)
@@ -208,7 +267,7 @@ def test_what_cannot_be_done_is_passed_over():
     game.reset()
     game.plan([("preempt", "r0"), ("ask", "r0", "a"), ("preempt", "r0"), ("ask", "r0", "a")])
     game.plan([("ask", "r0", "a")])
-    assert [row[1] for row in game.rows] == ["r0 asks for a (1)", "r0 is preempted"]
+    assert [row[1] for row in game.played.rows] == ["r0 asks for a (1)", "r0 is preempted"]
 
 
 def test_a_reader_whose_step_has_not_run_does_not_release():
@@ -237,35 +296,57 @@ def test_a_reader_whose_step_has_not_run_does_not_release():
         ((["hit"], [], [1]), r"what plan encodes is \[1\]"),
     ],
 )
-def test_an_adapter_that_does_not_speak_the_protocol_is_told(plan, told):
+def test_an_answer_of_the_wrong_form_is_a_finding_with_its_history(plan, told):
     class Wrong(Adapter):
         def plan(self, wanted, budget):
             return plan
 
     workload = StepWorkload(1, {"a": 1}, (("plan", ([("ask", "r0", "a")],)),))
-    with pytest.raises(WrongAdapter, match=told):
+    with pytest.raises(BrokenPromise, match=told) as found:
         play_steps(Wrong, ALL, workload)
+    assert found.value.promise == SPEAKS
+    assert found.value.table.rows[-1][:2] == ("1", "r0 asks for a (1)")
+
+
+def adapter(**methods):
+    return type("Wrong", (Adapter,), methods)
+
+
+def answers_instead(says, instead):
+    def plan(self, wanted, budget):
+        answers, frees, encodes = Adapter.plan(self, wanted, budget)
+        return [instead if answer == says else answer for answer in answers], frees, encodes
+
+    return plan
 
 
 @pytest.mark.parametrize(
-    ("says", "instead", "told"),
-    [("hit", "encode", "answered 'encode' for"), ("encode", "hit", "answered 'hit' for")],
+    ("wrong", "told"),
+    [
+        (adapter(plan=answers_instead("hit", "encode")), "answered 'encode' for"),
+        (adapter(plan=answers_instead("encode", "hit")), "answered 'hit' for"),
+        (adapter(plan=lambda self, wanted: None), "TypeError: .*takes 2 positional arguments but 3 were given"),
+        (lambda room: object(), "object has no plan, executed, release, finish; see"),
+        (behind_the_reference(reference_manager.ReferenceManager), "has no close; see .*, or declare closes=False"),
+        (LedgerSteps, "has no reset; see .*StepCache, or declare resets=False"),
+    ],
 )
-def test_an_adapter_that_takes_one_answer_for_another_is_told(says, instead, told):
-    class Wrong(Adapter):
+def test_a_wrong_adapter_is_a_finding_and_the_search_goes_on(wrong, told):
+    """Each workload is played, and the other findings stay."""
+    findings = examine_steps(wrong, ALL, workloads=50)
+    assert findings.played == 50
+    assert findings.found[0].promise == SPEAKS
+    assert re.search(told, findings.found[0].what)
+
+
+def test_what_is_found_beside_a_wrong_answer_stays():
+    class Rarely(behind_the_adapter(planted.FreesAreLost)):
         def plan(self, wanted, budget):
-            answers, frees, encodes = super().plan(wanted, budget)
-            return [instead if answer == says else answer for answer in answers], frees, encodes
+            planned = super().plan(wanted, budget)
+            return None if len(wanted) == 5 else planned
 
-    with pytest.raises(WrongAdapter, match=told):
-        examine_steps(Wrong)
-
-
-def test_a_method_that_is_missing_is_told_with_the_declaration_that_does_without():
-    with pytest.raises(WrongAdapter, match=r"ReferenceAdapter has no close; see .*StepCache, or declare closes=False"):
-        examine_steps(behind_the_reference(reference_manager.ReferenceManager))
-    with pytest.raises(WrongAdapter, match="resets=False"):
-        examine_steps(LedgerSteps, ALL)
+    findings = examine_steps(Rarely, ALL, workloads=200)
+    assert {SPEAKS, step_game.ROOM_IS_KEPT} <= {finding.promise for finding in findings}
 
 
 @pytest.mark.parametrize("wrong", [{"missed_free": "sometimes"}, {"steps_in_flight": 3}])
@@ -290,9 +371,19 @@ def test_an_error_of_the_engine_is_a_finding_with_its_history():
             raise KeyError("gone")
 
     (finding,) = examine_steps(behind_the_adapter(Raises), ALL, workloads=50)
-    assert finding.promise.name == "raises nothing"
-    assert "KeyError: 'gone' (line" in finding.what
-    assert finding.table.rows[-1][1].startswith("step 1 has run")
+    assert finding.promise == RAISES_NOTHING
+    assert re.fullmatch(r"KeyError: 'gone' \(kit/test_steps.py:\d+, in step_done\)", finding.what)
+    assert [row[1] for row in finding.table.rows][-2:] == ["step 1 has run", finding.what]
+
+
+def test_an_error_in_a_plan_is_told_below_what_was_asked():
+    class Raises(StepEngine):
+        def schedule(self, request, key, size):
+            raise KeyError("gone")
+
+    (finding,) = examine_steps(behind_the_adapter(Raises), ALL, workloads=50)
+    assert [row[0] for row in finding.table.rows] == ["1", ""]
+    assert finding.table.rows[0][1].startswith("r0 asks for ")
 
 
 @pytest.mark.real_time

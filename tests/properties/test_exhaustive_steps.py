@@ -22,7 +22,7 @@ from triolet_scheduler import TrioletScheduler
 from triolet.core.ledger_values import Decisions
 from triolet.core.planning.pages import PageAllocator
 from triolet_kit.scheduler_play import SchedulerPlay
-from triolet_kit.schedulers import Item, Limits, NewRequest, Step
+from triolet_kit.schedulers import Item, Limits, NewRequest, SchedulerDeclaration, Step
 
 
 @frozen
@@ -100,7 +100,7 @@ class FailingPlay(SchedulerPlay):
 
     def __init__(self, world: World) -> None:
         scheduler = (LateScheduler if world.failures else TrioletScheduler)(world.limits)
-        super().__init__(scheduler, world.limits, settled=True)
+        super().__init__(scheduler, world.limits, SchedulerDeclaration(settled=True))
         self.failures = world.failures
         self.broken_epoch = -1
 
