@@ -62,7 +62,6 @@ class Record:
         self.sizes = {item.key: item.size for item in request.items}
         self.fingerprints: list[int] = []  # of the positions, as many as were needed so far
         self.began = -1  # the first step that ran the request
-        self.restarted = False
         self.verified = 0  # how many positions were right when the request ran last
         self.table: tuple[int, ...] = ()  # the pages of the request then
 
@@ -147,7 +146,8 @@ class PagedDevice:
             if not key or key in self.outputs:
                 continue
             what = f"{chunk.request} reads {key} at position {position}"
-            kind = "after a preemption" if record.restarted else ""
+            written = [name == chunk.request and at <= position < stop for name, at, stop, _ in self.writes]
+            kind = "after a preemption" if sum(written) > 1 else ""
             if key not in self.freed:
                 self.fail(BEFORE_READY, f"{what}, and it was never encoded", kind)
             if self.freed[key] >= record.began:
@@ -162,7 +162,6 @@ class PagedDevice:
         """Writes the positions of a chunk."""
         record, size, stop = self.records[chunk.request], self.page_size, chunk.start + chunk.length
         if chunk.start != record.verified:
-            record.restarted = record.verified > 0
             record.verified, record.began = 0, -1  # the request starts anew, after pages that it considers computed
         true = record.upto(stop)
         for position in range(chunk.start, stop):
