@@ -44,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         make = _factory(given.factory)
         declared = _declaration(declaration, given.declared)
         if given.replay is not None:
+            if given.ignore or given.emit_test is not None:
+                raise ValueError("--replay shows one workload; leave out --ignore and --emit-test, which need a search")
             result = replay(make, declared, number=given.replay, seed=given.seed)
             _print(result, as_json=given.json)
             sys.exit(0 if result.broken is None else 1)

@@ -325,8 +325,11 @@ class Replay:
     def __str__(self) -> str:
         """Returns the report."""
         result = "no promise was broken" if self.broken is None else f"{self.broken.name}\n{self.broken.what}"
-        told = [f"workload {self.number} of seed {self.seed}: {result}", str(self.table), self.workload]
-        return "\n\n".join([*told, counted("what happened", self.statistics)])
+        told = [
+            f"workload {self.number} of seed {self.seed}: {result}",
+            *([str(self.table)] if self.table.rows else []),
+        ]
+        return "\n\n".join([*told, self.workload, counted("what happened", self.statistics)])
 
     def as_json(self) -> str:
         """Returns the replay as JSON."""

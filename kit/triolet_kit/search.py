@@ -151,13 +151,11 @@ class Search(Generic[W]):
         return broken if broken is not None and broken.name == name else None
 
     def _finding(self, workload: W, number: int, broken: BrokenPromise, written_out: W | None) -> Finding:
-        again = None if written_out is None else self._breaks(written_out, broken.name)
-        if again is not None and written_out is not None:
-            workload = written_out
-        else:
-            again = self._breaks(workload, broken.name)
-        if again is not None:
-            workload, broken = self._shrunk(workload, again)
+        for start in (written_out, workload):
+            again = None if start is None else self._breaks(start, broken.name)
+            if start is not None and again is not None:
+                workload, broken = self._shrunk(start, again)
+                break
         return Finding(
             promise=broken.promise,
             kind=broken.kind,

@@ -175,7 +175,7 @@ class StepGame:
         self.played.operations.append(("finish", (request,)))
         there = self.is_there(request)
         if there or (self.declared.repeats and request in self.known):
-            self.forget(request, "an end")
+            self.forget(request, "a release")
             self.counts["ends"] += 1
             self.tell(f"{request} ends" if there else f"{request}, which holds nothing, ends")
             self.cache.finish(request)
@@ -269,7 +269,7 @@ class StepGame:
         if self.device and self.declared.closes:
             what = f"{' '.join(self.device)} on the device after close, and no step frees it"
             cause = self.causes.get(next(iter(self.device)))
-            self.broken(ALWAYS_FREED, what, "" if cause in {None, "a release", "an end"} else f"after {cause}")
+            self.broken(ALWAYS_FREED, what, "" if cause in {None, "a release"} else f"after {cause}")
 
     def shut(self) -> None:
         """Ends all requests, and closes the cache if it has a close. Nobody asks from then on."""

@@ -17,8 +17,6 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal, Protocol
 
-from attrs import evolve
-
 from .findings import BrokenPromise, Findings, Replay, Script, short
 from .search import WORKLOADS, Played, Search, import_of, raised
 from .step_declaration import StepDeclaration
@@ -119,11 +117,10 @@ def play_steps(
             game.close(workload.late_failures)
         elif workload.ends:
             game.end()
-    except BrokenPromise as broken:
-        played.written_out = evolve(workload, sizes=sizes, operations=tuple(played.operations), ends=False)
-        raise BrokenPromise(broken.promise, broken.what, played.table, broken.kind) from None
     except Exception as error:
-        played.written_out = evolve(workload, sizes=sizes, operations=tuple(played.operations), ends=False)
+        played.written_out = StepWorkload(workload.room, sizes, tuple(played.operations), ends=False)
+        if isinstance(error, BrokenPromise):
+            raise BrokenPromise(error.promise, error.what, played.table, error.kind) from None
         raise raised(error, played.table) from error
 
 

@@ -161,6 +161,7 @@ def test_without_findings_no_test_is_written(run: Any) -> None:
         (["some_engine:Faulty", "--declare", "missed_free=never"], 2, "missed_free"),
         (["some_engine:Faulty", "--workloads", "0"], 2, "--workloads"),
         (["some_engine:Faulty", "--replay", "0"], 2, "--replay"),
+        (["some_engine:Faulty", "--replay", "1", "--emit-test", "x.py"], 2, "leave out --ignore and --emit-test"),
         (["some_engine:Faulty", "--ignore", "no bugs"], 2, "there is no promise 'no bugs'; allowed: one of speaks"),
         (["some_engine:Faulty", "--emit-test", "absent/test.py"], 1, "cannot be written"),
     ],
