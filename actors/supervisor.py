@@ -42,7 +42,7 @@ from .scheduler import Scheduler
 from .statistics import EngineStatistics
 from .worker import Worker
 
-Run = Callable[..., Awaitable[None]]
+RunActor = Callable[..., Awaitable[None]]
 """An actor's ``run``, which takes a ``task_status``."""
 
 
@@ -292,12 +292,12 @@ class Supervisor:
         self._emit.write(log_lines.opened(description, self._runner.memory))
         return description
 
-    async def _start_child(self, nursery: trio.Nursery, name: str, run: Run) -> Any:
+    async def _start_child(self, nursery: trio.Nursery, name: str, run: RunActor) -> Any:
         child = _Child(name)
         return await nursery.start(self._run_child, child, run, name=f"triolet {name}")
 
     @trio.lowlevel.enable_ki_protection
-    async def _run_child(self, child: _Child, run: Run, *, task_status: trio.TaskStatus[Any]) -> None:
+    async def _run_child(self, child: _Child, run: RunActor, *, task_status: trio.TaskStatus[Any]) -> None:
         """Runs an actor. Until the actor has called ``started()``, its error is raised as an error of the start. Later
         errors are reported, never raised."""
         self._children[child.name] = child

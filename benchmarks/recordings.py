@@ -54,15 +54,15 @@ SCHEME = """
 
 
 @frozen
-class Word:
+class SpokenWord:
     """A word as it stands in the text, with its start and end in seconds."""
 
     word: str
     start: float
     end: float
 
-    def moved(self, seconds: float, speed: float = 1.0) -> Word:
-        return Word(self.word, self.start / speed + seconds, self.end / speed + seconds)
+    def moved(self, seconds: float, speed: float = 1.0) -> SpokenWord:
+        return SpokenWord(self.word, self.start / speed + seconds, self.end / speed + seconds)
 
 
 @frozen(eq=False)
@@ -70,7 +70,7 @@ class Speech:
     """Samples at 16 kHz, and the words that are said in them."""
 
     samples: np.ndarray
-    words: tuple[Word, ...] = ()
+    words: tuple[SpokenWord, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -179,7 +179,7 @@ class Speaker:
             function.restype, function.argtypes = result, arguments
         self._voices: dict[str, int] = {}
 
-    def flite(self, text: str, voice: str, path: Path) -> list[Word]:
+    def flite(self, text: str, voice: str, path: Path) -> list[SpokenWord]:
         self._c.srand(1)  # seeds flite's breath, so that a sentence always sounds the same
         utterance = self._flite.flite_synth_text(text.encode("ascii"), self._voice(voice))
         self._flite.cst_wave_save_riff(self._flite.utt_wave(utterance), str(path).encode())
@@ -187,13 +187,13 @@ class Speaker:
         self._flite.delete_utterance(utterance)
         return words
 
-    def _words(self, tokens: int) -> Iterator[Word]:
+    def _words(self, tokens: int) -> Iterator[SpokenWord]:
         first = b"daughter1.R:SylStructure.daughter1.daughter1.R:Segment.p.end"
         last = b"daughtern.R:SylStructure.daughtern.daughtern.R:Segment.end"
         token = self._flite.relation_head(tokens)
         while token:
             name = self._flite.ffeature_string(token, b"name").decode("ascii")
-            yield Word(name, self._flite.ffeature_float(token, first), self._flite.ffeature_float(token, last))
+            yield SpokenWord(name, self._flite.ffeature_float(token, first), self._flite.ffeature_float(token, last))
             token = self._flite.item_next(token)
 
     def _voice(self, name: str) -> int:
@@ -214,14 +214,14 @@ class Speaker:
             return None
         run(["sox", "-D", str(raw), "-r", str(RATE), "-c", "1", str(played), "speed", str(speed)])
         samples, _ = soundfile.read(played, dtype="float32")
-        words = [Word(word, at.start, at.end).moved(0.0, speed) for word, at in zip(written, spoken, strict=True)]
+        words = [SpokenWord(word, at.start, at.end).moved(0.0, speed) for word, at in zip(written, spoken, strict=True)]
         begin = max(0.0, words[0].start - EDGE)
         cut = samples[int(begin * RATE) : int((words[-1].end + EDGE) * RATE)]
         loud = cut * (LOUDNESS / np.sqrt(np.mean(cut**2)))
         return Speech(loud, tuple(word.moved(-begin) for word in words))
 
 
-def festival(text: str, voice: str, path: Path) -> list[Word]:
+def festival(text: str, voice: str, path: Path) -> list[SpokenWord]:
     """Says ``text`` into ``path``. A token lasts from the start of its first word to the end of its last."""
     program = path.with_suffix(".scm")
     program.write_text(SCHEME.format(voice=voice, text=text, path=path), encoding="ascii")
@@ -229,7 +229,7 @@ def festival(text: str, voice: str, path: Path) -> list[Word]:
     for line in run(["festival", "-b", str(program)]).splitlines():
         name, *times = line.split("\t")
         starts, ends = map(float, times[::2]), map(float, times[1::2])
-        words.append(Word(name, next(starts, 0.0), max(ends, default=0.0)))
+        words.append(SpokenWord(name, next(starts, 0.0), max(ends, default=0.0)))
     return words
 
 

@@ -46,7 +46,7 @@ from ..core.errors import (
     LenderLost,
     RunnerCrashed,
 )
-from ..core.flights import Flight, Place, Trials
+from ..core.flights import Flight, Place, SuspectTrials
 from ..core.model import ModelDescription
 from ..core.request import Request, Structure
 from .asyncio_thread import AsyncioThread, NamedTasks
@@ -90,7 +90,7 @@ class RayBackend:
     departures: list[Departure] = field(factory=list, init=False)
     """The reports of replicas that have left in order, the latest last. At the end of the block all replicas leave."""
     _clients: dict[str, _Client] = field(factory=dict, init=False)  # by request id
-    _trials: Trials = field(factory=Trials, init=False)
+    _trials: SuspectTrials = field(factory=SuspectTrials, init=False)
     _accepting: bool = field(default=False, init=False)
     _no_room_until: float = field(default=-math.inf, init=False)  # until then suspects are not sent to quarantine
     _is_down: bool = field(default=False, init=False)

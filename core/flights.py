@@ -5,8 +5,8 @@ with its tokens so far, so its stream goes on without a gap or a duplicate. Late
 
 One of the requests on a lost replica may have caused the loss. So all of them are suspects, and go on in quarantine, on
 a replica for suspects alone. They run together there. If that replica is lost too, they run one after another
-(`Trials`). If the replica is lost once more, the suspect that was on trial is poison. So a request that ends processes
-ends only one replica with other requests, and no innocent request is taken for poison.
+(`SuspectTrials`). If the replica is lost once more, the suspect that was on trial is poison. So a request that ends
+processes ends only one replica with other requests, and no innocent request is taken for poison.
 """
 
 from __future__ import annotations
@@ -121,20 +121,20 @@ class Flight:
 
 
 @define
-class _Trial:
+class _SuspectTrial:
     alone: bool  # no other trial may begin beside this one
     cleared: bool = False
     had_company: bool = False
 
 
 @define(eq=False)
-class Trials:
+class SuspectTrials:
     """The suspects that wait for a trial or run in quarantine, by request id. A trial ends when its suspect is cleared.
     The suspect goes on in quarantine then, and other trials may begin beside it."""
 
     _together: dict[str, None] = field(factory=dict, init=False)  # waiting suspects; an ordered set
     _alone: dict[str, None] = field(factory=dict, init=False)  # waiting suspects
-    _there: dict[str, _Trial] = field(factory=dict, init=False)  # suspects that run in quarantine
+    _there: dict[str, _SuspectTrial] = field(factory=dict, init=False)  # suspects that run in quarantine
 
     def add(self, request_id: str, place: Place) -> None:
         """Adds a suspect that waits for its trial."""
@@ -163,7 +163,7 @@ class Trials:
         begun = tuple(waiting)[: 1 if alone else None]
         for request_id in begun:
             del waiting[request_id]
-            self._there[request_id] = _Trial(alone=alone)
+            self._there[request_id] = _SuspectTrial(alone=alone)
         if begun and len(self._there) > 1:
             for trial in self._there.values():
                 trial.had_company = True

@@ -11,20 +11,20 @@ from attrs import define, field
 
 _AT_ONCE = 16  # requests that begin in one turn of the event loop, so that many requests do not block it
 T = TypeVar("T")
-Run = Callable[[], Awaitable[T]]
+Operation = Callable[[], Awaitable[T]]
 
 
 @define(eq=False)
 class _Together(Generic[T]):
-    runs: Sequence[Run[T]]
+    operations: Sequence[Operation[T]]
     begun: trio.Event | None
     results: dict[int, T] = field(factory=dict, init=False)
     error: Exception | None = field(default=None, init=False)
 
     async def run(self) -> None:
-        """Runs all runs. Returns when all have ended, or when one has failed and the others are cancelled."""
+        """Runs all operations. Returns when all have ended, or when one has failed and the others are cancelled."""
         async with trio.open_nursery() as nursery:
-            for index in range(len(self.runs)):
+            for index in range(len(self.operations)):
                 nursery.start_soon(self._one, index, nursery.cancel_scope)
                 if index % _AT_ONCE == _AT_ONCE - 1:
                     await trio.lowlevel.checkpoint()
@@ -33,7 +33,7 @@ class _Together(Generic[T]):
         try:
             if index > 0 and self.begun is not None:
                 await self._wait(self.begun)
-            self.results[index] = await self.runs[index]()
+            self.results[index] = await self.operations[index]()
         except Exception as error:  # noqa: BLE001  (raised by `run_together`, as it is)
             self.error = self.error or error
             scope.cancel()
@@ -47,16 +47,16 @@ class _Together(Generic[T]):
 
 
 @trio.lowlevel.enable_ki_protection
-async def run_together(runs: Sequence[Run[T]], begun: trio.Event | None = None) -> list[T]:
-    """Runs ``runs`` together, and returns their results in the order of ``runs``. The first error of a run ends the
-    other runs and is raised as it is, not in a group. A cancellation is raised as it is, too, since callers and the
-    portal recognise it by its class.
+async def run_together(operations: Sequence[Operation[T]], begun: trio.Event | None = None) -> list[T]:
+    """Runs ``operations`` together, and returns their results in this order. The first error of an operation ends the
+    others and is raised as it is, not in a group. A cancellation is raised as it is, too, since callers and the portal
+    recognise it by its class.
 
     Args:
-        begun: an event that the first run sets. The other runs wait for the event, so that they find the prompt of the
-            first one in the caches.
+        begun: an event that the first operation sets. The others wait for it, so that they find the prompt of the first
+            one in the caches.
     """
-    together = _Together(runs, begun)
+    together = _Together(operations, begun)
     error: BaseException | None = None
     try:
         try:
@@ -70,7 +70,7 @@ async def run_together(runs: Sequence[Run[T]], begun: trio.Event | None = None) 
     finally:
         together.error = None  # a frame in its own error's traceback would be a reference cycle
         del error
-    return [together.results[index] for index in range(len(runs))]
+    return [together.results[index] for index in range(len(operations))]
 
 
 def _first(group: BaseExceptionGroup[BaseException] | None) -> BaseException | None:

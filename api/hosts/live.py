@@ -16,7 +16,7 @@ from ..live.endpoints import Endpointer
 from ..live.options import LiveOptions
 from ..live.reader import UtteranceReader
 from ..live.session import LiveTranscription
-from ..speech.reader import Run, WindowReader
+from ..speech.reader import RunRequests, WindowReader
 from ..speech.recipe import Recipe
 from ..speech.voice import VoiceActivity
 from .alternatives import background
@@ -25,7 +25,7 @@ from .alternatives import background
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def open_live(
-    options: LiveOptions, description: ModelDescription, run: Run, *, request_id: str, detector: VoiceActivity
+    options: LiveOptions, description: ModelDescription, run: RunRequests, *, request_id: str, detector: VoiceActivity
 ) -> AsyncIterator[LiveTranscription]:
     """Opens a live session for a block. Leaving the block ends the session's tasks and aborts their requests.
 
@@ -43,7 +43,7 @@ async def open_live(
 
 
 def _session(
-    options: LiveOptions, description: ModelDescription, run: Run, request_id: str, detector: VoiceActivity
+    options: LiveOptions, description: ModelDescription, run: RunRequests, request_id: str, detector: VoiceActivity
 ) -> LiveTranscription:
     shared = options.transcribe
     if shared.seed is None:

@@ -20,7 +20,7 @@ from ..speech.hearing import Hearing
 from ..speech.options import TranscribeOptions
 from ..speech.parallel import ParallelTranscription
 from ..speech.plan import Plan
-from ..speech.reader import Run, WindowReader
+from ..speech.reader import RunRequests, WindowReader
 from ..speech.recipe import Recipe
 from ..speech.spans import SpanRules
 from ..speech.transcription import Transcription
@@ -39,7 +39,7 @@ async def open_transcription(
     audio: AudioSource,
     options: TranscribeOptions,
     description: ModelDescription,
-    run: Run,
+    run: RunRequests,
     *,
     request_id: str,
     asked: float,

@@ -18,7 +18,7 @@ from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
 from .words import WordTokens
 
-Run = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # runs requests together, until all have ended
+RunRequests = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # until all have ended
 
 
 @define(eq=False)
@@ -36,7 +36,7 @@ class WindowReader:
     """
 
     recipe: Recipe
-    run: Run
+    run: RunRequests
     request_id: str
     once: bool = False
     asked: float = field(factory=trio.current_time)

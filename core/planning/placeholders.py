@@ -14,7 +14,7 @@ from ..request import EncoderItem, Placeholder, Request
 
 
 @define(eq=False)
-class Reading:
+class PlaceholderCursor:
     """Placeholders in the order of their first positions. Finds those that do not lie wholly before a position."""
 
     placeholders: Sequence[Placeholder]
@@ -40,12 +40,12 @@ class PlaceholderItems:
     all: tuple[Placeholder, ...]
     _items: tuple[EncoderItem, ...]
     stop: int = field(init=False)  # one past the last position of all placeholders
-    _reading: Reading = field(init=False)
+    _cursor: PlaceholderCursor = field(init=False)
     _last_stops: dict[str, int] = field(factory=dict, init=False)  # by key: an item may come twice
 
     def __attrs_post_init__(self) -> None:
-        self._reading = Reading(self.all)
-        self.stop = self._reading.stop
+        self._cursor = PlaceholderCursor(self.all)
+        self.stop = self._cursor.stop
         for placeholder in self.all:
             self._last_stops[placeholder.key] = max(placeholder.stop, self._last_stops.get(placeholder.key, 0))
 
@@ -62,7 +62,7 @@ class PlaceholderItems:
     def needed(self, start: int) -> Iterator[EncoderItem]:
         """Yields the items with embeddings at ``start`` or later, each key once."""
         seen = set()
-        for index in self._reading.unread(start):
+        for index in self._cursor.unread(start):
             item = self._items[index]
             if self.all[index].stop > start and item.key not in seen:
                 seen.add(item.key)
@@ -77,7 +77,7 @@ class PlaceholderItems:
         there is no such position."""
         missing = (
             next(max(first, start) for first, stop in self.all[index].spans if stop > start)
-            for index in self._reading.unread(start)
+            for index in self._cursor.unread(start)
             if self.all[index].key not in held and self.all[index].stop > start
         )
         return min(missing, default=None)
@@ -85,7 +85,7 @@ class PlaceholderItems:
     def touched(self, start: int, stop: int) -> list[str]:
         """Returns the keys of the items with embeddings in ``[start, stop)``."""
         found: dict[str, None] = {}
-        for index in self._reading.unread(start):
+        for index in self._cursor.unread(start):
             placeholder = self.all[index]
             if placeholder.start >= stop:
                 break

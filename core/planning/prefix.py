@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from attrs import define, field
 
 from ..request import Placeholder, Request
-from .placeholders import Reading
+from .placeholders import PlaceholderCursor
 
 _BYTES = 16  # per key: among 2**32 pages, two prefixes have the same key with a probability of about 2**-64
 
@@ -66,10 +66,10 @@ class PageKeys:
     placeholders: tuple[Placeholder, ...]
     _root: bytes
     _keys: list[bytes] = field(factory=list)
-    _reading: Reading = field(init=False)
+    _cursor: PlaceholderCursor = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._reading = Reading(self.placeholders)
+        self._cursor = PlaceholderCursor(self.placeholders)
 
     def __len__(self) -> int:
         """The number of keys that have been computed."""
@@ -95,6 +95,6 @@ class PageKeys:
     def _compute_next(self, token_ids: Sequence[int]) -> None:
         start = len(self._keys) * self.page_size
         parent = self._keys[-1] if self._keys else self._root
-        unread = self._reading.unread(start) if self.placeholders else ()
+        unread = self._cursor.unread(start) if self.placeholders else ()
         placeholders = [self.placeholders[index] for index in unread]
         self._keys.append(page_key(parent, token_ids[start : start + self.page_size], start, placeholders))

@@ -20,7 +20,7 @@ from .whisper import WhisperModel
 
 
 @frozen(kw_only=True, eq=False)
-class Reading:
+class ReadChunks:
     """The hidden states and queries that the decoder computes for some chunks."""
 
     starts: Mapping[int, int]  # the first row of each chunk, by the index of the chunk
@@ -57,7 +57,7 @@ class WhisperNetwork(CrossedNetwork):
         rows_of = [reading.starts[index] + offset for index, offset in wanted]
         return self.head(reading.hidden[torch.tensor(rows_of, device=self.device)])
 
-    def read(self, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
+    def read(self, feeds: Sequence[Feed], layers: Sequence[int]) -> ReadChunks:
         """Feeds chunks. Returns their hidden states, and the queries of cross-attention in ``layers``."""
         if self.native is not None:
             return self._read_natively(self.native, feeds, layers)
@@ -68,19 +68,19 @@ class WhisperNetwork(CrossedNetwork):
         step, crossing = PagedStep(self.paged, rows), CrossStep.of(self.cross, rows)
         hidden = self.model.decode(tokens, positions, step, crossing, kept)
         starts = dict(zip(rows.order, rows.starts, strict=True))
-        return Reading(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
+        return ReadChunks(starts=starts, hidden=hidden, queries=[kept[layer] for layer in layers])
 
     def head(self, hidden: Tensor) -> Tensor:
         """Returns logits [rows, vocabulary], float32, of hidden states from `read`."""
         return self.model.logits(hidden) if self.native is None else self.native.head(hidden)
 
-    def _read_natively(self, native: Runner, feeds: Sequence[Feed], layers: Sequence[int]) -> Reading:
+    def _read_natively(self, native: Runner, feeds: Sequence[Feed], layers: Sequence[int]) -> ReadChunks:
         fed, rows = self.fed(feeds, ())
         kept = {self.queries[layer]: torch.empty(len(fed), self.model.shape.width) for layer in layers}
         in_order = evolve(rows, wanted=range(len(fed)))
         hidden = native.step(fed, in_order, hidden=True, kept=kept)
         starts = dict(zip(rows.order, rows.starts, strict=True))
-        return Reading(starts=starts, hidden=hidden, queries=list(kept.values()))
+        return ReadChunks(starts=starts, hidden=hidden, queries=list(kept.values()))
 
 
 def encode_windows(

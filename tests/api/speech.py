@@ -22,7 +22,7 @@ from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.parallel import ParallelTranscription
 from triolet.api.speech.plan import Clips, Plan
-from triolet.api.speech.reader import Run, WindowReader
+from triolet.api.speech.reader import RunRequests, WindowReader
 from triolet.api.speech.recipe import Recipe
 from triolet.api.speech.transcription import Transcription
 from triolet.api.speech.windows import Generated
@@ -156,7 +156,7 @@ def segment(text: str, start: float = 0.0, end: float = 30.0, words: Sequence[Wo
 
 @define(eq=False)
 class Script:
-    """A `Run` that gives the answers in order, the last for ever, and keeps the requests."""
+    """A `RunRequests` that gives the answers in order, the last for ever, and keeps the requests."""
 
     answers: Sequence[Generated]
     requests: list[Request] = field(factory=list)
@@ -263,7 +263,7 @@ class PaperHearing:
 # -- transcriptions ----------------------------------------------------------------------------------------------------
 
 
-def reader_of(run: Run, options: TranscribeOptions = GREEDY, model: ModelDescription = MODEL) -> WindowReader:
+def reader_of(run: RunRequests, options: TranscribeOptions = GREEDY, model: ModelDescription = MODEL) -> WindowReader:
     return WindowReader(Recipe(options=options, description=model), run, "r")
 
 
@@ -274,7 +274,7 @@ def plain(window: int = WINDOW, clips: Clips = EVERYTHING) -> Plan:
 
 def begin(
     samples: Samples,
-    run: Run,
+    run: RunRequests,
     options: TranscribeOptions = GREEDY,
     model: ModelDescription = MODEL,
     plan: Plan | None = None,
@@ -294,7 +294,7 @@ def recording_of(samples: Samples, plan: Plan) -> PaperRecording:
 @asynccontextmanager
 async def begin_parallel(
     samples: Samples,
-    run: Run,
+    run: RunRequests,
     options: TranscribeOptions = GREEDY,
     model: ModelDescription = MODEL,
     plan: Plan | None = None,
@@ -309,7 +309,7 @@ async def begin_parallel(
 
 async def read_all(
     samples: Samples,
-    run: Run,
+    run: RunRequests,
     options: TranscribeOptions = GREEDY,
     model: ModelDescription = MODEL,
     plan: Plan | None = None,
@@ -360,7 +360,7 @@ class PaperListener:
 
 
 def opened(
-    samples: Samples, run: Run, options: TranscribeOptions, *, at_once: int = 4
+    samples: Samples, run: RunRequests, options: TranscribeOptions, *, at_once: int = 4
 ) -> AbstractAsyncContextManager[Transcription]:
     """A transcription as the engine opens it. Audio is no louder than full scale, so a `ramp` must be made small."""
     return open_transcription(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis.stateful import initialize, invariant, rule
 
 from triolet.core.errors import PoisonRequest
-from triolet.core.flights import CLEARED_AFTER, Flight, Place, Trials
+from triolet.core.flights import CLEARED_AFTER, Flight, Place, SuspectTrials
 from triolet.core.plan import SampledToken
 from triolet.core.request import Request
 
@@ -59,7 +59,7 @@ class ClusterMachine(Machine):
         super().__init__()
         self.clients: dict[str, Client] = {}
         self.attempts: list[Attempt] = []  # all that were ever sent
-        self.trials = Trials()
+        self.trials = SuspectTrials()
         self.losses: list[Attempt] = []  # that the cluster has not heard of
         self.ended_by: list[str] = []  # requests that have ended a replica that has others
 
