@@ -319,8 +319,9 @@ class Scheduler:
         )
 
     def _wind_up(self) -> None:
-        """Ends what is left after a crash or a hard cancel: the streams that the planner can no longer end, and the
-        submits that nobody has read. The last message, `SchedulerClosed`, gives back all that the requests hold."""
+        """Ends all streams after a crash or a hard cancel, even those that the planner can no longer end, and those of
+        submits that were not read. The last message, `SchedulerClosed`, gives back all that the requests hold.
+        """
         for request_id in list(self._clients):
             self._end(request_id, m.Failed(_stopped()), "failed", events.error_text(_stopped()))
         _answer(self._wait_for_sleep, _stopped)

@@ -453,9 +453,9 @@ def leaving(
     body_error: BaseException | None, ours: BaseException | None, cancelled: type[BaseException]
 ) -> BaseException | None:
     """Returns the one exception that leaves an engine's block: the body's error, with the engine's error (``ours``) in
-    a note, or else ``ours``. A broken promise takes precedence over an error of the body, which may follow from it.
-    ``cancelled`` is the cancellation class of the host's library: the cancellation of the body does not hide the
-    engine's error."""
+    a note, or else ``ours``. A broken promise takes precedence over an error of the body, since that error may follow
+    from it. ``ours`` also takes precedence over a cancellation of the body, which is an instance of ``cancelled``.
+    """
     try:
         if ours is None:
             return body_error

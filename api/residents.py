@@ -169,8 +169,8 @@ class Residents:
 
     @trio.lowlevel.enable_ki_protection
     async def _hasten(self) -> None:
-        """Ends the drains if the surroundings of the block are cancelled, since a body that waits for the end in a
-        shield of its own does not notice that. Engines stay open while the body runs for other reasons.
+        """Ends the drains if the surroundings of the block are cancelled. A body that waits for the end in a shield of
+        its own would not notice that. Engines stay open while the body runs for other reasons.
         """
         try:
             await self.closed.wait()

@@ -26,8 +26,8 @@ class ContentRouter(RequestRouter):
     """Sends a request to the replica that holds its content; `triolet.core.routing` decides.
 
     The end of a sending is taken from its own result rather than from `RequestRouter.on_request_completed`. Serve calls
-    that method with the id of the request alone, also for an attempt that was refused, and perhaps before it reports
-    that the request was routed.
+    that method with nothing but the id of the request. It does so for a refused attempt, too, and perhaps before it
+    reports that the request was routed.
     """
 
     def initialize_state(self, places: int = 16) -> None:  # type: ignore[override]  # Serve hands on what we name

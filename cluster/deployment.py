@@ -70,8 +70,8 @@ class Deployment:
 
     @property
     def least(self) -> tuple[int, int]:
-        """The least numbers of replicas that must be ready: of those that take requests, and of those that only
-        encode.
+        """The least numbers of ready replicas with which the deployment is ready: of those that take requests, and of
+        those that only encode.
         """
         return self.replicas if isinstance(self.replicas, int) else self.replicas[0], self.encoders
 

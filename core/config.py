@@ -128,8 +128,8 @@ class EngineConfig:
             wait; ``math.inf``: until they have ended.
         stage_seconds: how long each further stage of the teardown may take before it is cut off; more than 0, up to a
             day, so that the teardown always ends.
-        restarts: how often within ``restart_seconds`` the runner may restart after a free that raised, since such a
-            free leaves the device's state unknown; 0: the first such free ends the engine.
+        restarts: how often within ``restart_seconds`` the runner may restart after a free that raised. Such a free
+            leaves the device's state unknown. 0: the first such free ends the engine.
         restart_seconds: see ``restarts``; more than 0; ``math.inf``: the engine's whole life.
         idle_sleep: the engine gives the device back after so many seconds without a request, and takes it again for the
             next request. ``math.inf``: never.
@@ -150,7 +150,7 @@ class EngineConfig:
             from those of the unchanged checkpoint. ``dtype`` is the type of the computation. ``"auto"`` is then float32
             with the native library; without it, bfloat16 if the CPU has instructions for that. ``None``: the weights
             stay as they are in the checkpoint.
-        graphs: record and replay the steps in which all sequences of a decoder-only model decode, which saves most of a
+        graphs: record and replay the steps in which all sequences of a decoder-only model decode. This saves most of a
             small step's time on a GPU. ``"auto"``: CUDA graphs on CUDA, unless a graph cannot record the model's
             operations (then the engine warns and goes on without graphs); no graphs on the CPU. ``"off"``: no graphs.
             ``"eager"``: the shapes and buffers of graphs, but each step is computed without replay, on any device, in

@@ -151,9 +151,10 @@ class EncoderLedger:
 
     def encode_failed(self, keys: Iterable[str], error: Exception) -> Decisions:
         """Notes that the encode batch of ``keys`` failed and kept no output. Entries that are still held are tried
-        again: in halves, so that one bad item fails alone, or in smaller batches if this batch was too large for the
-        device's memory. If an item fails alone for the second time, its holders are refused, with ``error`` as the
-        cause."""
+        again, in halves, so that one bad item fails alone. If the batch was too large for the device's memory, they are
+        tried in smaller batches instead. If an item fails alone for the second time, its holders are refused, with
+        ``error`` as the cause.
+        """
         entries = [self._entries[key] for key in keys]
         too_large = len(entries) > 1 and isinstance(error, MemoryError)
         if too_large:
@@ -253,8 +254,9 @@ class EncoderLedger:
 
     @property
     def oldest_idle(self) -> float | None:
-        """The time at which the first idle entry became idle, among those that no acquire waits for; ``None``: there is
-        no such entry."""
+        """The time since which the oldest idle entry that no acquire waits for is idle; ``None``: there is no such
+        entry.
+        """
         return next(iter(self._idle.values()), None)
 
     @property
@@ -267,8 +269,8 @@ class EncoderLedger:
         return {key: (entry.state, tuple(entry.holders), entry.item.size) for key, entry in self._entries.items()}
 
     def keys_to_come(self) -> frozenset[str]:
-        """Returns the keys of all outputs that are to come: those that are reserved, being encoded or being borrowed,
-        and those that acquires without a reservation wait for.
+        """Returns the keys of all outputs that are reserved, being encoded or being borrowed, and of those that
+        acquires wait for without a reservation.
         """
         coming = {key for key, entry in self._entries.items() if entry.state not in RESIDENT}
         return frozenset(coming | self._lacking.keys())

@@ -127,7 +127,7 @@ class Preparer(Protocol):
         """
 
     def prepare_pair(self, first: str, second: str) -> tuple[tuple[int, ...], int | None]:
-        """Returns the tokens of two texts that are read together, and the position of the second text for models that
+        """Returns the tokens of two texts that are read together, and the position of the second text. Some models
         distinguish the two.
 
         Raises:

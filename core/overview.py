@@ -66,8 +66,8 @@ class Overview:
     events does not grow with the requests.
 
     Args:
-        changed: a function that is called with each line whose stage has changed, and with each entry whose state has
-            changed. The last stage of a line is the request's outcome. The last state of an entry is `ABSENT`.
+        changed: a function that is called with each line when its stage changes, and with each entry when its state
+            changes. The last stage of a line is the request's outcome. The last state of an entry is `ABSENT`.
     """
 
     changed: Callable[[Change], None] | None = None

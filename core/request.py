@@ -169,8 +169,8 @@ class SamplingParams:
             1]; 1 is off.
         top_k: sample only from the k likeliest tokens; 0 is off.
         min_p: sample only from tokens at least ``min_p`` times as likely as the likeliest token, 0 to 1; 0 is off.
-        repetition_penalty: divides the positive logits of each token of the prompt or the output, and multiplies the
-            negative ones; 0.001 to 1,000; 1 is off (Keskar et al. 2019, "CTRL", section 4.1).
+        repetition_penalty: divides the logits of all tokens of the prompt and the output that are positive, and
+            multiplies those that are negative; 0.001 to 1,000; 1 is off (Keskar et al. 2019, "CTRL", section 4.1).
         presence_penalty: subtracted from the logit of each token that the output already has, -2 to 2; 0 is off.
         frequency_penalty: subtracted from a token's logit once for each occurrence of the token in the output, -2 to 2;
             0 is off.
@@ -322,9 +322,8 @@ class Alignment:
     """Requests the times at which the tokens of the prompt are spoken, instead of further tokens. See `AlignedTokens`.
 
     The prompt is the output that is to be aligned: special tokens, then text (teacher forcing). The tokens from
-    position ``start`` on are aligned with the first ``frames`` frames of the encoder's output, which are the frames
-    that contain audio. Log-probabilities are computed among the first ``among`` tokens of the vocabulary; ``None``:
-    among all.
+    position ``start`` on are aligned with the first ``frames`` frames of the encoder's output. Later frames contain no
+    audio. Log-probabilities are computed among the first ``among`` tokens of the vocabulary; ``None``: among all.
     """
 
     start: int = field(

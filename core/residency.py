@@ -252,8 +252,8 @@ class Residency:
         return ticket
 
     def _answer_absent(self, model: Model, now: float) -> None:
-        """Handles models that are not loaded: answers orders to unload them, refuses uses of one that has just failed,
-        and has the next one sized.
+        """Handles a model that is not loaded: answers orders to unload it, refuses its uses if it has just failed or
+        the block is closing, and has it sized if a use needs that.
         """
         is_sizing = model.state is ModelState.LOADING and not self._is_sized(model)
         if model.is_absent or is_sizing:

@@ -1,5 +1,4 @@
-"""Routing: chooses the replica for each request, so that what was encoded once is used again, and no request waits for
-the sake of this reuse.
+"""Routing: chooses the replica for each request, so that encoder outputs are used again, but no request waits for that.
 
 Pure: no clock, no network. The caller informs `Router` of the replicas and of what each holds. The router counts the
 requests that it sends. A request names its contents by keys, the most specific first. The rules apply in this order:
@@ -16,7 +15,7 @@ requests that it sends. A request names its contents by keys, the most specific 
 The better of two replicas is the one with fewer encodings to come; if these are equal, the one with the smaller load.
 Encodings come first, since an encoding makes all other work on its device wait, while one more request hardly makes a
 step longer. Encodings do not make a replica busy. Otherwise content that a busy replica holds would be encoded again
-elsewhere, which is the cost that routing is to avoid.
+elsewhere, and routing is to avoid that cost.
 
 A request without keys goes to the better of two replicas that are drawn at random.
 """
@@ -171,8 +170,8 @@ class Router:
 
     def told_total(self, replica: str, requests: int, encodings: int = 0) -> None:
         """Notes the load that a replica reports if it does not distinguish its routers. This router's own share of
-        ``requests`` and ``encodings`` is subtracted: the largest share that it had there since the last report, since
-        the moment at which the replica counted is unknown.
+        ``requests`` and ``encodings`` is subtracted. The moment at which the replica counted is unknown, so the share
+        is the largest one since the last report.
         """
         if replica not in self._replicas:
             return

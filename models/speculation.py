@@ -1,11 +1,12 @@
 """Proposers of draft tokens: the text itself, or a smaller model that reads along.
 
-A proposer sees every chunk of every step, also those that sample nothing, so that a draft model's KV is always as long
-as the model's own. The draft model's KV lies in a pool of its own, in pages with the same numbers: what the planner
-knows of a page, its content included, is true of both pools.
+A proposer sees every chunk of every step, even those that sample nothing. So a draft model's KV is always as long as
+the model's own. It lies in a pool of its own, in pages with the same numbers. So the planner's facts about a page hold
+for both pools.
 
-Both proposers have ``start``, which is called for a sequence before its first chunk, and ``propose``, which returns for
-each chunk of a step up to ``draft_tokens`` tokens that may follow it."""
+Both proposers have two methods. ``start`` is called for a sequence before its first chunk. ``propose`` returns, for
+each chunk of a step, up to ``draft_tokens`` tokens that may follow it.
+"""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ class StepJudge:
     # -- a step that has run -----------------------------------------------------------------------------------------
 
     def _step_ended(self, plan: StepPlan, result: object) -> None:
-        """Judges a step after the device has run it. A step that was not run, or that failed for another reason than a
-        misuse, is not judged, since its sequences start anew under other ids.
+        """Judges a step after the device has run it. A step that was not run is not judged, nor one that failed for
+        another reason than a misuse: their sequences start anew under other ids.
         """
         if not isinstance(result, StepResult | AssertionError):
             return

@@ -18,8 +18,9 @@ STDIN = "-"
 
 
 def check_model(model: str, *, transcribes: bool = False) -> None:
-    """Raises `WrongFile` if ``model`` is a folder without a checkpoint that can be read, or, for a command that
-    ``transcribes``, a folder whose checkpoint is not Whisper. Hub ids are not looked up here."""
+    """Raises `WrongFile` if ``model`` is a folder without a readable checkpoint. A command that ``transcribes`` needs a
+    Whisper checkpoint. Hub ids are not looked up here.
+    """
     from ...models.checkpoints.files import local_folder, read_config
 
     try:

@@ -96,8 +96,8 @@ class Job:
         return status
 
     def _to_report(self, file: _File) -> list[_File]:
-        """The files to report now that ``file`` has ended: ``file`` alone, or, if the destination wants an order, all
-        files that have ended and come before the first one that has not.
+        """The files to report now that ``file`` has ended. If the destination wants no order, this is ``file`` alone.
+        Otherwise these are the next files in the order, up to the first that has not ended.
         """
         file.has_ended = True
         if not self.destination.in_order:

@@ -136,8 +136,8 @@ class Recording:
 
     @property
     def duration(self) -> float | None:
-        """The length in seconds, exact once the end is reached. Before that it is the length that the header promises
-        (an estimate for MP3 and Ogg), or the decoded length if it is longer; ``None``: the header promises no length.
+        """The length in seconds, exact once the end is reached. Before that it is the promise of the header (an
+        estimate for MP3 and Ogg), or the decoded length if that is longer. ``None``: the header promises no length.
         """
         if self.length is not None:
             return self.length / self.sampling_rate

@@ -1,5 +1,6 @@
 """The number of frames that a WAV or AIFF header promises, and the number that the file has. libsndfile and FFmpeg
-report only the smaller one, so that a file that was cut short would look like a whole one."""
+report only the smaller number, so by them a file that was cut short looks like a whole one.
+"""
 
 from __future__ import annotations
 

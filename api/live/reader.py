@@ -24,8 +24,9 @@ _EDGE = 1.0  # seconds: words that end this near to the end of a full window may
 
 @frozen(kw_only=True)
 class Heard:
-    """The changes by one reading: the words that are stable now, and ``moved``, the sample before which no audio is
-    needed any more. ``moved`` is ``None`` if all audio is still needed."""
+    """The changes by one reading: the words that are stable now, and ``moved``. Audio before sample ``moved`` is not
+    needed any more; ``None``: all audio is still needed.
+    """
 
     stable: tuple[TimedWord, ...] = ()
     moved: int | None = None

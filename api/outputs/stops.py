@@ -46,8 +46,8 @@ class StopStrings:
         return min((place for place in places if place >= 0), default=len(text))
 
     def _begun(self, text: str) -> int:
-        """The place where text must be held back: the beginning of the longest end of ``text`` that may still become a
-        stop string, or else the end of ``text``.
+        """The place from which on text must be held back, since the rest of ``text`` may become a stop string; the end
+        of ``text`` if nothing must be.
         """
         return len(text) - max((_overlap(text, stop) for stop in self.stops), default=0)
 

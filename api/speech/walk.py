@@ -160,8 +160,8 @@ class Walk:
         return stop if seek - start < least else min(seek, stop)
 
     def _missed(self, last: Segment, start: int, stop: int) -> int | None:
-        """Returns the end of the last segment if the next window would start at this window's end, although somebody
-        speaks in between.
+        """Returns the end of the last segment if somebody speaks after it and the next window would skip that speech,
+        since it would start at this window's end.
         """
         end = self.recipe.samples(last.end)
         speech = speech_within(self.plan.speech, end, stop)

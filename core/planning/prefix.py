@@ -34,7 +34,8 @@ def page_key(parent: bytes, token_ids: Sequence[int], start: int, placeholders: 
 
 def _marks(placeholders: Sequence[Placeholder], start: int, stop: int) -> list[tuple[str, int, int, int]]:
     """Returns a tuple for each span that touches ``[start, stop)``: the item's key, the bounds of the span relative to
-    ``start``, and the number of the item's embeddings before the span."""
+    ``start``, and how many of the item's embeddings come before the span.
+    """
     marks = []
     for placeholder in placeholders:
         if placeholder.stop <= start or stop <= placeholder.start:

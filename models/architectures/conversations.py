@@ -31,8 +31,8 @@ class Rendered(str):
 
 
 def template_of(tokenizer: Any, own: str | None = None, *, tools: bool) -> str:
-    """The text of the chat template: ``own``, or else that of the tokenizer, which may have a separate template for
-    conversations with ``tools``. Empty if there is none.
+    """The text of the chat template: ``own``, or else that of the tokenizer. A tokenizer may have a separate template
+    for conversations with ``tools``. Empty if there is none.
     """
     if not (own or tokenizer.chat_template):
         return ""
@@ -43,10 +43,11 @@ def template_of(tokenizer: Any, own: str | None = None, *, tools: bool) -> str:
 
 
 def replace_template(tokenizer: Any, template: str) -> None:
-    """Has the tokenizer render by ``template``, and forget how the text of its own template is read.
+    """Gives the tokenizer ``template`` as its chat template, and removes its response template, which belongs to the
+    old one.
 
     Raises:
-        InvalidRequest: ``template`` is no Jinja template that transformers can read.
+        InvalidRequest: ``template`` is not a Jinja template that transformers can read.
     """
     from transformers.utils.chat_template_utils import render_jinja_template
 

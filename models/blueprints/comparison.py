@@ -52,8 +52,8 @@ def compare_decoder(
     Args:
         dtype: the dtype that the module computes in.
         open_native: opens the native library over the pages and slots of a network; ``None``: the module computes. If
-            the network's pages have another dtype, the library is compared with pages of either: those of ``dtype``
-            show that it computes the model correctly, the others that their format loses no more than its rounding
+            the network's pages have another dtype, the library is compared twice. Pages of ``dtype`` show that it
+            computes the model correctly. The network's pages show that their format loses no more than its rounding
             explains.
 
     Raises:

@@ -5,9 +5,9 @@ tokenized. The bound holds if every character of a text is in some token, and no
 characters. This is true for byte pairs over all 256 bytes, and if each byte or each unknown character has its own
 token, as in Whisper and nearly all decoders.
 
-The bound does not hold if characters are dropped (blanks between words, control characters, accents, characters that a
-charset map of sentencepiece leaves out), if a word of any length can be one unknown token (WordPiece, WordLevel), if
-several unknown characters in a row become one token (Unigram), or if a special token absorbs the blanks around it.
+There is no bound in four cases. Characters are dropped (blanks between words, control characters, accents, characters
+that a charset map of sentencepiece leaves out). A word of any length can be one unknown token (WordPiece, WordLevel).
+Several unknown characters in a row become one token (Unigram). A special token absorbs the blanks around it.
 """
 
 from __future__ import annotations
@@ -94,9 +94,10 @@ def _unread(backend: Any, vocabulary: Mapping[str, int]) -> str | None:
 
 
 def _without_bytes(vocabulary: Mapping[str, int], *, normalized: bool) -> str | None:
-    """Returns the characters whose bytes the vocabulary lacks, since its training never saw them. ``None``: unknown. A
-    missing byte from 128 to 191 may be part of any character outside ASCII. A normalizer can produce any character
-    except control characters.
+    """Returns the characters that become no token, since the vocabulary lacks a byte that its training never saw.
+    ``None``: they cannot be listed. This is so if a byte from 128 to 191 is missing, which is part of many characters
+    outside ASCII. It is also so if a normalizer can produce such a character; it can produce any but control
+    characters.
     """
     lacks = [byte for byte, letter in enumerate(_LETTERS) if letter not in vocabulary]
     if any(128 <= byte < 192 for byte in lacks):

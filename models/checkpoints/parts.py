@@ -16,8 +16,9 @@ Find = Callable[[Any], Iterable[nn.Module]]
 
 
 def leaving_out(made: type[nn.Module], find: Find) -> type[nn.Module]:
-    """Returns a subclass of ``made``, whose modules lack the parts that ``find`` returns. Only weights that other parts
-    share are kept, since a checkpoint may store them under the name of a part that is left out. See `cut_off`."""
+    """Returns a subclass of ``made``, whose modules lack the parts that ``find`` returns. Weights that other parts
+    share are kept, since a checkpoint may store them under the name of a part that is left out. See `cut_off`.
+    """
 
     def begin(self: Any, *args: Any, **options: Any) -> None:
         made.__init__(self, *args, **options)

@@ -36,8 +36,8 @@ class FloatLinear:
 class Int8Linear:
     """A linear layer with weights in int8. Each output has its own scale.
 
-    If the scales are in float32, inputs are quantized too, for any number of rows, so that a row's result does not
-    depend on that number. In 16 bits, or if the CPU does not multiply int8 well, inputs are not quantized.
+    If the scales are in float32, inputs are quantized, too, for any number of rows. So a row's result does not depend
+    on the number of rows. In 16 bits, or if the CPU does not multiply int8 well, inputs are not quantized.
     """
 
     weight: Tensor  # int8 [outputs, inputs]

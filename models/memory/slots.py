@@ -154,8 +154,9 @@ class CrossStep:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _attend_run(self, layer: int, every: Tensor, scale: float, run: SlotRun) -> Tensor:
-        """Attends within one run. Query heads that share a key head become further rows of that head, so that keys need
-        not be repeated."""
+        """Attends to the slots of one run. Query heads that share a key head are computed as further rows of that head,
+        so that keys need not be repeated.
+        """
         queries = every[run.start : run.start + run.slots * run.rows]
         keys, values = self.cross.read(layer, run)
         heads = keys.shape[1]

@@ -26,8 +26,8 @@ class Panels:
     """A matrix [outputs, inputs] in panels of 32 outputs. The last panel is padded with zeros.
 
     Args:
-        packed: the values, [panels, inputs, 32]. In int8: bytes [panels, groups, 128 + 1024]; each group of 32 inputs
-            has its float32 scales [32], then its values [8, 32, 4], four inputs of an output side by side.
+        packed: the values, [panels, inputs, 32]. In int8: bytes [panels, groups, 128 + 1024]. Each group of 32 inputs
+            has its float32 scales [32], then its values [8, 32, 4]. Four inputs of an output lie side by side.
         bias: float32 [panels * 32]; ``None``: there is no bias.
     """
 

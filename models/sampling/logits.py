@@ -213,8 +213,9 @@ def _ban(logits: Tensor, never: Tensor) -> None:
 
 
 def banned_now(one: SamplerInput, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the tokens that are banned for the next token only: those banned at the beginning, those that would end
-    the text before ``min_tokens``, and those that would repeat an n-gram."""
+    """Returns the tokens that are banned for the next token alone: tokens that may not begin a text, end tokens before
+    ``min_tokens``, and tokens that would repeat an n-gram.
+    """
     count, sampling = len(one.generated), one.sampling
     first = int(any(index == 0 for index, _ in one.rules.forced))  # the text begins after a forced first token
     begin = one.rules.begin_suppress if count == first else ()
