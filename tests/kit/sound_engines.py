@@ -81,6 +81,8 @@ class TakesFreesBack(StepEngine):
         super().evict_oldest()
 
     def call_off(self, key):
+        if key not in self.encodes:
+            return  # it stays on the device
         super().call_off(key)
         for old in list(self.frees):
             if old in self.encodes:

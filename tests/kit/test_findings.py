@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import pickle
@@ -99,14 +100,45 @@ def test_a_finding_that_does_not_come_again_says_so():
     assert "did not break this again" in str(finding)
 
 
-def test_a_fault_of_the_kit_ends_the_search_and_the_collector_goes_on_as_before():
+def test_a_fault_of_the_kit_ends_the_search():
     def wrong(workload, played):
         raise LookupError("ours")
 
-    before = gc.get_freeze_count()
     with pytest.raises(LookupError, match="ours"):
         searching(wrong).examine()
-    assert gc.get_freeze_count() == before
+
+
+@pytest.fixture
+def _thawed():
+    """Our own tests freeze what they import."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("_thawed")
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_engine_that_collects_garbage_does_not_look_through_the_whole_process(fails):
+    """What was there before the search is frozen until its end."""
+    seen = []
+
+    def collects(workload, played):
+        seen.append(len(gc.get_objects()))
+        if fails:
+            raise LookupError("ours")
+
+    before = len(gc.get_objects())
+    with contextlib.suppress(LookupError):
+        searching(collects).examine(workloads=3)
+    assert max(seen) < before / 2
+    assert gc.get_freeze_count() == 0
+
+
+def test_objects_that_the_process_has_frozen_stay_frozen():
+    before = gc.get_freeze_count()
+    search(workloads=3)
+    assert gc.get_freeze_count() == before > 0
 
 
 def test_what_is_ignored_is_counted_by_promise_and_kind():
