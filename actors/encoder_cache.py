@@ -188,7 +188,7 @@ class EncoderCache:
                 if (output.key, output.size) == (key, size):
                     self.to_runner.send_nowait(m.PutIn(output, self._generation))
                 else:
-                    gave = f"gave {output.size} bytes of {output.key}; asked for were {size} bytes of {key}"
+                    gave = f"gave {output.size} bytes of {output.key}, but {size} bytes of {key} were asked for"
                     self._borrow_broke(key, BorrowFailed(f"a lender {gave}: start it with the same settings"))
             case m.BorrowBroken(number, error):
                 key, _ = self._borrows.pop(number)

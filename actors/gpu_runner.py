@@ -179,8 +179,8 @@ class GpuRunner:
             if self.memory.device == "":
                 return  # the load hangs
             raise EngineTeardownError(
-                f"a call on the device did not end within {self.config.stage_seconds} s; its thread is abandoned and "
-                f"will release the device if the call ever returns; a new process is the safe way on"
+                f"a call on the device did not end within {self.config.stage_seconds} s; its thread is abandoned, "
+                "and will release the device if the call ever returns. Start a new process to be safe"
             )
         self.worker.stop()
         self.emit(events.StageReached("device released"))
@@ -189,8 +189,8 @@ class GpuRunner:
         kept = {owner: count for owner, count in self.memory.by_owner.items() if count}
         if kept:
             raise EngineTeardownError(
-                f"the device was released, but somebody else keeps what was on it, in bytes: {kept}; whoever holds an "
-                f"engine's tensors must let them go before its block ends"
+                f"the device was released, but other code still holds tensors of the engine, in bytes: {kept}; drop "
+                "them before the engine's block ends"
             )
 
     def _close_executor(self) -> None:

@@ -190,7 +190,7 @@ class Scheduler:
             stream.end(
                 m.Failed(
                     EngineAsleep(
-                        "the engine is asleep and takes no requests; await engine.wake() first, or let them wait with "
+                        "the engine is asleep and refuses requests; await engine.wake() first, or use "
                         "EngineConfig(while_asleep='wait')"
                     )
                 )
@@ -356,4 +356,4 @@ def _cannot_wake(cause: Exception) -> EngineAsleep:
 
 
 def _stopped() -> EngineClosed:
-    return EngineClosed("the engine stopped before it was done; open a new one and retry")
+    return EngineClosed("the engine stopped before the request had ended; open a new engine and send the request again")

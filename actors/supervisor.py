@@ -196,11 +196,11 @@ class Supervisor:
         """
         if not self.config.decodes:
             raise InvalidRequest(
-                f"a request to an engine with part={self.config.part!r}, which has no decoder; allowed: loans of "
-                "encoder outputs. Send it to an engine with part='whole'"
+                f"a request was sent to an engine with part={self.config.part!r}, which has no decoder and only "
+                "lends encoder outputs; send it to an engine with part='whole'"
             )
         if not self._accepting or self._stop.is_set():
-            raise EngineClosed("the engine is stopping and takes no new requests; open a new one")
+            raise EngineClosed("the engine is stopping and takes no new requests; open a new engine")
         self._to_scheduler.send_nowait(m.Submit(request, stream))
 
     def abort(self, request_id: str) -> None:
@@ -331,8 +331,8 @@ class Supervisor:
             self._fault, self.failure = cause, events.error_text(cause)
         if child.name == "runner":
             crash = RunnerCrashed(
-                f"the runner stopped ({type(cause).__name__}: {cause}); requests that were running cannot go on; "
-                f"open a new engine and retry them"
+                f"the runner stopped ({type(cause).__name__}: {cause}), so requests that were running cannot go on; "
+                "open a new engine and send them again"
             )
             crash.__cause__ = cause
             self._to_scheduler.send_nowait(m.RunnerStopped(crash))

@@ -94,7 +94,7 @@ class Engine:
             raise unknown_keyword(name, "Engine")
         if not isinstance(model, str | Path):
             raise InvalidRequest(
-                f"model={model!r}; allowed: a folder with a checkpoint, or a hub id, as a text or a Path"
+                f"model={model!r}; allowed: the folder of a checkpoint, or a hub id, as a text or a Path"
             )
         config = _settings(config)
         self._name = str(model)
@@ -148,7 +148,9 @@ class Engine:
         """Opens the engine on the host that ``make_host`` makes. `SyncEngine` calls this method, too."""
         if self._host is not None:
             state = State.OPENING if self.inside.state is State.NEW else self.inside.state
-            raise EngineStateError(f"this engine is {state.value}; an engine is entered once: make a new one")
+            raise EngineStateError(
+                f"this engine is {state.value}, and an engine can be entered only once; make a new engine"
+            )
         self._host = make_host(self.inside)
         try:
             await self._host.__aenter__()
@@ -437,7 +439,7 @@ def _settings(config: object) -> EngineConfig:
     if config is None:
         return EngineConfig()
     if not isinstance(config, EngineConfig):
-        raise InvalidRequest(f"config={config!r}; allowed: EngineConfig(...), or leave it out")
+        raise InvalidRequest(f"config={config!r}; allowed: EngineConfig(...), or no config")
     return config
 
 

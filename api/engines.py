@@ -125,7 +125,9 @@ class Engines:
     @trio.lowlevel.enable_ki_protection
     async def __aenter__(self) -> Self:
         if self._block is not None:
-            raise EngineStateError("these engines were entered before, and are entered once; make new Engines(...)")
+            raise EngineStateError(
+                "these engines were entered before, and engines can be entered only once; make new Engines(...)"
+            )
         _current_loop()
         await anyio.lowlevel.checkpoint_if_cancelled()
         residents = Residents(self._models, self._budget, self._idle_seconds)
@@ -234,8 +236,8 @@ class Engines:
             raise EngineStateError(f"these engines are {state}; use them inside: async with Engines(...) as engines")
         if _current_loop() != self._residents.loop:
             raise EngineStateError(
-                "these engines were used outside of the event loop that they were entered in; allowed: tasks of that "
-                "loop. From another thread ask it by anyio.from_thread.run(...)"
+                "these engines were used outside of the event loop that they were entered in; allowed: tasks of "
+                "that loop. From another thread use anyio.from_thread.run(...)"
             )
         return self._residents
 
@@ -278,6 +280,9 @@ def _names(specs: Mapping[str, ModelSpec]) -> dict[str, str]:
             raise InvalidRequest(f"a model is named {shown(owner)}; allowed: a text that is not blank")
         for name in (owner, *spec.aliases):
             if name in found:
-                raise InvalidRequest(f"{name!r} names {found[name]!r} and {owner!r}; allowed: a name for one model")
+                raise InvalidRequest(
+                    f"the name {name!r} is given to the models {found[name]!r} and {owner!r}; give each model its "
+                    "own names"
+                )
             found[name] = owner
     return found

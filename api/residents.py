@@ -257,8 +257,8 @@ class Residents:
         used = self._used_by.get(task)
         if used is not None:
             raise EngineStateError(
-                f"{call} by a task that uses {used!r}: it might wait for itself; allowed: one use at a time in a task. "
-                f"Leave the use of {used!r} first, or call from another task that this one does not wait for"
+                f"{call} by a task that uses {used!r}: it might wait for itself; allowed: one use at a time in each "
+                f"task. Leave the use of {used!r} first, or call from another task that this one does not wait for"
             )
         return task
 
@@ -303,10 +303,10 @@ class Residents:
 
     def _refusal(self, resident: Resident) -> Exception:
         if self.closing or resident.failure is None:
-            return EngineClosed("the block of these engines ends, and no use begins any more; open new ones")
+            return EngineClosed("the block of these engines is ending, so no new use can begin; make new Engines(...)")
         since = anyio.current_time() - resident.books.failed_at
         left = max(0.0, RETRY_SECONDS - since)
-        return _again(resident.failure, f"; this was {since:.1f} s ago, and is tried again from {left:.1f} s on")
+        return _again(resident.failure, f"; this was {since:.1f} s ago. The model can be loaded again in {left:.1f} s")
 
     # -- tasks of residents ------------------------------------------------------------------------------------------
 
@@ -371,10 +371,10 @@ class Residents:
     def _check_size(self, resident: Resident, needs: DeviceMemory, what: str) -> None:
         if self.budget is not None and needs.total > self.budget:
             raise ModelTooLarge(
-                f"the model {resident.books.name!r} {what} {log_lines.owners(needs)}; allowed: memory_budget="
-                f"{self.budget}, {log_lines.mebibytes(self.budget)}, for all models together. Give more, or have the "
-                "model take less by its EngineConfig: self_kv_bytes, cross_kv_bytes, encoder_cache_bytes, "
-                "max_positions, dtype, kv_dtype, quantization"
+                f"the model {resident.books.name!r} {what} {log_lines.owners(needs)}; allowed: "
+                f"memory_budget={self.budget}, {log_lines.mebibytes(self.budget)}, for all models together. Give a "
+                "larger memory_budget, or make the model smaller by its EngineConfig: self_kv_bytes, "
+                "cross_kv_bytes, encoder_cache_bytes, max_positions, dtype, kv_dtype, quantization"
             )
 
     def _ended(self, resident: Resident, error: Exception | None) -> None:

@@ -223,10 +223,12 @@ def _folder_of_clips() -> Iterator[Path]:
 def _folder(option: str, given: str | None, name: str) -> Path:
     real = os.environ.get(REAL)
     if given is None and real is None:
-        raise click.UsageError(f"no {option}, and {REAL} is not set to a folder with {name}")
+        raise click.UsageError(
+            f"{option} is missing, and {REAL} does not name a folder with {name}; give {option}, or set {REAL}"
+        )
     found = Path(given) if given is not None else Path(str(real)) / name
     if not found.is_dir():
-        raise click.UsageError(f"{option}: {found} is no folder")
+        raise click.UsageError(f"{option}: {found} is not a folder")
     return found
 
 

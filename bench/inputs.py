@@ -107,7 +107,9 @@ class Clips:
         paths = sorted(path for path in recordings.glob("*") if path.suffix in _SOUNDS)
         pieces = [piece for path in paths for piece in pieces_of(path, seconds)]
         if not pieces:
-            raise InvalidRequest(f"{recordings} has no recordings; allowed: files of {', '.join(_SOUNDS)}")
+            raise InvalidRequest(
+                f"{recordings} has no recordings; allowed: a folder with files of {', '.join(_SOUNDS)}"
+            )
         return cls(folder, seconds, sorted(packed(pieces, seconds), key=lambda one: -len(one.samples)))
 
     @property

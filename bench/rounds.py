@@ -99,8 +99,8 @@ class Contender:
         status = self._process.wait()
         self._said.seek(0)
         raise BenchError(
-            f"{self.entry.name} ended with status {status}; a missing package is installed into {self.entry.python}, "
-            f"or another interpreter is named by --peer-python. It said:\n{self._said.read()[-_TOLD:].strip()}"
+            f"{self.entry.name} ended with status {status}; install a missing package into {self.entry.python}, or "
+            f"give another interpreter with --peer-python. The output was:\n{self._said.read()[-_TOLD:].strip()}"
         )
 
     def close(self) -> None:

@@ -181,7 +181,7 @@ class RayBackend:
     def submit(self, request: Request, stream: Stream) -> None:
         """Sends a request to a replica. The tokens are put into ``stream``."""
         if not self._accepting:
-            raise EngineClosed("the cluster is stopping and takes no new requests; open a new one")
+            raise EngineClosed("the cluster is stopping and takes no new requests; open a new cluster")
         self._clients[request.id] = client = _Client(Flight(request), stream)
         self._send(request.id, client)
 
@@ -344,7 +344,8 @@ class RayBackend:
         """Orders a new number of replicas."""
         if not isinstance(self.deployment.replicas, int):
             raise InvalidRequest(
-                f"replicas={self.deployment.replicas} follow the demand; allowed: a cluster of a number"
+                f"replicas={self.deployment.replicas} follows demand, so the number cannot be set; allowed: a "
+                "cluster that was made with a number"
             )
         await trio.to_thread.run_sync(self._running.scale, replicas)
 
@@ -368,11 +369,11 @@ class RayBackend:
 
     async def sleep(self) -> None:
         """Raises `EngineStateError`."""
-        raise EngineStateError("a cluster does not sleep; allowed: scale it down, or end its block")
+        raise EngineStateError("a cluster cannot sleep; scale it down, or end its block")
 
     async def wake(self) -> None:
         """Raises `EngineStateError`."""
-        raise EngineStateError("a cluster does not sleep, so nothing wakes it")
+        raise EngineStateError("a cluster cannot sleep, so it cannot be woken")
 
     def statistics(self) -> EngineStatistics:
         """Returns the sums over the replicas, a few seconds old."""

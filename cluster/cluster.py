@@ -132,7 +132,7 @@ class Cluster(Engine):
         super().__init__(model, config=config)
         if not self.inside.config.decodes:
             raise InvalidRequest(
-                f"a cluster of replicas with part={self.inside.config.part!r}, which run no requests; allowed: "
+                f"a cluster of replicas with part={self.inside.config.part!r}, which cannot run requests; allowed: "
                 "part='whole'. For replicas that only encode, give encoders=..."
             )
         settings = _Settings(replicas=replicas, encoders=encoders, cpus=cpus, gpus=gpus, address=address, name=name)

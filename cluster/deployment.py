@@ -121,7 +121,9 @@ class Deployment:
         try:
             return made.remote()
         except ValueError as error:
-            raise EngineError(f"another process has {self.name!r} on this Ray ({error}); take another name") from error
+            raise EngineError(
+                f"another process uses the name {self.name!r} on this Ray ({error}); give another name"
+            ) from error
 
     def _handles(self) -> tuple[tuple[DeploymentHandle[Any], ...], DeploymentHandle[Any]]:
         """Starts both applications. Returns three handles: of the deployment that takes requests, of the one that only
@@ -263,7 +265,7 @@ class Running:
             ray.get(self.register.open.remote(), timeout=_ASK_SECONDS)
             return pickle.loads(described), total(self._ask("statistics"))
         except (RayError, RayServeException, TimeoutError) as error:
-            raise EngineError(f"the replicas were ready, and a question to them failed: {error}") from error
+            raise EngineError(f"the replicas were ready, but did not answer: {error}") from error
 
     def _ask(self, question: str) -> list[Any]:
         """Returns the answers of all replicas except the one in quarantine."""
@@ -283,7 +285,7 @@ class Running:
             except DeploymentUnavailableError:
                 self.lacks()  # raises if there will never be replicas
             time.sleep(_POLL_SECONDS)
-        raise TimeoutError(f"{least} replicas were ready, and fewer have answered in {_ASK_SECONDS:g} s")
+        raise TimeoutError(f"{least} replicas were ready, but fewer answered within {_ASK_SECONDS:g} s")
 
     def quarantine_loads(self) -> bool:
         """True if a replica in quarantine is starting: Ray has found room for it, but it is not ready yet. Blocks."""
@@ -308,7 +310,7 @@ class Running:
         seconds = self.deployment.end_seconds + _END_SECONDS
         try:
             if not self._deleted(seconds):
-                raise EngineTeardownError(f"replicas have not ended in {seconds:g} s; see Ray's own logs")
+                raise EngineTeardownError(f"replicas have not ended within {seconds:g} s; read Ray's logs")
             departures: list[Departure] = ray.get(self.register.read.remote(0))
         except (RayError, RayServeException) as error:
             raise EngineTeardownError(f"Ray was lost before its replicas ended: {error}") from error

@@ -115,6 +115,9 @@ def _failure(error: Exception) -> Exception:
         return cause
     died = isinstance(cause, ActorDiedError) and not cause.preempted
     kind = LenderLost if died or isinstance(cause, DeviceLost | RunnerCrashed) else BorrowFailed
-    failure = kind(f"a lender gave nothing ({type(cause).__name__}: {cause}); ask another, or encode it here")
+    failure = kind(
+        f"a lender did not give the encoder output ({type(cause).__name__}: {cause}); ask another lender, or encode "
+        "it here"
+    )
     failure.__cause__ = cause
     return failure

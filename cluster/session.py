@@ -21,8 +21,9 @@ LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 HERE = "local"  # Ray's word for a new cluster on this machine, for this process
 _FOUND = "auto"  # Ray's word for the cluster that runs on this machine
 _ALLOWED = (
-    "allowed: host:port, such as head:6379, of a cluster that this machine has joined (ray start --address=head:6379), "
-    "with RAY_AUTH_MODE=token where that was started with a token; auto; or none, and Ray is started here"
+    "allowed: host:port (such as head:6379) of a Ray cluster that this machine has joined by ray start "
+    "--address=head:6379; auto; or no address, which starts Ray on this machine. If the cluster was started with a "
+    "token, set RAY_AUTH_MODE=token"
 )
 _REACH_SECONDS = 5.0  # Ray itself tries for minutes, and cannot be interrupted
 _HANDLER = ctypes.c_void_p  # the process's; Python's can be set only in the main thread
@@ -84,7 +85,8 @@ class RaySession:
         with self.lock:
             if self._stay is not None and self._stay.where != where:
                 raise EngineError(
-                    f"this process has joined Ray at {self._stay.where}, and not at {where}; allowed: one Ray"
+                    f"this process has joined the Ray at {self._stay.where}, so it cannot join the Ray at "
+                    f"{where}; allowed: one Ray in a process"
                 )
             if not (self._users or ray.is_initialized()):
                 self._stay = _Stay(where)
@@ -163,5 +165,5 @@ def _check(where: str) -> None:
         raise ValueError("Ray's client does not stream")
     host, colon, port = where.rpartition(":")
     if not (colon and host and port.isdecimal()):
-        raise ValueError("that is no address")
+        raise ValueError("this is not an address")
     socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()

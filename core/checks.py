@@ -61,7 +61,7 @@ def unknown_name(name: str, known: Iterable[str], elsewhere: Mapping[str, str], 
     names = list(known)
     near = elsewhere.get(name) or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
     told = f"did you mean {near}?" if near else f"allowed: {', '.join(names)}"
-    return InvalidRequest(f"{name}= is no option of {owner}; {told}")
+    return InvalidRequest(f"{name}= is not an option of {owner}; {told}")
 
 
 def by(check: Check) -> dict[str, Check]:
@@ -206,8 +206,8 @@ def check_characters(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f"a text with {text[error.start]!r} at character {error.start}, half of a surrogate pair, which is no "
-            "character; decode it from bytes with errors='replace'"
+            f"a text has {text[error.start]!r} at character {error.start}: half of a surrogate pair, which is not a "
+            "character; decode the text from bytes with errors='replace'"
         ) from None
 
 

@@ -209,7 +209,10 @@ class EngineConfig:
     steps_in_flight: int = checked(2, integer(1, 2))
     verify: bool = checked(False, flag())
     observer: Callable[[Event], None] | None = checked(  # noqa: RUF009  (a field)
-        None, function("a function of one event, and no async one").or_none("nobody is told"), repr=False, eq=False
+        None,
+        function("a plain function of one event, not async").or_none("none"),
+        repr=False,
+        eq=False,
     )
 
     def __attrs_post_init__(self) -> None:
@@ -224,7 +227,7 @@ class EngineConfig:
             demand(self.graphs != "eager", f"graphs='eager' {beside}", "'auto' or 'off' on several devices")
         if self.quantization is not None:
             alone, quantized = (
-                "one of the two. Quantized models run on the CPU alone",
+                "one of the two. Quantized models run only on the CPU",
                 f"quantization={self.quantization!r}",
             )
             demand(not self.compile, f"{quantized} with compile=True", alone)

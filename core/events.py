@@ -293,7 +293,7 @@ class RunnerRestarting(Event):
 
     def line(self) -> Line:
         """Returns a warning."""
-        return WARNING, f"the runner starts anew (restart {self.generation}): {one_line(self.error)}"
+        return WARNING, f"the runner restarts (restart {self.generation}): {one_line(self.error)}"
 
 
 @frozen

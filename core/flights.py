@@ -113,8 +113,8 @@ class Flight:
         self.ended = True
         how = "in steps of its own on the last" if self._apart else "alone on the last"
         error = PoisonRequest(
-            f"request {self.request.id} was running on {self.losses} replicas when they were lost, {how}, and is not "
-            f"sent to another; the last was lost to {type(cause).__name__}: {cause}"
+            f"request {self.request.id} was running on {self.losses} replicas when they were lost, {how}; it is not "
+            f"sent to another replica. The last replica was lost by {type(cause).__name__}: {cause}"
         )
         error.__cause__ = cause
         return error

@@ -90,8 +90,8 @@ def encode_failure(error: Exception) -> EncodeFailed:
 def borrow_failure(error: Exception) -> EncodeFailed:
     """Returns a new error for each holder of an output that could not be borrowed."""
     failure = EncodeFailed(
-        f"no lender gave this request's encoder output, and it cannot be encoded here; the last refusal was "
-        f"{type(error).__name__}: {error}; start encoders, then ask again"
+        "no lender gave this request's encoder output, and this engine cannot encode it; the last refusal was "
+        f"{type(error).__name__}: {error}. Start encoders, then send the request again"
     )
     failure.__cause__ = error
     return failure
@@ -99,7 +99,9 @@ def borrow_failure(error: Exception) -> EncodeFailed:
 
 def lender_loss(error: Exception) -> LenderLost:
     """Returns a new error for each holder of an output that a lender was encoding when the lender was lost."""
-    failure = LenderLost(f"what this request needs may have ended a lender's process, and is not encoded here: {error}")
+    failure = LenderLost(
+        f"an input of this request may have ended a lender's process, so this engine does not encode it: {error}"
+    )
     failure.__cause__ = error
     return failure
 
@@ -107,8 +109,8 @@ def lender_loss(error: Exception) -> LenderLost:
 def too_large(size: int, capacity: int) -> RequestTooLarge:
     """Returns the error for an acquire of an output that the encoder cache can never hold."""
     return RequestTooLarge(
-        f"an encoder output of {size} bytes cannot fit the encoder cache; allowed: up to {capacity} bytes; raise "
-        f"EngineConfig(encoder_cache_bytes=...) to {size} or more"
+        f"an encoder output of {size} bytes does not fit into the encoder cache; allowed: up to {capacity} bytes. "
+        f"Give EngineConfig(encoder_cache_bytes={size}) or more"
     )
 
 

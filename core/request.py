@@ -215,7 +215,7 @@ class SamplingParams:
     presence_penalty: float = checked(0.0, number(-2, 2, "; 0 is off"))
     frequency_penalty: float = checked(0.0, number(-2, 2, "; 0 is off"))
     logit_bias: tuple[tuple[int, float], ...] = field(default=(), converter=_pairs, metadata=by(_BIASES))
-    seed: int | None = checked(0, integer(-(2**63), 2**64 - 1).or_none("a fresh one for each request"))
+    seed: int | None = checked(0, integer(-(2**63), 2**64 - 1).or_none("a fresh seed for each request"))
     stop: tuple[str, ...] = field(default=(), converter=_texts, metadata=by(_STOPS))
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids, metadata=by(_TOKENS))
     ignore_eos: bool = checked(False, flag())
@@ -224,7 +224,9 @@ class SamplingParams:
     structure: Structure | None = checked(None, _STRUCTURE.or_none("any text"))  # noqa: RUF009  (a field)
     beam_size: int = checked(1, integer(1, MOST_BEAMS, "; 1: no beam search"))
     length_penalty: float = checked(1.0, number(-10, 10))
-    patience: float | None = checked(None, number(0, 1000, above=True).or_none("until no beam can do better"))
+    patience: float | None = checked(
+        None, number(0, 1000, above=True).or_none("search until no beam can become better")
+    )
     skip_special_tokens: bool | None = checked(None, flag().or_none("True, and False for a request with tools"))
 
     def __attrs_post_init__(self) -> None:
@@ -234,8 +236,16 @@ class SamplingParams:
         tokens = [token for token, _ in self.logit_bias]
         demand(len(set(tokens)) == len(tokens), f"logit_bias={shown(tokens)}, with a token twice", "each token once")
         if self.structure is not None:
-            demand(not self.ignore_eos, "ignore_eos with a structure", "ignore_eos=False: nothing may follow its end")
-            demand(self.min_tokens == 0, f"min_tokens={self.min_tokens} with a structure", "0: it ends where it ends")
+            demand(
+                not self.ignore_eos,
+                "ignore_eos with a structure",
+                "ignore_eos=False",
+            )
+            demand(
+                self.min_tokens == 0,
+                f"min_tokens={self.min_tokens} with a structure",
+                "min_tokens=0",
+            )
         if self.beam_size > 1:
             self._check_beams()
 
@@ -243,7 +253,7 @@ class SamplingParams:
         beams = f"with beam_size={self.beam_size}"
         demand(self.temperature == 0.0, f"temperature={self.temperature} {beams}", "0, or beam_size=1")
         demand(self.structure is None, f"a structure {beams}", "structure=None, or beam_size=1")
-        demand(not self.stop, f"stop={shown(self.stop)} {beams}", "no stop strings, stop_token_ids, or beam_size=1")
+        demand(not self.stop, f"stop={shown(self.stop)} {beams}", "stop_token_ids, or beam_size=1")
         demand(self.logprobs is None, f"logprobs={self.logprobs} {beams}", "None, or beam_size=1")
         most = min(self.beam_size, self.most_hypotheses)
         demand(self.n <= most, f"n={self.n} {beams} and patience={self.patience}", f"up to {most}, or more beams")

@@ -245,8 +245,8 @@ class Router:
         barred = frozenset(without)
         found = self._holder(keys, barred) or self._hashed(keys, barred) or self._of_two(barred)
         if found is None:
-            tried = f", beside {', '.join(sorted(barred))}, which cannot take it" if barred else ""
-            raise Overloaded(f"there is no replica{tried}; allowed: one or more; wait until one has started")
+            tried = f" that can take the request ({', '.join(sorted(barred))} cannot)" if barred else ""
+            raise Overloaded(f"there is no replica{tried}; wait until a replica has started")
         return found
 
     def _holder(self, keys: Sequence[str], barred: frozenset[str]) -> str | None:

@@ -98,4 +98,4 @@ def _as_dict(value: object) -> dict[str, Any]:
     """Converts mappings of other libraries, which `json` does not know."""
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"a {type(value).__name__} is no JSON value")
+    raise TypeError(f"a {type(value).__name__} is not a JSON value")

@@ -46,12 +46,12 @@ def device_errors(what: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise DeviceOutOfMemory(f"{what} does not fit the device's memory: {error}") from error
+        raise DeviceOutOfMemory(f"{what} does not fit into the device's memory: {error}") from error
     except torch.AcceleratorError as error:
         raise DeviceLost(
-            f"the device broke down in {what}: {error}. Its context is lost for this process; start a new one"
+            f"the device failed in {what}: {error}. This process has lost the device; start a new process"
         ) from error
     except RuntimeError as error:
         if "DefaultCPUAllocator" not in str(error):  # torch has no class of its own for this error
             raise
-        raise DeviceOutOfMemory(f"{what} does not fit the host's memory: {error}") from error
+        raise DeviceOutOfMemory(f"{what} does not fit into the host's memory: {error}") from error

@@ -55,8 +55,8 @@ def _still_the_same(folder: Path) -> Iterator[None]:
         yield
     except (CheckpointError, OSError) as error:
         raise CheckpointError(
-            f"the checkpoint in {folder} has changed since the executor was opened: {error}; put it back as it was, or "
-            f"open another executor"
+            f"the checkpoint in {folder} has changed since the executor was opened: {error}; restore it, or open "
+            "another executor"
         ) from error
 
 
@@ -306,11 +306,11 @@ class TorchExecutor:
         for blueprint in blueprints.all:
             with _still_the_same(blueprint.checkpoint.folder):
                 if changed := blueprint.checkpoint.changed_files():
-                    raise CheckpointError(f"{', '.join(changed)} differ or are gone")
+                    raise CheckpointError(f"{', '.join(changed)} were changed or deleted")
         with _still_the_same(blueprints.main.checkpoint.folder):
             found = self._take_and_load(blueprints)
             if [one.fingerprint for one in found.all] != [one.fingerprint for one in blueprints.all]:
-                raise CheckpointError("the weights are others")
+                raise CheckpointError("the weights are different")
 
     @device_call
     def encode(self, jobs: tuple[EncoderItem, ...]) -> None:

@@ -63,8 +63,8 @@ class Sampler:
         for feed, one in zip(feeds, sampled, strict=True):
             if not all(map(is_token, (one, *one.accepted))):
                 raise EngineError(
-                    f"sequence {feed.part.sequence_id} has no token to sample: its logits are not finite, or its rules "
-                    "allow none"
+                    f"sequence {feed.part.sequence_id} has no token to sample: its logits are not finite, or its "
+                    "rules do not allow any token"
                 )
         return sampled
 

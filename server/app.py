@@ -22,7 +22,7 @@ from .openapi import openapi
 from .problems import Problem, Refusal, problem_answer
 from .server import Server
 
-_LISTED = "GET /openapi.json lists those that are there"
+_LISTED = "GET /openapi.json lists the endpoints"
 
 
 def make_app(server: Server) -> Application:
@@ -65,7 +65,7 @@ async def _explain(connection: Request, error: Exception) -> Response:
         return problem_answer(server.explain(error, exchange.id, exchange.told))
     methods = Headers(error.headers).get("allow")  # the methods of a path that lacks this one
     hint = f"allowed: {', '.join(sorted(methods.split(', ')))}" if methods else _LISTED
-    problem = Problem(error.status_code, f"{connection.method} {connection.url.path} is no endpoint; {hint}")
+    problem = Problem(error.status_code, f"{connection.method} {connection.url.path} is not an endpoint; {hint}")
     exchange.told["error"] = problem.word
     answer = problem_answer(problem)
     answer.headers.update(error.headers or {})

@@ -111,7 +111,7 @@ def _explained(error: ValidationError, kind: type[BaseModel], body: object) -> B
             name = str(fault["loc"][0])[:_MOST_NAME]
             near = difflib.get_close_matches(name, kind.model_fields, 1, _NEAR)
             hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(kind.model_fields)}"
-            return BadBody(f"{name} is no member of this request; {hint}", name)
+            return BadBody(f"{name} is not a member of this request; {hint}", name)
     return BadBody.of(error, body)
 
 
@@ -127,11 +127,13 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
     """
     if _media_type(request) != "multipart/form-data":
         told = _media_type(request) or "no content type"
-        raise Refusal(Problem(415, f"a body with {told}; allowed: multipart/form-data with the members file and model"))
+        raise Refusal(
+            Problem(415, f"the body has {told}; allowed: multipart/form-data with the members file and model")
+        )
     _, parameters = parse_options_header(request.headers["content-type"])
     charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
     if charset.strip().lower() not in _CHARSETS:  # some codecs take quadratic time
-        told = f"a form with the charset {charset[:_MOST_NAME]!r}; allowed: utf-8, or leave it out"
+        told = f"the form has the charset {charset[:_MOST_NAME]!r}; allowed: utf-8, or no charset"
         raise Refusal(Problem(415, told))
     form = await _parsed(request, spool_bytes)
     files = [(name, value) for name, value in form.multi_items() if isinstance(value, UploadFile)]
@@ -139,7 +141,7 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
         request.scope["exchange"].closing.callback(upload.file.close)
     named = [upload for name, upload in files if name == "file"]
     if len(named) != 1:
-        raise BadBody(f"{len(named)} files with the name file; allowed: one", "file")
+        raise BadBody(f"the form has {len(named)} files named file; allowed: one", "file")
     members = _members(form)
     try:
         return kind.model_validate(members), named[0]
@@ -170,7 +172,9 @@ def _members(form: FormData) -> dict[str, Any]:
         name, bracket, _ = key[:_MOST_NAME].partition("[")
         part = _PART.fullmatch(key[len(name) :])
         if bracket and part is None:
-            raise BadBody(f"a member {key[:_MOST_NAME]!r}; allowed: name, name[] and name[part]", name)
+            raise BadBody(
+                f"the form has a member {key[:_MOST_NAME]!r}; allowed: names such as name, name[] and name[part]", name
+            )
         _add(found, name, None if part is None else part[1], value)
     return found
 
@@ -185,7 +189,7 @@ def _add(found: dict[str, Any], name: str, part: str | None, value: str) -> None
     elif part is None and name not in found:
         found[name] = _perhaps_json(value)
     else:
-        raise BadBody(f"{name} is given twice; a list is given as {name}[], an object as {name}[part]", name)
+        raise BadBody(f"{name} is given twice; give a list as {name}[], and an object as {name}[part]", name)
 
 
 def _perhaps_json(value: str) -> Any:

@@ -42,7 +42,7 @@ class Cut(enum.Enum):
 
 _PROBLEMS = {
     Cut.TOO_SLOW: Problem(408, "the request did not arrive in time; send it faster, or raise the server's limit"),
-    Cut.STOPPING: Problem(503, "the server stops, and the time for running requests is over; ask again later"),
+    Cut.STOPPING: Problem(503, "the server is stopping, and the time for running requests is over; try again later"),
 }
 
 
@@ -162,7 +162,7 @@ class Exchange:
     def _check_size(self, size: int) -> None:
         most = self.settings.max_body_bytes
         if size > most:
-            raise RequestTooLarge(f"a request of {size:,} bytes or more; allowed: up to {most:,}")
+            raise RequestTooLarge(f"the request has {size:,} bytes or more; allowed: up to {most:,}")
 
     # -- what the client gets --------------------------------------------------------------------------------------
 

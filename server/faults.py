@@ -23,7 +23,7 @@ def faults_of(error: ValidationError, body: object) -> dict[str, str]:
     """Returns the faults of ``body``, at least one. The key is the place in words; the value has the reasons, one for
     each kind that the member may be of."""
     if is_beyond_telling(error):
-        return {"": f"it has {error.error_count():,} faults, too many to tell; GET /openapi.json says what fits"}
+        return {"": f"it has {error.error_count():,} faults, too many to list; GET /openapi.json says what is allowed"}
     found: dict[Place, list[str]] = {}
     for fault in error.errors(include_url=False, include_input=False):
         said = found.setdefault(_place(fault, body), [])

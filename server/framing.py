@@ -87,7 +87,7 @@ class Framing:
         """Keeps the beginning of a line, and returns the bytes before it. h11 itself refuses a line that is too long,
         but not yet the beginning of a line that cannot be a request line."""
         if self._part is _Part.REQUEST_LINE and not re.match(_TOKEN, data[at : at + 1]):
-            self.fault = "no request begins so"
+            self.fault = "bytes that cannot begin a request"
             return data[:at] + UNREADABLE
         if len(data) - at > LONGEST_LINE:
             self.fault = f"a line of more than {LONGEST_LINE:,} bytes"
@@ -99,13 +99,13 @@ class Framing:
         """Reads a whole line. Returns its fault; ``None``: there is none."""
         text = line[:-2]
         if not line.endswith(b"\r\n") or b"\r" in text:
-            return "a line that does not end with CR and LF, or has one of them within"
+            return "a line that does not end with CR and LF, or has CR or LF inside"
         return self._readers[self._part](text)
 
     def _request_line(self, text: bytes) -> str | None:
         found = _REQUEST_LINE.fullmatch(text)
         if found is None:
-            return "a line that is no request line of HTTP/1.1"
+            return "a line that is not a request line of HTTP/1.1"
         self._version = found[1]
         self._lengths, self._codings = [], []
         self._part = _Part.FIELD
@@ -116,7 +116,7 @@ class Framing:
             return self._begin_body()
         found = _FIELD.fullmatch(text)
         if found is None:
-            return "a line that is no field, or goes on with the one before"
+            return "a line that is not a field, or continues the field before"
         name, value = found[1].lower(), found[2].strip(b" \t")
         if name == b"content-length":
             self._lengths.append(value)
@@ -129,22 +129,22 @@ class Framing:
             self._part = _Part.CHUNK_SIZE
             return self._coding_fault()
         if len(self._lengths) > 1 or not all(map(_LENGTH.fullmatch, self._lengths)):
-            return "a Content-Length that is given twice, or is no number"
+            return "a Content-Length that is given twice, or is not a number"
         self._left = int(self._lengths[0]) if self._lengths else 0
         self._part = _Part.BODY if self._left else _Part.REQUEST_LINE
         return None
 
     def _coding_fault(self) -> str | None:
         if self._lengths:
-            return "Content-Length beside Transfer-Encoding"
+            return "both Content-Length and Transfer-Encoding"
         if self._version != b"1":
             return "Transfer-Encoding in HTTP/1.0"
-        return None if self._codings == [b"chunked"] else "another Transfer-Encoding than chunked"
+        return None if self._codings == [b"chunked"] else "a Transfer-Encoding that is not chunked"
 
     def _chunk_size(self, text: bytes) -> str | None:
         found = _CHUNK_SIZE.fullmatch(text)
         if found is None:
-            return "a line that is no size of a chunk"
+            return "a line that is not the size of a chunk"
         self._left = int(found[1], 16)
         self._part = _Part.CHUNK if self._left else _Part.TRAILER
         return None
@@ -157,4 +157,4 @@ class Framing:
         if not text:
             self._part = _Part.REQUEST_LINE
             return None
-        return None if _FIELD.fullmatch(text) else "a line that is no field, or goes on with the one before"
+        return None if _FIELD.fullmatch(text) else "a line that is not a field, or continues the field before"

@@ -106,10 +106,10 @@ class Gate:
         if _is_open(scope):
             return None
         if wait:
-            why = f"too many wrong API keys came from {address}; wait {wait:.1f} s"
+            why = f"{address} has sent too many wrong API keys; wait {wait:.1f} s"
             return Problem(429, why, retry_after=math.ceil(wait))
         if self._keys and who is None:
-            return Problem(401, "no API key, or a wrong one; send it as Authorization: Bearer KEY")
+            return Problem(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY")
         told["who"] = who or address
         return self._busy(scope, who or address)
 
@@ -124,16 +124,24 @@ class Gate:
 
     def _busy(self, scope: MutableMapping[str, Any], who: str) -> Problem | None:
         if self._server.stopping:
-            return Problem(503, "the server is stopping; ask another one, or later", "stopping", retry_after=5)
+            return Problem(503, "the server is stopping; try again later, or another server", "stopping", retry_after=5)
         if not _is_counted(scope):
             return None
         most = self._server.settings.max_requests
         if len(self._server.counted) + len(self._server.sockets) >= most:
             wait = self._server.pace.seconds_to_wait(trio.current_time())
-            return Problem(429, f"{most} requests run or wait already; try again later", "overloaded", retry_after=wait)
+            return Problem(
+                429,
+                f"{most} requests already run or wait, the most that are allowed; try again later",
+                "overloaded",
+                retry_after=wait,
+            )
         seconds = self._rate.seconds_to_wait(who, trio.current_time()) if self._rate is not None else 0.0
         if seconds:
-            told = f"more than {self._rate.per_minute if self._rate else 0} requests a minute; wait {seconds:.1f} s"
+            told = (
+                f"more than {self._rate.per_minute if self._rate else 0} requests came within a minute; wait "
+                f"{seconds:.1f} s"
+            )
             return Problem(429, told, retry_after=math.ceil(seconds))
         return None
 

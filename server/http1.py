@@ -234,7 +234,7 @@ class _Turn(EventWrapper):
             with trio.move_on_after(_LOOK_SECONDS):
                 await super().wait()
             if not _is_there(self._client):
-                raise trio.BrokenResourceError("the client closed its side, and sent more than one request before")
+                raise trio.BrokenResourceError("the client closed its side after it had sent more than one request")
 
 
 def _is_there(client: trio.socket.SocketType) -> bool:

@@ -199,7 +199,7 @@ class Listener:
         try:
             await self._serve(app, stream)
         except Exception as error:  # noqa: BLE001  (no error of one connection ends the server)
-            self._tell("a connection was closed, since it broke the protocol or was lost: %s", repr(error))
+            self._tell("a connection was closed, since the client broke the protocol or was lost: %s", repr(error))
         finally:
             self.connections.discard(stream)
             self._one_left.set()
@@ -228,8 +228,8 @@ def _tls(config: Config) -> ssl.SSLContext | None:
         return config.create_ssl_context()
     except OSError as error:  # ssl.SSLError is one, too
         raise CannotListen(
-            f"the certificate {config.certfile} and the key {config.keyfile} cannot be used ({error}); allowed: PEM "
-            "files of a certificate, with those that signed it, and of its own key"
+            f"the certificate {config.certfile} and the key {config.keyfile} cannot be used ({error}); allowed: a "
+            "PEM file of the certificate and of those that signed it, and a PEM file of its key"
         ) from error
 
 

@@ -56,11 +56,11 @@ class Media:
         if scheme == "data":
             return await decoded(url, where, _data)
         if scheme not in ("http", "https"):
-            raise BadBody(f"{where}: an address of the kind {scheme[:20]!r}; allowed: data:, http: and https:", where)
+            raise BadBody(f"{where}: the address begins with {scheme[:20]!r}; allowed: data:, http: and https:", where)
         seconds = self.settings.url_seconds
         with trio.CancelScope(deadline=min(until, trio.current_time() + seconds)):
             return await self._follow(url, where, most)
-        raise _refused(where, f"the addresses of a request have {seconds:g} s together, and these are over")
+        raise _refused(where, f"all addresses of a request together may take {seconds:g} s, and this time is over")
 
     async def _follow(self, url: str, where: str, most: int) -> bytes:
         network = httpcore.AsyncConnectionPool(network_backend=_CheckedNetwork(private=self.settings.private_urls))
@@ -74,7 +74,7 @@ class Media:
                         url = _joined(url, _header(answer, b"location"))
                 except (httpcore.ProtocolError, httpcore.NetworkError, httpcore.UnsupportedProtocol, OSError) as error:
                     raise _refused(where, str(error) or type(error).__name__) from None
-        raise _refused(where, f"more than {_MOST_REDIRECTS} redirections")
+        raise _refused(where, f"it has more than {_MOST_REDIRECTS} redirections")
 
     def _check(self, url: str, where: str) -> None:
         if not _is_plain(url) or not any(map(url.startswith, self.settings.url_prefixes)):
@@ -99,9 +99,9 @@ def from_base64(text: str, where: str, start: int = 0) -> bytes:
             piece = text[begin : begin + _PIECE]
             data += base64.b64decode(piece, validate=True)
             if "=" in piece and begin + _PIECE < len(text):
-                raise ValueError("its padding is not at its end")
+                raise ValueError("its padding is not at the end")
     except (binascii.Error, ValueError) as error:
-        raise BadBody(f"{where} is no base64: {error}", where) from None
+        raise BadBody(f"{where} is not base64: {error}", where) from None
     return bytes(data)
 
 
@@ -122,8 +122,8 @@ async def _read(answer: httpcore.Response, where: str, most: int) -> bytes:
 def _check_size(size: int, where: str, most: int) -> None:
     if size > most:
         raise RequestTooLarge(
-            f"{where}: {size:,} bytes or more lie there; allowed: up to {most:,} more, as all of a request together "
-            "may have so many as its body"
+            f"{where}: the file has {size:,} bytes or more; allowed: {most:,} bytes, the rest of the limit for all "
+            "files of a request"
         )
 
 
@@ -158,13 +158,13 @@ def _refused(where: str, why: str) -> Refusal:
 def _data(url: str, where: str) -> bytes:
     comma = url.find(",", 0, _MOST_QUOTED)
     if comma < 0:
-        raise BadBody(f"{where}: a data address without a comma; write data:image/png;base64,...", where)
+        raise BadBody(f"{where}: the data address has no comma; write data:image/png;base64,...", where)
     if url[:comma].lower().endswith(";base64"):
         return from_base64(url, where, comma + 1)
     if len(url) > _MOST_QUOTED:
         raise BadBody(
-            f"{where}: a data address of {len(url):,} characters, without base64; allowed: up to {_MOST_QUOTED:,}, and "
-            "more as data:image/png;base64,...",
+            f"{where}: the data address has {len(url):,} characters without base64; allowed: up to {_MOST_QUOTED:,}. "
+            "Write a longer one as data:image/png;base64,...",
             where,
         )
     return unquote_to_bytes(url[comma + 1 :])
@@ -196,12 +196,12 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
         addresses = [str(one[4][0]) for one in found]
         for address in addresses:
             if not self._private and not is_public(address):
-                raise httpcore.ConnectError(f"{host} is at {address}, which is no public address")
+                raise httpcore.ConnectError(f"{host} is at {address}, which is not a public address")
         return addresses[0]
 
     async def connect_unix_socket(self, *_: Any, **__: Any) -> httpcore.AsyncNetworkStream:
         """Refuses: httpcore never calls it here."""
-        raise httpcore.UnsupportedProtocol("a socket of this machine")
+        raise httpcore.UnsupportedProtocol("sockets of this machine are not allowed")
 
     async def sleep(self, seconds: float) -> None:
         await trio.sleep(seconds)

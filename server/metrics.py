@@ -26,22 +26,22 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OUTSIDE = "unknown"  # else each unknown path would make a series
 _COUNTED = {
-    "steps": "Steps of the decoder.",
-    "tokens_fed": "Tokens read, draft tokens included.",
-    "tokens_cached": "Tokens not read, since their keys and values were cached.",
-    "tokens_drafted": "Draft tokens that steps made room for.",
-    "tokens_accepted": "Draft tokens that proved right.",
-    "tokens_committed": "Tokens written.",
-    "preemptions": "Requests that gave way to earlier ones.",
-    "failed_steps": "Steps that failed.",
+    "steps": "Decoder steps.",
+    "tokens_fed": "Tokens that were read, including draft tokens.",
+    "tokens_cached": "Tokens that were not read, since their keys and values were cached.",
+    "tokens_drafted": "Draft tokens in steps.",
+    "tokens_accepted": "Draft tokens that were right.",
+    "tokens_committed": "Tokens that were generated.",
+    "preemptions": "Requests that were preempted by earlier ones.",
+    "failed_steps": "Decoder steps that failed.",
     "cross_written": "Windows whose cross-attention keys and values were written.",
-    "cross_shared": "Starts that found them resident.",
+    "cross_shared": "Starts that found these keys and values resident.",
 }
 _OF_CACHE = (
     ("acquires", "Encoder outputs that requests asked for."),
-    ("hits", "Those that were there already, or on the way."),
-    ("encoded", "Encoder outputs computed."),
-    ("evicted", "Encoder outputs dropped for room, or after their time."),
+    ("hits", "Requested encoder outputs that were resident or were being computed."),
+    ("encoded", "Encoder outputs that were computed."),
+    ("evicted", "Encoder outputs that were evicted for room, or after their idle time."),
 )
 
 
@@ -50,21 +50,39 @@ _Row = tuple[Callable[..., Any], str, str, str | None, Callable[[Any], Any]]
 statistics."""
 
 _OF_MODELS: tuple[_Row, ...] = (
-    (Gauge, "model_state", "1: the model is in this state.", "state", lambda one: _states(one.state)),
+    (Gauge, "model_state", "1 if the model is in this state, else 0.", "state", lambda one: _states(one.state)),
     (Gauge, "model_users", "Uses.", "phase", lambda one: {"running": one.users, "waiting": one.waiting}),
-    (Gauge, "model_bytes", "What the model counts against the budget.", None, attrgetter("bytes")),
-    (Count, "model_loads", "How often it was loaded.", None, attrgetter("loads")),
+    (Gauge, "model_bytes", "Bytes of the model within the memory budget.", None, attrgetter("bytes")),
+    (Count, "model_loads", "The number of times that the model was loaded.", None, attrgetter("loads")),
 )
 _OF_ENGINES: tuple[_Row, ...] = (
-    (Gauge, "requests", "Requests of the engine.", "phase", lambda one: _phases(one.requests)),
-    (Gauge, "pages", "Pages of keys and values.", "state", lambda one: _pages(one.requests)),
-    (Gauge, "cross_slots", "Slots of cross-attention.", "state", lambda one: _slots(one.requests)),
+    (Gauge, "requests", "Requests in the engine, by phase.", "phase", lambda one: _phases(one.requests)),
+    (Gauge, "pages", "Pages of keys and values, by state.", "state", lambda one: _pages(one.requests)),
+    (Gauge, "cross_slots", "Cross-attention slots, by state.", "state", lambda one: _slots(one.requests)),
     *((Count, name, text, None, attrgetter(f"requests.{name}")) for name, text in _COUNTED.items()),
-    (Gauge, "encoder_cache_bytes", "Outputs by state.", "state", attrgetter("encoder_cache.bytes_by_state")),
-    (Gauge, "encoder_cache_capacity_bytes", "Room for them.", None, attrgetter("encoder_cache.capacity")),
-    (Gauge, "encoder_cache_waiting", "Acquires that wait for room.", None, attrgetter("encoder_cache.waiting")),
+    (
+        Gauge,
+        "encoder_cache_bytes",
+        "Bytes of encoder outputs, by state.",
+        "state",
+        attrgetter("encoder_cache.bytes_by_state"),
+    ),
+    (
+        Gauge,
+        "encoder_cache_capacity_bytes",
+        "Bytes that encoder outputs may take.",
+        None,
+        attrgetter("encoder_cache.capacity"),
+    ),
+    (
+        Gauge,
+        "encoder_cache_waiting",
+        "Requests for encoder outputs that wait for room.",
+        None,
+        attrgetter("encoder_cache.waiting"),
+    ),
     *((Count, f"encoder_cache_{name}", text, None, attrgetter(f"encoder_cache.{name}")) for name, text in _OF_CACHE),
-    (Gauge, "device_bytes", "What the engine holds, by owner.", "owner", attrgetter("device.by_owner")),
+    (Gauge, "device_bytes", "Bytes that the engine holds, by owner.", "owner", attrgetter("device.by_owner")),
 )
 
 
@@ -92,14 +110,30 @@ class Metrics:
         self._registry = CollectorRegistry()
         counter = partial(Counter, registry=self._registry)
         histogram = partial(Histogram, buckets=_SECONDS, registry=self._registry)
-        self._answers = counter("triolet_http_requests", "Requests by their answer.", ("path", "method", "status"))
-        self._seconds = histogram("triolet_http_request_seconds", "From the first byte to the last.", ("path",))
-        self._first = histogram("triolet_time_to_first_token_seconds", "From the call on.", ("model",))
-        self._queued = histogram("triolet_queue_seconds", "Until a request has a place.", ("model",))
-        self._whole = histogram("triolet_request_seconds", "From the call to the end.", ("model",))
-        self._ended = counter("triolet_requests_ended", "The engine's requests by outcome.", ("model", "outcome"))
-        self._failed = counter("triolet_request_failures", "Failed requests by error.", ("model", "kind"))
-        self._restarts = counter("triolet_runner_restarts", "Runners that failed and began anew.", ("model",))
+        self._answers = counter(
+            "triolet_http_requests", "HTTP requests, by path, method and status.", ("path", "method", "status")
+        )
+        self._seconds = histogram(
+            "triolet_http_request_seconds",
+            "Seconds from the first byte of a request to the last byte of its answer.",
+            ("path",),
+        )
+        self._first = histogram(
+            "triolet_time_to_first_token_seconds", "Seconds from the call to the first token.", ("model",)
+        )
+        self._queued = histogram(
+            "triolet_queue_seconds", "Seconds until a request has a place in the engine.", ("model",)
+        )
+        self._whole = histogram(
+            "triolet_request_seconds", "Seconds from the call to the end of the request.", ("model",)
+        )
+        self._ended = counter(
+            "triolet_requests_ended", "Requests of the engine that have ended, by outcome.", ("model", "outcome")
+        )
+        self._failed = counter(
+            "triolet_request_failures", "Requests of the engine that have failed, by error.", ("model", "kind")
+        )
+        self._restarts = counter("triolet_runner_restarts", "Restarts of the runner after a failure.", ("model",))
         self._registry.register(_Snapshots(engines))
 
     def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:

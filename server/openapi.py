@@ -15,18 +15,18 @@ from .schemas.base import ErrorAnswer
 _REF = "#/components/schemas/{model}"
 _PATH_PART = re.compile(r"\{(\w+):path\}")
 _PROBLEMS = {
-    "400": "The request cannot work as it is.",
-    "401": "No API key, or a wrong one.",
+    "400": "The request has a value that is not allowed.",
+    "401": "The API key is missing or wrong.",
     "403": "The origin, the host or an address in the request is not allowed.",
     "404": "There is no such model, or no such path.",
     "408": "The request did not arrive in time.",
-    "409": "The engine is in no state to serve it.",
+    "409": "The state of the engine does not allow the request.",
     "413": "The request, or what it asks for, is too large.",
-    "415": "The body, the audio or the image is of another kind.",
-    "422": "An address in the request could not be fetched, or the model has no adapter.",
-    "429": "Too many requests; Retry-After says when to come again.",
+    "415": "The type of the body, the audio or the image is not allowed.",
+    "422": "An address in the request could not be fetched, or the model is not supported.",
+    "429": "There are too many requests. Retry-After says when to try again.",
     "500": "The engine or the server failed on the request.",
-    "503": "The server or the engine is stopping, or sleeps.",
+    "503": "The server or the engine is stopping, or the engine sleeps.",
     "507": "The server has no room to store the request.",
 }
 

@@ -28,7 +28,7 @@ class Opening:
         """Sends a message of the application. If the application closes a WebSocket that it has not accepted, there is
         none at this path, and the client gets 404."""
         if message["type"] == "websocket.close" and self.status is None:
-            await self.refuse(Problem(404, f"{self.scope['path']} is no WebSocket; allowed: /v1/realtime"))
+            await self.refuse(Problem(404, f"{self.scope['path']} is not a WebSocket; allowed: /v1/realtime"))
             return
         if message["type"] in ("websocket.accept", "websocket.http.response.start"):
             self.status = message.get("status", 101)

@@ -103,7 +103,9 @@ def problem_of(error: Exception, folders: Iterable[str] = ()) -> Problem:
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         told = "the server's disk is full, so the request cannot be stored; ask again later, or send a smaller file"
         return Problem(507, told)
-    return Problem(500, "the server failed on this request; its log has the reason under the request's id")
+    return Problem(
+        500, "the server failed on this request; the server's log has the reason under the id of the request"
+    )
 
 
 def _innermost(error: Exception) -> Exception:

@@ -112,7 +112,7 @@ class Server:
             except (UnknownModel, EngineClosed):
                 raise
             except TrioletError:
-                told = f"the model {model!r} cannot be loaded; the server's log says why"
+                told = f"the model {model!r} cannot be loaded; the server's log has the reason"
                 raise Refusal(Problem(503, told, "model_not_loaded", "model", math.ceil(RETRY_SECONDS))) from None
             yield engine
 

@@ -49,7 +49,7 @@ async def _drain(server: Server, listener: Listener) -> None:
         await server.all_ended()
     if drain.cancelled_caught:
         running, sockets = len(server.exchanges), len(server.sockets)
-        _log.warning("%d requests and %d WebSockets run still, and are cut off", running, sockets)
+        _log.warning("%d requests and %d WebSockets still run and are cut off", running, sockets)
         server.cut_off()
         with trio.move_on_after(_TELL_SECONDS):
             await server.all_ended()

@@ -104,7 +104,7 @@ class ServerSettings:
     send_seconds: float = checked(30.0, _POSITIVE)
     drain_seconds: float = checked(30.0, number(0, math.inf))
     url_prefixes: tuple[str, ...] = checked(
-        (), several(_prefix, 10_000, "a list of prefixes with a whole host, such as https://example.org/")
+        (), several(_prefix, 10_000, "a list of prefixes that have a whole host, such as https://example.org/")
     )
     url_seconds: float = checked(20.0, _POSITIVE)
     private_urls: bool = checked(False, flag())
@@ -117,11 +117,11 @@ class ServerSettings:
     def __attrs_post_init__(self) -> None:
         settle(self)
         if (self.certfile is None) != (self.keyfile is None):
-            raise InvalidRequest("certfile and keyfile go together; give both for TLS, or neither")
+            raise InvalidRequest("one of certfile and keyfile is missing; give both for TLS, or neither")
         if not (self.is_local or self.api_keys or self.allow_anyone):
             raise InvalidRequest(
-                f"host={self.host!r} can be reached from other machines, and no API key is set; allowed: a key, "
-                "a host of the loopback such as 127.0.0.1, or allow_anyone=True"
+                f"host={self.host!r} can be reached from other machines, and no API key is set; give a key, a host "
+                "of the loopback such as 127.0.0.1, or allow_anyone=True"
             )
 
     @property

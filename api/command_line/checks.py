@@ -82,15 +82,23 @@ def check_torch(version: str, *, cuda: str | None, sees_cuda: bool, has_nvidia: 
         "torch",
         f"{version}, {build}, {', '.join(sorted(libraries)) or 'without MKL and oneDNN'}"
         + ("; NVIDIA's driver is here" if blind else ""),
-        (has_nvidia and cuda is None, "slow", "it cannot use the NVIDIA GPU: install a build for CUDA (pytorch.org)"),
-        (blind, "wrong", "it sees no GPU: look at nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES"),
-        (not libraries, "slow", "install a build of torch with oneDNN: products on the CPU take longer"),
+        (
+            has_nvidia and cuda is None,
+            "slow",
+            "torch cannot use the NVIDIA GPU: install a build for CUDA (pytorch.org)",
+        ),
+        (
+            blind,
+            "wrong",
+            "torch does not find the GPU: check nvidia-smi, the driver's version and CUDA_VISIBLE_DEVICES",
+        ),
+        (not libraries, "slow", "products on the CPU take longer: install a build of torch with oneDNN"),
     )
 
 
 def check_device(device: Device) -> Finding:
     """Checks whether a device that torch sees also answers."""
-    advice = "look at nvidia-smi; to leave it out, set CUDA_VISIBLE_DEVICES to the others, or to nothing"
+    advice = "check nvidia-smi; to leave this device out, set CUDA_VISIBLE_DEVICES to the others, or to nothing"
     found = f"{device.name}: {device.told}{', the default' if device.is_default else ''}"
     return judged("device", found, (device.fault, "wrong", advice))
 
@@ -123,9 +131,9 @@ def check_native(level: int | None) -> Finding:
     library."""
     advice = "install a C++ compiler, then triolet from its source again: pip install --force-reinstall --no-deps ."
     name = {3: "AVX2", 4: "AVX-512"}.get(level or 0, "no instruction set of its own")
-    found = f"there, with {name}: models on the CPU run by it"
+    found = f"present, with {name}: models on the CPU use it"
     if level is None:
-        found = "not there: models on the CPU run by torch's operations"
+        found = "missing: models on the CPU use torch's operations"
     return judged("native", found, (level is None, "slow", advice))
 
 
@@ -172,7 +180,9 @@ def check_instructions(flags: Set[str], capability: str, *, bfloat16: bool) -> F
 
 def check_cache(path: str, fault: str) -> Finding:
     """Checks the folder in which engines remember what they find out. ``fault``: why nothing can be written there."""
-    advice = "models are compared with transformers at each start: set XDG_CACHE_HOME to a folder that can be written"
+    advice = (
+        "models are compared with transformers at each start: set XDG_CACHE_HOME to a folder that can be written to"
+    )
     return judged("cache", f"{path}: {fault}" if fault else path, (fault, "slow", advice))
 
 
@@ -182,6 +192,6 @@ def check_hub(path: str, fault: str, free: int) -> Finding:
     return judged(
         "models",
         f"{path}, {gibibytes(free)} free" + (f": {fault}" if fault else ""),
-        (fault, "wrong", "no model can be downloaded: set HF_HUB_CACHE to a folder that can be written"),
+        (fault, "wrong", "no model can be downloaded: set HF_HUB_CACHE to a folder that can be written to"),
         (free < _LEAST_DISK, "wrong", "few models fit: make room, or set HF_HUB_CACHE to another disk"),
     )

@@ -212,13 +212,13 @@ def _demo(open_engine: OpenEngine) -> Finding:
                 text = (await engine.transcribe(sample.path)).text
                 ended = trio.current_time()
         except TrioletError as error:
-            advice = "mend what is wrong above; if all is well there, report this"
+            advice = "correct what is wrong above; if nothing is wrong there, report this"
             found.append(Finding("demo", "wrong", f"{type(error).__name__}: {error}", advice))
         else:
             told = f"open in {opened - begin:.1f} s, {sample.duration:.1f} s of speech in {ended - opened:.1f} s"
             if is_wrong := text != sample.text:
                 told += f"; it understood {text!r}, and {sample.text!r} was said"
-            advice = "this machine or its torch computes something else: try another build of torch, and report this"
+            advice = "this machine or its torch computes wrong numbers: try another build of torch, and report this"
             found.append(checks.judged("demo", told, (is_wrong, "wrong", advice)))
         return 0
 

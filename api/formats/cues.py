@@ -68,8 +68,8 @@ class CueMaker:
             return [cue for chunk in self._chunks(segment.words) for cue in self._add_chunk(chunk)]
         if self.settings.needing_words is not None:
             raise InvalidRequest(
-                f"{self.settings.needing_words} for a transcript without words; allowed: a transcript with their "
-                "times. Transcribe with timestamps='word'"
+                f"{self.settings.needing_words} needs a transcript with the times of words, and this one has none; "
+                "transcribe with timestamps='word'"
             )
         text = _without_arrow(self.escape(one_line(segment.text).strip()))
         plain = [Cue(milliseconds(segment.start), milliseconds(segment.end), text)] if text else []

@@ -30,9 +30,8 @@ def current_host(engine: TrioEngine, *, lasting: bool = False) -> Host:
         return AsyncioHost(engine, lasting=lasting)
     if lasting:
         raise EngineStateError(
-            "open() was called under trio, where no task outlives the block that started it, and so no engine the task "
-            "that opened it; allowed: async with Engine(...) as engine, or SyncEngine(...), which open() holds in a "
-            "thread of its own"
+            "open() was called under trio, where an engine cannot outlive the block that opens it; use async with "
+            "Engine(...) as engine, or SyncEngine(...) with open(), whose engine has a thread of its own"
         )
     return TrioHost(engine)
 
@@ -54,6 +53,6 @@ def _library() -> str:
     if library in ("trio", "asyncio"):
         return library
     raise EngineStateError(
-        f"the engine was entered under {library}; allowed: a task of trio or asyncio, and anyio on either "
-        f"(trio.run(...), asyncio.run(...), anyio.run(...)); or SyncEngine(...), which needs no event loop"
+        f"the engine was entered under {library}; allowed: a task of trio or asyncio, also by anyio (trio.run(...), "
+        "asyncio.run(...), anyio.run(...)). Without an event loop use SyncEngine(...)"
     )

@@ -61,7 +61,7 @@ class Door:
         if not self.free:
             raise Overloaded(
                 f"{self.places} requests are pending already, the most that are allowed; wait (wait=True), retry "
-                "later, or raise EngineConfig(max_pending=...)"
+                "later, or give a larger EngineConfig(max_pending=...)"
             )
         next(self._arrivals)
         self.free -= 1

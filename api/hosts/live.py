@@ -55,8 +55,8 @@ def _session(
     ]
     if description.alignment_fault is not None:
         raise InvalidRequest(
-            f"a live session of {description.architecture}, which cannot tell when words are spoken: "
-            f"{description.alignment_fault}. Allowed: engine.transcribe(...) of whole utterances"
+            f"{description.architecture} cannot be used for a live session, since it has no times of words: "
+            f"{description.alignment_fault}. Use engine.transcribe(...) for whole utterances"
         )
     endpointer = Endpointer(
         sampling_rate=description.sampling_rate,

@@ -34,7 +34,7 @@ class Spelling:
         why = (
             f"its block has ended or {self.close} was called" if failure is None else f"it failed ({one_line(failure)})"
         )
-        return EngineStateError(f"this engine is closed: {why}; open a new one: {self.block}")
+        return EngineStateError(f"this engine is closed: {why}. Open a new engine: {self.block}")
 
 
 def foreign(way: str, plain: str) -> EngineStateError:
@@ -45,7 +45,7 @@ def foreign(way: str, plain: str) -> EngineStateError:
         plain: the call by which they run plain functions there.
     """
     return EngineStateError(
-        f"the engine was used outside of the event loop that it was entered in; allowed: tasks of that loop. From "
-        f"another thread ask it by {way}, and by {plain} for what is not awaited, as statistics(); in another loop "
-        f"open an engine of its own"
+        "the engine was used outside of the event loop that it was entered in; allowed: tasks of that loop. From "
+        f"another thread, use {way} for coroutines and {plain} for plain functions such as statistics(). In another "
+        "loop, open another engine"
     )

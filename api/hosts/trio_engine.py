@@ -245,7 +245,9 @@ class TrioEngine:
         asked = trio.current_time()
         request = await self._build(query)
         if request.sampling.n > 1:
-            raise InvalidRequest(f"n={request.sampling.n} of a stream; allowed: 1, or engine.generate(...) for several")
+            raise InvalidRequest(
+                f"n={request.sampling.n} for a stream; allowed: n=1. For several answers use engine.generate(...)"
+            )
         async with self.follow(request, asked, wait=query.wait) as deltas:
             yield deltas
 
@@ -275,7 +277,9 @@ class TrioEngine:
             raise InvalidRequest(f"query={reprlib.repr(query)}; allowed: a text")
         if (labels := len(self.model.labels)) != 1:
             told_labels = f"{self.model.architecture} has {labels} labels"
-            raise InvalidRequest(f"{told_labels}; rerankers have one. Ask engine.classify(...)")
+            raise InvalidRequest(
+                f"{told_labels}; engine.score needs a reranker, which has one label. Use engine.classify(...)"
+            )
         pairs = [(query, document) for document in check_texts("documents", documents)]
         asked = VectorQuery(texts=pairs, pooling=pooling, priority=priority)
         vectors = await self._vectors(asked, wait=wait, told=told)

@@ -47,9 +47,7 @@ def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, most_
     with closing(blocks):
         found = blocks.read(most_seconds * sampling_rate + 1)
     if blocks.done > most_seconds * sampling_rate:
-        raise RequestTooLarge(
-            f"{blocks.name} lasts longer than the {most_seconds:.6g} s that are allowed; cut it into pieces"
-        )
+        raise RequestTooLarge(f"{blocks.name} is too long; allowed: up to {most_seconds:.6g} s. Cut it into pieces")
     blocks.check()
     return np.concatenate(found)
 
@@ -60,7 +58,7 @@ def content_key(samples: Samples, identity: str) -> str:
     ``samples`` are float32 of any shape. ``identity`` names the processor and the model that encode them.
     """
     if samples.dtype != np.float32:
-        raise InvalidRequest(f"content_key of {samples.dtype} samples; allowed: float32")
+        raise InvalidRequest(f"content_key was given {samples.dtype} samples; allowed: float32")
     digest = hashlib.blake2b(digest_size=16)
     digest.update(repr((identity, samples.shape)).encode())
     digest.update(np.ascontiguousarray(samples).data)

@@ -133,8 +133,8 @@ def _open_ffmpeg(file: IO[bytes], name: str, stack: ExitStack) -> Decoding:
         container = av.open(file, options={"protocol_whitelist": "none"}, metadata_errors="replace")
     except av.FFmpegError as error:
         raise UnsupportedAudio(
-            f"{name} is not audio that can be decoded ({_reason(error)}); "
-            "allowed: WAV, FLAC, Ogg, MP3, M4A, WebM and what else FFmpeg reads"
+            f"{name} is not audio that can be decoded ({_reason(error)}); allowed: WAV, FLAC, Ogg, MP3, M4A, WebM "
+            "and all other formats of FFmpeg"
         ) from error
     stack.callback(container.close)
     if not container.streams.audio:
@@ -174,7 +174,8 @@ def _ffmpeg_parts(container: Any, stream: Any, name: str) -> Iterator[Part]:
         end = max(end, heard, _end(frame))
     if not heard:
         raise UnsupportedAudio(
-            f"{name} has no samples, or was cut short before the first; allowed: {MIN_SECONDS:g} s of audio or more"
+            f"{name} has no samples, or was cut short before the first sample; allowed: {MIN_SECONDS:g} s of "
+            "audio or more"
         )
     promised = _stated_seconds(container, stream) if container.format.name in _INDEXED_CONTAINERS else None
     if promised is not None and end < promised - _DURATION_SLACK:
@@ -236,15 +237,15 @@ def _stated_seconds(container: Any, stream: Any) -> float | None:
 
 def _damaged(name: str, seconds: float, error: Exception) -> UnsupportedAudio:
     return UnsupportedAudio(
-        f"{name} is damaged or cut short: decoding failed after {seconds:.2f} s ({_reason(error)}). "
-        "Transfer it anew, or repair it to accept the loss"
+        f"{name} is damaged or cut short: decoding failed after {seconds:.2f} s ({_reason(error)}). Copy or download "
+        "the file again, or repair it and accept the loss"
     )
 
 
 def _cut_short(name: str, promised: str, found: str) -> UnsupportedAudio:
     return UnsupportedAudio(
-        f"{name} is cut short: its header promises {promised}, found {found}. "
-        "Transfer it anew, or repair it to accept the loss"
+        f"{name} is cut short: its header promises {promised}, but it has {found}. Copy or download the file again, "
+        "or repair it and accept the loss"
     )
 
 

@@ -84,15 +84,15 @@ def _upright(image: Image, name: str) -> Image:
         if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
             return image
     except Exception as error:  # noqa: BLE001  (damaged EXIF data raise many kinds of errors)
-        told = "%s: its EXIF data cannot be read (%s); the image is taken as it is stored"
+        told = "%s: its EXIF data cannot be read (%s); the image is used as it is stored"
         logging.getLogger("triolet").warning(told, name, f"{type(error).__name__}: {error}")
         return image
     try:
         return ImageOps.exif_transpose(image)
     except Exception as error:
         raise UnsupportedImage(
-            f"{name} cannot be turned as its EXIF orientation says ({type(error).__name__}: {error}); save it upright, "
-            "without EXIF data"
+            f"{name} cannot be rotated as its EXIF orientation says ({type(error).__name__}: {error}); save it "
+            "upright, without EXIF data"
         ) from error
 
 
@@ -100,9 +100,9 @@ def _unreadable(name: str, error: Exception) -> UnsupportedImage:
     from PIL import UnidentifiedImageError
 
     unknown = isinstance(error, UnidentifiedImageError)  # its text names our BytesIO object
-    reason = "no format that is known" if unknown else f"{type(error).__name__}: {error}"
+    reason = "its format is not known" if unknown else f"{type(error).__name__}: {error}"
     return UnsupportedImage(
-        f"{name} is not an image that can be read ({reason}); allowed: PNG, JPEG, WebP and what else Pillow reads"
+        f"{name} is not an image that can be read ({reason}); allowed: PNG, JPEG, WebP and all other formats of Pillow"
     )
 
 
@@ -111,11 +111,12 @@ def _checked(source: Any) -> NDArray[np.uint8]:
         pixels = np.asarray(source)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InvalidRequest(
-            f"an image of type {type(source).__name__} cannot be read as an array ({error}); allowed: {_KINDS}"
+            f"an image of the type {type(source).__name__} cannot be read as an array ({error}); allowed: {_KINDS}"
         ) from error
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or 0 in pixels.shape:
         raise InvalidRequest(
-            f"an image array of shape {pixels.shape} and {pixels.dtype}; allowed: uint8 of shape (height, width, 3)"
+            f"an image array has the shape {pixels.shape} and the dtype {pixels.dtype}; allowed: uint8 of shape "
+            "(height, width, 3)"
         )
     return np.ascontiguousarray(pixels)
 
@@ -134,9 +135,11 @@ def _read(source: Any) -> tuple[bytes, str]:
             data = source.read()
         except (OSError, ValueError) as error:
             raise InvalidRequest(
-                f"the image file cannot be read ({error}); give one that is open for reading"
+                f"the image file cannot be read ({error}); give a file that is open for reading"
             ) from error
         if isinstance(data, bytes):
             return data, "the image file"
-        raise InvalidRequest(f"the image file gave {type(data).__name__}; allowed: a file opened in binary mode")
-    raise InvalidRequest(f"an image of type {type(source).__name__}; allowed: {_KINDS}")
+        raise InvalidRequest(
+            f"the image file returned {type(data).__name__}; allowed: bytes. Open it in binary mode: open(path, 'rb')"
+        )
+    raise InvalidRequest(f"an image has the type {type(source).__name__}; allowed: {_KINDS}")

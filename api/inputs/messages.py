@@ -15,12 +15,12 @@ Message = Mapping[str, Any]
 _MEDIA = ("image", "audio")
 _MESSAGE = "{'role': 'user', 'content': a text, or a list of parts}"
 _PARTS = "{'type': 'text', 'text': ...}, {'type': 'image', 'image': ...} or {'type': 'audio', 'audio': ...}"
-_FETCHED = "addresses are not fetched: give a path, bytes, a PIL image or an array as {'type': 'image', 'image': ...}"
+_FETCHED = "URLs are not fetched; give a path, bytes, a PIL image or an array as {'type': 'image', 'image': ...}"
 _ELSEWHERE = {
     "image_url": _FETCHED,
     "input_image": _FETCHED,
     "input_audio": "give a path, bytes or an array as {'type': 'audio', 'audio': ...}",
-    "audio_url": "addresses are not fetched: give a path, bytes or an array as {'type': 'audio', 'audio': ...}",
+    "audio_url": "URLs are not fetched; give a path, bytes or an array as {'type': 'audio', 'audio': ...}",
     "input_text": "write {'type': 'text', 'text': ...}",
     "video": "videos are not read",
     "video_url": "videos are not read",

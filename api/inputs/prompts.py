@@ -84,7 +84,7 @@ async def build_request(
     """
     if description.kind is Kind.POOLING:
         raise InvalidRequest(
-            f"{description.architecture} gives vectors, not text; ask engine.embed(...) or engine.score(...)"
+            f"{description.architecture} gives vectors, not text; use engine.embed(...) or engine.score(...)"
         )
     sampling = resolved(query.sampling, tools=bool(query.tools))
     priority = read_priority(query.priority)
@@ -155,7 +155,7 @@ async def _prepare(description: ModelDescription, query: Query, reading: trio.Ca
         prepared = await _prepare_crossed(description, query, reading)
     if not prepared.token_ids:
         begin = " (Whisper's begin with <|startoftranscript|>)" if description.whisper is not None else ""
-        raise InvalidRequest(f"the prompt has no tokens; allowed: 1 or more{begin}")
+        raise InvalidRequest(f"the prompt has no tokens; allowed: 1 token or more{begin}")
     return prepared
 
 
@@ -168,10 +168,14 @@ def _checked(description: ModelDescription, query: Query) -> Conversation:
     check_kind("prompt", query.prompt, str, "a text, or use prompt_token_ids=[...]")
     check_kind("prompt_token_ids", query.prompt_token_ids, Iterable, "a sequence of integers")
     if isinstance(query.prompt_token_ids, set | frozenset | Mapping | bytes):
-        raise InvalidRequest(f"prompt_token_ids of a {type(query.prompt_token_ids).__name__}; allowed: a sequence")
+        raise InvalidRequest(
+            f"prompt_token_ids is a {type(query.prompt_token_ids).__name__}; allowed: a sequence of integers"
+        )
     check_kind("template_options", query.template_options, Mapping, "a mapping of the chat template's variables")
     if query.messages is None and (query.tools or query.template_options):
-        raise InvalidRequest("tools or template_options without messages; allowed: beside messages, for their template")
+        raise InvalidRequest(
+            "tools or template_options are given without messages; give messages, whose chat template reads them"
+        )
     check_kind("images", query.images, list | tuple, "a list of images")
     return Conversation.of(query.messages)
 
@@ -207,8 +211,9 @@ async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
     samples = load() if is_short else await run_in_thread(load)
     if len(samples) > description.window_samples:
         raise RequestTooLarge(
-            f"audio of {len(samples) / description.sampling_rate:.2f} s; allowed: one window of the model, "
-            f"{description.window_samples / description.sampling_rate:g} s; engine.transcribe takes audio of any length"
+            f"audio of {len(samples) / description.sampling_rate:.2f} s is too long; allowed: one window of the "
+            f"model, {description.window_samples / description.sampling_rate:g} s. Use engine.transcribe for audio "
+            "of any length"
         )
     return await audio_item(description, samples)
 
@@ -226,7 +231,7 @@ async def _prepare_placed(
     images = (*query.images, *(item for kind, item in conversation.media if kind == "image"))
     audio = (*_several(query.audio), *(item for kind, item in conversation.media if kind == "audio"))
     if conversation.media and (query.images or query.audio is not None):
-        raise InvalidRequest("images or audio are in the messages and beside them; give them in one place")
+        raise InvalidRequest("images or audio are given both in the messages and beside them; give them in one place")
     for name, given in (("image", images), ("audio", audio)):
         if (given or name in conversation.types) and name not in preparer.media:
             reads = " and ".join(("text", *sorted(preparer.media)))

@@ -56,7 +56,7 @@ def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[s
         raise InvalidRequest(f"sampling={shown(sampling)}; allowed: {allowed}")
     if given:
         name = next(iter(given))
-        raise InvalidRequest(f"{name}= beside sampling=; allowed: one of them, as in SamplingParams({name}=...)")
+        raise InvalidRequest(f"{name}= and sampling= are both given; give it in sampling=SamplingParams({name}=...)")
     return sampling
 
 

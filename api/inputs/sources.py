@@ -82,8 +82,8 @@ def with_rate(source: AudioSource, sampling_rate: int | None) -> AudioSource:
         array: Any = source
         return array, sampling_rate
     raise InvalidRequest(
-        f"sampling_rate={sampling_rate!r} beside audio given as {type_name(source)}; allowed: beside an array. "
-        "Leave it out: files, bytes, pairs and mappings say their rate themselves"
+        f"sampling_rate={sampling_rate!r} is given with audio of the type {type_name(source)}; allowed: with an "
+        "array. Leave it out: files, bytes, pairs and mappings have their own rate"
     )
 
 
@@ -114,7 +114,7 @@ def array_source(source: Any, what: str = "audio", *, int16: bool = False) -> Ar
         return ArraySource(_array(source["array"], "the mapping's array", int16=True), _rate(source["sampling_rate"]))
     if isinstance(source, tuple) and len(source) == 2:
         if _is_number(source[0]) and hasattr(source[1], "__array__") and np.ndim(source[1]):
-            raise InvalidRequest("audio given as (rate, samples); allowed: (samples, rate). Turn it round")
+            raise InvalidRequest("audio is given as (rate, samples); allowed: (samples, rate). Swap the two")
         return ArraySource(_array(source[0], "the pair's first part", int16=True), _rate(source[1]))
     if hasattr(source, "__array__"):
         return ArraySource(_array(source, "the array", int16=int16), None)
@@ -154,14 +154,14 @@ def opened(source: Any) -> Iterator[tuple[IO[bytes], str]]:
     elif hasattr(source, "read"):
         yield BytesFile(_read_all(source)), "the audio file object"
     else:
-        raise InvalidRequest(f"audio given as {type_name(source)}; allowed: {_ALLOWED}")
+        raise InvalidRequest(f"audio has the type {type_name(source)}; allowed: {_ALLOWED}")
 
 
 def _open_path(source: str | os.PathLike[str], name: str) -> IO[bytes]:
     try:
         return open(source, "rb", buffering=0)  # libsndfile reads from the descriptor: nothing may read ahead
     except FileNotFoundError as error:
-        hint = " (URLs are not fetched: download it first)" if "://" in name else ""
+        hint = " (URLs are not fetched; download the file first)" if "://" in name else ""
         raise InvalidRequest(f"the path {name} does not exist{hint}; allowed: {_ALLOWED}") from error
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"the path {name} cannot be opened ({error}); allowed: a readable audio file") from error
@@ -172,7 +172,7 @@ def _read_all(file: Any) -> bytes:
         data = file.read()
     except (OSError, ValueError) as error:
         raise InvalidRequest(
-            f"the audio file object cannot be read ({error}); give one that is open for reading"
+            f"the audio file object cannot be read ({error}); give a file that is open for reading"
         ) from error
     if isinstance(data, bytes | bytearray | memoryview):
         return bytes(data)
@@ -180,10 +180,10 @@ def _read_all(file: Any) -> bytes:
         if hasattr(data, "close"):
             data.close()
         raise InvalidRequest(
-            "the file object is asynchronous; allowed: a plain binary file, or await its read() and give the bytes"
+            "the file object is asynchronous; allowed: a plain binary file. Or await its read(), and give the bytes"
         )
     raise InvalidRequest(
-        f"the file object gave {type_name(data)}; allowed: bytes. Open it in binary mode: open(path, 'rb')"
+        f"the file object returned {type_name(data)}; allowed: bytes. Open it in binary mode: open(path, 'rb')"
     )
 
 
@@ -261,7 +261,7 @@ def check_values(
     peak = float(np.abs(samples).max(initial=0.0))
     if not math.isfinite(peak):
         at = offset + int(np.flatnonzero(~np.isfinite(samples))[0])
-        raise error(f"{name} holds a sample that is NaN or infinite (number {at}); allowed: finite samples")
+        raise error(f"{name} has a sample that is NaN or infinite (number {at}); allowed: finite samples")
     if peak > most:
         raise error(
             f"{name} has a peak of {peak:g}; allowed: full scale at 1.0 (up to {most:g}). "

@@ -53,11 +53,11 @@ def embedding_pooling(description: ModelDescription, kind: str | None, normalize
     default = _default(description)
     if kind is None and default.kind == "classify":
         raise InvalidRequest(
-            f"{description.architecture} classifies; ask engine.score(...) or engine.classify(...), or give "
+            f"{description.architecture} classifies texts; use engine.score(...) or engine.classify(...), or give "
             "pooling='mean', 'cls' or 'last'"
         )
     if kind == "classify":
-        raise InvalidRequest("pooling='classify' gives scores; ask engine.classify(...)")
+        raise InvalidRequest("pooling='classify' gives scores, not vectors; use engine.classify(...)")
     return Pooling(kind=kind or default.kind, normalize=(default.normalize if normalize is None else bool(normalize)))
 
 
@@ -70,7 +70,7 @@ def scoring_pooling(description: ModelDescription) -> Pooling:
     default = _default(description)
     if default.kind != "classify":
         raise InvalidRequest(
-            f"{description.architecture} has no classification head; ask engine.embed(...) and compare the vectors"
+            f"{description.architecture} has no classification head; use engine.embed(...) and compare the vectors"
         )
     return default
 
@@ -78,7 +78,7 @@ def scoring_pooling(description: ModelDescription) -> Pooling:
 def _default(description: ModelDescription) -> Pooling:
     if description.kind is not Kind.POOLING or description.default_pooling is None:
         raise InvalidRequest(
-            f"{description.architecture} generates text; vectors come from embedding models and classifiers"
+            f"{description.architecture} generates text, not vectors; use an embedding model or a classifier"
         )
     return description.default_pooling
 
@@ -163,10 +163,10 @@ def _request(limit: Limit, text: Any, query: VectorQuery, most_tokens: int, name
     if not token_ids:
         raise InvalidRequest("a text without tokens has no vector; allowed: 1 token or more")
     if tokens > description.max_positions:
-        raise ContextLengthExceeded(f"a text of {tokens} tokens; allowed: {limit.allowed}")
+        raise ContextLengthExceeded(f"a text of {tokens} tokens is too long; allowed: {limit.allowed}")
     if description.whole_prompts and tokens > most_tokens:
         raise RequestTooLarge(
-            f"a text of {tokens} tokens, which are read in one step; allowed: up to {most_tokens}. Cut it into pieces, "
+            f"a text of {tokens} tokens is too long for one step; allowed: up to {most_tokens}. Cut it into pieces, "
             f"or give EngineConfig(max_step_tokens={tokens}) or more"
         )
     return Request(id=name, prompt_token_ids=token_ids, pooling=pooling, max_tokens=1, priority=query.priority)

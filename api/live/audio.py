@@ -31,17 +31,17 @@ def read_chunk(chunk: Any, rate: int) -> ArraySource:
         count = memoryview(chunk).nbytes
         if count % 2:
             raise InvalidRequest(
-                f"a chunk of {count} bytes; allowed: an even number, int16 samples of 2 bytes each. Keep an odd last "
-                "byte for the next chunk"
+                f"a chunk has {count} bytes; allowed: an even number, since an int16 sample has 2 bytes. Keep an odd "
+                "last byte for the next chunk"
             )
         return ArraySource(np.frombuffer(chunk, "<i2"), rate)
     found = array_source(chunk, "a chunk", int16=True)
     if found is None:
-        raise InvalidRequest(f"a chunk given as {type_name(chunk)}; allowed: {_ALLOWED}")
+        raise InvalidRequest(f"a chunk has the type {type_name(chunk)}; allowed: {_ALLOWED}")
     if found.rate not in (None, rate):
         raise InvalidRequest(
-            f"a chunk at {found.rate} Hz; allowed: {rate} Hz, the session's. Open the session with "
-            "engine.live(rate=...) of your chunks, which it resamples"
+            f"a chunk has {found.rate} Hz; allowed: {rate} Hz, the rate of the session. Open the session with "
+            "engine.live(rate=...), the rate of your chunks"
         )
     if found.samples.dtype.kind == "f":
         check_values(found.samples, "a chunk", InvalidRequest, most=MAX_PEAK)
@@ -66,7 +66,8 @@ class Ear:
     def __attrs_post_init__(self) -> None:
         if self.detector.sampling_rate != self.model_rate:
             raise InvalidRequest(
-                f"voice activity at {self.detector.sampling_rate} Hz; allowed: {self.model_rate} Hz, the model's"
+                f"the voice activity detector has {self.detector.sampling_rate} Hz; allowed: {self.model_rate} "
+                "Hz, the rate of the model"
             )
         self._resampler = new_resampler(self.rate, self.model_rate)
 

@@ -65,7 +65,7 @@ def read_live_options(given: Mapping[str, Any]) -> LiveOptions:
         if name not in own and name not in OF_TRANSCRIPTIONS:
             names = (*own, *OF_TRANSCRIPTIONS, "priority", "request_id", "wait")
             if name in OPTIONS:
-                raise InvalidRequest(f"{name}= is no option of a live session; allowed: {', '.join(names)}")
+                raise InvalidRequest(f"{name}= is not an option of a live session; allowed: {', '.join(names)}")
             raise unknown_name(name, names, _ELSEWHERE, owner="a live session")
     shared = {"beam_size": 1} | {name: value for name, value in given.items() if name in OF_TRANSCRIPTIONS}
     return LiveOptions(

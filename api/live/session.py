@@ -127,7 +127,7 @@ class LiveTranscription:
         """Implements `LiveSession.feed`."""
         self._check()
         if self._finished:
-            raise EngineStateError("feed() after finish(); allowed: before it. Open another session")
+            raise EngineStateError("feed() was called after finish(); allowed: before finish(). Open another session")
         source = read_chunk(chunk, self._options.rate)
         with self._alone():
             await trio.lowlevel.checkpoint()
@@ -166,7 +166,9 @@ class LiveTranscription:
     def _check(self) -> None:
         """Raises an error if the session cannot go on."""
         if self._closed:
-            raise EngineStateError("this live session is over: its block has ended; open another: engine.live(...)")
+            raise EngineStateError(
+                "this live session is over, since its block has ended; open another: engine.live(...)"
+            )
         error, self._fault = self._fault, None
         try:
             if error is not None:
@@ -180,8 +182,8 @@ class LiveTranscription:
     def _alone(self) -> Iterator[None]:
         if self._feeding:
             raise EngineStateError(
-                "feed() while another task feeds this live session; allowed: one chunk after the other. Await feed() "
-                "first, or open a session for each task"
+                "feed() was called while another task feeds this live session; allowed: one call at a time. Await "
+                "feed() first, or open a session for each task"
             )
         self._feeding = True
         try:

@@ -26,5 +26,5 @@ def unknown_language(language: str) -> str:
     """
     known = [*LANGUAGES, *LANGUAGE_CODES]
     near = difflib.get_close_matches(language.strip().lower(), known, 3, 0.7)
-    hint = f"did you mean {' or '.join(near)}?" if near else "see the languages of Whisper"
-    return f"{language!r} is no language that Whisper knows; allowed: a code (en) or an English name (english); {hint}"
+    hint = f"did you mean {' or '.join(near)}?" if near else "openai/whisper lists them"
+    return f"{language!r} is not a language of Whisper; allowed: a code (en) or an English name (english); {hint}"

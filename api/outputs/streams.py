@@ -120,9 +120,9 @@ class Mailbox:
                     del end, error  # a frame in its own error's traceback would be a reference cycle
             case Aborted():
                 raise EngineClosed(
-                    "the request was aborted: its stream was left, or the engine's block ended and the time to drain "
-                    "was over, or the engine was asleep then; leave them later, raise "
-                    "EngineConfig(drain_seconds=...), or wake the engine before its block ends"
+                    "the request was aborted, since its stream or the engine's block ended first; leave them later, "
+                    "give a larger EngineConfig(drain_seconds=...), or wake an engine that sleeps before its block "
+                    "ends"
                 )
 
 
@@ -259,5 +259,5 @@ def unopened(method: str, prefix: str) -> EngineStateError:
     """
     return EngineStateError(
         f"engine.{method}(...) was read before it was opened; allowed: {prefix}with engine.{method}(...) as parts: "
-        f"{prefix}for part in parts: ... (leaving the block early withdraws what still runs)"
+        f"{prefix}for part in parts: ... (leaving the block early aborts the request)"
     )

@@ -39,7 +39,8 @@ class Hearing:
     def __init__(self, recording: Recording, detector: VoiceActivity, rules: SpanRules) -> None:
         if detector.sampling_rate != recording.sampling_rate:
             raise InvalidRequest(
-                f"voice activity at {detector.sampling_rate} Hz; allowed: {recording.sampling_rate} Hz, the recording's"
+                f"the voice activity detector has {detector.sampling_rate} Hz; allowed: "
+                f"{recording.sampling_rate} Hz, the rate of the recording"
             )
         self.ended = False
         self._recording = recording
@@ -96,7 +97,7 @@ class Hearing:
             due = -(-self.heard // frame) - self._decides.frames
         if answer.shape != (due,) or answer.dtype.kind != "f" or not ((answer >= 0) & (answer <= 1)).all():
             raise InvalidRequest(
-                f"voice activity answered with {answer.dtype} of shape {answer.shape}; allowed: {due} probabilities "
-                f"for {due} frames of {frame} samples, floats from 0 to 1"
+                f"the voice activity detector returned {answer.dtype} of shape {answer.shape}; allowed: {due} "
+                f"probabilities (floats from 0 to 1), one for each frame of {frame} samples"
             )
         return answer

@@ -57,8 +57,8 @@ def whisper_tokens(description: ModelDescription) -> WhisperTokens:
     """
     if description.whisper is None:
         raise InvalidRequest(
-            f"{description.architecture} cannot transcribe; allowed: Whisper models. "
-            "engine.generate asks models that read audio among their tokens"
+            f"{description.architecture} cannot transcribe; allowed: Whisper models. Ask other models that read "
+            "audio with engine.generate"
         )
     return description.whisper
 
@@ -78,7 +78,8 @@ def resolve_language(language: str | None, tokens: WhisperTokens) -> str | None:
         return code
     if not tokens.language_ids:
         raise InvalidRequest(
-            f"language={language!r}, but the model knows English only; allowed: None, 'en'. Use a multilingual model"
+            f"language={language!r}, but the model knows only English; allowed: None, 'en'. For other languages "
+            "use a multilingual model"
         )
     if code is not None:
         raise InvalidRequest(
@@ -151,7 +152,7 @@ class Recipe:
         read = text.strip()[-_MOST_READ:]
         encoded = tuple(self.description.tokenizer.encode(f" {read}", add_special_tokens=False))
         if any(not self.is_text(token) for token in encoded):
-            raise InvalidRequest(f"{name}={shown(text)} holds a special token (<|...|>); allowed: plain text")
+            raise InvalidRequest(f"{name}={shown(text)} has a special token (<|...|>); allowed: plain text")
         return encoded
 
     @property
@@ -183,9 +184,9 @@ class Recipe:
             ("prefix", self.options.prefix, self.prefix, self.half // 2),
         ):
             if len(text or "") > _MOST_READ:
-                found.append(f"{name} has {len(text or ''):,} characters; its last {most} tokens are used")
+                found.append(f"{name} has {len(text or ''):,} characters; only its last {most} tokens are used")
             elif len(tokens) > most:
-                found.append(f"{name} has {len(tokens)} tokens; the last {most} are used")
+                found.append(f"{name} has {len(tokens)} tokens; only the last {most} are used")
         return tuple(found)
 
     def samples(self, seconds: float) -> int:

@@ -72,7 +72,7 @@ def _find() -> Path:
     found = importlib.util.find_spec("silero_vad")
     folders = found.submodule_search_locations if found is not None else None
     if not folders:
-        raise CheckpointError(f"the package silero-vad is not installed; voice activity needs it: {_HELP}")
+        raise CheckpointError(f"voice activity needs the package silero-vad, which is not installed: {_HELP}")
     path = Path(folders[0], _FILE)
     if not path.is_file():
         raise CheckpointError(f"the package silero-vad in {folders[0]} has no {_FILE}; allowed: versions 6.x: {_HELP}")

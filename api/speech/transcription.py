@@ -167,8 +167,8 @@ class Transcription:
         """Refuses a second call while one runs, since both would read the same window."""
         if self._busy:
             raise EngineStateError(
-                f"{what} of transcription {self.reader.request_id!r} was called while an earlier call of it still "
-                "runs; allowed: one call at a time. Await it first, or open a transcription for each task"
+                f"{what} of transcription {self.reader.request_id!r} was called while an earlier call still runs; "
+                "allowed: one call at a time. Await the earlier call first, or open a transcription for each task"
             )
         self._busy = True
         try:

@@ -47,8 +47,8 @@ def check_alignment(description: ModelDescription) -> None:
     """Raises `InvalidRequest` if the model cannot find the times of words."""
     if description.alignment_fault is not None:
         raise InvalidRequest(
-            f"timestamps='word', but {description.architecture} cannot tell when words are spoken: "
-            f"{description.alignment_fault}. Without it allowed: timestamps='segment', 'none'"
+            f"timestamps='word', but {description.architecture} has no times of words: "
+            f"{description.alignment_fault}. Allowed: timestamps='segment', 'none'"
         )
 
 

@@ -50,8 +50,8 @@ _SIGNS = (  # of a chat template: texts that it has, texts that it lacks
 )
 _NAMES = ", ".join(SYNTAXES)
 _UNKNOWN = (
-    "the checkpoint's chat template writes tool calls in no known format; leave the tools out, or have one of these "
-    f"formats named (triolet serve --tool-format, ToolFormat.named): {_NAMES}"
+    "the checkpoint's chat template does not write tool calls in a known format; leave the tools out, or name one "
+    f"of these formats (triolet serve --tool-format, ToolFormat.named): {_NAMES}"
 )
 
 
@@ -121,7 +121,7 @@ class ToolFormat:
             InvalidRequest: there is no such format.
         """
         if name not in SYNTAXES:
-            raise InvalidRequest(f"the tool format {shown(name)}; allowed: {_NAMES}")
+            raise InvalidRequest(f"the tool format {shown(name)} is not known; allowed: {_NAMES}")
         return cls(name=name, syntax=SYNTAXES[name], special=_special(tokenizer, SYNTAXES[name]))
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any] | Tool]) -> tuple[str | None, tuple[ToolCall, ...]]:

@@ -36,7 +36,9 @@ class ToolReader:
             InvalidRequest: the text has ended.
         """
         if self._scanner.ended:
-            raise InvalidRequest(f"a piece of {len(text)} characters after the end; each text has a reader of its own")
+            raise InvalidRequest(
+                f"a piece of {len(text)} characters came after the end of the text; make a new reader for each text"
+            )
         self._scanner.text += text
         return self._read()
 

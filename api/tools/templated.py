@@ -119,7 +119,7 @@ class TemplatedCalls(Syntax):
             InvalidRequest: the chat template has none of the known syntaxes.
         """
         if self._forced is None:
-            raise InvalidRequest("no call can be forced by this checkpoint's response template; name a tool format")
+            raise InvalidRequest("this checkpoint's response template cannot force a call; name a tool format")
         return self._forced.grammar(tools, write, several=several)
 
 

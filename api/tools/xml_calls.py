@@ -135,8 +135,8 @@ def _check(tool: str, what: str, names: Collection[str]) -> None:
     """Raises `InvalidRequest` for ``names``, the keys of a schema that a rule cannot follow, if there are any."""
     if names:
         raise InvalidRequest(
-            f"a call of {tool!r} cannot be forced in this format: {what} {', '.join(sorted(map(repr, names)))}; "
-            "change its parameters, or leave the choice to the model"
+            f"this format cannot force a call of {tool!r}: {what} {', '.join(sorted(map(repr, names)))}; change its "
+            "parameters, or leave the choice to the model"
         )
 
 

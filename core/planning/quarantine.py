@@ -121,8 +121,8 @@ class Quarantine:
             return None
         crashes = self._suspects[request_id].crashes_alone
         poison = PoisonRequest(
-            f"request {request_id} crashed its step {crashes} times, alone in it; the other requests go on. The last "
-            f"error was {type(error).__name__}: {error}"
+            f"request {request_id} crashed its step {crashes} times, also when it ran alone; the other requests go "
+            f"on. The last error was {type(error).__name__}: {error}"
         )
         poison.__cause__ = error
         self._history.condemned(request_id)

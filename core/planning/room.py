@@ -47,15 +47,15 @@ class Room:
         limits, beams = self.limits, f"beam_size={sequence.beams}"
         if sequence.beams > limits.max_step_tokens:
             return RequestTooLarge(
-                f"{beams} feeds so many tokens in a step; allowed: up to {limits.max_step_tokens}; ask for fewer "
-                "beams, or raise EngineConfig(max_step_tokens=...)"
+                f"{beams} needs a token of each beam in one step; allowed: up to {limits.max_step_tokens}. Give "
+                "fewer beams, or a larger EngineConfig(max_step_tokens=...)"
             )
         needed = self.pages_for(sequence, sequence.limit - 1)  # the last token is never fed
         if needed > limits.pages:
             return RequestTooLarge(
                 f"{beams} and up to {sequence.limit} tokens, the prompt's included, take {needed} pages of KV; "
-                f"allowed: up to {limits.pages}, all there are; ask for fewer beams or fewer max_tokens, or raise "
-                "EngineConfig(self_kv_bytes=...)"
+                f"allowed: up to {limits.pages}, all that the engine has. Give fewer beams or fewer max_tokens, or a "
+                "larger EngineConfig(self_kv_bytes=...)"
             )
         return None
 

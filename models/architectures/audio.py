@@ -80,7 +80,7 @@ class QwenAudio(Family):
     def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
         if not 1 <= len(item) <= processor.n_samples:
             raise InvalidRequest(
-                f"{len(item)} samples; allowed: float32 samples at {processor.sampling_rate} Hz, 1 to "
+                f"the audio has {len(item)} samples; allowed: float32 samples at {processor.sampling_rate} Hz, 1 to "
                 f"{processor.n_samples} of them. Cut it into windows, one placeholder each"
             )
         outputs = processor(
@@ -93,7 +93,9 @@ class QwenAudio(Family):
         frames = outputs["attention_mask"][0].sum()
         embeddings = ((int(frames) - 1) // 2 + 1 - 2) // 2 + 1  # a convolution of stride 2, then means of two
         if embeddings < 1:
-            raise InvalidRequest(f"{len(item)} samples, too few for one embedding; allowed: 40 ms or more")
+            raise InvalidRequest(
+                f"the audio has {len(item)} samples, too few for one embedding; allowed: 40 ms or more"
+            )
         return Read(
             payload={"input_features": outputs["input_features"][0], "frames": frames},
             text=token * embeddings,

@@ -16,8 +16,8 @@ from ...core.tools import Tool
 
 _OPEN = frozenset({"documents"})  # an argument that transformers only passes on to the template
 _NO_TOOLS = (
-    "tools, but the checkpoint's chat template does not read them; leave them out, or open a model that was trained to "
-    "call tools"
+    "tools are given, but the checkpoint's chat template does not read them; leave them out, or open a model that "
+    "was trained to call tools"
 )
 
 
@@ -79,7 +79,7 @@ def render(
     if not (template or tokenizer.chat_template):
         raise InvalidRequest("the checkpoint has no chat template; write the prompt as text")
     if not messages:
-        raise InvalidRequest("no messages; a conversation has one or more")
+        raise InvalidRequest("messages is empty; give one message or more")
     options = {} if options is None else options
     calls = any(message.get("tool_calls") for message in messages)
     if tools or options or calls:
@@ -140,7 +140,7 @@ def _check_is_read(
         raise InvalidRequest(_NO_TOOLS)
     if calls and "tool_calls" not in members:
         raise InvalidRequest(
-            "messages with tool_calls, but the checkpoint's chat template does not read them; write them into the "
+            "messages have tool_calls, but the checkpoint's chat template does not read them; write them into the "
             "content, or open a model that was trained to call tools"
         )
     for name in options:

@@ -162,13 +162,13 @@ def _check_generation(folder: Path, generation: Any) -> None:
     if refused:
         raise UnsupportedModel(
             f"generation_config.json of {folder} asks for {', '.join(refused)}; allowed: forced_bos_token_id, "
-            "forced_eos_token_id, min_length, no_repeat_ngram_size, suppressed tokens. Remove the others if texts may "
-            "differ from transformers'"
+            "forced_eos_token_id, min_length, no_repeat_ngram_size, suppressed tokens. Remove the other settings if "
+            "texts may differ from those of transformers"
         )
     left = [f"{name}={asked[name]!r}" for name, nothing in _THE_CALLERS.items() if asked[name] not in nothing]
     if left:
         logging.getLogger(__name__).warning(
-            "generation_config.json of %s asks for %s, which SamplingParams say for each request here",
+            "generation_config.json of %s has %s, which is not used: SamplingParams say it for each request",
             folder,
             ", ".join(left),
         )

@@ -28,8 +28,8 @@ def find_family(config: Any) -> Family | None:
     media = [name for name in _MEDIA if getattr(config, name, None) is not None]
     if media:
         raise UnsupportedModel(
-            f"a checkpoint of model_type {config.model_type!r} with {', '.join(media)}; "
-            f"allowed: text alone, or {', '.join(families)}"
+            f"a checkpoint of model_type {config.model_type!r} reads {', '.join(media)}; allowed: models that read "
+            f"only text, or model_type {', '.join(families)}"
         )
     return None
 

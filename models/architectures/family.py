@@ -77,8 +77,8 @@ class Family:
         placeholder = tokenizer.convert_ids_to_tokens(placeholder_id)
         if placeholder is None or tokenize(tokenizer, placeholder, special=False).count(placeholder_id) != 1:
             raise CheckpointError(
-                f"config.json has {placeholder_id} for the placeholder of an item, which is no token of the tokenizer, "
-                "or none that it finds in text; save the tokenizer with its special tokens"
+                f"config.json has {placeholder_id} for the placeholder of an item, but the tokenizer does not find "
+                "this token in text; save the tokenizer with its special tokens"
             )
         before, after = self.around(tokenizer, config)
         names = (identity, config.model_type, str(dtype), processor.to_json_string())

@@ -56,11 +56,11 @@ class TextItems(TextPreparer):
         """
         tokens = super().prepare(prompt, images=images, audio=audio).token_ids
         if not tokens:
-            raise InvalidRequest("a text of no tokens; allowed: 1 or more, which the encoder reads")
+            raise InvalidRequest("the encoder was given a text without tokens; allowed: 1 token or more")
         most = self.settings.most_embeddings
         if len(tokens) > most:
             raise ContextLengthExceeded(
-                f"a text of {len(tokens)} tokens; allowed: up to {most}, which the encoder reads"
+                f"a text of {len(tokens)} tokens is too long for the encoder; allowed: up to {most}"
             )
         item = self.settings.item({"input_ids": torch.tensor(tokens)}, len(tokens))
         return Prepared(token_ids=(self.settings.start_id,), items=(item,))
@@ -95,7 +95,8 @@ class AudioItems(TextPreparer):
         """
         if images or len(audio) != 1:
             raise InvalidRequest(
-                f"{len(images)} images and {len(audio)} pieces of audio; allowed: one piece of audio. Give audio=..."
+                f"{len(images)} images and {len(audio)} pieces of audio are given; allowed: one piece of audio. "
+                "Give audio=..."
             )
         samples = self._checked(audio[0])
         values = torch.from_numpy(np.array(self._read(samples), np.float32))
@@ -112,13 +113,13 @@ class AudioItems(TextPreparer):
     def _checked(self, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         if len(samples) > self.most_samples:
             raise RequestTooLarge(
-                f"audio of {len(samples) / self.sampling_rate:.2f} s; allowed: up to "
-                f"{self.most_samples / self.sampling_rate:g} s, which the model reads at once"
+                f"audio of {len(samples) / self.sampling_rate:.2f} s is too long; allowed: up to "
+                f"{self.most_samples / self.sampling_rate:g} s. Cut it into pieces"
             )
         if self._count(len(samples)) < 1:
             least = next(samples for samples in range(self.most_samples) if self._count(samples) >= 1)
             raise InvalidRequest(
-                f"audio of {len(samples)} samples, too few for one embedding; allowed: {least} or more"
+                f"audio of {len(samples)} samples is too short for one embedding; allowed: {least} samples or more"
             )
         return samples
 
@@ -136,6 +137,6 @@ class AudioItems(TextPreparer):
     ) -> Rendered:
         """Raises `InvalidRequest`, since the audio is a single piece and cannot be part of a conversation."""
         raise InvalidRequest(
-            f"{len(messages)} messages, but the model reads one piece of audio; give audio=..., and prompt=... for how "
-            "its text begins"
+            f"{len(messages)} messages are given, but the model reads only one piece of audio; give audio=..., and "
+            "prompt=... for the beginning of its text"
         )

@@ -173,7 +173,9 @@ class MediaPreparer(TextPreparer):
 
     def _check_unread(self, found: list[str]) -> None:
         if found:
-            raise InvalidRequest(f"the prompt has {', '.join(found)}, but only {self.medium} is read; leave it out")
+            raise InvalidRequest(
+                f"the prompt has {', '.join(found)}, but the model reads only {self.medium}; leave it out"
+            )
 
     def _check_count(self, placeholders: int, items: int) -> None:
         if placeholders != items:

@@ -55,8 +55,8 @@ class TextCheckpoint(ModuleCheckpoint):
     default_pooling: Pooling | None
     labels: tuple[str, ...]
     allowed: str = field(
-        default="decoders with one kind of causal attention, full or within a sliding window, in every layer, and "
-        "encoders that do not see what is masked",
+        default="decoders whose layers all have the same causal attention, full or in a sliding window; and encoders "
+        "that do not read masked positions",
         repr=False,
     )
 
@@ -80,8 +80,8 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
     text = config.get_text_config()
     if reason := _reason(config, text):
         raise UnsupportedModel(
-            f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders with one kind of causal attention, full "
-            "or within a sliding window, in every layer, and encoders of texts"
+            f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders whose layers all have the same causal "
+            "attention, full or within a sliding window; and encoders of texts"
         )
     family = find_family(config)
     find_weights(folder)
@@ -147,17 +147,17 @@ def _architecture(plain: Settings, config: Any) -> str:
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise plain.bad("architectures", "a list of names")
     if not found:
-        raise UnsupportedModel(f"{plain.path} names no architectures; allowed: one, such as 'LlamaForCausalLM'")
+        raise UnsupportedModel(f"{plain.path} has no architectures; allowed: one, such as 'LlamaForCausalLM'")
     loader = getattr(transformers, found[0], None)
     if getattr(loader, "config_class", None) is not type(config):
         raise UnsupportedModel(
-            f"{plain.path} names {found[0]!r} with model_type {plain.get('model_type')!r}; allowed: an architecture "
-            "of that model type that transformers has"
+            f"{plain.path} has the architecture {found[0]!r} with model_type {plain.get('model_type')!r}; allowed: "
+            "an architecture of that model type that transformers has"
         )
     if not found[0].endswith((*_GENERATE, "ForSequenceClassification", "Model", "ForMaskedLM", "ForPreTraining")):
         raise UnsupportedModel(
-            f"{plain.path} names {found[0]!r}; allowed: models that generate text, give vectors or classify texts "
-            "(...ForCausalLM, ...Model, ...ForMaskedLM, ...ForSequenceClassification)"
+            f"{plain.path} has the architecture {found[0]!r}; allowed: models that generate text, give vectors or "
+            "classify texts (...ForCausalLM, ...Model, ...ForMaskedLM, ...ForSequenceClassification)"
         )
     return str(found[0])
 
@@ -167,9 +167,9 @@ def _reason(config: Any, text: Any) -> str | None:
     layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
-        return f"is an encoder-decoder that is not known here (known: whisper, {', '.join(crossed_model_types())})"
+        return f"is an encoder-decoder that is not supported (supported: whisper, {', '.join(crossed_model_types())})"
     if (quantized := quantized_by(config)) not in {None, *QUANTIZED_BY}:
-        return f"has weights quantized by {quantized} (known: int8 of {' or '.join(QUANTIZED_BY)})"
+        return f"has weights quantized by {quantized} (supported: int8 of {' or '.join(QUANTIZED_BY)})"
     if quantized is not None and find_family(config) is not None:
         return "reads images or audio and has quantized weights"
     if layers and _is_causal(text):
@@ -286,14 +286,14 @@ def _sentence_pooling(folder: Path) -> Pooling | None:
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
     if not set(kinds) <= {"Transformer", "Pooling", "Normalize"}:
         raise UnsupportedModel(
-            f"{path} names the modules {', '.join(kinds)}; allowed: Transformer, Pooling and Normalize"
+            f"{path} has the modules {', '.join(kinds)}; allowed: Transformer, Pooling and Normalize"
         )
     normalize = "Normalize" in kinds
     if "Pooling" not in kinds:
         return Pooling(kind="mean", normalize=normalize)
     settings = Settings.read_if_there(folder / modules[kinds.index("Pooling")].get("path", "") / "config.json")
     if settings is None:
-        raise CheckpointError(f"{path} names a Pooling module, but there is no config.json in its folder")
+        raise CheckpointError(f"{path} has a Pooling module, but its folder has no config.json; download it again")
     return Pooling(kind=_pooling_kind(settings), normalize=normalize)
 
 
@@ -303,7 +303,7 @@ def _read_modules(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; download it again") from error
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise CheckpointError(f"{path} is no list of modules; download it again")
+        raise CheckpointError(f"{path} is not a list of modules; download it again")
     return modules
 
 
@@ -322,6 +322,6 @@ def _pooling_kind(settings: Settings) -> str:
         ]
     if len(asked) != 1 or asked[0] not in _POOLINGS.values():
         raise UnsupportedModel(
-            f"{settings.path} asks for the poolings {', '.join(asked) or 'none'}; allowed: one of cls, mean, lasttoken"
+            f"{settings.path} has the poolings {', '.join(asked) or 'none'}; allowed: one of cls, mean and lasttoken"
         )
     return asked[0]

@@ -99,7 +99,7 @@ class Llava(Family):
     def processor(self, folder: Path, config: Any) -> Any:
         kind = config.vision_config.model_type
         if kind not in _CLASS_TOKENS:
-            raise UnsupportedModel(f"a LLaVA checkpoint with a {kind} encoder; allowed: {', '.join(_CLASS_TOKENS)}")
+            raise UnsupportedModel(f"the LLaVA checkpoint has a {kind} encoder; allowed: {', '.join(_CLASS_TOKENS)}")
         return super().processor(folder, config)
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
@@ -159,18 +159,20 @@ def _process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, 
     from transformers.image_transforms import convert_to_rgb
 
     if 0 in item.size:
-        raise InvalidRequest(f"an image of {item.width} by {item.height} pixels; allowed: 1 or more each way")
+        raise InvalidRequest(f"an image has {item.width} x {item.height} pixels; allowed: 1 x 1 or more")
     try:
         pixels: Any = convert_to_rgb(item, return_numpy=True)
         image = Image.fromarray(pixels)
     except Exception as error:  # damaged files raise many kinds: wrapped, not hidden
-        raise InvalidRequest(f"it cannot be decoded: {type(error).__name__}: {error}; mend or leave it out") from error
+        raise InvalidRequest(
+            f"it cannot be decoded: {type(error).__name__}: {error}; repair the image or leave it out"
+        ) from error
     try:
         outputs: Mapping[str, Any] = processor([image], return_tensors="pt", **options)
     except Exception as error:  # processors refuse some sizes, with various errors
         raise InvalidRequest(
-            f"an image of {image.width} by {image.height} pixels, which the checkpoint's processor refuses: "
-            f"{error}; resize or crop it"
+            f"the checkpoint's processor refuses an image of {image.width} x {image.height} pixels: {error}; resize "
+            "or crop the image"
         ) from error
     return outputs
 

@@ -66,8 +66,8 @@ def attend_crossed(
     layer = getattr(module, "layer_idx", None)
     if triolet is None or not isinstance(layer, int):
         raise UnsupportedModel(
-            f"{type(module).__name__} of transformers does not hand the engine's keywords and its own number to the "
-            "attention function; allowed: decoders whose layers do"
+            f"{type(module).__name__} of transformers does not pass the engine's keywords and its layer number to "
+            "the attention function; allowed: decoders whose layers pass them"
         )
     if isinstance(triolet, WriteCall):
         triolet.cross.write(triolet.slot, layer, key[0], value[0])
@@ -86,7 +86,7 @@ def attend_crossed(
         return triolet.step.attend(layer, query[0].transpose(0, 1), scale=scale)[None], None
     if position_bias is not None and position_bias is not getattr(triolet.step, "distances", None):
         raise UnsupportedModel(
-            f"{type(module).__name__} of transformers adds to its scores what the engine has not prepared; allowed: "
-            "what depends on the distance of query and key alone, the same in all layers"
+            f"{type(module).__name__} of transformers adds a bias to its scores that the engine has not prepared; "
+            "allowed: a bias that depends only on the distance of query and key, the same in all layers"
         )
     return attend_paged(module, query, key, value, attention_mask, scaling=scaling, triolet=triolet, **others)

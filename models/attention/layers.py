@@ -105,8 +105,9 @@ def attend_paged(
     layer = getattr(module, "layer_idx", None)
     if triolet is None or triolet.step is None or not isinstance(layer, int):
         raise UnsupportedModel(
-            f"{type(module).__name__} of transformers does not hand the engine's keywords and its own number to the "
-            "attention function; allowed: decoders whose layers do, such as Llama, Mistral, Qwen, Gemma and Phi"
+            f"{type(module).__name__} of transformers does not pass the engine's keywords and its layer number to "
+            "the attention function; allowed: decoders whose layers pass them, such as Llama, Mistral, Qwen, Gemma "
+            "and Phi"
         )
     if triolet.witness is not None:
         asked = {

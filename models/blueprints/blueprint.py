@@ -141,7 +141,7 @@ class Blueprint:
         own = str(self.dtype).removeprefix("torch.")
         raise InvalidRequest(
             f"kv_dtype={self.config.kv_dtype!r}, but the native library does not compute the model: {why_not}; "
-            f"allowed: what it computes in, {own!r}, or 'auto'. Use kv_dtype='auto'"
+            f"allowed: kv_dtype={own!r} or 'auto'"
         )
 
     def log_way(self, why_not: str | None) -> None:

@@ -69,7 +69,7 @@ def compare_decoder(
         witnessed = evolve(own, witness=witnesses[0].hear, cross_witness=witnesses[1].hear)
     with refused(partial(_refusal, checkpoint)), exactly(own.decoder):
         if not own.decoder._can_set_attn_implementation():
-            raise _refusal(checkpoint, "does not let its attention be replaced")
+            raise _refusal(checkpoint, "does not let the engine replace its attention")
         own.attach("eager")  # transformers' exact implementation
         expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension, see `core.frames`
         own.attach()
@@ -262,7 +262,7 @@ class _Witness:
         if request.layer in self.layers or not request.layer < shape.layers:
             raise _refusal(
                 self.checkpoint,
-                f"has {shape.layers} layers by config.json, but attention is asked by layer {request.layer} after the "
+                f"has {shape.layers} layers by config.json, but layer {request.layer} asks for attention after the "
                 f"layers {self.layers}",
             )
         self.layers.append(request.layer)
@@ -271,12 +271,12 @@ class _Witness:
             raise _refusal(
                 self.checkpoint,
                 f"has a layer {request.layer} with keys and values of {request.kv_heads} heads by {request.head_dim} "
-                f"and {request.value_dim}, where config.json tells {shape.kv_heads} by {shape.head_dim}",
+                f"and {request.value_dim}, but config.json says {shape.kv_heads} by {shape.head_dim}",
             )
         if request.window != shape.windows[request.layer]:
             raise _refusal(
                 self.checkpoint,
-                f"has a layer {request.layer} with a window of {request.window} positions, where config.json tells "
+                f"has a layer {request.layer} with a window of {request.window} positions, but config.json says "
                 f"{shape.windows[request.layer]}",
             )
 
@@ -286,7 +286,7 @@ class _Witness:
         """
         silent = sorted(set(range(self.checkpoint.shape.layers)) - set(self.layers))
         if silent:
-            raise _refusal(self.checkpoint, f"asks for no attention in its layers {', '.join(map(str, silent))}")
+            raise _refusal(self.checkpoint, f"does not ask for attention in its layers {', '.join(map(str, silent))}")
         self.layers.clear()
 
 

@@ -41,7 +41,7 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     device = devices[0] if devices else find_device(config.device)
     int8 = config.quantization is not None
     if int8 and device.type != "cpu":
-        raise InvalidRequest(f"quantization={config.quantization!r} on {device}; allowed: on the CPU. Use device='cpu'")
+        raise InvalidRequest(f"quantization={config.quantization!r} on {device}; allowed: device='cpu'")
     dtype = find_dtype(config.dtype, device, int8=int8 and Library.load() is None)  # the library computes in float32
     folder = resolve(model)
     if is_whisper(folder):
@@ -66,12 +66,12 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
         replace_template(text.tokenizer, config.chat_template)
     if text.quantized:
         if device.type != "cpu" or devices or config.compile:
-            raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu' alone, without compile")
+            raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu' without compile")
         dtype = find_dtype(config.dtype, device, int8=Library.load() is None)
     if text.family is None and not config.decodes:
         raise InvalidRequest(
             f"part={config.part!r} of {text.architecture}, which has no encoder whose outputs are kept; allowed: "
-            "encoder-decoders, and models that read images or audio. Use part='whole', and encoders=0 of a cluster"
+            "encoder-decoders, and models that read images or audio. Use part='whole', and in a cluster encoders=0"
         )
     stages = cut(text.shape.layers, devices) if devices and config.decodes else ()
     return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))
@@ -174,20 +174,25 @@ def _check_draft(main: AnyBlueprint, draft: AnyBlueprint) -> None:
     """Raises `InvalidRequest` if the draft model cannot propose tokens for this model."""
     ours, its = main.decoder.vocabulary, draft.decoder.vocabulary
     if ours != its:
-        raise InvalidRequest(f"the draft model has a vocabulary of {its} tokens; allowed: the model's own, of {ours}")
+        raise InvalidRequest(
+            f"the draft model has a vocabulary of {its} tokens; allowed: the same vocabulary as the model, {ours} "
+            "tokens"
+        )
     if isinstance(main, WhisperBlueprint) and isinstance(draft, WhisperBlueprint):
         ours_read, its_read = main.checkpoint, draft.checkpoint
         windows = [(one.features.window_samples, one.shape.embeddings) for one in (ours_read, its_read)]
         if windows[0] != windows[1]:
-            raise InvalidRequest("the draft model reads windows of another length; allowed: one of the model's own")
+            raise InvalidRequest(
+                "the draft model reads windows of another length than the model; allowed: the same length"
+            )
         return
     if isinstance(main, TextBlueprint) and isinstance(draft, TextBlueprint):
         if draft.checkpoint.kind is Kind.POOLING or draft.checkpoint.family is not None:
             raise InvalidRequest(
-                f"the draft model is {draft.checkpoint.architecture}; allowed: a decoder that reads text and writes it"
+                f"the draft model is {draft.checkpoint.architecture}; allowed: a decoder that reads and writes text"
             )
         return
     raise InvalidRequest(
-        f"the draft model is {draft.checkpoint.architecture}, the model {main.checkpoint.architecture}; allowed: a "
-        "smaller Whisper for Whisper, a decoder of text for a decoder"
+        f"the draft model is {draft.checkpoint.architecture} and the model is {main.checkpoint.architecture}; "
+        "allowed: a smaller Whisper for Whisper, a decoder of text for a decoder"
     )

@@ -64,8 +64,8 @@ class TextBlueprint(ModuleBlueprint):
         others = adopt_quantized(module, self.dtype) if quantized else []
         if others:
             raise UnsupportedModel(
-                f"{folder} has layers that are quantized in another way ({', '.join(others[:3])}); allowed: "
-                "int8, symmetric, with one scale for each output"
+                f"{folder} has layers with another quantization ({', '.join(others[:3])}); allowed: int8, symmetric, "
+                "with one scale for each output"
             )
         return module
 

@@ -36,11 +36,13 @@ _SETTINGS = (
 _ALLOWED = "a checkpoint's folder or a hub id such as 'openai/whisper-base' or 'Qwen/Qwen3-0.6B'"
 _CTRANSLATE2 = ("model.bin", "vocabulary.txt", "vocabulary.json")  # files that only CTranslate2 writes
 _OF_WHISPER = (
-    "allowed: checkpoints in transformers' layout. Give the one that it was converted from, as openai/whisper-base"
+    "allowed: checkpoints in transformers' layout. Give the checkpoint that it was converted from, such as "
+    "openai/whisper-base"
 )
 _GGUF = (
-    "GGUF, the format of llama.cpp; allowed: checkpoints in transformers' layout. Give the one that it was converted "
-    "from, on the hub mostly of the same name without -GGUF; quantization='int8' (--quantization int8) makes it small"
+    "GGUF, the format of llama.cpp; allowed: checkpoints in transformers' layout. Give the checkpoint that it was "
+    "converted from (on the hub usually the same name without -GGUF); quantization='int8' (--quantization int8) "
+    "makes it small"
 )
 _FOREIGN_FILES = {b"GGUF": _GGUF, b"lmgg": f"GGML, the format of whisper.cpp; {_OF_WHISPER}"}  # by magic number
 _WHISPER_SIZES = ("tiny", "base", "small", "medium", "large", "tiny.en", "base.en", "small.en", "medium.en", "large-v3")
@@ -104,8 +106,8 @@ def _from_hub(name: str) -> Path:
     except Exception as error:  # the hub's client raises many kinds: wrapped, not hidden
         hint = f"; did you mean openai/whisper-{name}?" if name in _WHISPER_SIZES else ""
         raise CheckpointError(
-            f"there is no folder {name!r}, and it could not be had from the hub: {type(error).__name__}: {error}; "
-            f"check the name and the network, or give the folder of a downloaded checkpoint{hint}"
+            f"there is no folder {name!r}, and it could not be downloaded from the hub: {type(error).__name__}: "
+            f"{error}; check the name and the network, or give the folder of a downloaded checkpoint{hint}"
         ) from error
     return folder
 
@@ -120,17 +122,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if (folder / "adapter_config.json").is_file():  # beside a model, the adapter would be ignored silently
         raise UnsupportedModel(
-            f"{folder} holds an adapter (adapter_config.json), which is not applied; allowed: whole models. Merge it "
-            "into its model (merge_and_unload of peft) and save that"
+            f"{folder} is an adapter (adapter_config.json); allowed: whole models. Merge the adapter into its model "
+            "(merge_and_unload of peft) and save the result"
         )
     if not any((folder / name).is_file() for name in _WEIGHTS):
         if any((folder / name).is_file() for name in _CTRANSLATE2):
-            raise UnsupportedModel(f"{folder} holds a model of CTranslate2, as faster-whisper has it; {_OF_WHISPER}")
+            raise UnsupportedModel(f"{folder} is a model of CTranslate2, the format of faster-whisper; {_OF_WHISPER}")
         if found := sorted(folder.glob("*.gguf")):
-            raise UnsupportedModel(f"{folder} holds {found[0].name} in {_GGUF}")
+            raise UnsupportedModel(f"{folder} has {found[0].name} in {_GGUF}")
     if not path.is_file():
         raise CheckpointError(
-            f"{folder} has no config.json, so it is no checkpoint; give a folder as save_pretrained writes it"
+            f"{folder} has no config.json, so it is not a checkpoint; give a folder that save_pretrained has written"
         )
     return read_json(path)
 
@@ -150,16 +152,16 @@ def find_weights(folder: Path) -> tuple[Path, ...]:
         raise CheckpointError(f"{folder} has a config.json but no weights; allowed: {', '.join(_WEIGHTS)}")
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise CheckpointError(
-            f"{folder} lacks the shards {', '.join(missing)}, which {path.name} names; download them again"
-        )
+        raise CheckpointError(f"{folder} lacks the shards {', '.join(missing)} of {path.name}; download them again")
     return files
 
 
 def _shards(index: Path) -> tuple[Path, ...]:
     mapping = read_json(index).get("weight_map")
     if not isinstance(mapping, dict) or not mapping or not all(isinstance(name, str) for name in mapping.values()):
-        raise CheckpointError(f"{index} has no weight_map of file names; download or save the checkpoint again")
+        raise CheckpointError(
+            f"{index} does not have a weight_map of file names; download or save the checkpoint again"
+        )
     return tuple(index.parent / name for name in sorted(set(mapping.values())))
 
 

@@ -145,12 +145,12 @@ def read_tokenizer(folder: Path) -> Any:
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         if "custom code" in str(error):  # transformers has no class of its own for this error
             raise UnsupportedModel(
-                f"the tokenizer of {folder} is code of its own, which is never run; allowed: tokenizers that "
-                "transformers has. Save it as one, as a PreTrainedTokenizerFast"
+                f"the tokenizer of {folder} is code in the checkpoint, which is never run; allowed: tokenizers of "
+                "transformers. Save it as a PreTrainedTokenizerFast"
             ) from error
         raise CheckpointError(
-            f"the tokenizer of {folder} cannot be used: {type(error).__name__}: {error}; download it again, or save it "
-            "beside the model"
+            f"the tokenizer of {folder} cannot be used: {type(error).__name__}: {error}; download it again, or save "
+            "it in the model's folder"
         ) from error
 
 

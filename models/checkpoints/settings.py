@@ -68,5 +68,5 @@ class Settings:
     def bad(self, name: str, allowed: str) -> CheckpointError:
         """Returns the error to raise if the setting's value is not ``allowed``."""
         return CheckpointError(
-            f"{self.path} has {name}={self.get(name)!r}; allowed: {allowed}. Mend it, or save the checkpoint again"
+            f"{self.path} has {name}={self.get(name)!r}; allowed: {allowed}. Correct it, or save the checkpoint again"
         )

@@ -115,7 +115,8 @@ class SpecialTokens:
         if not _is_integer(token) or not 0 <= token < self.vocabulary:
             raise CheckpointError(
                 f"{what} is {token!r}; allowed: a token id from 0 to {self.vocabulary - 1}, the vocabulary "
-                f"(vocab_size={self.vocabulary}) of {self.config.path}. The files are not of one checkpoint, or damaged"
+                f"(vocab_size={self.vocabulary}) of {self.config.path}. Download the checkpoint again: its files are "
+                "damaged or belong to different checkpoints"
             )
         return int(token)
 

@@ -212,7 +212,8 @@ class WeightFiles:
         """Returns the values of the tensor, which must have the shape of ``target``."""
         if name not in self._sources:
             raise CheckpointError(
-                f"{self.folder} has no weight {name!r} among its {len(self._sources)}; the checkpoint is incomplete"
+                f"{self.folder} has no weight {name!r} (it has {len(self._sources)} weights); download the "
+                "checkpoint again"
             )
         source, shape = self._sources[name], tuple(target.shape)
         if source.shape != shape:
@@ -313,7 +314,7 @@ def _check_tokenizer(folder: Path, tokenizer: Any, vocabulary: int) -> None:
     known = sum(token < vocabulary for token in tokenizer.get_vocab().values())
     if known < vocabulary // 2:
         raise CheckpointError(
-            f"the tokenizer of {folder} spells {known} of the {vocabulary} tokens that the model writes; put the "
+            f"the tokenizer of {folder} knows only {known} of the {vocabulary} tokens that the model writes; put the "
             "checkpoint's own tokenizer.json (or vocab.json and merges.txt) beside its config.json"
         )
 
@@ -333,7 +334,8 @@ def _shape(config: Settings) -> WhisperShape:
     for heads in (shape.encoder_heads, shape.decoder_heads):
         if shape.width % heads:
             raise CheckpointError(
-                f"{config.path} has d_model={shape.width} and {heads} heads; the heads must divide d_model"
+                f"{config.path} has d_model={shape.width} and {heads} heads; allowed: a number of heads that "
+                "divides d_model"
             )
     return shape
 

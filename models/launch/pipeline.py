@@ -53,9 +53,7 @@ def cut(layers: int, devices: Sequence[torch.device]) -> tuple[Stage, ...]:
     """
     count = len(devices)
     if count > layers:
-        raise InvalidRequest(
-            f"devices of {count} stages; allowed: at most {layers}, since the model has {layers} layers"
-        )
+        raise InvalidRequest(f"{count} devices are given; allowed: up to {layers}, since the model has {layers} layers")
     borders = [layers * index // count for index in range(count + 1)]
     return tuple(
         Stage(device=device, first=borders[index], stop=borders[index + 1]) for index, device in enumerate(devices)

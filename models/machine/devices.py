@@ -13,7 +13,7 @@ def find_devices(names: tuple[str, ...]) -> tuple[torch.device, ...]:
     """Returns the devices ``names``. Raises `InvalidRequest` if a device does not exist, or their kinds differ."""
     devices = tuple(map(find_device, names))
     if len({device.type for device in devices}) > 1:
-        raise InvalidRequest(f"devices={names!r}; allowed: devices of one kind, as ('cuda:0', 'cuda:1')")
+        raise InvalidRequest(f"devices={names!r}; allowed: devices of one kind, such as ('cuda:0', 'cuda:1')")
     return devices
 
 
@@ -30,7 +30,7 @@ def find_device(name: str) -> torch.device:
         raise InvalidRequest(f"device={name!r}; allowed: 'auto', 'cpu', 'cuda', 'cuda:1' and so on")
     count = torch.cuda.device_count()
     if (device.index or 0) >= count:
-        raise InvalidRequest(f"device={name!r}, but torch sees {count} CUDA devices; use device='auto' or 'cpu'")
+        raise InvalidRequest(f"device={name!r}, but torch finds {count} CUDA devices; use device='auto' or 'cpu'")
     return device
 
 

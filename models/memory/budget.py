@@ -119,13 +119,13 @@ def check_sizes(config: EngineConfig, own: KVSizes) -> None:
     """Raises `InvalidRequest` if one sequence of full length, or one window, does not fit the configured bytes."""
     if own.page and config.self_kv_bytes and _configured(config, own)[0] < own.full:
         raise InvalidRequest(
-            f"self_kv_bytes={config.self_kv_bytes}; allowed: {(own.full + 1) * own.page} or more, the pages of a "
-            f"sequence of {own.positions} positions and one of zeros, 0 for as many as the memory has room for, or a "
-            "smaller max_positions"
+            f"self_kv_bytes={config.self_kv_bytes}; allowed: {(own.full + 1) * own.page} or more (the pages of one "
+            f"sequence of {own.positions} positions, and a page of zeros), or 0 for as many as the memory has room "
+            "for. Or give a smaller max_positions"
         )
     if 0 < config.cross_kv_bytes < own.slot:
         raise InvalidRequest(
-            f"cross_kv_bytes={config.cross_kv_bytes}; allowed: {own.slot} or more, the bytes of one window"
+            f"cross_kv_bytes={config.cross_kv_bytes}; allowed: {own.slot} or more (the bytes of one window), or 0"
         )
 
 
@@ -142,7 +142,7 @@ def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, available:
     needed = pages + (0 if config.cross_kv_bytes else budget.slots * sizes.slot)
     if available.free is not None and needed > available.free:
         raise DeviceOutOfMemory(
-            f"keys and values of one sequence of {sizes.positions} positions take {needed} bytes, and "
-            f"{available.free} are free beside the weights; use a smaller max_positions, a smaller dtype or model, or "
-            "free memory"
+            f"keys and values of one sequence of {sizes.positions} positions take {needed} bytes, but only "
+            f"{available.free} are free beside the weights; use a smaller max_positions, a smaller dtype or model, "
+            "or free some memory"
         )

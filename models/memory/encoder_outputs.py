@@ -69,8 +69,8 @@ def check_lent(output: LentOutput, dtypes: Sequence[torch.dtype]) -> None:
     size = sum(len(array.data) for array in output.arrays)
     if had != wanted or size != output.size:
         raise BorrowFailed(
-            f"what was lent as {output.key} is {size} bytes of {', '.join(had)}; allowed: {output.size} bytes of "
-            f"{', '.join(wanted)}; give lenders and borrowers the same model and settings"
+            f"the encoder output lent as {output.key} has {size} bytes of {', '.join(had)}; allowed: {output.size} "
+            f"bytes of {', '.join(wanted)}; give lenders and borrowers the same model and settings"
         )
 
 

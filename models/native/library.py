@@ -173,8 +173,8 @@ class Library:
         handle = self._calls.triolet_open(byref(model), level)
         if not handle:
             raise EngineError(
-                f"the native library cannot start {model.threads} threads; allowed: 1 to {MOST_THREADS}, as many as "
-                "the system lets this process have. Use EngineConfig(threads=1)"
+                f"the native library cannot start {model.threads} threads; allowed: 1 to {MOST_THREADS}, if the "
+                "system lets this process have as many. Use EngineConfig(threads=1)"
             )
         return handle
 

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 _SILENT = 0  # llguidance's log level
 _DEAD_END = (  # llguidance names no reason
-    "nothing that it allows ever ends, as where a schema or a rule refers to itself alone; give it another choice, or "
-    "an end"
+    "no text that it allows can end, since a schema or a rule only refers to itself; give it another choice"
 )
 _LATEST = 16  # states of a guide that are kept; to go back farther, the guide reads all tokens again
 
@@ -80,7 +79,7 @@ def _choices(structure: Structure) -> list[str]:
     except ValueError as error:
         raise _bad(structure, str(error)) from None
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise _bad(structure, "it is no JSON array of texts, one or more, none of them empty")
+        raise _bad(structure, "it is not a JSON array of one or more texts that are not empty")
     return texts
 
 
@@ -251,7 +250,9 @@ class Grammars:
 
     def _tokens(self) -> LLTokenizer:
         if not self.eos_token_ids:
-            raise InvalidRequest("a structure ends with an end of text, and this checkpoint names none; leave it out")
+            raise InvalidRequest(
+                "a structure needs an end-of-text token, and this checkpoint has none; leave the structure out"
+            )
         made = self._translated or self._translate()
         with self._keeping:
             self._translated = None if self._closed else made
@@ -264,7 +265,7 @@ class Grammars:
         try:
             tokenizer = self.tokenizer()
         except CheckpointError as error:  # the tokenizer is read only now; its files may have changed
-            raise InvalidRequest(f"no structure can be followed: {error}") from error
+            raise InvalidRequest(f"structures cannot be used: {error}") from error
         size = max(self.vocabulary, len(tokenizer))  # a tokenizer may have more than the model samples
         try:
             plain = from_tokenizer(tokenizer, n_vocab=size, eos_token=list(self.eos_token_ids), slices=[])

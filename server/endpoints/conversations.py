@@ -37,7 +37,7 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
     parts = [part for message in body.messages if isinstance(message.content, list) for part in message.content]
     count, most = sum(not isinstance(part, chat.TextPart) for part in parts), server_of(request).settings.max_media
     if count > most:
-        raise RequestTooLarge(f"{count:,} images and audio in one conversation; allowed: up to {most:,}")
+        raise RequestTooLarge(f"the conversation has {count:,} images and pieces of audio; allowed: up to {most:,}")
     reader = _Reader(server_of(request).media)
     messages = []
     for index, one in enumerate(body.messages):
@@ -126,4 +126,4 @@ class _Room:
 
     def __str__(self) -> str:
         seconds, pixels = self.settings.max_media_seconds, self.settings.max_media_pixels
-        return f"all of a conversation may have {seconds:g} s of audio and {pixels:,} pixels of images"
+        return f"allowed for all of a conversation: {seconds:g} s of audio and {pixels:,} pixels of images"

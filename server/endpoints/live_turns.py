@@ -128,7 +128,9 @@ class Backlog:
         """
         size += _OF_EVENT
         if self._held + size > MOST_SAMPLES:
-            raise TooMuch(f"more than {MOST_SAMPLES:,} samples wait to be heard; send no faster than the model hears")
+            raise TooMuch(
+                f"more than {MOST_SAMPLES:,} samples wait to be read; send audio no faster than the model reads it"
+            )
         self._held += size
         self._give.send_nowait((command, size))
 
@@ -178,7 +180,9 @@ class Client:
             TooMuch: the client has too much unread.
         """
         if self._unread > _MOST_UNREAD:
-            raise TooMuch(f"more than {_MOST_UNREAD:,} characters are not read yet; read what the server tells")
+            raise TooMuch(
+                f"more than {_MOST_UNREAD:,} characters of the server's events were not read; read the events"
+            )
         self._put(kind, members)
 
     def end(self, code: int, reason: str, last_words: Problem | None = None) -> None:

@@ -29,7 +29,7 @@ from .live_turns import MOST_SAMPLES, Audio, Backlog, Client, EndTurn, Samples, 
 
 _GOING_AWAY, _POLICY = 1001, 1008  # RFC 6455, section 7.4.1
 _CLOSE_SECONDS = 5.0  # for the client's answer: an earlier close might lose the last events
-_TIME_IS_OVER = Problem(503, "the server stops, and the time for open sessions is over; connect again later")
+_TIME_IS_OVER = Problem(503, "the server is stopping, and the time for open sessions is over; connect again later")
 _MOST_TURN_SECONDS = 600
 _MOST_EVENT = 1 << 17  # characters of events without audio: parsing longer ones would delay all other sessions
 _MOST_MEMBERS = 16  # signs that begin a member, an item or an object; an event with audio has fewer
@@ -89,7 +89,7 @@ class _Session:
         """Passes turns to the engine until the server stops."""
         with self._hears:
             await self.turns.run()
-        self.client.end(_GOING_AWAY, "the server stops")
+        self.client.end(_GOING_AWAY, "the server is stopping")
 
     def cut_off(self) -> None:
         """Ends the session at once, since the server waits no longer."""
@@ -122,7 +122,7 @@ class _Session:
                 self._append(from_base64(audio, "audio"))
             case bodies.Commit():
                 if not self._turn:
-                    raise BadBody("there is no audio to commit; append some first")
+                    raise BadBody("there is no audio to commit; append audio first")
                 self._end_turn(keep=True)
             case bodies.Clear():
                 self._end_turn(keep=False)
@@ -137,8 +137,8 @@ class _Session:
         most = min(_MOST_TURN_SECONDS * self.settings.format.rate, MOST_SAMPLES)
         if self.settings.turns is None and self._turn + length > most:
             raise BadBody(
-                f"with this a turn would have more than {most:,} samples; allowed: {MOST_SAMPLES:,}, and "
-                f"{_MOST_TURN_SECONDS} s. Commit what there is, then append this",
+                f"with this audio the turn would have more than {most:,} samples; allowed: {MOST_SAMPLES:,}, and "
+                f"{_MOST_TURN_SECONDS} s. Commit the audio so far, then append this",
                 "audio",
             )
         samples = self._decoder.decode(data)
@@ -159,15 +159,17 @@ class _Session:
 
 def _event_of(text: str | None) -> Any:
     if text is None:
-        raise BadBody("a message of bytes; allowed: events, which are texts of JSON. Audio goes into one as base64")
+        raise BadBody(
+            "the message is bytes; allowed: events, which are JSON as text. Put audio into an event as base64"
+        )
     try:
         event = None if _is_long_to_read(text) else _EVENTS.validate_json(text)
     except ValidationError as error:
         raise BadBody.of(error, parsed(text)) from None
     if event is None or (len(text) > _MOST_EVENT and not isinstance(event, bodies.Append)):
         raise BadBody(
-            f"an event of {len(text):,} characters; allowed: up to {_MOST_EVENT:,}, and more for the base64 of "
-            "input_audio_buffer.append alone"
+            f"the event has {len(text):,} characters; allowed: up to {_MOST_EVENT:,}, and more only for the base64 "
+            "of input_audio_buffer.append"
         )
     return event
 

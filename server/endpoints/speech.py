@@ -123,7 +123,7 @@ def _times(segment: Segment) -> dict[str, Any]:
 
 def _check_length(seconds: float | None, most: float) -> None:
     if seconds is not None and seconds > most:
-        raise RequestTooLarge(f"audio of {seconds:.0f} s or more; allowed: up to {most:g} s; cut it into pieces")
+        raise RequestTooLarge(f"the audio has {seconds:.0f} s or more; allowed: up to {most:g} s. Cut it into pieces")
 
 
 def _logprobs(tokenizer: Any, segment: Segment) -> list[SpeechLogprob]:

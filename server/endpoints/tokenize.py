@@ -75,7 +75,7 @@ async def detokenize(request: Request) -> Response:
         size, tokenizer = engine.model.vocabulary_size, engine.model.tokenizer
         wrong = next((token for token in body.tokens if token >= size), None)
         if wrong is not None:
-            raise InvalidRequest(f"token {wrong}; allowed: 0 to {size - 1:,}")
+            raise InvalidRequest(f"the token {wrong} is not in the vocabulary; allowed: 0 to {size - 1:,}")
         text = await run_in_thread(lambda: str(tokenizer.decode(body.tokens)))
     return answered(DetokenizeAnswer(prompt=text))
 

@@ -41,7 +41,9 @@ class Tools:
         if not body.tools or body.tool_choice == "none":
             return None
         if body.response_format is not None and body.response_format.type != "text":
-            raise BadBody("response_format beside tools; allowed: one of them, or tool_choice none", "response_format")
+            raise BadBody(
+                "response_format and tools are both given; give one of them, or tool_choice none", "response_format"
+            )
         given = read_tools([tool.model_dump(exclude_none=True) for tool in body.tools])
         choice = body.tool_choice or "auto"
         named = choice.function.name if isinstance(choice, chat.NamedTool) else choice

@@ -57,7 +57,7 @@ def _embedded(body: EmbeddingRequest, vectors: Any, usage: PromptUsage) -> Respo
 def _check_finite(numbers: Any) -> None:
     """Raises `EngineError` if a number is not finite: JSON would have ``null`` in its place."""
     if not np.isfinite(numbers).all():
-        raise EngineError("the model's answer has numbers that are not finite; another dtype may help")
+        raise EngineError("the model's answer has numbers that are not finite; try another dtype")
 
 
 def _shortened(vectors: Any, dimensions: int | None) -> Any:
@@ -66,7 +66,7 @@ def _shortened(vectors: Any, dimensions: int | None) -> Any:
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
     if dimensions > vectors.shape[1]:
-        raise InvalidRequest(f"dimensions={dimensions}; allowed: up to {vectors.shape[1]}, the model's")
+        raise InvalidRequest(f"dimensions={dimensions}; allowed: up to {vectors.shape[1]}, the dimensions of the model")
     kept = vectors[:, :dimensions]
     return kept / np.maximum(np.linalg.norm(kept, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 

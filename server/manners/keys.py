@@ -16,7 +16,7 @@ def key_fault(key: object) -> str | None:
         return f"is {'empty' if key == '' else f'a {type(key).__name__}'}; allowed: a text of visible ASCII characters"
     if all("!" <= letter <= "~" for letter in key):
         return None
-    return "has a blank, or another character than visible ASCII (! to ~), which no client can send; choose another key"
+    return "has a blank or a character other than visible ASCII (! to ~), which no client can send; choose another key"
 
 
 class Keys:

@@ -46,7 +46,7 @@ def check_length(texts: str, length: int) -> None:
     """Raises `RequestTooLarge` if ``texts``, the name of some texts of one request, have more than `MOST_TEXT`
     characters together."""
     if length > MOST_TEXT:
-        raise RequestTooLarge(f"{texts} of {length:,} characters together; allowed: up to {MOST_TEXT:,}")
+        raise RequestTooLarge(f"{texts} have {length:,} characters together; allowed: up to {MOST_TEXT:,}")
 
 
 class _Unread:
@@ -100,13 +100,13 @@ class Ignored(Body):
     store: Annotated[bool | None, Field(description="Accepted and not used: nothing is stored.")] = None
     service_tier: Annotated[Literal["auto", "default"] | None, Field(description="Accepted and not used.")] = None
     safety_identifier: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    prompt_cache_key: Annotated[Unread, Field(description="Accepted and not used: prompts are shared anyway.")] = None
+    prompt_cache_key: Annotated[Unread, Field(description="Accepted and not used: all prompts are shared.")] = None
 
 
 class StreamOptions(Body):
     """``stream_options`` of a request."""
 
-    include_usage: Annotated[bool | None, Field(description="A last event has the tokens.")] = None
+    include_usage: Annotated[bool | None, Field(description="Send a last event with the usage.")] = None
     include_obfuscation: Annotated[bool | None, Field(description="Accepted and not used.")] = None
 
 
@@ -117,7 +117,7 @@ class SamplingBody(Ignored):
     model: Name
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float | None, Field(ge=0.0, le=2.0, description="0 is greedy; by default 1.")] = None
+    temperature: Annotated[float | None, Field(ge=0.0, le=2.0, description="0 is greedy. Default: 1.")] = None
     top_p: Annotated[float | None, Field(gt=0.0, le=1.0)] = None
     n: Annotated[int | None, Field(ge=1, le=128)] = None
     stop: (
@@ -133,9 +133,9 @@ class SamplingBody(Ignored):
             Field(max_length=1_024),
         ]
         | None,
-        Field(description="By token id."),
+        Field(description="Numbers to add to the logits, by token id."),
     ] = None
-    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63, description="By default a fresh one.")] = None
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63, description="Default: a fresh seed.")] = None
     top_k: (
         Annotated[int, Field(ge=-1, le=2**31 - 1, description="0 and -1 are off."), AfterValidator(partial(max, 0))]
         | None
@@ -144,14 +144,14 @@ class SamplingBody(Ignored):
     repetition_penalty: Annotated[float | None, Field(ge=0.001, le=1_000.0)] = None
     min_tokens: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
     ignore_eos: bool | None = None
-    skip_special_tokens: Annotated[bool | None, Field(description="By default true, but with tools false.")] = None
+    skip_special_tokens: Annotated[bool | None, Field(description="Default: true, but false with tools.")] = None
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], up_to(1_024)] | None = None
-    priority: Annotated[int | None, Field(ge=-100, le=100, description="The smallest runs first.")] = None
+    priority: Annotated[int | None, Field(ge=-100, le=100, description="Smaller numbers run first.")] = None
 
     @model_validator(mode="after")
     def _streams(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options without stream; set stream to true")
+            raise ValueError("stream_options is given without stream; set stream to true")
         return self
 
 

@@ -14,7 +14,7 @@ MOST_PARTS = 2_048  # of one message
 MOST_TOOLS = 128  # OpenAI's
 _MOST_VALUES = {"tools": 20_000, "chat_template_kwargs": 20_000, "response_format": 5_000}
 _MOST_CHARACTERS = 1_000_000  # of each of these
-_READ_BY_THE_CLIENT = "Accepted and not used: what OpenAI's client has read in an answer that it sends back."
+_READ_BY_THE_CLIENT = "Accepted and not used: OpenAI's client adds it to an answer that it sends back."
 
 
 class TextPart(Body):
@@ -42,7 +42,9 @@ class InputAudio(Body):
     """Audio in base64, in any format that FFmpeg reads."""
 
     data: Annotated[str, Field(min_length=1)]
-    format: Annotated[str | None, Field(max_length=32, description="Accepted and not used: the data tell.")] = None
+    format: Annotated[
+        str | None, Field(max_length=32, description="Accepted and not used: the data show the format.")
+    ] = None
 
 
 class AudioPart(Body):
@@ -74,7 +76,7 @@ class FunctionCall(Body):
     name: Name
     arguments: Text
     parsed_arguments: Annotated[
-        Unread, Field(description="Accepted and not used: clients add what they have read.")
+        Unread, Field(description="Accepted and not used: clients add their parsed arguments.")
     ] = None
 
 
@@ -100,7 +102,9 @@ class ChatMessage(Body):
     reasoning_content: Annotated[Text | None, Field(description="Given to the chat template.")] = None
     refusal: Annotated[None, Field(description="Accepted and not used.")] = None
     parsed: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
-    provider_specific_fields: Annotated[Unread, Field(description="Accepted and not used: LiteLLM's.")] = None
+    provider_specific_fields: Annotated[Unread, Field(description="Accepted and not used: a member of LiteLLM's.")] = (
+        None
+    )
     annotations: Annotated[Unread, Field(description="Accepted and not used.")] = None
     audio: Annotated[None, Field(description="Accepted and not used.")] = None
     function_call: Annotated[None, Field(description="Accepted and not used.")] = None
@@ -116,7 +120,7 @@ class ChatMessage(Body):
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(f"a message of the role {self.role} has no content")
+            raise ValueError(f"a message with the role {self.role} has no content; give a text")
         return self
 
 
@@ -154,9 +158,9 @@ def check_choice(choice: str | None, tools: list[str]) -> None:
     if choice in (None, "none", "auto"):
         return
     if not tools:
-        raise ValueError("tool_choice without tools")
+        raise ValueError("tool_choice is given without tools; give both, or neither")
     if choice != "required" and choice not in tools:
-        raise ValueError(f"tool_choice names {choice!r}, which is not among the tools")
+        raise ValueError(f"tool_choice names {choice!r}, which is not one of the tools")
 
 
 class TextFormat(Body):
@@ -209,17 +213,19 @@ class ChatRequest(SamplingBody):
         dict[str, Any] | None, Field(description="Given to the chat template, as vLLM does.")
     ] = None
     reasoning_effort: Annotated[
-        Unread, Field(description="Accepted and not used: what a template reads goes into chat_template_kwargs.")
+        Unread, Field(description="Accepted and not used: give the template's variables in chat_template_kwargs.")
     ] = None
     verbosity: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    prediction: Annotated[Unread, Field(description="Accepted and not used: drafts come from the text.")] = None
+    prediction: Annotated[
+        Unread, Field(description="Accepted and not used: draft tokens come from the text itself.")
+    ] = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs without logprobs; set logprobs to true")
+            raise ValueError("top_logprobs is given without logprobs; set logprobs to true")
         choice = self.tool_choice
         named = choice.function.name if isinstance(choice, NamedTool) else choice
         check_choice(named, [tool.function.name for tool in self.tools or ()])

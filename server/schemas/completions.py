@@ -21,18 +21,20 @@ class CompletionRequest(SamplingBody):
     """Text, or tokens, that the model goes on with."""
 
     prompt: Text | Annotated[list[Text], up_to(2_048, 1)] | TokenIds | Annotated[list[TokenIds], up_to(2_048, 1)]
-    max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="By default 16.")] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Default: 16.")] = None
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     echo: Annotated[bool | None, Field(description="Begin the answer with the prompt.")] = None
-    best_of: Annotated[None, Field(description="Accepted as null alone; ask for n.")] = None
-    suffix: Annotated[None, Field(description="Accepted as null alone.")] = None
+    best_of: Annotated[None, Field(description="Only null is accepted; use n.")] = None
+    suffix: Annotated[None, Field(description="Only null is accepted.")] = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:
         if len(self.prompts()) * (self.n or 1) > _MOST_ANSWERS:
-            raise ValueError(f"{len(self.prompts())} prompts with n={self.n or 1}; allowed: {_MOST_ANSWERS} answers")
+            raise ValueError(
+                f"{len(self.prompts())} prompts with n={self.n or 1} make too many answers; allowed: {_MOST_ANSWERS}"
+            )
         if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs of a prompt are not given; leave out echo, or logprobs")
+            raise ValueError("echo and logprobs are both given, but a prompt has no logprobs; leave one of them out")
         return self
 
     def check_size(self) -> None:

@@ -39,7 +39,9 @@ class TurnDetection(Body):
     """The server finds where somebody speaks."""
 
     type: Literal["server_vad", "semantic_vad"] = "server_vad"
-    silence_duration_ms: Annotated[int | None, Field(ge=100, le=10_000, description="Ends an utterance.")] = None
+    silence_duration_ms: Annotated[
+        int | None, Field(ge=100, le=10_000, description="The silence that ends an utterance.")
+    ] = None
     threshold: Annotated[float | None, Field(description="Accepted and not used.")] = None
     prefix_padding_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
     idle_timeout_ms: Annotated[int | None, Field(description="Accepted and not used.")] = None
@@ -65,7 +67,7 @@ class Audio(Body):
 
 def _is_told(name: Any) -> Any:
     if name == "item.input_audio_transcription.logprobs":
-        raise ValueError(f"{name} is not given for live audio; allowed: triolet.provisional")
+        raise ValueError(f"{name} is not available for live audio; allowed: triolet.provisional")
     return name
 
 

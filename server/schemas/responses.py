@@ -145,17 +145,17 @@ class ResponsesRequest(SamplingBody):
         list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None, Field(max_length=8)
     ] = None
     reasoning: Annotated[Unread, Field(description="Accepted and not used.")] = None
-    truncation: Annotated[Literal["disabled"] | None, Field(description="What is too long is refused.")] = None
+    truncation: Annotated[Literal["disabled"] | None, Field(description="Longer input is refused.")] = None
     background: Annotated[Literal[False] | None, only(False, _STAYS), Field(description=_STAYS)] = None
     previous_response_id: Annotated[None, only(None, _NOTHING_IS_STORED), Field(description=_NOTHING_IS_STORED)] = None
     conversation: Annotated[None, only(None, _NOTHING_IS_STORED), Field(description=_NOTHING_IS_STORED)] = None
     prompt: Annotated[None, only(None, _NO_PROMPTS), Field(description=_NO_PROMPTS)] = None
-    max_tool_calls: Annotated[Unread, Field(description="Accepted and not used: it counts tools of OpenAI's.")] = None
+    max_tool_calls: Annotated[Unread, Field(description="Accepted and not used: it limits OpenAI's own tools.")] = None
     prompt_cache_retention: Annotated[Unread, Field(description="Accepted and not used.")] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Given to the chat template, as vLLM does.")
     ] = None
-    n: Annotated[Literal[1] | None, Field(description="A response is one answer.")] = None
+    n: Annotated[Literal[1] | None, Field(description="Only 1, since a response is one answer.")] = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> ResponsesRequest:
@@ -166,7 +166,7 @@ class ResponsesRequest(SamplingBody):
         count = sum(not isinstance(item, InputReasoning) for item in items) + (self.instructions is not None)
         if not 1 <= count <= chat.MOST_MESSAGES:
             raise ValueError(
-                f"input of {count:,} messages, instructions among them; allowed: 1 to {chat.MOST_MESSAGES:,}"
+                f"input has {count:,} messages, including the instructions; allowed: 1 to {chat.MOST_MESSAGES:,}"
             )
         return self
 

@@ -21,15 +21,22 @@ class SpeechForm(Body):
     """The members that both forms have, beside the ``file``."""
 
     model: Name
-    language: Annotated[Short | None, Field(description="The spoken one, by code or name.")] = None
-    prompt: Annotated[Text | None, Field(description="Text before, for names and spelling.")] = None
+    language: Annotated[
+        Short | None,
+        Field(description="The spoken language, as a code or an English name. Default: the model detects it."),
+    ] = None
+    prompt: Annotated[
+        Text | None, Field(description="Text that the model reads before the audio, to learn names and spelling.")
+    ] = None
     response_format: Format = "json"
-    temperature: Annotated[Share, Field(description="0: beam search, and higher ones where the text is bad.")] = 0.0
+    temperature: Annotated[
+        Share, Field(description="0: beam search, and higher temperatures where the text is not good.")
+    ] = 0.0
     beam_size: Annotated[int | None, Field(ge=1, le=64)] = None
     best_of: Annotated[int | None, Field(ge=1, le=64)] = None
     condition_on_previous_text: bool | None = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-    priority: Annotated[int, Field(ge=-100, le=100, description="The smallest runs first.")] = 0
+    priority: Annotated[int, Field(ge=-100, le=100, description="Smaller numbers run first.")] = 0
 
 
 class TranscriptionForm(SpeechForm):
@@ -38,25 +45,30 @@ class TranscriptionForm(SpeechForm):
     timestamp_granularities: Annotated[
         list[Literal["word", "segment"]],
         up_to(8),
-        Field(default_factory=list, description="Of verbose_json, and of the events of a stream in json."),
+        Field(default_factory=list, description="The times in verbose_json, and in the events of a stream in json."),
     ]
     stream: bool = False
     chunking_strategy: Annotated[
-        Literal["auto"] | ServerVad | None, Field(description="Read the parts between pauses at the same time.")
+        Literal["auto"] | ServerVad | None,
+        Field(description="Cut the audio at pauses, and read the parts at the same time."),
     ] = None
     include: Annotated[
-        list[Literal["logprobs"]], up_to(8), Field(default_factory=list, description="Of the format json.")
+        list[Literal["logprobs"]],
+        up_to(8),
+        Field(default_factory=list, description="The log-probabilities of tokens, in the format json."),
     ]
 
     @model_validator(mode="after")
     def _fits_together(self) -> TranscriptionForm:
         if self.stream and self.response_format not in ("json", "text"):
-            raise ValueError(f"stream with response_format {self.response_format}; allowed: json and text")
+            raise ValueError(f"stream is given with response_format {self.response_format}; allowed: json and text")
         streams_json = self.stream and self.response_format == "json"
         if self.timestamp_granularities and self.response_format != "verbose_json" and not streams_json:
-            raise ValueError("timestamp_granularities need the response_format verbose_json, or a stream of json")
+            raise ValueError(
+                "timestamp_granularities needs response_format=verbose_json, or stream with response_format=json"
+            )
         if self.include and self.response_format != "json":
-            raise ValueError("include[]=logprobs needs the response_format json")
+            raise ValueError("include[]=logprobs needs response_format=json")
         return self
 
 

@@ -28,9 +28,11 @@ class TokenizeRequest(Body):
     @model_validator(mode="after")
     def _is_one(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("prompt and messages; give one of them")
+            raise ValueError("give one of prompt and messages, not both")
         if self.messages is not None and self.add_special_tokens:
-            raise ValueError("add_special_tokens with messages, whose template writes them; leave it out")
+            raise ValueError(
+                "add_special_tokens is given with messages, whose template writes special tokens; leave it out"
+            )
         return self
 
     def check_size(self) -> None:

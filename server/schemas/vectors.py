@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 from .base import Answer, Body, Ignored, Name, Text, check_length, up_to
 
 Texts = Annotated[list[Text], up_to(2_048, 1)]
-Level = Annotated[int, Field(ge=-100, le=100, description="The smallest runs first.")]
+Level = Annotated[int, Field(ge=-100, le=100, description="Smaller numbers run first.")]
 
 
 class _TextsRequest(Body):
@@ -32,7 +32,7 @@ class EmbeddingRequest(_TextsRequest, Ignored):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[
         int | None,
-        Field(ge=1, le=1_000_000, description="Keep so many numbers of each vector, and make it of length 1."),
+        Field(ge=1, le=1_000_000, description="Keep only this many numbers of each vector, and scale it to length 1."),
     ] = None
 
     @field_validator("input", mode="before")
@@ -40,8 +40,8 @@ class EmbeddingRequest(_TextsRequest, Ignored):
     def _is_no_tokens(cls, given: Any) -> Any:
         if isinstance(given, list) and given and isinstance(given[0], int | list):
             raise ValueError(
-                "token ids, which mostly are of another model's vocabulary; allowed: texts "
-                "(LangChain sends them with OpenAIEmbeddings(check_embedding_ctx_length=False))"
+                "the input has token ids, usually of another model's vocabulary; allowed: texts (LangChain sends "
+                "them with OpenAIEmbeddings(check_embedding_ctx_length=False))"
             )
         return given
 
@@ -82,7 +82,9 @@ class RerankRequest(Body):
     model: Name
     query: Text
     documents: Annotated[list[Text | Document], up_to(2_048, 1)]
-    top_n: Annotated[int | None, Field(ge=1, description="So many of the best; by default all.")] = None
+    top_n: Annotated[int | None, Field(ge=1, description="The number of best documents to return. Default: all.")] = (
+        None
+    )
     return_documents: bool = True
     priority: Level = 0
 

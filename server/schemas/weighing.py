@@ -65,7 +65,7 @@ class Weighing:
             RequestTooLarge: the body has more than is allowed.
         """
         self.size += len(part)
-        self._check(self.size, MOST_JSON, "bytes; send large files as a form, or an address")
+        self._check(self.size, MOST_JSON, "bytes; send large files in a form, or give their address")
         self._unread += part
         while len(self._unread) >= _PIECE:
             piece = bytes(self._unread[:_PIECE])
@@ -84,7 +84,7 @@ class Weighing:
 
     def check(self) -> None:
         """Raises `RequestTooLarge` if the body has more than is allowed."""
-        counted = "values, where a member, a list and an object count as eight more; send less"
+        counted = "values (a member, a list and an object count as eight more); send less"
         self._check(self.values, MOST_VALUES, counted)
         self._check(self.beside, MOST_BESIDE, "bytes outside of texts; write shorter numbers, and no blanks")
         wide = "bytes in texts with characters beyond ASCII; send several requests"
@@ -93,7 +93,7 @@ class Weighing:
 
     def _check(self, got: int, most: int, what: str) -> None:
         if got > most:
-            raise RequestTooLarge(f"{self.name} of more than {most:,} {what}")
+            raise RequestTooLarge(f"{self.name} has more than {most:,} {what}")
 
     def _count(self, piece: bytes) -> None:
         if self._within and not self._escaped and piece.isascii() and b'"' not in piece and b"\\" not in piece:
@@ -194,5 +194,5 @@ def check_object(name: str, found: Any, most_values: int, most_characters: int) 
             waiting += one.values()
     if values > most_values or characters > most_characters:
         raise RequestTooLarge(
-            f"{name} of more than {most_values:,} values or {most_characters:,} characters; send less"
+            f"{name} has more than {most_values:,} values or {most_characters:,} characters; send less"
         )

@@ -79,7 +79,7 @@ async def test_a_stream_of_a_search_has_one_delta_with_the_whole_output(autojump
         assert delta.logprobs == best.logprobs[: len(kept(best))]
         assert delta.finish_reason is reason(best)
         assert delta.usage.completion_tokens == len(best.token_ids)
-        with pytest.raises(InvalidRequest, match="n=2 of a stream"):
+        with pytest.raises(InvalidRequest, match="n=2 for a stream"):
             async with engine.stream(**arguments(2, n=2)):
                 pass
 
@@ -106,7 +106,9 @@ async def test_a_search_that_the_pages_cannot_hold_is_refused_at_once(autojump_c
     async with engine_of(max_step_tokens=16) as engine:
         with pytest.raises(RequestTooLarge, match=r"take .* pages of KV; allowed: up to 64"):
             await engine.generate(**arguments(1, beam_size=16, max_tokens=None))
-        with pytest.raises(RequestTooLarge, match="beam_size=17 feeds so many tokens in a step; allowed: up to 16"):
+        with pytest.raises(
+            RequestTooLarge, match="beam_size=17 needs a token of each beam in one step; allowed: up to 16"
+        ):
             await engine.generate(**arguments(1, beam_size=17))
         assert (await engine.generate(**arguments(1, beam_size=4))).score is not None
 

@@ -201,4 +201,4 @@ async def test_what_is_not_what_was_asked_for_is_not_put_in(bench):
     (encode,) = await bench.gets(m.Arrived(1, output("x", size=11)))
     assert [item.key for item in encode.items] == ["x"], "books balance: more bytes than are reserved"
     (broke,) = [event for event in bench.told if isinstance(event, events.BorrowBroke)]
-    assert "11 bytes of x; asked for were 10 bytes of x" in broke.error
+    assert "11 bytes of x, but 10 bytes of x were asked for" in broke.error

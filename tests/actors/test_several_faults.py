@@ -137,7 +137,7 @@ async def test_bytes_that_outlive_the_release_are_told(autojump_clock):
             held = super().memory()
             return held if self.is_open else type(held)(device="sim", by_owner={"self_kv": 77})
 
-    with pytest.raises(EngineTeardownError, match=r"keeps what was on it.*'self_kv': 77"):
+    with pytest.raises(EngineTeardownError, match=r"still holds tensors of the engine.*'self_kv': 77"):
         async with sim_engine(Kept()):
             pass
 

@@ -68,10 +68,13 @@ def test_a_device_that_is_like_none_of_ours_is_answered_with_what_is_allowed(giv
 @pytest.mark.parametrize(
     ("keywords", "told"),
     [
-        ({"device": "cpu"}, r"device= is no option of Engine; did you mean config=EngineConfig\(device=...\)\?"),
-        ({"max_pending": 3}, r"max_pending= is no option of Engine; did you mean config=EngineConfig\(max_pending="),
-        ({"configg": None}, r"configg= is no option of Engine; did you mean config\?"),
-        ({"temperature": 1}, "temperature= is no option of Engine; allowed: model, config"),
+        ({"device": "cpu"}, r"device= is not an option of Engine; did you mean config=EngineConfig\(device=...\)\?"),
+        (
+            {"max_pending": 3},
+            r"max_pending= is not an option of Engine; did you mean config=EngineConfig\(max_pending=",
+        ),
+        ({"configg": None}, r"configg= is not an option of Engine; did you mean config\?"),
+        ({"temperature": 1}, "temperature= is not an option of Engine; allowed: model, config"),
     ],
 )
 def test_a_setting_beside_the_model_is_told_its_place(keywords: dict[str, Any], told: str) -> None:

@@ -535,11 +535,11 @@ async def test_a_stream_belongs_to_the_loop_of_its_engine(bench: Bench, host: Ho
         async with engine.stream(**query(3)) as deltas:
 
             async def elsewhere() -> None:
-                with pytest.raises(EngineStateError, match="open an engine of its own"):
+                with pytest.raises(EngineStateError, match="open another engine"):
                     await entered.__aenter__()
-                with pytest.raises(EngineStateError, match="open an engine of its own"):
+                with pytest.raises(EngineStateError, match="open another engine"):
                     await anext(deltas)
-                with pytest.raises(EngineStateError, match="open an engine of its own"):
+                with pytest.raises(EngineStateError, match="open another engine"):
                     await left.__aexit__(None, None, None)
 
             await asyncio.to_thread(host.run, elsewhere)

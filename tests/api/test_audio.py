@@ -154,7 +154,9 @@ def test_a_rate_beside_the_array_leaves_other_audio_alone() -> None:
 
 @pytest.mark.parametrize("source", ["x.wav", b"RIFF", (tone(), RATE), {"array": tone(), "sampling_rate": RATE}])
 def test_a_rate_beside_audio_that_carries_its_own_is_refused(source: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"sampling_rate=8000 beside audio given as \w+; allowed: beside an array"):
+    with pytest.raises(
+        InvalidRequest, match=r"sampling_rate=8000 is given with audio of the type \w+; allowed: with an array"
+    ):
         with_rate(source, 8_000)
 
 
@@ -326,19 +328,19 @@ def flac_that_promises(frames: int) -> bytes:
     [
         ("https://example.org/a.wav", r"URLs are not fetched"),
         ("\0", r"cannot be opened \(embedded null byte\)"),
-        ([0.0, 0.1], r"given as list; allowed"),
-        (io.StringIO("text"), r"gave str; allowed: bytes. Open it in binary mode"),
-        (AsyncFile(), r"asynchronous; allowed: a plain binary file, or await"),
+        ([0.0, 0.1], r"has the type list; allowed"),
+        (io.StringIO("text"), r"returned str; allowed: bytes. Open it in binary mode"),
+        (AsyncFile(), r"asynchronous; allowed: a plain binary file. Or await"),
         (closed_file(), r"cannot be read \(I/O operation on closed file"),
         (Unreadable(), r"cannot be read as an array \(it lies on the device\)"),
-        ((RATE, tone()), r"given as \(rate, samples\); allowed: \(samples, rate\). Turn it round"),
+        ((RATE, tone()), r"given as \(rate, samples\); allowed: \(samples, rate\). Swap the two"),
         ((tone(), 0), r"array's sampling rate is 0 Hz; allowed: 1000 to 768000 Hz"),
         ((tone(), 44.1), r"array's sampling rate is 44.1; allowed: a whole number of Hz"),
         ((tone(), "16000"), r"array's sampling rate is '16000'; allowed: a whole number of Hz"),
         ((tone(), None), r"array's sampling rate is None; allowed: a whole number of Hz"),
         ((tone(), float("nan")), r"array's sampling rate is nan; allowed"),
         (("x.wav", RATE), r"pair's first part is str; allowed: a 1-D float32, float64 or int16 array"),
-        ((tone(), RATE, 1), r"given as tuple; allowed"),
+        ((tone(), RATE, 1), r"has the type tuple; allowed"),
         ((np.zeros(RATE, np.int32), RATE), r"holds int32; allowed: float32 or float64.* / 2147483648"),
         ((np.zeros((RATE, 2), np.float32), RATE), r"shape \(16000, 2\); allowed: one dimension, mono"),
         ((np.zeros((RATE, 2), np.int16), RATE), r"shape \(16000, 2\); allowed: one dimension, mono"),
@@ -373,7 +375,7 @@ def test_what_can_never_work_is_refused(source: Any, message: str) -> None:
         (bytes(10_000), r"not audio that can be decoded"),
         (encode(tone())[:30], r"not audio that can be decoded"),
         (encode(np.zeros(0, np.float32)), r"has no samples"),
-        (encode(np.stack([tone()] * 2, 1), subtype="PCM_24")[:-600], r"promises 16000 frames, found 15900"),
+        (encode(np.stack([tone()] * 2, 1), subtype="PCM_24")[:-600], r"promises 16000 frames, but it has 15900"),
         (encode(tone(), kind="AIFF")[:30], r"not audio that can be decoded"),
         (encode(tone(), kind="FLAC")[:44], r"damaged or cut short: decoding failed after"),
         (flac_that_promises(20_000), r"cut short"),
@@ -476,7 +478,7 @@ def test_of_longer_audio_no_more_is_decoded(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(blocks, "_mono", counted)
     silence = encode(np.zeros(600 * RATE, np.float32), kind="FLAC", subtype="PCM_16")
-    with pytest.raises(RequestTooLarge, match=r"lasts longer than the 2\.5 s that are allowed"):
+    with pytest.raises(RequestTooLarge, match=r"is too long; allowed: up to 2\.5 s"):
         load_audio(silence, most_seconds=2.5)
     assert sum(decoded) <= 4 * RATE
     with pytest.raises(RequestTooLarge, match="the array lasts longer"):

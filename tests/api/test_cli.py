@@ -72,7 +72,7 @@ SAYS = {name: f"said in {name}.wav, möglichst.\n" for name in ("a", "b", "c", "
             "a.wav b.wav --initial-prompt <|en|>",
             1,
             "",
-            "--initial-prompt='<|en|>' holds a special token (<|...|>); allowed: plain text",
+            "--initial-prompt='<|en|>' has a special token (<|...|>); allowed: plain text",
         ),
     ],
 )

@@ -65,10 +65,10 @@ X86 = frozenset({"sse2", "avx2", "avx512f", "fma"})
         (of_torch(cuda="13.0"), "ok", ""),
         (of_torch(cuda="13.0", sees_cuda=True, has_nvidia=True), "ok", ""),
         (of_torch(has_nvidia=True), "slow", "install a build for CUDA"),
-        (of_torch(cuda="13.0", has_nvidia=True), "wrong", "look at nvidia-smi, the driver's version and CUDA_VISIBLE"),
+        (of_torch(cuda="13.0", has_nvidia=True), "wrong", "check nvidia-smi, the driver's version and CUDA_VISIBLE"),
         (of_torch(libraries=set()), "slow", "install a build of torch with oneDNN"),
         (check_device(Device("cuda:0", "Card 9000", "float16", True)), "ok", ""),
-        (check_device(Device("cuda:0", "", "float16", True, "it is lost")), "wrong", "look at nvidia-smi; to leave it"),
+        (check_device(Device("cuda:0", "", "float16", True, "it is lost")), "wrong", "check nvidia-smi; to leave this"),
         (check_threads(cores(4), 4, {}), "ok", ""),
         (check_threads(cores(4), 4, {"OMP_NUM_THREADS": "4"}), "ok", ""),
         (check_threads(cores(4), 1, {"OMP_NUM_THREADS": "1"}), "slow", "cores are idle: unset it, or set it to 4"),
@@ -213,7 +213,7 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_engine_that_does_not_open_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor"], Heard("", CheckpointError("its weights are damaged"))) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert "-> mend what is wrong above" in " ".join(" ".join(lines).split())
+    assert "-> correct what is wrong above" in " ".join(" ".join(lines).split())
     assert lines[-4].split() == ["wrong", "demo", "CheckpointError:", "its", "weights", "are", "damaged"]
     assert lines[-1] == f"1 of {len([line for line in lines[:-1] if not line.startswith(' ')])} could be better"
 

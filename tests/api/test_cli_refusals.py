@@ -67,9 +67,13 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         told = "there is no folder ./absent; allowed: a checkpoint's folder or a hub id such as"
         yield command.format("./absent"), 1, told.replace("./", "")
     yield "generate /absent/folder/of/mine hi", 1, "there is no folder /absent/folder/of/mine; allowed"
-    yield "generate empty hi", 1, "empty has no config.json, so it is no checkpoint; give a folder as save_pretrained"
+    yield (
+        "generate empty hi",
+        1,
+        "empty has no config.json, so it is not a checkpoint; give a folder that save_pretrained",
+    )
     yield "embed a.gguf hi", 1, "a.gguf is a file in GGUF, the format of llama.cpp; allowed: checkpoints in transf"
-    yield "transcribe a.wav --model ct2", 1, "ct2 holds a model of CTranslate2, as faster-whisper has it; allowed:"
+    yield "transcribe a.wav --model ct2", 1, "ct2 is a model of CTranslate2, the format of faster-whisper; allowed:"
     yield "transcribe a.wav --model llama", 1, "llama (llama) cannot transcribe; allowed: Whisper models."
     yield (
         "transcribe a.wav",
@@ -95,7 +99,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "--word-timestamps --max-line-width 0": "--max-line-width=0; allowed: an integer",
         "--format all": "--format all writes several files; give a folder for them: --output-dir DIR",
         "--format srt b.wav": "2 outputs of --format srt cannot be written one after the other; give --output-dir DIR",
-        "--language klingon": "'klingon' is no language that Whisper knows",
+        "--language klingon": "'klingon' is not a language of Whisper",
         "--language germna": "did you mean german",
         "--hotwords Asa": "--hotwords Asa is not supported: write the words into --initial-prompt",
         "--compute_type int16": "--compute-type int16 is not supported: the model computes in the types of --dtype",
@@ -141,7 +145,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     for words, told in {
         "--image absent.png": "absent.png: there is no such file; check the name and the folder",
         "--image .": ".: it is a folder; give the files in it",
-        "--image a.gguf": "is not an image that can be read (no format that is known); allowed: PNG,",
+        "--image a.gguf": "is not an image that can be read (its format is not known); allowed: PNG,",
         "--chat-template absent.jinja": "absent.jinja: there is no such file",
         "--chat-template latin": "--chat-template latin: it cannot be read ('utf-8' codec",
         "--json-schema absent.json": "absent.json: there is no such file",

@@ -350,7 +350,7 @@ async def test_a_use_soon_after_a_failed_load_gets_the_same_error_and_a_later_on
     async with fleet.engines() as engines:
         for wait, told, loads in (
             (0, r"^full$", "a"),
-            (RETRY_SECONDS / 2, r"^full; this was \d\.\d s ago, and is tried again from \d\.\d s on$", "a"),
+            (RETRY_SECONDS / 2, r"^full; this was \d\.\d s ago. The model can be loaded again in \d\.\d s$", "a"),
             (RETRY_SECONDS / 2, r"^full still$", "aa"),
         ):
             await later(wait)
@@ -599,7 +599,7 @@ async def test_a_load_that_hangs_does_not_hold_up_the_end(autojump_clock):
 
 
 async def expect_closed(engines: Engines, name: str) -> None:
-    with pytest.raises(EngineClosed, match="the block of these engines ends"):
+    with pytest.raises(EngineClosed, match="the block of these engines is ending"):
         await engines.load(name)
 
 
@@ -667,13 +667,13 @@ async def test_engines_are_used_inside_their_block_and_entered_once(autojump_clo
         with pytest.raises(EngineStateError, match="not entered yet"):
             use()
     async with engines:
-        with pytest.raises(EngineStateError, match="entered once"):
+        with pytest.raises(EngineStateError, match="entered only once"):
             async with engines:
                 pass
     for use in (lambda: engines.use("a"), engines.statistics):
         with pytest.raises(EngineStateError, match="closed"):
             use()
-    with pytest.raises(EngineStateError, match="entered once"):
+    with pytest.raises(EngineStateError, match="entered only once"):
         async with engines:
             pass
 
@@ -706,7 +706,7 @@ def test_values_that_cannot_work_are_refused_with_what_is_allowed():
     for models in ({"a": ""}, {"a": 3}):
         with pytest.raises(InvalidRequest, match="model="):
             Engines(models)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="names 'a' and 'b'"):
+    with pytest.raises(InvalidRequest, match="given to the models 'a' and 'b'"):
         Engines({"a": "x", "b": ModelSpec("y", aliases=("a",))})
     with pytest.raises(InvalidRequest, match="memory_budget=0"):
         Engines({"a": "x"}, memory_budget=0)

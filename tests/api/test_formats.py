@@ -166,7 +166,7 @@ def test_each_word_is_underlined_as_it_is_said_and_none_in_between() -> None:
 @pytest.mark.parametrize("name", ["max_line_width", "max_line_count", "max_words_per_line", "highlight_words"])
 def test_settings_that_need_words_say_so(name: str) -> None:
     value = True if name == "highlight_words" else 2
-    with pytest.raises(InvalidRequest, match=f"{name} for a transcript without words; .*timestamps='word'"):
+    with pytest.raises(InvalidRequest, match=f"{name} needs a transcript with the times of words.*timestamps='word'"):
         subtitles(SRT, TWO, **{name: value})
 
 

@@ -143,14 +143,17 @@ async def test_what_a_broken_recording_has_before_its_end_is_found() -> None:
 
 async def test_a_detector_of_another_rate_is_refused() -> None:
     async with Recording(TALK, sampling_rate=RATE) as recording:
-        with pytest.raises(InvalidRequest, match="voice activity at 16000 Hz; allowed: 1000 Hz, the recording's"):
+        with pytest.raises(InvalidRequest, match="the voice activity detector has 16000 Hz; allowed: 1000 Hz"):
             Hearing(recording, PaperVoice(), RULES)
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (np.zeros(3, np.float32), r"float32 of shape \(3,\); allowed: 80 probabilities for 80 frames of 100 samples"),
+        (
+            np.zeros(3, np.float32),
+            r"float32 of shape \(3,\); allowed: 80 probabilities \(floats from 0 to 1\), one for each frame of 100",
+        ),
         (np.zeros((80, 1), np.float32), r"shape \(80, 1\); allowed: 80"),
         (np.zeros(80, np.int64), r"int64 of shape \(80,\); allowed"),
         (np.full(80, np.nan), r"floats from 0 to 1"),

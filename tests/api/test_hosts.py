@@ -143,10 +143,10 @@ async def test_what_cannot_work_is_refused_and_the_next_request_is_served(bench:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sampling": {"max_tokens": 3}}, r"sampling=\{'max_tokens': 3\}; allowed: SamplingParams\(max_tokens=...\)"),
     ({"sampling": {}}, r"sampling=\{\}; allowed: SamplingParams\(max_tokens=...\), or its fields by name"),
-    ({"max_new_tokens": 5}, r"max_new_tokens= is no option of a request; did you mean max_tokens\?"),
-    ({"temprature": 1}, r"temprature= is no option of a request; did you mean temperature\?"),
+    ({"max_new_tokens": 5}, r"max_new_tokens= is not an option of a request; did you mean max_tokens\?"),
+    ({"temprature": 1}, r"temprature= is not an option of a request; did you mean temperature\?"),
     ({"sampling": None, "max_tokens": 0}, "max_tokens=0; allowed: an integer, 1 to 2147483647"),
-    ({"sampling": SamplingParams(), "stop": "."}, r"stop= beside sampling=; allowed: one of them"),
+    ({"sampling": SamplingParams(), "stop": "."}, r"stop= and sampling= are both given; give it in"),
     ({"prompt_token_ids": 5}, "prompt_token_ids=5; allowed: a sequence of integers"),
     ({"prompt_token_ids": np.array([1, 64])}, "prompt_token_ids holds 64; allowed: integers from 0 to 63"),
     ({"images": bytes(1000)}, r"images=b'\\x00\\x00.{1,30}; allowed: a list of images"),
@@ -360,12 +360,12 @@ async def test_an_engine_is_used_inside_its_block_and_entered_once(bench: Bench)
     with pytest.raises(EngineStateError, match="not entered yet"):
         await ask(engine, 1)
     async with engine:
-        with pytest.raises(EngineStateError, match="open; an engine is entered once"):
+        with pytest.raises(EngineStateError, match="open, and an engine can be entered only once"):
             await engine.__aenter__()
     for use in (ask(engine, 1), read(engine, 1, []), engine.transcribe(audio(1))):
-        with pytest.raises(EngineStateError, match=r"closed: its block has ended.* open a new one"):
+        with pytest.raises(EngineStateError, match=r"closed: its block has ended.* Open a new engine"):
             await use
-    with pytest.raises(EngineStateError, match="closed; an engine is entered once"):
+    with pytest.raises(EngineStateError, match="closed, and an engine can be entered only once"):
         await engine.__aenter__()
     with pytest.raises(EngineStateError, match="closed"):
         engine.statistics()
@@ -392,7 +392,7 @@ async def test_aclose_releases_the_device_before_the_block_ends(bench: Bench) ->
         await engine.aclose(drain=0)
         assert not bench.executor.is_open
         await task.ended()
-        with pytest.raises(EngineStateError, match=r"closed: .*aclose\(\) was called.* open a new one"):
+        with pytest.raises(EngineStateError, match=r"closed: .*aclose\(\) was called.* Open a new engine"):
             await ask(engine, 2)
 
 
@@ -446,9 +446,9 @@ async def test_an_engine_belongs_to_the_loop_that_entered_it(bench: Bench) -> No
 
     def with_another_loop(engine: Engine) -> None:
         async def use() -> None:
-            with pytest.raises(EngineStateError, match="open an engine of its own"):
+            with pytest.raises(EngineStateError, match="open another engine"):
                 await ask(engine, 1)
-            with pytest.raises(EngineStateError, match="open an engine of its own"):
+            with pytest.raises(EngineStateError, match="open another engine"):
                 await read(engine, 1, [])
 
         Bench(bench.host).host.run(use)
@@ -471,7 +471,7 @@ async def test_an_engine_that_is_left_in_another_loop_says_so_and_releases_the_d
     await engine.__aenter__()
 
     async def leave() -> None:
-        with pytest.raises(EngineStateError, match="open an engine of its own"):
+        with pytest.raises(EngineStateError, match="open another engine"):
             await engine.__aexit__(None, None, None)
 
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -69,19 +69,22 @@ def test_a_transparent_image_keeps_its_mode_for_the_processor() -> None:
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (b"no image", r"8 bytes is not an image that can be read \(no format that is known\); allowed: PNG, JPEG,"),
+        (b"no image", r"8 bytes is not an image that can be read \(its format is not known\); allowed: PNG, JPEG,"),
         (png()[:60], r"60 bytes is not an image that can be read \(\w+: .*"),
-        (io.BytesIO(b""), r"the image file is not an image that can be read \(no format that is known\)"),
+        (io.BytesIO(b""), r"the image file is not an image that can be read \(its format is not known\)"),
         ("absent.png", r"absent.png cannot be read \(.*No such file"),
         ("a\0b.png", r"a\0b.png cannot be read \(embedded null byte\); allowed: a readable image file"),
         ("~nobody-of-this-name/a.png", r"~nobody-of-this-name/a.png cannot be read \(.*home directory"),
         (closed_file(), r"the image file cannot be read \(I/O operation on closed file"),
-        (NoArray(), r"an image of type NoArray cannot be read as an array \(it is elsewhere\); allowed: a path"),
-        (io.StringIO("text"), "the image file gave str; allowed: a file opened in binary mode"),
-        (5, "an image of type int; allowed: a path, bytes, a binary file, a PIL image, or a uint8 array"),
-        (PIXELS[0], r"an image array of shape \(7, 3\) and uint8; allowed: uint8 of shape \(height, width, 3\)"),
-        (PIXELS / 255, r"an image array of shape \(5, 7, 3\) and float64; allowed: uint8"),
-        (PIXELS[:0], r"an image array of shape \(0, 7, 3\) and uint8; allowed"),
+        (NoArray(), r"an image of the type NoArray cannot be read as an array \(it is elsewhere\); allowed: a path"),
+        (io.StringIO("text"), "the image file returned str; allowed: bytes. Open it in binary mode"),
+        (5, "an image has the type int; allowed: a path, bytes, a binary file, a PIL image, or a uint8 array"),
+        (
+            PIXELS[0],
+            r"an image array has the shape \(7, 3\) and the dtype uint8; allowed: uint8 of shape \(height, width, 3\)",
+        ),
+        (PIXELS / 255, r"an image array has the shape \(5, 7, 3\) and the dtype float64; allowed: uint8"),
+        (PIXELS[:0], r"an image array has the shape \(0, 7, 3\) and the dtype uint8; allowed"),
     ],
 )
 def test_what_cannot_be_an_image_is_told_without_our_objects_in_it(source: Any, told: str) -> None:
@@ -144,7 +147,7 @@ async def test_a_model_of_text_tells_what_it_reads(tmp_path: Path) -> None:
 
 async def test_text_that_is_none_is_refused_to_its_caller(tmp_path: Path) -> None:
     """Halves of surrogate pairs, as file names and arguments that are no text have."""
-    told = r"a text with '\\udcff' at character 2, half of a surrogate pair"
+    told = r"a text has '\\udcff' at character 2: half of a surrogate pair"
     async with triolet.Engine(make_checkpoint("llama", tmp_path)) as engine:
         with pytest.raises(InvalidRequest, match=told):
             await engine.generate("hi\udcff")
@@ -239,7 +242,7 @@ def test_an_orientation_that_cannot_be_followed_is_an_error(monkeypatch: pytest.
         raise TypeError("an odd tag")
 
     monkeypatch.setattr(ImageOps, "exif_transpose", fail)
-    with pytest.raises(UnsupportedImage, match=r"cannot be turned as .* \(TypeError: an odd tag\); save it upright"):
+    with pytest.raises(UnsupportedImage, match=r"cannot be rotated as .* \(TypeError: an odd tag\); save it upright"):
         load_image(saved(UPRIGHT, 6))
 
 

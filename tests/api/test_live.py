@@ -349,13 +349,16 @@ def test_chunks_of_every_kind_are_the_same_samples(chunk: Any) -> None:
 
 REFUSED = [
     (TONE.astype(np.int32), "holds int32; allowed: float32"),
-    ((TONE, 44_100), "a chunk at 44100 Hz; allowed: 16000 Hz, the session's. Open the session with engine.live"),
+    (
+        (TONE, 44_100),
+        "a chunk has 44100 Hz; allowed: 16000 Hz, the rate of the session. Open the session with engine.live",
+    ),
     ({"array": TONE}, "a chunk given as a mapping without 'sampling_rate'"),
     (np.array([0.0, np.nan], np.float32), r"NaN or infinite \(number 1\)"),
     (TONE * 32768, r"a chunk has a peak of 16384; allowed: full scale at 1.0 \(up to 2\)"),
-    (b"abc", "a chunk of 3 bytes; allowed: an even number"),
-    ("speech.wav", "a chunk given as str; allowed: int16 samples as bytes"),
-    (None, "a chunk given as NoneType; allowed"),
+    (b"abc", "a chunk has 3 bytes; allowed: an even number"),
+    ("speech.wav", "a chunk has the type str; allowed: int16 samples as bytes"),
+    (None, "a chunk has the type NoneType; allowed"),
 ]
 
 
@@ -401,7 +404,7 @@ def test_another_rate_is_resampled_as_one_stream(rate: int) -> None:
         ({"max_backlog": float("nan")}, "max_backlog=nan; allowed"),
         ({"sampling_rate": 8_000}, "did you mean rate"),
         ({"beam_sizes": 2}, "did you mean beam_size"),
-        ({"timestamps": "word"}, "timestamps= is no option of a live session; allowed: rate, step"),
+        ({"timestamps": "word"}, "timestamps= is not an option of a live session; allowed: rate, step"),
         ({"temperature": -1}, "temperature=-1; allowed"),
     ],
 )
@@ -446,7 +449,7 @@ def test_a_session_is_used_within_its_block_and_not_behind_its_end() -> None:
         async with session_of(Speaker()) as session:
             await session.finish()
             await session.finish()
-            with pytest.raises(EngineStateError, match=r"feed.. after finish"):
+            with pytest.raises(EngineStateError, match=r"feed.. was called after finish"):
                 await session.feed(TONE)
             assert [update async for update in session] == []
             assert [update async for update in session] == []

@@ -124,7 +124,7 @@ def said(content: Any) -> list[dict[str, Any]]:
         (said(["hi"]), r"part 1 of message 1 of 1 is 'hi'; allowed: \{'type': 'text', 'text'"),
         (said([{"text": "hi"}]), "part 1 of message 1 of 1 has no type; allowed"),
         (said([*parts("hi"), {"type": "text"}]), "part 2 of message 1 of 1 has text=None; allowed: a text"),
-        (said([{"type": "image_url", "image_url": {"url": "https://a.b"}}]), "'image_url'; addresses are not fetched"),
+        (said([{"type": "image_url", "image_url": {"url": "https://a.b"}}]), "'image_url'; URLs are not fetched"),
         (said([{"type": "image", "url": "https://a.b"}]), "is of type 'image' and has url, but no 'image'; allowed"),
         (said([{"type": "input_audio", "input_audio": {}}]), "of type 'input_audio'; give a path, bytes or an array"),
         (said([{"type": "video"}]), "of type 'video'; videos are not read"),
@@ -167,5 +167,5 @@ async def test_a_model_of_text_takes_parts_of_text_and_refuses_others(tmp_path: 
         assert (in_parts.token_ids, in_parts.usage) == (plain.token_ids, plain.usage)
         with pytest.raises(InvalidRequest, match="image in the request, but LlamaForCausalLM reads text; leave it out"):
             await engine.generate(messages=said([{"type": "image"}]))
-        with pytest.raises(InvalidRequest, match=r"the prompt has no tokens; allowed: 1 or more$"):
+        with pytest.raises(InvalidRequest, match=r"the prompt has no tokens; allowed: 1 token or more$"):
             await engine.generate(prompt_token_ids=[])

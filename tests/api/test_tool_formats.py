@@ -51,7 +51,7 @@ def test_other_templates_that_look_alike_have_no_known_format() -> None:
 
 def test_a_caller_may_choose_and_must_where_nothing_is_known() -> None:
     assert ToolFormat.of(model(""), "hermes").name == ToolFormat.named("hermes").name == "hermes"
-    with pytest.raises(InvalidRequest, match=r"chat template writes tool calls in no known format; .*: hermes,"):
+    with pytest.raises(InvalidRequest, match=r"chat template does not write tool calls in a known format; .*: hermes,"):
         ToolFormat.of(model(tool_templates.DEEPSEEK_V31 + "```json"))
     with pytest.raises(InvalidRequest, match="the tool format 'herms'; allowed: hermes, qwen3_coder"):
         ToolFormat.of(model(""), "herms")
@@ -60,7 +60,9 @@ def test_a_caller_may_choose_and_must_where_nothing_is_known() -> None:
 @pytest.mark.parametrize("described", [model(tool_templates.PLAIN), model(""), SimModel().describe()])
 def test_a_template_that_reads_no_tools_is_told_at_once(described: ModelDescription) -> None:
     """In the words in which it would be told with a format, by rendering; and no word is of a folder."""
-    with pytest.raises(InvalidRequest, match=r"^tools, but the checkpoint's chat template does not read them; leave"):
+    with pytest.raises(
+        InvalidRequest, match=r"^tools are given, but the checkpoint's chat template does not read them; leave"
+    ):
         ToolFormat.of(described)
 
 
@@ -79,7 +81,7 @@ def test_a_response_template_of_the_checkpoint_goes_first() -> None:
     assert ToolFormat.of(model(tool_templates.HERMES, response_template=silent)).name == "hermes"
     with pytest.raises(InvalidRequest, match=r"response_template cannot be read: .*name a tool format"):
         ToolFormat.of(model(tool_templates.HERMES, response_template={"fields": 3}))
-    with pytest.raises(InvalidRequest, match="no call can be forced by this checkpoint's response template"):
+    with pytest.raises(InvalidRequest, match="this checkpoint's response template cannot force a call"):
         ToolFormat.of(model("", response_template=RESPONSE)).structure([NOW], "now")
 
 
@@ -264,7 +266,7 @@ def test_the_text_of_a_tag_is_what_its_schema_says(schema: Any, text: str, value
 )
 def test_what_tags_cannot_force_is_told(parameters: dict[str, Any], message: str) -> None:
     one = {"type": "function", "function": {"name": "one", "parameters": parameters}}
-    with pytest.raises(InvalidRequest, match=f"a call of 'one' cannot be forced in this format: {message}"):
+    with pytest.raises(InvalidRequest, match=f"this format cannot force a call of 'one': {message}"):
         ToolFormat.named("qwen3_coder").structure([one], "one")
 
 
@@ -335,7 +337,10 @@ def test_a_marker_that_is_a_special_token_is_named_by_its_id() -> None:
         ([{"type": "function", "function": {"name": "a", "parameters": []}}], "has the parameters \\[\\]"),
         ([{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}], "schema of an object"),
         ([{"type": "function", "function": {"name": "a", "parameters": {"required": "a"}}}], "schema of an object"),
-        ([{"type": "function", "function": {"name": "a", "x": {1, 2}}}], "cannot be written as JSON: a set is no JSON"),
+        (
+            [{"type": "function", "function": {"name": "a", "x": {1, 2}}}],
+            "cannot be written as JSON: a set is not a JSON",
+        ),
         ([{"type": "function", "function": {"name": "a", "x": float("nan")}}], "cannot be written as JSON"),
         ([{"type": "function", "function": {"name": "a", "description": "\udcff"}}], "half of a surrogate pair"),
         ([NOW, NOW], "tools has 'now' more than once"),

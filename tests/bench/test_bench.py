@@ -70,7 +70,7 @@ def test_contenders_take_turns_and_the_first_round_does_not_count(entry):
 @pytest.mark.real_time
 def test_a_contender_that_ends_says_why(entry):
     with opened([entry("peer")]) as (contender,):
-        with pytest.raises(BenchError, match=r"(?s)peer ended with status 1; a missing package is inst.*no such thing"):
+        with pytest.raises(BenchError, match=r"(?s)peer ended with status 1; install a missing package.*no such thing"):
             contender.run({"paths": ["end"]})
         with pytest.raises(BenchError, match="peer ended"):
             contender.run({"paths": []})
@@ -160,7 +160,7 @@ def test_no_task_has_the_inputs_of_another(tmp_path):
     text = text_scenarios(prompts_of, tokens=9, together=(40,), online=40, rate=1.0)
     prompts = [prompt for each in text for number in (-1, 0, 1) for prompt in each.task(number)["prompts"]]
     assert len(set(prompts)) == len(prompts)
-    with pytest.raises(InvalidRequest, match=r"nowhere has no recordings; allowed: files of .wav"):
+    with pytest.raises(InvalidRequest, match=r"nowhere has no recordings; allowed: a folder with files of .wav"):
         Clips.of(out / "nowhere", out, 3.0)
 
 
@@ -287,7 +287,7 @@ def recordings(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        ("speech", 2, "no --model, and TRIOLET_REAL is not set to a folder with whisper-base"),
+        ("speech", 2, "--model is missing, and TRIOLET_REAL does not name a folder with whisper-base"),
         ("text --model /nowhere", 2, "--model: /nowhere is no folder"),
         ("speech --rounds 0", 2, "0 is not in the range"),
         ("text --variant int4", 2, "'int4' is not one of 'float32', 'bfloat16', 'int8'"),

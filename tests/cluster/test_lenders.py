@@ -175,7 +175,7 @@ async def test_the_cluster_scales_beside_its_encoders_and_goes_on_without_them()
 
 
 def test_a_cluster_has_whole_replicas_beside_those_that_only_encode() -> None:
-    with pytest.raises(InvalidRequest, match=r"part='encoder', which run no requests; allowed: part='whole'"):
+    with pytest.raises(InvalidRequest, match=r"part='encoder', which cannot run requests; allowed: part='whole'"):
         Cluster(triolet.demo.checkpoint(), config=evolve(CONFIG, part="encoder"))
 
 

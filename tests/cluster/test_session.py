@@ -92,7 +92,9 @@ def test_a_ray_that_the_program_has_joined_is_used_and_stays(ray: Ray) -> None:
 def test_a_process_has_one_ray(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = RaySession()
     ours.join("auto")
-    with pytest.raises(EngineError, match="has joined Ray at auto, and not at local; allowed: one Ray"):
+    with pytest.raises(
+        EngineError, match="has joined the Ray at auto, so it cannot join the Ray at local; allowed: one Ray"
+    ):
         ours.join("local")
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     ours.join(None)
@@ -111,8 +113,8 @@ def test_what_serve_could_not_start_is_left(ray: Ray) -> None:
     ("address", "told"),
     [
         ("ray://head:10001", "Ray's client does not stream"),
-        ("head", "that is no address"),
-        ("head:port", "that is no address"),
+        ("head", "this is not an address"),
+        ("head:port", "this is not an address"),
         ("127.0.0.1:{}", "Connection refused"),
     ],
 )
@@ -121,7 +123,7 @@ def test_an_address_that_cannot_be_is_told_at_once(ray: Ray, address: str, told:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else gets the port meanwhile
         address = address.format(closed.getsockname()[1])
-        with pytest.raises(EngineError, match=f"{told}; allowed: host:port, such as head:6379"):
+        with pytest.raises(EngineError, match=rf"{told}; allowed: host:port \(such as head:6379\)"):
             RaySession().join(address)
     assert ray.joined == []
 

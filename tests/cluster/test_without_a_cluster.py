@@ -129,7 +129,7 @@ def test_a_handle_that_never_hears_of_the_replicas_is_an_error(monkeypatch: pyte
     monkeypatch.setattr(deployment, "_ASK_SECONDS", 0.1)
     handle = SimpleNamespace(broadcast=lambda _: SimpleNamespace(results=lambda timeout_s: [None]))
     running = Running(DEPLOYED, (handle,), None, register=None)  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match=r"2 replicas were ready, and fewer have answered in 0.1 s"):
+    with pytest.raises(EngineError, match=r"2 replicas were ready, but fewer answered within 0.1 s"):
         running.describe()
 
 

@@ -126,7 +126,7 @@ def changed(folder, target, **settings):
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
         ({"attention_chunk_size": 8}, "chunks of 8 positions"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
-        ({"sliding_window": 16}, "window of None positions, where config.json tells 16"),
+        ({"sliding_window": 16}, "window of None positions, but config.json says 16"),
         ({"architectures": ["LlamaForTokenClassification"]}, "LlamaForTokenClassification"),
         ({"architectures": ["BertForMaskedLM"]}, "BertForMaskedLM"),
         ({"model_type": "nothing"}, "'nothing'"),
@@ -149,7 +149,7 @@ def test_code_of_a_checkpoint_is_never_run(open_driver, folder, tmp_path, monkey
     (copy / "tokenizer_config.json").write_text(json.dumps(settings))
     (copy / "own.py").write_text("raise SystemExit('it was run')\n")
     monkeypatch.setattr("builtins.input", lambda _: "y")
-    with pytest.raises(UnsupportedModel, match="code of its own, which is never run"):
+    with pytest.raises(UnsupportedModel, match="code in the checkpoint, which is never run"):
         open_driver(copy)
 
 
@@ -261,7 +261,7 @@ def test_a_checkpoint_that_changed_while_it_slept_is_told(open_driver, folder, t
     executor = open_driver(copy).executor
     executor.sleep(keep_weights=False)
     shutil.copy(make_checkpoint("llama", tmp_path / "other", seed=1) / "model.safetensors", copy)
-    with pytest.raises(CheckpointError, match="the weights are others"):
+    with pytest.raises(CheckpointError, match="the weights are different"):
         executor.wake()
     shutil.copytree(folder("llama"), copy, dirs_exist_ok=True)
     changed(copy, copy, rms_norm_eps=0.5)

@@ -91,9 +91,9 @@ def test_calls_that_are_none_are_told_with_their_place(calls: Any, message: str,
 def test_a_template_that_would_drop_tools_or_calls_is_told(preparer: TextPreparer) -> None:
     """The words in its comment and its own text are not what it reads."""
     plain = with_template(preparer, "you have no tools or tool_calls" + tool_templates.PLAIN)
-    with pytest.raises(InvalidRequest, match="tools, but the checkpoint's chat template does not read them"):
+    with pytest.raises(InvalidRequest, match="tools are given, but the checkpoint's chat template does not read them"):
         plain.render(MESSAGES[:1], tools=TOOLS)
-    with pytest.raises(InvalidRequest, match="messages with tool_calls, but the checkpoint's chat template"):
+    with pytest.raises(InvalidRequest, match="messages have tool_calls, but the checkpoint's chat template"):
         plain.render(MESSAGES)
     with pytest.raises(InvalidRequest, match="tools, but"):
         with_template(preparer, "{{ messages[0].tools }}").render(MESSAGES[:1], tools=TOOLS)

@@ -173,7 +173,7 @@ def test_a_checkpoint_without_a_start_token_is_refused(changed):
 
 def test_another_encoder_decoder_is_refused_with_those_that_are_known(changed):
     path = changed("bart", "config.json", model_type="blenderbot", architectures=["BlenderbotForConditionalGeneration"])
-    with pytest.raises(UnsupportedModel, match=r"not known here \(known: whisper, moonshine, bart"):
+    with pytest.raises(UnsupportedModel, match=r"not supported \(supported: whisper, moonshine, bart"):
         TorchExecutor(path, SMALL).open()
 
 

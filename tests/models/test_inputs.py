@@ -236,7 +236,7 @@ def test_another_medium_than_the_models_is_refused(qwen: Checkpoint, hearing: Ch
 
 
 def test_an_image_without_pixels_is_refused_by_its_number(qwen: Checkpoint) -> None:
-    with pytest.raises(InvalidRequest, match=r"image 2 of 2: an image of 0 by 5 pixels; allowed: 1 or more each way"):
+    with pytest.raises(InvalidRequest, match=r"image 2 of 2: an image has 0 x 5 pixels; allowed: 1 x 1 or more"):
         qwen.prepare(qwen.placeholder * 2, [picture(9, 9), Image.new("RGB", (0, 5))])
 
 
@@ -249,7 +249,7 @@ def test_a_damaged_file_is_told(qwen: Checkpoint) -> None:
 
 
 def test_a_size_that_the_processor_refuses_is_told(qwen: Checkpoint) -> None:
-    told = "image 1 of 1: an image of 500 by 2 pixels, which the checkpoint's processor refuses: .*aspect ratio"
+    told = "image 1 of 1: the checkpoint's processor refuses an image of 500 x 2 pixels: .*aspect ratio"
     with pytest.raises(InvalidRequest, match=told):
         qwen.prepare(qwen.placeholder, [picture(2, 500)])
 
@@ -276,7 +276,7 @@ def test_forty_milliseconds_and_a_whole_window_are_heard(hearing: Checkpoint) ->
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_a_video_is_refused_in_text_and_tokens(name: str, opened: Opened) -> None:
     checkpoint = opened(name)
-    told = r"the prompt has <\|video_pad\|>, but only image is read; leave it out"
+    told = r"the prompt has <\|video_pad\|>, but the model reads only image; leave it out"
     with pytest.raises(InvalidRequest, match=told):
         checkpoint.prepare("see <|video_pad|>", [])
     with pytest.raises(InvalidRequest, match=told):
@@ -350,7 +350,7 @@ def test_messages_that_the_template_refuses_are_told(tmp_path: Path) -> None:
     preparer = TextPreparer.of(AutoTokenizer.from_pretrained(make_checkpoint("llama", tmp_path)))
     with pytest.raises(InvalidRequest, match=r"chat template refuses the messages: .*roles are system, user"):
         preparer.render([{"role": "critic", "content": "hm"}])
-    with pytest.raises(InvalidRequest, match="no messages; a conversation has one or more"):
+    with pytest.raises(InvalidRequest, match="messages is empty; give one message or more"):
         preparer.render([])
 
 

@@ -155,7 +155,9 @@ def test_a_wake_that_fails_gives_back_and_can_be_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
         for _ in range(2):
-            with pytest.raises(DeviceOutOfMemory, match="the model does not fit the device's memory: somebody") as kept:
+            with pytest.raises(
+                DeviceOutOfMemory, match="the model does not fit into the device's memory: somebody"
+            ) as kept:
                 driver.executor.wake()
             assert books.check(driver.executor) == asleep, f"{kept.value} keeps tensors"
             assert driver.executor.released.kept == {}
@@ -213,7 +215,7 @@ def test_a_sleep_without_room_on_the_host_changes_nothing(driver, audio, ids, jo
 
     with monkeypatch.context() as patch:
         patch.setattr(WhisperModel, "to", fail)
-        with pytest.raises(DeviceOutOfMemory, match="a copy of the weights does not fit the host's memory"):
+        with pytest.raises(DeviceOutOfMemory, match="a copy of the weights does not fit into the host's memory"):
             driver.executor.sleep(keep_weights=True)
     assert "parked_weights" not in driver.executor.memory().by_owner
     assert driver.run(job(key="a", prompt=(ids.start,), max_tokens=2))[0].tokens
@@ -279,7 +281,7 @@ def edit_config(folder):
     ("change", "told"),
     [
         (damage_weights, "cannot be read"),
-        (edit_config, "config.json differ or are gone"),
+        (edit_config, "config.json were changed or deleted"),
         (shutil.rmtree, "config.json, generation_config.json"),
     ],
 )
@@ -311,7 +313,7 @@ def test_another_training_of_the_same_model_is_told(open_driver, checkpoint, tmp
     executor.sleep(keep_weights=False)
     save(tmp_path / "other", make(seed=1))
     shutil.copy(tmp_path / "other" / "model.safetensors", folder)
-    with pytest.raises(CheckpointError, match="the weights are others"):
+    with pytest.raises(CheckpointError, match="the weights are different"):
         executor.wake()
     assert executor.memory().by_owner == {}
     executor.close()

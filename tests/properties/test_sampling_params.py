@@ -86,7 +86,7 @@ def test_a_structure_has_a_known_kind_and_a_text(kind, text):
         (lambda: Structure.choice("yes"), "texts='yes'; allowed: a list of texts"),
         (lambda: Structure.choice(3), "a list of texts"),
         (lambda: Structure.choice([1]), "a list of texts"),
-        (lambda: Structure.choice(["a", ""]), "none of them empty"),
+        (lambda: Structure.choice(["a", ""]), "that are not empty"),
         (lambda: Structure.choice(itertools.repeat("a")), "a list of texts"),
         (lambda: Structure.json_schema({"type": object()}), "cannot be written as JSON"),
         (lambda: Structure.json_schema({"a": itself()}), "cannot be written as JSON"),

@@ -119,7 +119,7 @@ async def test_a_public_address_is_asked() -> None:
 async def test_nothing_is_sent_to_a_name_with_an_address_that_is_not_public(answers: tuple[str, ...]) -> None:
     """One such address among public ones is enough: nobody says which of them is asked."""
     resolver, sockets = played(*answers)
-    assert "which is no public address" in await fetched("pictures.example")
+    assert "which is not a public address" in await fetched("pictures.example")
     assert resolver.asked == [b"pictures.example"]
     assert sockets.opened == []
 

@@ -66,7 +66,7 @@ TWO = ["--model", "a=demo", "--model", "b=demo"]
         ([], "no model is given; give one"),
         (["--model", "speech"], "--model 'speech'; allowed: NAME=MODEL"),
         (["demo", "--memory-budget", "much"], "is not a size"),
-        (["demo", "--certfile", __file__], "certfile and keyfile go together"),
+        (["demo", "--certfile", __file__], "one of certfile and keyfile is missing"),
         (["demo", "--max-model-len", "4k"], "--max-model-len='4k'; allowed: an integer, 0 to"),
         (["demo", "--max-model-len", "9", "--max-model-len", "demo=9"], "--max-model-len is given twice for 'demo'"),
         ([*TWO, "--max-model-len", "9"], "--max-model-len '9' with 2 models; allowed: NAME=VALUE, where NAME is one"),
@@ -102,7 +102,7 @@ def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:
     assert by_model("--f", (equal,), {"chat": ""}) == {"chat": equal}
 
 
-UNSENDABLE = "has a blank, or another character than visible ASCII"
+UNSENDABLE = "has a blank or a character other than visible ASCII"
 
 
 def test_a_key_that_no_client_can_send_is_refused_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

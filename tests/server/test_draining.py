@@ -132,7 +132,7 @@ async def test_a_drain_that_takes_too_long_ends_with_words() -> None:
             found = await said(drain.running, b"")
             await drain.over.wait()
         assert head_of(found)[0] == 503
-        assert b"the server stops, and the time for running requests is over" in found
+        assert b"the server is stopping, and the time for running requests is over" in found
 
 
 async def test_a_server_without_requests_ends_at_once() -> None:

@@ -60,7 +60,7 @@ def test_each_of_as_many_faults_as_are_looked_at_is_told() -> None:
 def test_of_more_faults_the_number_is_told() -> None:
     body = {"rows": ["x"] * (_LOOKED_AT + 1)}
     (found,) = faults_of(error_of(Outer, body), body).values()
-    assert found == "it has 1,001 faults, too many to tell; GET /openapi.json says what fits"
+    assert found == "it has 1,001 faults, too many to list; GET /openapi.json says what is allowed"
 
 
 def test_of_members_that_do_not_exist_by_the_thousand_the_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_an_event_of_live_audio_may_be_large_if_it_is_audio() -> None:
     ],
 )
 def test_another_large_event_is_refused(text: str) -> None:
-    with pytest.raises(BadBody, match=r"an event of [\d,]+ characters; allowed: up to 131,072"):
+    with pytest.raises(BadBody, match=r"the event has [\d,]+ characters; allowed: up to 131,072"):
         _event_of(text)
 
 
@@ -146,5 +146,5 @@ def test_settings_of_live_audio_are_short(heard: dict[str, Any]) -> None:
 
 def test_what_is_never_done_is_refused_by_its_name() -> None:
     wanted = "item.input_audio_transcription.logprobs"
-    with pytest.raises(BadBody, match=f"{wanted} is not given for live audio; allowed: triolet.provisional"):
+    with pytest.raises(BadBody, match=f"{wanted} is not available for live audio; allowed: triolet.provisional"):
         _event_of(json.dumps({"type": "session.update", "session": {"include": [wanted]}}))

@@ -115,7 +115,7 @@ async def test_frames_before_the_101_are_refused_and_the_log_has_one_line(caplog
                 assert found.startswith(b"HTTP/1.1 400 ")
                 assert found.endswith(b"\r\n\r\n"), "and nothing is behind it"
             await until(lambda: not server.sockets and not place.listener.connections)
-    assert lines(caplog) == ["a connection was answered 400 and closed: no request begins so"]
+    assert lines(caplog) == ["a connection was answered 400 and closed: bytes that cannot begin a request"]
     access = [record.getMessage() for record in caplog.records if record.name == "triolet.access"]
     assert len(access) == 50
     assert all('"status": 400' in line for line in access)

@@ -165,7 +165,7 @@ async def test_an_allowed_page_may_ask_what_it_may_and_another_may_not(server: S
 async def test_a_path_that_has_other_methods_names_them(server: Server) -> None:
     asked = await Asked(server, "POST", "/v1/models", KEY).run()
     assert (asked.status, set(asked.answer["allow"].split(", "))) == (405, {"GET", "HEAD"})
-    assert asked.message == "POST /v1/models is no endpoint; allowed: GET, HEAD"
+    assert asked.message == "POST /v1/models is not an endpoint; allowed: GET, HEAD"
 
 
 async def test_a_stream_whose_client_leaves_did_not_end_well(

@@ -156,7 +156,7 @@ def test_the_codec_of_a_form_is_not_the_client_s_choice(patient: Served, charset
     """Some take the square of the time, others fail on any text."""
     found, told = patient.post(SPEECH, form(b"noise", model="whisper", prompt="a-b"), f"{FORM}; charset={charset}")
     assert found == 415
-    assert f"a form with the charset '{charset[:100]}'; allowed: utf-8" in told["error"]["message"]
+    assert f"the form has the charset '{charset[:100]}'; allowed: utf-8" in told["error"]["message"]
 
 
 @pytest.mark.parametrize("charset", ["utf-8", '"UTF8"'])

@@ -95,10 +95,10 @@ async def test_nothing_is_fetched_by_default() -> None:
 
 async def test_an_allowed_prefix_that_leads_to_a_private_address_is_refused(files: str) -> None:
     """Whatever the name is: what it resolves to counts."""
-    with pytest.raises(Refusal, match=r"127\.0\.0\.1, which is no public address"):
+    with pytest.raises(Refusal, match=r"127\.0\.0\.1, which is not a public address"):
         await media(files, private_urls=False).fetch(f"{files}/picture", "here", 1_000)
     local = files.replace("127.0.0.1", "localhost")
-    with pytest.raises(Refusal, match="is no public address"):
+    with pytest.raises(Refusal, match="is not a public address"):
         await media(local, private_urls=False).fetch(f"{local}/picture", "here", 1_000)
 
 
@@ -118,7 +118,7 @@ async def test_what_is_not_there_is_told(files: str) -> None:
 
 
 async def test_what_is_too_large_is_not_read_to_its_end(files: str) -> None:
-    with pytest.raises(RequestTooLarge, match="6 bytes or more lie there; allowed: up to 3"):
+    with pytest.raises(RequestTooLarge, match="the file has 6 bytes or more; allowed: 3"):
         await media(files, max_body_bytes=3).fetch(f"{files}/picture", "here", 3)
 
 
@@ -151,7 +151,7 @@ async def test_the_way_behind_a_prefix_leads_nowhere_else(files: str, rest: str)
 
 @pytest.mark.parametrize("prefix", ["https://good.example", "good.example/", "ftp://good.example/", "https:///x", ""])
 def test_a_prefix_names_a_whole_host(prefix: str) -> None:
-    with pytest.raises(InvalidRequest, match="a list of prefixes with a whole host"):
+    with pytest.raises(InvalidRequest, match="a list of prefixes that have a whole host"):
         ServerSettings(url_prefixes=(prefix,))
 
 
@@ -160,7 +160,7 @@ async def test_all_that_a_request_names_has_no_more_bytes_than_a_request(files: 
     message = ChatMessage.model_validate({"role": "user", "content": [picture, picture]})
     told = await _Reader(media(files, max_body_bytes=12)).message(message, "here")
     assert [part["image"] for part in told["content"]] == [b"pixels"] * 2
-    with pytest.raises(RequestTooLarge, match=r"here\.content\.1: 6 bytes or more lie there; allowed: up to 5 more"):
+    with pytest.raises(RequestTooLarge, match=r"here\.content\.1: the file has 6 bytes or more; allowed: 5"):
         await _Reader(media(files, max_body_bytes=11)).message(message, "here")
 
 
@@ -180,7 +180,7 @@ async def test_all_addresses_of_a_request_have_one_time(autojump_clock: Any) -> 
     message = ChatMessage.model_validate({"role": "user", "content": [picture] * 3})
     began = trio.current_time()
     with pytest.raises(
-        Refusal, match=r"here\.content\.1 cannot be fetched: the addresses of a request have 20 s together"
+        Refusal, match=r"here\.content\.1 cannot be fetched: all addresses of a request together may take 20 s"
     ):
         await _Reader(SlowMedia(ServerSettings())).message(message, "here")
     assert trio.current_time() - began == pytest.approx(20.0)
@@ -225,13 +225,13 @@ def test_a_conversation_has_as_much_audio_as_the_settings_allow(small: Served, s
     status, told = told_of(small, "qwen2_audio", silence(600), stream=stream)
     assert (status, told) == (
         413,
-        "messages.0.content.0: the audio given as bytes lasts longer than the 0.8 s that are allowed; cut it into "
-        "pieces; all of a conversation may have 1 s of audio and 40,000 pixels of images",
+        "messages.0.content.0: the audio given as bytes is too long; allowed: up to 0.8 s. Cut it into pieces; "
+        "allowed for all of a conversation: 1 s of audio and 40,000 pixels of images",
     )
     status, told = told_of(small, "qwen2_audio", silence(0.5), silence(0.7), stream=stream)
     assert (status, told.partition(" that")[0]) == (
         413,
-        "messages.0.content.1: the audio given as bytes lasts longer than the 0.5 s",
+        "messages.0.content.1: the audio given as bytes is too long; allowed: up to 0.5 s",
     )
 
 
@@ -248,7 +248,7 @@ def test_a_conversation_has_as_many_images_and_audio_as_the_settings_allow(small
     assert told_of(small, "qwen2_vl", *[picture(28, 28)] * 3)[0] == 200
     assert told_of(small, "qwen2_vl", *[picture(28, 28)] * 4) == (
         413,
-        "4 images and audio in one conversation; allowed: up to 3",
+        "the conversation has 4 images and pieces of audio; allowed: up to 3",
     )
 
 

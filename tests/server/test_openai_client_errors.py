@@ -56,9 +56,9 @@ def test_what_the_engine_refuses_comes_in_its_words(service, client):
             "messages.0.content.0.text: Field required",
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", None),
-        ({"extra_body": {"temprature": 1}}, "temprature", "temprature is no member of this request; did you mean "),
-        ({"top_logprobs": 3}, None, "top_logprobs without logprobs; set logprobs to true"),
-        ({"extra_body": {"web_search_options": {}}}, "web_search_options", "web_search_options is no member of "),
+        ({"extra_body": {"temprature": 1}}, "temprature", "temprature is not a member of this request; did you mean "),
+        ({"top_logprobs": 3}, None, "top_logprobs is given without logprobs; set logprobs to true"),
+        ({"extra_body": {"web_search_options": {}}}, "web_search_options", "web_search_options is not a member of "),
     ],
 )
 def test_a_wrong_member_is_named_by_its_place(client, options, param, message):
@@ -105,7 +105,7 @@ def test_a_stream_that_is_cut_off_tells_why(service, client):
 
     service.until(service.is_idle)
     with service.when(begun, cut_off):
-        with pytest.raises(openai.APIError, match="the server stops, and the time for running requests is over"):
+        with pytest.raises(openai.APIError, match="the server is stopping, and the time for running requests is over"):
             list(talk(client, stream=True, **LONG))
     service.until(service.is_idle)
 

@@ -141,7 +141,9 @@ def test_refusals_are_cut_and_told_once_a_minute(caplog: pytest.LogCaptureFixtur
 
 
 def test_a_refusal_is_no_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    refusal = Refusal(Problem(503, "the model 'a' cannot be loaded; the server's log says why", "model_not_loaded"))
+    refusal = Refusal(
+        Problem(503, "the model 'a' cannot be loaded; the server's log has the reason", "model_not_loaded")
+    )
     for error in (refusal, ExceptionGroup("", [refusal])):
         report("req-1", {}, error, problem_of(error), Flood(), 0.0)
     assert [record.exc_info for record in caplog.records] == [None, None]
@@ -171,7 +173,7 @@ async def test_a_model_that_cannot_be_loaded_is_a_line_in_the_log(caplog: pytest
     assert b"retry-after: " in found
     answered = json.loads(found.partition(b"\r\n\r\n")[2])["error"]
     assert (answered["code"], answered["param"]) == ("model_not_loaded", "model")
-    assert answered["message"] == "the model 'a' cannot be loaded; the server's log says why"
+    assert answered["message"] == "the model 'a' cannot be loaded; the server's log has the reason"
     told = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.name for record in told] == ["triolet.engines", "triolet.server"]
     assert not any(record.exc_info or "\n" in record.getMessage() for record in told)

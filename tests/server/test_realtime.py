@@ -42,7 +42,7 @@ async def test_a_commit_without_audio_is_an_error_each_time(autojump_clock: Any)
         talk.commit()
         talk.append(data=b"x")
         talk.commit()
-        assert await errors(talk) == ["there is no audio to commit; append some first"] * 4
+        assert await errors(talk) == ["there is no audio to commit; append audio first"] * 4
         assert await texts(talk) == ["10 samples"]
 
 
@@ -198,7 +198,7 @@ async def test_a_client_that_sends_faster_than_the_model_hears_is_sent_away(
         for _ in range(most // max(samples, 128)):
             talk.append(samples)
         assert await errors(talk) == [
-            f"more than {most:,} samples wait to be heard; send no faster than the model hears"
+            f"more than {most:,} samples wait to be read; send audio no faster than the model reads it"
         ]
         assert talk.closed == 1008
         await talk.over.wait()
@@ -213,7 +213,7 @@ async def test_a_client_that_reads_nothing_is_sent_away(autojump_clock: Any) -> 
         await talk.settled()
         assert talk.engine.users == 0
         talk.read_again()
-        assert "read what the server tells" in (await errors(talk))[-1]
+        assert "of the server's events were not read" in (await errors(talk))[-1]
         assert talk.closed == 1008
 
 
@@ -239,7 +239,7 @@ async def test_a_client_that_reads_nothing_is_missed_when_it_goes(autojump_clock
 async def test_a_message_of_bytes_is_an_error_and_the_session_goes_on(autojump_clock: Any) -> None:
     async with talking() as talk:
         talk.raw(None, b"\0\1")
-        assert "a message of bytes; allowed: events" in (await errors(talk))[0]
+        assert "the message is bytes; allowed: events" in (await errors(talk))[0]
         talk.append(3)
         talk.commit()
         assert await texts(talk) == ["3 samples"]
@@ -300,7 +300,9 @@ async def test_a_session_that_overruns_the_servers_time_has_last_words(autojump_
         await talk.settled()
         talk.server.stop()
         talk.server.cut_off()
-        assert await errors(talk) == ["the server stops, and the time for open sessions is over; connect again later"]
+        assert await errors(talk) == [
+            "the server is stopping, and the time for open sessions is over; connect again later"
+        ]
         assert talk.closed == 1001
         await talk.server.all_ended()
 

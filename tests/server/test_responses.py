@@ -170,8 +170,8 @@ def test_log_probabilities_are_those_of_the_engine(service, client):
         ({"prompt": {"id": "pmpt_1"}}, "prompt: no prompts are stored"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "a"}]}]}, "file_id: no files are"),
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
-        ({"tool_choice": "required"}, "tool_choice without tools"),
-        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "wether"}}, "not among the tools"),
+        ({"tool_choice": "required"}, "tool_choice is given without tools"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "wether"}}, "not one of the tools"),
         ({"input": []}, "input"),
         (
             {"input": [{"type": "item_reference", "id": "a"}]},

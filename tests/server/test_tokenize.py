@@ -56,8 +56,12 @@ def test_the_only_model_needs_no_name(models):
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
-        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "give one of them"),
-        ("/tokenize", {}, "give one of them"),
+        (
+            "/tokenize",
+            {"prompt": "a", "messages": [{"role": "user", "content": "a"}]},
+            "give one of prompt and messages",
+        ),
+        ("/tokenize", {}, "give one of prompt and messages"),
         ("/tokenize", {"prompt": "hi " * 2_000}, "allowed: up to"),
         ("/tokenize", {"prompt": "hi " * 2_000, "add_special_tokens": False}, "allowed: up to"),
         ("/tokenize", {"prompt": "hi", "model": None}, "model is missing; allowed: whisper, "),

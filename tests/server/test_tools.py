@@ -72,7 +72,7 @@ def test_tools_that_may_not_be_called_are_not_told(client: openai.OpenAI) -> Non
 
 def test_what_cannot_be_called_is_refused(client: openai.OpenAI) -> None:
     for more, told in (
-        ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "'rain', which is not among the tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "'rain', which is not one of the tools"),
         ({"tools": [WEATHER, WEATHER]}, "weather"),
         ({"response_format": {"type": "json_object"}}, "response_format beside tools"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),

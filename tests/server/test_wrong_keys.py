@@ -77,7 +77,7 @@ async def test_who_tries_many_keys_must_wait(server: Server, autojump_clock: Any
     right = await Asked(server, "GET", "/openapi.json", KEY).run()
     assert statuses == [401] * 10
     assert (late.status, late.answer["retry-after"]) == (429, "6")
-    assert late.message == "too many wrong API keys came from 127.0.0.1; wait 6.0 s"
+    assert late.message == "127.0.0.1 has sent too many wrong API keys; wait 6.0 s"
     assert (right.status, right.message) == (late.status, late.message), "nobody is told that it was right"
     assert (await Asked(server, "GET", "/openapi.json").run()).status == 401, "no key is no wrong one"
     await trio.sleep(6)
