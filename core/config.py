@@ -210,7 +210,7 @@ class EngineConfig:
     verify: bool = checked(False, flag())
     observer: Callable[[Event], None] | None = checked(  # noqa: RUF009  (a field)
         None,
-        function("a plain function of one event, not async").or_none("none"),
+        function("a function of one event, not async").or_none("none"),
         repr=False,
         eq=False,
     )

@@ -306,7 +306,7 @@ class TorchExecutor:
         for blueprint in blueprints.all:
             with _still_the_same(blueprint.checkpoint.folder):
                 if changed := blueprint.checkpoint.changed_files():
-                    raise CheckpointError(f"{', '.join(changed)} were changed or deleted")
+                    raise CheckpointError(f"these files were changed or deleted: {', '.join(changed)}")
         with _still_the_same(blueprints.main.checkpoint.folder):
             found = self._take_and_load(blueprints)
             if [one.fingerprint for one in found.all] != [one.fingerprint for one in blueprints.all]:

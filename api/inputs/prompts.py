@@ -186,7 +186,8 @@ def _checked(description: ModelDescription, query: Query) -> Conversation:
 async def _prepare_crossed(description: ModelDescription, query: Query, reading: trio.CapacityLimiter) -> Prepared:
     if query.messages is not None or query.images:
         raise InvalidRequest(
-            f"messages or images, but {description.architecture} reads audio and a prompt; ask engine.transcribe(...)"
+            f"messages or images are given, but {description.architecture} reads audio and a prompt; use "
+            "engine.transcribe(...)"
         )
     if query.prompt is not None:
         Limit.of_prompts(description).check_length("a prompt", (query.prompt,))

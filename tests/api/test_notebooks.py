@@ -121,9 +121,9 @@ def test_without_a_block_it_lives_on_asyncio_and_is_refused_on_trio(bench: Bench
                 await ask(engine, 1)
             return
         await engine.open()
-        with pytest.raises(EngineStateError, match="open; an engine is entered once"):
+        with pytest.raises(EngineStateError, match="open, and an engine can be entered only once"):
             await engine.open()
-        with pytest.raises(EngineStateError, match="open; an engine is entered once"):
+        with pytest.raises(EngineStateError, match="open, and an engine can be entered only once"):
             async with engine:
                 raise AssertionError("entered")
         await ask(engine, 1)

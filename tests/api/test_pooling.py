@@ -128,7 +128,12 @@ async def test_a_text_that_is_too_long_is_told_which_limit_it_is_over(tmp_path: 
         ("bert", "generate", ("a cat",), "embed"),
         ("bert", "score", ("a", ["b"]), "no classification head"),
         ("bert", "embed", ([1],), "text or a list of texts"),
-        ("bert_classifier", "score", ("a", ["b"]), r"has 3 labels; rerankers have one\. Ask engine\.classify"),
+        (
+            "bert_classifier",
+            "score",
+            ("a", ["b"]),
+            r"has 3 labels; engine\.score needs a reranker, which has one label\. Use engine\.classify",
+        ),
         ("llama", "embed", ("a cat",), "generates text"),
     ],
 )

@@ -79,7 +79,7 @@ async def test_a_recording_in_parallel_is_its_pieces_one_by_one(engine: Engine) 
 
 async def test_an_unknown_option_is_refused_before_the_audio_is_read(engine: Engine) -> None:
     wrong: dict[str, Any] = {"beams": 3}
-    with pytest.raises(InvalidRequest, match=r"beams= is no option of a transcription; did you mean beam_size\?"):
+    with pytest.raises(InvalidRequest, match=r"beams= is not an option of a transcription; did you mean beam_size\?"):
         await engine.transcribe("absent.wav", **wrong)
     with pytest.raises(InvalidRequest, match="beam_size"):
         engine.stream_transcription("absent.wav", **wrong)

@@ -128,9 +128,9 @@ def test_it_is_opened_once_used_while_it_is_open_and_closed_again_and_again(benc
         with pytest.raises(EngineStateError, match=r"not entered yet.*: with SyncEngine\(\.\.\.\) as engine"):
             use()
     engine.open()
-    with pytest.raises(EngineStateError, match="open; an engine is entered once"):
+    with pytest.raises(EngineStateError, match="open, and an engine can be entered only once"):
         engine.open()
-    with pytest.raises(EngineStateError, match="open; an engine is entered once"), engine:
+    with pytest.raises(EngineStateError, match="open, and an engine can be entered only once"), engine:
         raise AssertionError("entered")
     ask(engine, 1)
     engine.close()
@@ -243,7 +243,7 @@ def test_whatever_part_fails_the_calls_that_wait_are_told_which(
     monkeypatch.setattr(Scheduler, "_dispatch", broken)
     engine = bench.engine(verify=False)
     engine.open()
-    with pytest.raises(RunnerCrashed, match=r"failed before the call was done \(RuntimeError: a bug\)"):
+    with pytest.raises(RunnerCrashed, match=r"failed before the call had ended \(RuntimeError: a bug\)"):
         ask(engine, 1)
     with pytest.raises(RunnerCrashed, match="a bug"):
         engine.close()

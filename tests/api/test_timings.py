@@ -175,7 +175,7 @@ async def test_a_priority_that_cannot_be_is_refused_wherever_it_enters(priority:
 
 @pytest.mark.parametrize("model", [3, None, b"folder"])
 def test_a_model_that_is_no_name_is_refused(model: Any) -> None:
-    with pytest.raises(InvalidRequest, match=r"model=.*allowed: a folder with a checkpoint, or a hub id"):
+    with pytest.raises(InvalidRequest, match=r"model=.*allowed: the folder of a checkpoint, or a hub id"):
         Engine(model)
 
 

@@ -53,7 +53,7 @@ def test_a_caller_may_choose_and_must_where_nothing_is_known() -> None:
     assert ToolFormat.of(model(""), "hermes").name == ToolFormat.named("hermes").name == "hermes"
     with pytest.raises(InvalidRequest, match=r"chat template does not write tool calls in a known format; .*: hermes,"):
         ToolFormat.of(model(tool_templates.DEEPSEEK_V31 + "```json"))
-    with pytest.raises(InvalidRequest, match="the tool format 'herms'; allowed: hermes, qwen3_coder"):
+    with pytest.raises(InvalidRequest, match="the tool format 'herms' is not known; allowed: hermes, qwen3_coder"):
         ToolFormat.of(model(""), "herms")
 
 

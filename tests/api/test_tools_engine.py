@@ -171,8 +171,8 @@ async def test_without_force_a_text_is_free_and_tools_are_in_the_prompt(tmp_path
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"prompt": "hi", "tools": [NOW]}, "tools or template_options without messages"),
-        ({"prompt": "hi", "template_options": {"a": 1}}, "tools or template_options without messages"),
+        ({"prompt": "hi", "tools": [NOW]}, "tools or template_options are given without messages"),
+        ({"prompt": "hi", "template_options": {"a": 1}}, "tools or template_options are given without messages"),
         ({"messages": MESSAGES, "template_options": [1]}, "template_options=\\[1\\]; allowed: a mapping"),
         ({"messages": MESSAGES, "tools": "now"}, "tools='now'; allowed: a list"),
         ({"messages": MESSAGES, "tool_choice": "auto"}, "did you mean structure"),

@@ -165,7 +165,7 @@ def test_hearing_imports_neither_the_package_nor_torch() -> None:
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(CheckpointError, match=r"silero-vad is not installed; .* pip install 'silero-vad>=6.2,<7'"):
+    with pytest.raises(CheckpointError, match=r"silero-vad, which is not installed.* pip install 'silero-vad>=6.2,<7'"):
         Silero().listen()
 
 

@@ -236,7 +236,7 @@ async def test_it_is_drawn_eight_times_a_second_and_taken_away_at_the_end(autoju
     [
         (["transcribe", "--model", "m", "absent.wav"], "absent.wav: there is no such file"),
         (["generate", "m", "hi"], "reads audio; ask triolet transcribe"),
-        (["embed", "m", "hi"], "vectors come from embedding models"),
+        (["embed", "m", "hi"], "use an embedding model"),
     ],
 )
 def test_without_a_terminal_there_is_nothing_to_watch_and_it_goes_on(

@@ -307,7 +307,7 @@ def test_a_search_that_cannot_run_is_refused_when_it_is_made(pump, decoder):
         read("well", noise(9, 1), beam_size=4, max_tokens=8),
     )
     assert isinstance(wide.error, RequestTooLarge)
-    assert "beam_size=7 feeds so many tokens in a step; allowed: up to 6" in str(wide.error)
+    assert "beam_size=7 needs a token of each beam in one step; allowed: up to 6" in str(wide.error)
     assert isinstance(long.error, RequestTooLarge)
     assert "take 14 pages of KV; allowed: up to 12" in str(long.error)
     assert well.hypotheses

@@ -95,7 +95,7 @@ def test_a_template_that_would_drop_tools_or_calls_is_told(preparer: TextPrepare
         plain.render(MESSAGES[:1], tools=TOOLS)
     with pytest.raises(InvalidRequest, match="messages have tool_calls, but the checkpoint's chat template"):
         plain.render(MESSAGES)
-    with pytest.raises(InvalidRequest, match="tools, but"):
+    with pytest.raises(InvalidRequest, match="tools are given, but"):
         with_template(preparer, "{{ messages[0].tools }}").render(MESSAGES[:1], tools=TOOLS)
     assert (
         with_template(preparer, "{% if not tools is defined %}{% set tools = none %}{% endif %}").render(

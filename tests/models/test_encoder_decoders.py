@@ -152,7 +152,7 @@ def test_what_generate_would_do_and_we_do_not_is_refused_by_name(changed, settin
 
 def test_what_a_request_says_is_told_when_the_checkpoint_says_it_too(changed, opens, caplog):
     opens(changed("bart", "generation_config.json", num_beams=4, repetition_penalty=1.2))
-    assert "num_beams=4, repetition_penalty=1.2, which SamplingParams say" in caplog.text
+    assert "num_beams=4, repetition_penalty=1.2, which is not used: SamplingParams" in caplog.text
 
 
 def test_a_bad_word_of_one_token_is_suppressed(changed, opens):
@@ -241,7 +241,7 @@ def test_items_of_no_possible_length_are_refused(opens, folder):
     _, sound = opens(folder("moonshine"))
     with pytest.raises(RequestTooLarge, match="up to 256"):
         text.preparer.prepare("cat " * 300)
-    with pytest.raises(InvalidRequest, match="no tokens"):
+    with pytest.raises(InvalidRequest, match="without tokens"):
         text.preparer.prepare(())
     with pytest.raises(InvalidRequest, match=r"894 samples.* 895 or more"):
         sound.preparer.prepare((), audio=[np.zeros(894, np.float32)])

@@ -263,7 +263,7 @@ def test_a_size_that_the_processor_refuses_is_told(qwen: Checkpoint) -> None:
     ],
 )
 def test_what_is_no_audio_is_told_by_its_number(item: Any, told: str, hearing: Checkpoint) -> None:
-    with pytest.raises(InvalidRequest, match=rf"audio 2 of 2: {told}"):
+    with pytest.raises(InvalidRequest, match=rf"audio 2 of 2: the audio has {told}"):
         hearing.prepare(hearing.placeholder * 2, [sound(1000), item])
 
 
@@ -364,7 +364,7 @@ def test_a_checkpoint_without_a_chat_template_says_so(tmp_path: Path) -> None:
 def test_what_is_no_character_is_told_and_not_tokenized(tokenizer: Any) -> None:
     """A file name or argument that is no text has halves of surrogate pairs in Python."""
     preparer = TextPreparer.of(tokenizer)
-    told = r"a text with '\\udcff' at character 3, half of a surrogate pair"
+    told = r"a text has '\\udcff' at character 3: half of a surrogate pair"
     with pytest.raises(InvalidRequest, match=told):
         preparer.prepare("abc\udcff")
     with pytest.raises(InvalidRequest, match=told):

@@ -318,7 +318,7 @@ def test_only_decoders_have_stages(books, open_driver, checkpoint, folder, famil
 
 def test_more_stages_than_layers_are_refused(start):
     """With how many there may be."""
-    with pytest.raises(InvalidRequest, match="allowed: at most 2, since the model has 2 layers"):
+    with pytest.raises(InvalidRequest, match="allowed: up to 2, since the model has 2 layers"):
         start("llama", ("cpu",) * 3)
 
 

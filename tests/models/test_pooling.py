@@ -145,13 +145,13 @@ def test_other_modules_and_poolings_are_refused(open_driver, tmp_path, kinds, se
 def test_damaged_modules_are_told(open_driver, tmp_path):
     """No list, no JSON, no settings of the pooling."""
     folder = make_checkpoint("bert", tmp_path)
-    for text, told in (("{}", "no list of modules"), ("[", "cannot be read")):
+    for text, told in (("{}", "not a list of modules"), ("[", "cannot be read")):
         (folder / "modules.json").write_text(text)
         with pytest.raises(CheckpointError, match=told):
             open_driver(folder)
     write_modules(folder, "Transformer", "Pooling", pooling_mode="mean")
     (folder / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no config\.json in its folder"):
+    with pytest.raises(CheckpointError, match=r"its folder has no config\.json"):
         open_driver(folder)
 
 

@@ -281,7 +281,7 @@ def edit_config(folder):
     ("change", "told"),
     [
         (damage_weights, "cannot be read"),
-        (edit_config, "config.json were changed or deleted"),
+        (edit_config, "changed or deleted: config.json"),
         (shutil.rmtree, "config.json, generation_config.json"),
     ],
 )

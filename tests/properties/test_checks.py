@@ -31,8 +31,8 @@ class Listener:
     ("wrong", "told"),
     [
         ({"observer": 3}, "observer=3; allowed: a function"),
-        ({"observer": listen}, "no async one"),
-        ({"observer": Listener()}, "no async one"),
+        ({"observer": listen}, "not async"),
+        ({"observer": Listener()}, "not async"),
         ({"observer": Listener}, "a function"),
         ({"verify": "yes"}, "verify='yes'; allowed: True or False"),
         ({"page_size": 10**9}, "1 to 65536"),

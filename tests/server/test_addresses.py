@@ -110,7 +110,7 @@ def test_an_address_for_a_special_purpose_is_not_public(address: str) -> None:
 async def test_a_public_address_is_asked() -> None:
     """Else the tests below would show nothing."""
     resolver, sockets = played(PUBLIC[0])
-    assert "no public address" not in await fetched("pictures.example")
+    assert "not a public address" not in await fetched("pictures.example")
     assert resolver.asked == [b"pictures.example"]
     assert len(sockets.opened) == 1
 
@@ -134,5 +134,5 @@ async def test_nothing_is_sent_to_a_special_address_however_it_is_spelled(host: 
 
 async def test_who_allows_private_addresses_gets_them() -> None:
     _, sockets = played("10.0.0.1")
-    assert "no public address" not in await fetched("pictures.example", private_urls=True)
+    assert "not a public address" not in await fetched("pictures.example", private_urls=True)
     assert len(sockets.opened) == 1
