@@ -425,7 +425,7 @@ def check_model_adapter(
         Exception: the adapter raised this error with a single item.
     """
     if len(payloads) < LEAST_PAYLOADS:
-        raise ValueError(f"{len(payloads)} payloads; allowed: {LEAST_PAYLOADS} or more")
+        raise ValueError(f"{len(payloads)} payloads are given; allowed: {LEAST_PAYLOADS} or more")
     adapter = make_adapter()
     try:
         description = adapter.open()
@@ -433,7 +433,7 @@ def check_model_adapter(
         adapter.close()
     chosen = _default_prompts(description, len(payloads)) if prompts is None else [tuple(prompt) for prompt in prompts]
     if len(chosen) != len(payloads):
-        raise ValueError(f"{len(chosen)} prompts; allowed: {len(payloads)}, one for each payload")
+        raise ValueError(f"{len(chosen)} prompts are given; allowed: {len(payloads)}, one for each payload")
     _check_room(description, chosen, max_tokens)
     items = tuple(
         Item(f"item {number}", payload, prompt)
@@ -446,7 +446,9 @@ def _default_prompts(description: ModelDescription, count: int) -> list[tuple[in
     """Returns prompts of the start token and up to two pages of other tokens, so that some prompts end within a
     page."""
     if description.whisper is None:
-        raise ValueError(f"no prompts; {description.architecture} has no start token to make some with: give prompts=")
+        raise ValueError(
+            f"no prompts are given, and {description.architecture} has no start token to make prompts; give prompts="
+        )
     start, vocabulary = description.whisper.start_id, description.vocabulary_size
     lengths = [1 + number * (description.page_size - 1) % (2 * description.page_size) for number in range(count)]
     return [
@@ -459,10 +461,14 @@ def _check_room(description: ModelDescription, prompts: Sequence[tuple[int, ...]
     """Raises `ValueError` unless all sequences fit at once, each with as many pages as the longest one needs."""
     count, longest = len(prompts), max(len(prompt) for prompt in prompts) + max_tokens
     if longest > description.max_positions:
-        raise ValueError(f"{longest} tokens of prompt and draws; allowed: up to {description.max_positions}")
+        raise ValueError(
+            f"a prompt and its sampled tokens have {longest} tokens together; allowed: up to "
+            f"{description.max_positions}"
+        )
     pages = count * -(-longest // description.page_size)
     if pages > description.pages or count > description.cross_slots:
         raise ValueError(
-            f"{count} sequences at once need {pages} pages and {count} cross slots; the model has {description.pages} "
-            f"and {description.cross_slots}: give it more, or give fewer payloads or shorter prompts"
+            f"{count} sequences at once need {pages} pages and {count} cross slots; the model has "
+            f"{description.pages} and {description.cross_slots}; give the model more, or give fewer payloads or "
+            "shorter prompts"
         )

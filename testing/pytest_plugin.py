@@ -64,7 +64,7 @@ class Given:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise RuntimeError(f"{self._name}.{name}: there is one in each run only; make your service in the test itself")
+        raise RuntimeError(f"{self._name}.{name} exists only within a run; make your service in the test itself")
 
 
 @pytest.fixture
@@ -228,9 +228,9 @@ def _read_case(text: str) -> Case:
     try:
         case = eval(text, {"__builtins__": {}}, names)
     except Exception as error:  # whatever the user has typed
-        raise pytest.UsageError(f"--triolet-replay: {error}; allowed: the Case(...) that a failure tells") from error
+        raise pytest.UsageError(f"--triolet-replay: {error}; allowed: the Case(...) that a failure prints") from error
     if not isinstance(case, trio_tools.Case):
-        raise pytest.UsageError(f"--triolet-replay: got {case!r}; allowed: the Case(...) that a failure tells")
+        raise pytest.UsageError(f"--triolet-replay: got {case!r}; allowed: the Case(...) that a failure prints")
     return case
 
 

@@ -66,11 +66,15 @@ class SimPreparer:
             InvalidRequest: there is audio, or the images and the placeholders in the prompt do not match.
         """
         if audio:
-            raise InvalidRequest(f"{len(audio)} audio; allowed: images, this simulated model reads no audio")
+            raise InvalidRequest(
+                f"{len(audio)} pieces of audio are given; allowed: images, since this simulated model reads no audio"
+            )
         written = SimTokenizer().encode(prompt) if isinstance(prompt, str) else list(prompt)
         if written.count(IMAGE) != len(images):
             places = written.count(IMAGE)
-            raise InvalidRequest(f"{len(images)} images; allowed: {places}, one for each token {IMAGE} of the prompt")
+            raise InvalidRequest(
+                f"{len(images)} images are given; allowed: {places}, one for each token {IMAGE} of the prompt"
+            )
         token_ids: list[int] = []
         items: list[EncoderItem] = []
         for token_id in written:
@@ -114,7 +118,9 @@ class SimPreparer:
         Raises:
             InvalidRequest: always.
         """
-        raise InvalidRequest(f"{len(messages)} messages; allowed: prompts, this simulated model has no chat template")
+        raise InvalidRequest(
+            f"{len(messages)} messages are given; allowed: prompts, since this simulated model has no chat template"
+        )
 
 
 @frozen(kw_only=True)

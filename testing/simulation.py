@@ -74,7 +74,7 @@ def simulate(scenario: Scenario, schedule: Schedule | None = None, fault: Fault 
         raise
     unknown = fault is not None and fault.kind not in OCCASIONS and fault.task not in injector.steps
     if fault is not None and unknown and not injector.met:
-        raise ValueError(f"{fault!r}: no such task; allowed: {', '.join(sorted(injector.steps))}")
+        raise ValueError(f"{fault!r}: there is no such task; allowed: {', '.join(sorted(injector.steps))}")
     return Outcome(
         scenario=scenario.name,
         met=injector.met,
@@ -98,11 +98,13 @@ def _check_fault(fault: Fault | None) -> None:
     if fault is None:
         return
     if fault.task != OCCASIONS.get(fault.kind, fault.task):
-        raise ValueError(f"{fault!r}: this kind is counted in {OCCASIONS[fault.kind]!r}")
+        raise ValueError(f"{fault!r}: faults of this kind are counted in {OCCASIONS[fault.kind]!r}")
     if fault.step < 1:
         raise ValueError(f"{fault!r}: steps are counted from 1")
     if fault.kind is FaultKind.INTERRUPT and signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        raise RuntimeError("SIGINT is ignored or handled by others here, so that no ^C can be injected")
+        raise RuntimeError(
+            "SIGINT is ignored or has another handler here, so no ^C can be injected; restore Python's default handler"
+        )
 
 
 def _run_to_its_end(run: Run, schedule: Schedule) -> bool:

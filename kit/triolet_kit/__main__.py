@@ -73,14 +73,29 @@ def _parser() -> ArgumentParser:
     )
     add = parser.add_argument
     add("factory", metavar="MODULE:FACTORY")
-    add("--protocol", choices=tuple(_PROTOCOLS), default="step", help="a cache manager (step) or a whole scheduler")
+    add(
+        "--protocol",
+        choices=tuple(_PROTOCOLS),
+        default="step",
+        help="what FACTORY makes: a cache manager (step) or a scheduler (default: step)",
+    )
     add(
         "--declare",
         dest="declared",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a way in which the engine differs, such as closes=no; may be repeated",
+        help="a property of the engine, such as closes=no; may be repeated",
+    )
+    add(
+        "--workloads", metavar="N", type=_positive, default=1000, help="the number of workloads to play (default: 1000)"
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=int,
+        default=0,
+        help="the seed of the workloads; another seed plays others (default: 0)",
     )
     add("--workloads", metavar="N", type=_positive, default=1000, help="how many workloads are played (1000)")
     add("--seed", metavar="N", type=int, default=0, help="another seed plays other workloads (0)")
@@ -99,7 +114,7 @@ def _parser() -> ArgumentParser:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"got {text!r}, allowed: a number from 1 on")
+        raise ArgumentTypeError(f"got {text!r}; allowed: an integer, 1 or more")
     return int(text)
 
 
@@ -107,7 +122,7 @@ def _factory(named: str) -> Any:
     """Imports the factory ``named``, with the working folder in the path of imports."""
     module, _, name = named.partition(":")
     if not module or not name:
-        raise ValueError(f"{named!r} names no factory; write MODULE:FACTORY, such as my_engine.adapter:make_cache")
+        raise ValueError(f"{named!r} is not a factory; allowed: MODULE:FACTORY, such as my_engine.adapter:make_cache")
     sys.path.insert(0, "")
     try:
         return getattr(importlib.import_module(module), name)
@@ -133,11 +148,11 @@ def _value(given: str, value: str, default: object) -> Any:
     """Reads ``value`` as the type of ``default``."""
     if isinstance(default, bool):
         if value not in _BOOLEANS:
-            raise ValueError(f"--declare {given}: got {value!r}, allowed: yes or no")
+            raise ValueError(f"--declare {given}: got {value!r}; allowed: yes or no")
         return _BOOLEANS[value]
     if isinstance(default, int):
         if not value.isdecimal():
-            raise ValueError(f"--declare {given}: got {value!r}, allowed: a number")
+            raise ValueError(f"--declare {given}: got {value!r}; allowed: an integer")
         return int(value)
     return value
 

@@ -24,8 +24,8 @@ class CompletionRequest(SamplingBody):
     max_tokens: Annotated[int | None, Field(ge=1, le=2**31 - 1, description="Default: 16.")] = None
     logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     echo: Annotated[bool | None, Field(description="Begin the answer with the prompt.")] = None
-    best_of: Annotated[None, Field(description="Only null is accepted; use n.")] = None
-    suffix: Annotated[None, Field(description="Only null is accepted.")] = None
+    best_of: Annotated[None, Field(description="Accepted only as null: use n.")] = None
+    suffix: Annotated[None, Field(description="Accepted only as null.")] = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:

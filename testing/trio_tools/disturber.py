@@ -132,7 +132,7 @@ def interruptible(fault: Fault[Any] | None) -> Iterator[None]:
         yield
         return
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("^C reaches the main thread alone; run the sweep there, or without TrioFault.INTERRUPT")
+        raise RuntimeError("^C reaches only the main thread; run the sweep there, or without TrioFault.INTERRUPT")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -36,17 +36,17 @@ def _run_module() -> Any:
     try:
         import trio._core._run as run
     except ImportError as error:
-        raise TrioChanged("trio._core._run is gone") from error
+        raise TrioChanged("this version of trio has no trio._core._run") from error
     for name in _NEEDED:
         if not hasattr(run, name):
-            raise TrioChanged(f"trio._core._run.{name} is gone")
+            raise TrioChanged(f"this version of trio has no trio._core._run.{name}")
     for name in ("_counter", "_next_send", "_next_send_fn"):
         if not hasattr(trio.lowlevel.Task, name):
-            raise TrioChanged(f"trio.lowlevel.Task.{name} is gone")
+            raise TrioChanged(f"this version of trio has no trio.lowlevel.Task.{name}")
     if not hasattr(trio.Nursery, "_nested_child_finished"):
-        raise TrioChanged("trio.Nursery._nested_child_finished is gone")
+        raise TrioChanged("this version of trio has no trio.Nursery._nested_child_finished")
     if not isinstance(run._r, random.Random):
-        raise TrioChanged("trio._core._run._r is no random.Random")
+        raise TrioChanged("in this version of trio, trio._core._run._r is not a random.Random")
     return run
 
 
@@ -130,7 +130,7 @@ def virtual_clock(on_deadlock: Callable[[], None]) -> trio.testing.MockClock:
     hidden: Any = clock
     for name in ("_autojump", "_virtual_base"):
         if not hasattr(clock, name):
-            raise TrioChanged(f"trio.testing.MockClock.{name} is gone")
+            raise TrioChanged(f"this version of trio has no trio.testing.MockClock.{name}")
     run = _run_module()
 
     def jump_or_tell() -> None:

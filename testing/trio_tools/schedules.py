@@ -85,7 +85,7 @@ class Pct(Schedule):
 
     def __attrs_post_init__(self) -> None:
         if self.depth > self.ticks:
-            raise ValueError(f"depth={self.depth}; allowed: at most ticks, {self.ticks}")
+            raise ValueError(f"depth={self.depth}; allowed: up to ticks={self.ticks}")
 
     def picker(self) -> Pick:
         """Implements `Schedule.picker`."""
@@ -182,7 +182,7 @@ class _Bounded:
 
     def __call__(self, tasks: list[trio.lowlevel.Task]) -> int:
         if next(self.ticks) >= self.most:
-            raise Endless(f"the program has taken {self.most} steps, and goes on:\n{task_tree()}")
+            raise Endless(f"the program has not ended after {self.most} steps:\n{task_tree()}")
         return self.pick(tasks)
 
 
@@ -202,7 +202,7 @@ class _Watch:
 
     def deadlocked(self) -> None:
         if self.tree is not None:
-            raise Deadlock(f"even cancelled, the program does not end:\n{task_tree()}")
+            raise Deadlock(f"the program does not end although it was cancelled:\n{task_tree()}")
         self.tree = task_tree()
         self.scope.cancel()
 

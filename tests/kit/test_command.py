@@ -150,13 +150,13 @@ def test_without_findings_no_test_is_written(run: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "told"),
     [
-        (["some_engine"], 2, "write MODULE:FACTORY"),
-        (["some_engine:"], 2, "write MODULE:FACTORY"),
+        (["some_engine"], 2, "allowed: MODULE:FACTORY"),
+        (["some_engine:"], 2, "allowed: MODULE:FACTORY"),
         (["absent_engine:make"], 2, "No module named 'absent_engine'"),
         (["some_engine:absent"], 2, "has no attribute 'absent'"),
         (["some_engine:Faulty", "--declare", "fast=yes"], 2, "allowed: closes, resets"),
-        (["some_engine:Faulty", "--declare", "closes=maybe"], 2, "got 'maybe', allowed: yes or no"),
-        (["some_engine:Faulty", "--declare", "steps_in_flight=many"], 2, "allowed: a number"),
+        (["some_engine:Faulty", "--declare", "closes=maybe"], 2, "got 'maybe'; allowed: yes or no"),
+        (["some_engine:Faulty", "--declare", "steps_in_flight=many"], 2, "allowed: an integer"),
         (["some_engine:Faulty", "--declare", "steps_in_flight=9"], 2, "steps_in_flight"),
         (["some_engine:Faulty", "--declare", "missed_free=never"], 2, "missed_free"),
         (["some_engine:Faulty", "--workloads", "0"], 2, "--workloads"),

@@ -204,7 +204,7 @@ def test_base64_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch, size: int
 @pytest.mark.parametrize("text", ["QUE=QUFB", "QUFBQUE=QUFB", "QUFBQU==QUFBQUFB", "QUFBQUFBQ", "QUF%", "QUFBQUFBé"])
 def test_what_is_no_base64_is_none_in_pieces(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(media, "_PIECE", 8)
-    with pytest.raises(BadBody, match="here is no base64"):
+    with pytest.raises(BadBody, match="here is not base64"):
         media.from_base64(text, "here")
 
 

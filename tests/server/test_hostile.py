@@ -329,7 +329,7 @@ def test_a_connection_stays_http_1(patient: Served, head: bytes) -> None:
 def test_one_request_asks_for_so_many_answers_and_no_more(patient: Served) -> None:
     status, told = patient.post("/v1/completions", {"model": "llama", "prompt": ["a"] * 128, "n": 3})
     assert status == 400
-    assert "128 prompts with n=3; allowed: 256 answers" in told["error"]["message"]
+    assert "128 prompts with n=3 make too many answers; allowed: 256" in told["error"]["message"]
 
 
 def test_head_of_a_stream_ends(patient: Served) -> None:

@@ -75,7 +75,7 @@ def test_a_model_or_a_path_that_is_none_is_not_found(client):
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nobody")
-    with pytest.raises(openai.NotFoundError, match="POST /v1/moderations is no endpoint"):
+    with pytest.raises(openai.NotFoundError, match="POST /v1/moderations is not an endpoint"):
         client.moderations.create(input="text")
 
 
@@ -87,7 +87,7 @@ def test_too_many_requests_are_told_when_to_come_again(models):
     only = {"bert": models["bert"]}
     with served(only, clock=MockClock(), requests_per_minute=1) as service, openai_client(service) as client:
         client.embeddings.create(model="bert", input="one")
-        with pytest.raises(openai.RateLimitError, match="more than 1 requests a minute") as caught:
+        with pytest.raises(openai.RateLimitError, match="more than 1 requests came within a minute") as caught:
             client.embeddings.create(model="bert", input="two")
     assert (caught.value.code, caught.value.type) == ("rate_limit_exceeded", "rate_limit_error")
     assert 0 < int(caught.value.response.headers["retry-after"]) <= 60

@@ -66,7 +66,7 @@ def test_the_only_model_needs_no_name(models):
         ("/tokenize", {"prompt": "hi " * 2_000, "add_special_tokens": False}, "allowed: up to"),
         ("/tokenize", {"prompt": "hi", "model": None}, "model is missing; allowed: whisper, "),
         ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}, "whose template"),
-        ("/detokenize", {"tokens": [2**30]}, "token 1073741824; allowed: 0 to"),
+        ("/detokenize", {"tokens": [2**30]}, "1073741824 is not in the vocabulary; allowed: 0 to"),
         ("/detokenize", {"tokens": [-1]}, "tokens.0"),
     ],
 )

@@ -74,7 +74,7 @@ def test_what_cannot_be_called_is_refused(client: openai.OpenAI) -> None:
     for more, told in (
         ({"tool_choice": {"type": "function", "function": {"name": "rain"}}}, "'rain', which is not one of the tools"),
         ({"tools": [WEATHER, WEATHER]}, "weather"),
-        ({"response_format": {"type": "json_object"}}, "response_format beside tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format and tools are both given"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
     ):
         with pytest.raises(openai.BadRequestError, match=told):

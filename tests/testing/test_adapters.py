@@ -451,10 +451,10 @@ def test_what_the_adapter_raises_is_the_cause():
 @pytest.mark.parametrize(
     ("payloads", "settings", "told"),
     [
-        (PAYLOADS[:2], {}, "2 payloads; allowed: 3 or more"),
-        (PAYLOADS, {"prompts": [(1,)]}, "1 prompts; allowed: 3"),
+        (PAYLOADS[:2], {}, "2 payloads are given; allowed: 3 or more"),
+        (PAYLOADS, {"prompts": [(1,)]}, "1 prompts are given; allowed: 3"),
         (PAYLOADS, {"max_tokens": 100}, "allowed: up to 64"),
-        (range(5), {}, "and 4: give it more"),
+        (range(5), {}, "and 4; give the model more"),
     ],
 )
 def test_settings_that_cannot_work_are_told(payloads, settings, told):

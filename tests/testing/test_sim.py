@@ -36,7 +36,7 @@ async def test_a_decoder_reads_images_among_its_tokens(autojump_clock):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"images": [1]}, "1 images; allowed: 2"),
+        ({"images": [1]}, "1 images are given; allowed: 2"),
         ({"images": [1, 2], "audio": [0]}, "reads no audio"),
     ],
 )
