@@ -21,11 +21,11 @@ _PROTOCOLS: dict[str, tuple[Callable[..., Any], Callable[..., Any], type[Any]]] 
     "scheduler": (examine_scheduler, replay_scheduler, SchedulerDeclaration),
 }
 _BOOLEANS = {"yes": True, "true": True, "no": False, "false": False}
-_DESCRIPTION = """Look for bugs in an engine's cache manager or scheduler, through an adapter of a few lines.
+_DESCRIPTION = """Find bugs in an engine's cache manager or scheduler through an adapter of a few lines.
 
-FACTORY, imported from MODULE, makes an empty cache or scheduler. The kit plays the requests and the device, and prints
-every broken promise, the worst first, with its shortest history, and how often what happened: look for zeros. Status 1:
-a promise is broken.
+FACTORY is a function of MODULE that makes an empty cache or scheduler. The kit plays the requests and the device. It
+prints each broken promise, the worst first, with its shortest history. It also prints how often each kind of event
+happened: a zero shows what was not tried. The exit status is 1 if a promise is broken.
 """
 _EXAMPLES = """examples:
   triolet-kit triolet_kit.step_engine:Adapter
@@ -97,15 +97,13 @@ def _parser() -> ArgumentParser:
         default=0,
         help="the seed of the workloads; another seed plays others (default: 0)",
     )
-    add("--workloads", metavar="N", type=_positive, default=1000, help="how many workloads are played (1000)")
-    add("--seed", metavar="N", type=int, default=0, help="another seed plays other workloads (0)")
-    add("--replay", metavar="N", type=_positive, help="play only workload N of the seed, and show its whole history")
+    add("--replay", metavar="N", type=_positive, help="play only workload N of --seed, and print its whole history")
     add(
         "--ignore",
         metavar="NAME",
         action="append",
         default=[],
-        help="count a finding only: PROMISE, or PROMISE: KIND, as the report names it; may be repeated",
+        help="do not list findings of this name, which is PROMISE or PROMISE: KIND as in the report; may be repeated",
     )
     add("--json", action="store_true", help="print findings, seed and statistics as JSON")
     add("--emit-test", metavar="FILE", type=Path, help="write a regression test for each finding into FILE")
