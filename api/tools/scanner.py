@@ -152,7 +152,7 @@ class Scanner:
             yield from self.value(depth + 1)
 
     def _is_last(self, closing: str) -> Steps[bool]:
-        """Reads what follows a value: a comma, or the end of the object or array."""
+        """Reads the text after a value: a comma, or the end of the object or array. True at the end."""
         yield from self.blank()
         if (yield from self.maybe(closing)):
             return True

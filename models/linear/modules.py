@@ -76,7 +76,7 @@ def quantize_modules(module: nn.Module, language: nn.Module) -> None:
 
     Modules are replaced one after the other: at no time is more than one matrix held twice. A matrix that several
     modules share stays shared. A matrix is not quantized if a module of another kind shares it, such as a token
-    embedding that scales.
+    embedding that scales its rows.
     """
     head = getattr(module, "get_output_embeddings", lambda: None)()
     modules, within = list(module.modules()), {id(each) for each in (*language.modules(), head)}

@@ -30,8 +30,8 @@ from .network import CrossedNetwork, Feed
 
 @frozen(kw_only=True, eq=False)
 class EncoderDecoderNetwork(CrossedNetwork):
-    """An encoder-decoder of transformers as a network. Each witness is called with every request that a layer of the
-    decoder makes to our attention.
+    """An encoder-decoder of transformers as a network. A witness observes the decoder's layers: it is called with every
+    request that a layer makes to our attention.
 
     ``native`` computes steps; ``None``: the module computes them.
     """
