@@ -131,6 +131,12 @@ class Engine:
         await self._enter(current_host)
         return self
 
+    def __enter__(self) -> Never:
+        raise EngineStateError("with Engine(...); allowed: async with. Without an event loop use SyncEngine(...)")
+
+    def __exit__(self, *_: object) -> None:
+        """Does nothing: Python looks for this method before it calls `__enter__`."""
+
     async def open(self) -> None:
         """Opens the engine without a block, for notebooks on asyncio: the engine is opened in one cell, used in others,
         and closed with `aclose`. An engine that fails does not cancel any task. Calls raise an error that names the

@@ -12,15 +12,17 @@ import inspect
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from itertools import islice
 from numbers import Real
 from typing import Any, TypeVar
 
-from attrs import AttrsInstance, field, fields, frozen
+from attrs import AttrsInstance, field, fields, fields_dict, frozen
 
 from .errors import InvalidRequest
 
 _Value = TypeVar("_Value")
+_Class = TypeVar("_Class", bound=AttrsInstance)
 _MOST_SHOWN = 300  # characters of a value in a message: it may be a whole image
 
 
@@ -62,6 +64,25 @@ def unknown_name(name: str, known: Iterable[str], elsewhere: Mapping[str, str], 
     near = elsewhere.get(name) or next(iter(difflib.get_close_matches(name, names, 1, 0.6)), None)
     told = f"did you mean {near}?" if near else f"allowed: {', '.join(names)}"
     return InvalidRequest(f"{name}= is not an option of {owner}; {told}")
+
+
+def nearest_names(elsewhere: Mapping[str, str]) -> Callable[[type[_Class]], type[_Class]]:
+    """Returns a decorator of attrs classes: an unknown keyword raises `unknown_name` in place of a `TypeError`."""
+
+    def decorated(made: type[_Class]) -> type[_Class]:
+        names, init = tuple(fields_dict(made)), made.__init__
+
+        @wraps(init)
+        def named(self: _Class, *args: Any, **given: Any) -> None:
+            for name in given:
+                if name not in names:
+                    raise unknown_name(name, names, elsewhere, owner=made.__name__)
+            init(self, *args, **given)
+
+        setattr(made, "__init__", named)  # noqa: B010  (mypy allows no assignment to a method)
+        return made
+
+    return decorated
 
 
 def by(check: Check) -> dict[str, Check]:

@@ -9,7 +9,21 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-from .checks import Check, Refused, checked, demand, flag, function, integer, number, one_of, path, settle, shown
+from .checks import (
+    Check,
+    Refused,
+    checked,
+    demand,
+    flag,
+    function,
+    integer,
+    nearest_names,
+    number,
+    one_of,
+    path,
+    settle,
+    shown,
+)
 from .events import Event
 from .model import Kind
 
@@ -18,8 +32,29 @@ QUANTIZATIONS = ("int8",)
 PARTS = ("whole", "encoder")
 _MUCH = 2**31 - 1
 _BYTES = 2**50
+ELSEWHERE = {
+    "block_size": "page_size",
+    "compilation_config": "compile",
+    "compute_type": "dtype",
+    "cpu_threads": "threads",
+    "device_map": "device",
+    "enable_prefix_caching": "prefix_caching",
+    "enforce_eager": "graphs",
+    "gpu_memory_utilization": "self_kv_bytes",
+    "kv_cache_dtype": "kv_dtype",
+    "kv_cache_memory_bytes": "self_kv_bytes",
+    "max_model_len": "max_positions",
+    "max_num_batched_tokens": "max_step_tokens",
+    "max_num_seqs": "max_running",
+    "num_workers": "max_running",
+    "pipeline_parallel_size": "devices",
+    "speculative_config": "speculation",
+    "torch_dtype": "dtype",
+}
+"""Names of settings in other programs, each with the setting that does the same here."""
 
 
+@nearest_names({"num_speculative_tokens": "tokens", "model": "draft", "prompt_lookup_max": "match"})
 @frozen(kw_only=True)
 class Speculation:
     """The settings of speculative decoding: how draft tokens are proposed (Leviathan et al. 2023, "Fast inference from
@@ -76,6 +111,7 @@ def _speculation(value: Any) -> Any:
     return value
 
 
+@nearest_names(ELSEWHERE)
 @frozen(kw_only=True)
 class EngineConfig:
     """The settings of one engine. All sizes are in bytes unless the name says otherwise.
@@ -175,7 +211,7 @@ class EngineConfig:
     devices: tuple[str, ...] = ()
     dtype: str = checked("auto", one_of(*DTYPES))
     kv_dtype: str = checked("auto", one_of(*DTYPES))
-    threads: int = checked(0, integer(0, 1024, "; 0: torch's own choice"))
+    threads: int = checked(0, integer(0, 1024, "; 0: one for each usable core"))
     switch_interval: str = checked("short", one_of("short", "kept"))
     max_running: int = checked(32, integer(1, 65_536))
     max_pending: int = checked(1024, integer(1, _MUCH))

@@ -24,6 +24,7 @@ from .checks import (
     flag,
     instance,
     integer,
+    nearest_names,
     number,
     one_of,
     settle,
@@ -51,6 +52,24 @@ _MOST_CHARACTERS = 1_024  # per stop string
 _MOST_BIAS = 1_000_000.0  # a logit is a float32
 _MOST_GRAMMAR = 4_000_000  # characters
 _MOST_BIASES = 1_000_000  # tokens: more than any vocabulary has
+ELSEWHERE = {
+    "do_sample": "temperature",
+    "chat_template_kwargs": "template_options",
+    "eos_token_id": "stop_token_ids",
+    "grammar": "structure",
+    "max_completion_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_beams": "beam_size",
+    "num_return_sequences": "n",
+    "response_format": "structure",
+    "sampling_params": "sampling",
+    "stop_strings": "stop",
+    "tool_choice": "structure",
+    "top_logprobs": "logprobs",
+}
+"""Names of options in other programs, each with the option that does the same here."""
 
 
 def _stop_text(value: Any) -> str:
@@ -151,6 +170,7 @@ def _ids(value: object) -> Any:
     return value
 
 
+@nearest_names(ELSEWHERE)
 @frozen(kw_only=True)
 class SamplingParams:
     """The settings for sampling tokens, ending the text, and reporting log-probabilities.

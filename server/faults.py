@@ -48,8 +48,18 @@ def in_words(faults: Mapping[str, str]) -> str:
 
 
 def _words(fault: Mapping[str, Any]) -> str:
-    if fault["type"] == "union_tag_invalid":
-        return f"the type {fault['ctx']['tag']!r}; allowed: {fault['ctx']['expected_tags']}"
+    context = fault.get("ctx", {})
+    match fault["type"]:
+        case "missing":
+            return "it is missing"
+        case "extra_forbidden":
+            return "there is no such member"
+        case "union_tag_not_found":
+            return "its type is missing"
+        case "union_tag_invalid":
+            return f"the type {context['tag']!r}; allowed: {context['expected_tags']}"
+        case "too_short":
+            return f"{context['actual_length']} items; allowed: {context['min_length']} or more"
     return str(fault["msg"]).removeprefix("Value error, ")
 
 

@@ -145,8 +145,10 @@ def file_fault(name: str) -> str | None:
                 pass
     except FileNotFoundError:
         if "://" in name:
-            return "there is no such file, and addresses are not fetched; download it first, or pipe it in and give - "
-            "as its name"
+            return (
+                "there is no such file, and addresses are not fetched; download it first, or pipe it in and give - as "
+                "its name"
+            )
         return "there is no such file; check the name and the folder"
     except (OSError, ValueError) as error:
         return f"it cannot be read ({getattr(error, 'strerror', None) or error})"

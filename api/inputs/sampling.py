@@ -10,26 +10,7 @@ from attrs import evolve, fields_dict
 
 from ...core.checks import shown, unknown_name
 from ...core.errors import InvalidRequest
-from ...core.request import SamplingParams
-
-_ELSEWHERE = {
-    "do_sample": "temperature",
-    "chat_template_kwargs": "template_options",
-    "eos_token_id": "stop_token_ids",
-    "grammar": "structure",
-    "max_completion_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "num_beams": "beam_size",
-    "num_return_sequences": "n",
-    "response_format": "structure",
-    "sampling_params": "sampling",
-    "stop_strings": "stop",
-    "tool_choice": "structure",
-    "top_logprobs": "logprobs",
-}
-"""Names of options in other programs, each with the option that does the same here."""
+from ...core.request import ELSEWHERE, SamplingParams
 
 _FIELDS = tuple(fields_dict(SamplingParams))
 
@@ -48,7 +29,7 @@ def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[s
     """
     for name in given:
         if name not in _FIELDS:
-            raise unknown_name(name, (*_FIELDS, *beside), _ELSEWHERE, owner="a request")
+            raise unknown_name(name, (*_FIELDS, *beside), ELSEWHERE, owner="a request")
     if sampling is None:
         return SamplingParams(**given)
     if not isinstance(sampling, SamplingParams):

@@ -9,11 +9,21 @@ from typing import Any
 import pytest
 from attrs import fields_dict
 
-from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, SyncEngine, TranscribeOptions
+from triolet import (
+    Engine,
+    EngineConfig,
+    EngineStateError,
+    InvalidRequest,
+    SamplingParams,
+    Speculation,
+    SyncEngine,
+    TranscribeOptions,
+)
 from triolet.api.arguments import GenerateArguments, LiveArguments, SamplingArguments, TranscribeArguments
 from triolet.api.inputs.prompts import Query
 from triolet.api.live.options import OF_TRANSCRIPTIONS, LiveOptions
 from triolet.api.speech.options import OPTIONS, sentences
+from triolet.core.config import ELSEWHERE
 from triolet.server.schemas.speech import TranscriptionForm
 
 LIVE = {*fields_dict(LiveOptions), *OF_TRANSCRIPTIONS} - {"rate", "transcribe"}
@@ -63,6 +73,30 @@ def test_a_device_by_another_name_is_answered_with_ours(given: str, near: str) -
 def test_a_device_that_is_like_none_of_ours_is_answered_with_what_is_allowed(given: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"allowed: 'auto', 'cpu', 'cuda' or .*lists what is there$"):
         EngineConfig(device=given)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: EngineConfig(max_model_len=4), "max_model_len= is no option of EngineConfig; did you mean max_posi"),
+        (lambda: EngineConfig(max_runing=4), "did you mean max_running?"),
+        (lambda: SamplingParams(max_new_tokens=4), "is no option of SamplingParams; did you mean max_tokens?"),
+        (lambda: Speculation(zzz=4), "zzz= is no option of Speculation; allowed: tokens, draft, match, most_running"),
+    ],
+)
+def test_a_name_that_a_class_of_settings_does_not_have_is_answered_with_the_nearest(make: Any, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(told)):
+        make()
+
+
+def test_names_that_others_have_for_a_setting_lead_to_settings_that_are_there() -> None:
+    assert set(ELSEWHERE.values()) <= set(fields_dict(EngineConfig))
+    assert not set(ELSEWHERE) & set(fields_dict(EngineConfig))
+
+
+def test_a_plain_block_of_an_engine_is_answered_with_the_engine_that_has_one() -> None:
+    with pytest.raises(EngineStateError, match="Without an event loop use SyncEngine"), Engine("a model"):
+        pass
 
 
 @pytest.mark.parametrize(

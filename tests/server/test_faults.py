@@ -15,6 +15,7 @@ from triolet.server.problems import BadBody
 from triolet.server.schemas.base import Body
 from triolet.server.schemas.chat import ChatRequest
 from triolet.server.schemas.completions import CompletionRequest
+from triolet.server.schemas.responses import ResponsesRequest
 from triolet.server.schemas.vectors import RerankRequest
 
 MANY = 20_000
@@ -103,6 +104,19 @@ def test_of_a_list_the_first_item_that_is_wrong_is_told_alone(kind: type[BaseMod
 )
 def test_lists_are_bounded(given: dict[str, Any]) -> None:
     assert "should have at most" in str(told_of(ChatRequest, {"model": "m", **given}))
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"input": [{"type": "item_reference"}]}, "input.0: the type 'item_reference'; allowed: 'message', "),
+        ({"input": [{"role": "user", "content": [{}]}]}, "input.0.content.0: its type is missing"),
+        ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input.0.x: there is no such member"),
+        ({}, "input: it is missing"),
+    ],
+)
+def test_a_fault_is_told_in_plain_words(body: dict[str, Any], told: str) -> None:
+    assert str(told_of(ResponsesRequest, {"model": "m", **body})).startswith(told)
 
 
 def test_what_is_told_of_a_fault_is_short() -> None:
