@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import textwrap
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,8 +69,9 @@ def _print(result: Findings | Replay, *, as_json: bool) -> None:
 
 
 def _parser() -> ArgumentParser:
+    epilog = "\n\n".join([_EXAMPLES, *(_options(name, declared) for name, (*_, declared) in _PROTOCOLS.items())])
     parser = ArgumentParser(
-        "triolet-kit", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=RawDescriptionHelpFormatter
+        "triolet-kit", description=_DESCRIPTION, epilog=epilog, formatter_class=RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("factory", metavar="MODULE:FACTORY")
@@ -85,7 +87,7 @@ def _parser() -> ArgumentParser:
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a property of the engine, such as closes=no; may be repeated",
+        help="a property of the engine, such as closes=no (all are listed below); may be repeated",
     )
     add(
         "--workloads", metavar="N", type=_positive, default=1000, help="the number of workloads to play (default: 1000)"
@@ -108,6 +110,14 @@ def _parser() -> ArgumentParser:
     add("--json", action="store_true", help="print findings, seed and statistics as JSON")
     add("--emit-test", metavar="FILE", type=Path, help="write a regression test for each finding into FILE")
     return parser
+
+
+def _options(protocol: str, declaration: type[Any]) -> str:
+    """Returns the declarations of a protocol, with their defaults."""
+    defaults = {one.name: one.default for one in attrs.fields(declaration)}
+    words = {name: ("no", "yes")[value] if isinstance(value, bool) else value for name, value in defaults.items()}
+    told = [f"{name}={word}" for name, word in words.items()]
+    return textwrap.fill(f"--declare, by default, for --protocol {protocol}: {', '.join(told)}", subsequent_indent="  ")
 
 
 def _positive(text: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from triolet_kit import SchedulerDeclaration, StepDeclaration
 from triolet_kit.__main__ import main
 
 ENGINE = """
@@ -170,6 +171,13 @@ def test_a_wrong_argument_is_named_in_a_line(words: list[str], status: int, told
     code, _, err = run(*words)
     assert (code, told in err) == (status, True), err
     assert "Traceback" not in err
+
+
+def test_the_help_names_every_declaration_with_its_default(run: Any) -> None:
+    told = run("--help")[1]
+    for declaration in (StepDeclaration, SchedulerDeclaration):
+        assert all(f"{one.name}=" in told for one in declaration.__attrs_attrs__)
+    assert "page_size=1, aborts=yes, decodes_all=no" in " ".join(told.split())
 
 
 def test_an_error_of_the_module_is_not_hidden(run: Any) -> None:
