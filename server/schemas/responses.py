@@ -91,6 +91,19 @@ class InputReasoning(Body):
     type: Literal["reasoning"]
 
 
+class ItemReference(Body):
+    """An item of an earlier answer, by its id. It is refused, since nothing is stored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["item_reference"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_refused(cls, _: Any) -> Any:
+        raise ValueError("nothing is stored; send the item itself, as clients do if store is false")
+
+
 def _kind(item: Any) -> Any:
     return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
 
@@ -99,7 +112,8 @@ InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
     | Annotated[InputCallOutput, Tag("function_call_output")]
-    | Annotated[InputReasoning, Tag("reasoning")],
+    | Annotated[InputReasoning, Tag("reasoning")]
+    | Annotated[ItemReference, Tag("item_reference")],
     Discriminator(_kind),
 ]
 

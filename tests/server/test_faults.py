@@ -109,7 +109,8 @@ def test_lists_are_bounded(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        ({"input": [{"type": "item_reference"}]}, "input.0: the type 'item_reference'; allowed: 'message', "),
+        ({"input": [{"type": "computer"}]}, "input.0: the type 'computer'; allowed: 'message', "),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0: nothing is stored; send the item itself"),
         ({"input": [{"role": "user", "content": [{}]}]}, "input.0.content.0: its type is missing"),
         ({"input": [{"role": "user", "content": "a", "x": 1}]}, "input.0.x: there is no such member"),
         ({}, "input: it is missing"),
