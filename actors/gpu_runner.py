@@ -305,8 +305,8 @@ class GpuRunner:
         self._begun.append(message)
 
     def _samples_alone(self, plan: StepPlan) -> bool:
-        """Notes the sequences that start and end. True if all sequences of the step sample tokens. torch computes a
-        sequence that samples none.
+        """Notes the sequences that start and end. True if all sequences of the step sample tokens. Those that sample
+        none are computed by torch.
         """
         self._reading.difference_update(plan.ended)
         self._reading.update(start.sequence_id for start in plan.started if start.reads_only)

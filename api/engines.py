@@ -40,7 +40,7 @@ class ModelStatistics:
             engine holds and all that encoder outputs may take.
         loads: number of times that the model was loaded.
         last_used: seconds since the last use ended; 0: the model is in use; ``None``: the model was never used.
-        last_error: type and text of the last error, at a load, of the engine or at its end; ``None``: no error.
+        last_error: type and text of the last error of a load, of the engine, or of its end; ``None``: no error.
         engine: the engine's own snapshot, while the model is ready.
         description: the model's limits and vocabulary, while the model is ready.
     """

@@ -239,7 +239,7 @@ def _kept(value: _Value, allowed: bool) -> _Value:
 
 
 def _tried(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns ``read`` changed so that any exception from methods of the value becomes `Refused`."""
+    """Returns a ``read`` that raises `Refused` if a method of the value raises any exception."""
 
     def call(value: Any) -> Any:
         try:

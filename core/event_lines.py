@@ -54,8 +54,8 @@ def read_events(lines: Iterable[str]) -> Iterator[events.Event]:
     """Yields the events of one engine in ``lines``, in their order.
 
     Raises:
-        InvalidRequest: a line is no event, or its event is earlier than the one before it. The message has the line's
-            number.
+        InvalidRequest: a line is not an event, or its event is earlier than the one before it. The message has the
+            line's number.
     """
     latest = -math.inf
     for number, line in enumerate(lines, 1):

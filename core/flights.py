@@ -57,8 +57,7 @@ class Flight:
 
     @property
     def cleared(self) -> bool:
-        """True if the request has sampled so many tokens since it was sent that it cannot have caused the last loss:
-        the loss would have come again."""
+        """True if the request cannot have caused the last loss, since it has sampled enough tokens after the loss."""
         return self._sampled >= CLEARED_AFTER
 
     def send(self, *, apart: bool = False) -> tuple[int, Request]:

@@ -420,9 +420,9 @@ class EncoderItem:
 class Request:
     """One sequence to generate. Immutable; its progress lives in the planner.
 
-    ``committed`` has the tokens that the request got in an engine that is lost since. The request goes on after these
-    tokens, and ``max_tokens`` counts them. A beam search, or a request that ``reads``, has none. A ``suspect`` was
-    running when an engine was lost. It runs apart from other requests until it has sampled a token.
+    ``committed`` has the tokens that the request got in an engine that was lost afterwards. The request goes on after
+    these tokens, and ``max_tokens`` counts them. A beam search, or a request that ``reads``, has none. A ``suspect``
+    was running when an engine was lost. It runs apart from other requests until it has sampled a token.
     """
 
     id: str

@@ -40,7 +40,7 @@ class RoutingLimits:
     Attributes:
         places: the number of requests that a replica runs at once. Below it no request waits, and affinity costs
             nothing.
-        spread: the factor of the mean load from which on a replica counts as busy.
+        spread: a replica counts as busy only if its load is at least the mean load times this factor.
         points: the number of points that each replica has on the ring. With more points the shares are more even, and a
             change of the replicas is slower.
         most_keys: the largest number of keys remembered for one replica. The newest keys are kept.
@@ -259,7 +259,9 @@ class Router:
         return None
 
     def _hashed(self, keys: Sequence[str], barred: frozenset[str]) -> str | None:
-        """Returns a replica by its place on the ring. The last key counts, so that prompts that begin alike meet."""
+        """Returns a replica by its place on the ring. The last key counts, so that prompts that begin alike go to the
+        same replica.
+        """
         if not keys:
             return None
         most = self.most_load

@@ -318,7 +318,7 @@ class TorchExecutor:
 
         Raises:
             InvalidRequest: a payload is not one window of float samples.
-            EncodeFailed: an output is not finite, for example because its samples are not.
+            EncodeFailed: an output is not finite, for example because its samples are not finite.
         """
         now = self._opened()
         keys = [job.key for job in jobs]

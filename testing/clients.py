@@ -46,10 +46,10 @@ class Client:
     """The actions of one client of a scenario. At ``arrives`` (s) the client requests ``max_tokens`` tokens on audio
     number ``audio``. It waits ``pause`` seconds between two reads, and leaves after ``patience`` seconds.
 
-    For a model that is no encoder-decoder, ``images`` replace the audio: one for each `triolet.testing.sim_model.IMAGE`
-    of the prompt. A ``pooling`` requests a vector instead of tokens, an ``alignment`` the times of the prompt's tokens.
-    With two or more ``beams`` the request is a beam search. With a ``probe`` the client reads all tokens together, as a
-    transcription does.
+    For a model that is not an encoder-decoder, ``images`` replace the audio: one for each
+    `triolet.testing.sim_model.IMAGE` of the prompt. A ``pooling`` requests a vector instead of tokens, an ``alignment``
+    the times of the prompt's tokens. With two or more ``beams`` the request is a beam search. With a ``probe`` the
+    client reads all tokens together, as a transcription does.
     """
 
     audio: int = 0
@@ -80,9 +80,9 @@ class Client:
 class Scenario:
     """Clients and the engine that they meet.
 
-    ``leaves`` is the time (s) at which the block ends even if clients are not done. These are cancelled first, except
-    that clients ``outside`` of the block go on while the engine drains. ``refusal`` names an error that any client may
-    get. ``naps`` are the times (s) at which an operator puts the engine to sleep and wakes it, in turn.
+    ``leaves`` is the time (s) at which the block ends even if clients are not done. Clients that are not done are
+    cancelled first. Those ``outside`` of the block go on while the engine drains. ``refusal`` names an error that any
+    client may get. ``naps`` are the times (s) at which an operator puts the engine to sleep and wakes it, in turn.
     """
 
     name: str

@@ -4,9 +4,9 @@ If `Lengths` proves that a text is too long, the text is refused at once. But fo
 nothing, and texts of short tokens pass although they are several times too long. So a text that may have far more
 tokens than fit is first counted piece by piece. A cut between two pieces changes the count: a token that is cut becomes
 several, and the tokens around it may change. So a text is refused only if its count exceeds twice the tokens that fit,
-plus, for each piece, twice the characters of the longest token. Cuts of no known tokenizer change the count more, but
-this is not proven. All other texts are tokenized whole, and counted exactly. So the work and the memory for one text
-are bounded by the model's positions, not by the text. A caller who gives up waits for one piece.
+plus, for each piece, twice the characters of the longest token. With every known tokenizer the cuts change the count
+less than that, but this is not proven. All other texts are tokenized whole, and counted exactly. So the work and the
+memory for one text are bounded by the model's positions, not by the text. A caller who gives up waits for one piece.
 """
 
 from __future__ import annotations

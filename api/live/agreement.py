@@ -4,6 +4,14 @@ A live session reads the same utterance again and again, each time with more of 
 hypothesis. A word becomes stable if two successive hypotheses have it at the same place, directly after stable words
 (LocalAgreement-2: Liu et al. 2020, "Low-Latency Sequence-to-Sequence Speech Recognition and Translation by Partial
 Hypothesis Selection"; Macháček et al. 2023, "Turning Whisper into Real-Time Transcription System")::
+
+    hypothesis  1   the cat sad
+    hypothesis  2   the cat sat on them        the cat | sat on them
+    hypothesis  3           sat on the mat     the cat sat on | the mat
+                    stable  ^ provisional
+
+The model gets the stable words as the beginning of the next text. So each hypothesis has only the words after them,
+and cannot contradict them.
 """
 
 from __future__ import annotations

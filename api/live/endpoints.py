@@ -32,7 +32,7 @@ class Reading:
     Args:
         pauses: the speaker is silent after ``stop``, for a while or for good. The text is worth more work, since it may
             be the last one of the utterance.
-        full: the audio fills the model's window. Its beginning must be done with after this reading.
+        full: the audio fills the model's window, so its beginning must become final with this reading.
     """
 
     start: int

@@ -32,7 +32,7 @@ class Mailbox:
     Attributes:
         unread: the tokens that nobody has taken yet; none if ``on_token`` takes them.
         ended: true once the request's last message has arrived.
-        timings: the times of the request, from the call on; ``None`` until the request has ended, and if it failed.
+        timings: the times of the request, from the call on; ``None``: the request has not ended, or has failed.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class DeltaStream(Protocol):
 
     @property
     def timings(self) -> Timings | None:
-        """The time that each stage of the request took; ``None`` until the request has ended, and if it failed."""
+        """The time that each stage of the request took; ``None``: the request has not ended, or has failed."""
 
     def __aiter__(self) -> Self:
         """Returns the stream itself."""

@@ -57,8 +57,9 @@ class Plan:
             stop = following[1]
 
     async def _within(self, begin: int, end: float, *, ahead: bool) -> tuple[int, int] | None:
-        """Returns the next window of one clip. Hears the recording until the next speech is known for a whole window
-        and a gap after it."""
+        """Returns the next window of one clip. Hears the recording until the speech of a whole window, and of a gap
+        after it, is known.
+        """
         if self.hearing is None:
             return begin, int(min(begin + self.rules.window, end))
         needed = self.rules.window + self.rules.gap + self.rules.padding

@@ -158,11 +158,7 @@ class Recipe:
     @property
     def half(self) -> int:
         """Half of the model's positions: the most tokens of a window's text, prefix included, and also of the text
-        before the window, <
-
-        startofprev
-
-        > included.
+        before the window, <|startofprev|> included.
         """
         return self.description.max_positions // 2
 
@@ -278,12 +274,7 @@ class Recipe:
         return (*before, *self.start(context.language), *prefix, *context.begun)
 
     def start(self, language: str) -> tuple[int, ...]:
-        """Returns the tokens from <
-
-        startoftranscript
-
-        > on that precede a window's own text.
-        """
+        """Returns the tokens from <|startoftranscript|> on that precede a window's own text."""
         tokens = self.tokens
         ids = [tokens.start_id]
         if tokens.language_ids:

@@ -24,7 +24,7 @@ _NO_TOOLS = (
 class Rendered(str):
     """A prompt that a chat template wrote. It has its special tokens already, so `TextPreparer` adds none.
 
-    Every string operation returns a plain `str`, to which the tokenizer's own special tokens are added.
+    String operations return a plain `str`, to which `TextPreparer` adds special tokens as usual.
     """
 
     __slots__ = ()
@@ -189,8 +189,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
 
 
 def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns ``message``, which is an answer of `_with_read_calls`, with the arguments of its tool calls as JSON
-    text."""
+    """Returns ``message``, a result of `_with_read_calls`, with the arguments of its tool calls as JSON text."""
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
         for call in message.get("tool_calls") or ()

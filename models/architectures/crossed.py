@@ -48,8 +48,9 @@ class CrossedFamily:
         raise NotImplementedError
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Returns the encoder outputs of ``payloads``, which have one length. Each is [embeddings, hidden], in storage
-        of its own."""
+        """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [embeddings, hidden], in
+        storage of its own.
+        """
         device, own = place_of(module)
         name, dtype = self.payload
         batch = torch.stack([payload[name] for payload in payloads]).to(device, dtype or own)

@@ -2,9 +2,9 @@
 cross-attention slots.
 
 Both kinds share one name among transformers' implementations, since one setting applies to all attention of a decoder.
-The call has an argument that names its kind: `PagedCall` for the decoder's own tokens, `CrossCall` to read a slot, and
-`WriteCall` to write a slot. A write stores the keys and values that the module has computed from an encoder output. So
-all that a module does to keys and values (projections, norms, padded heads) is the same as in transformers.
+A module's call has an argument that names its kind: `PagedCall` for the decoder's own tokens, `CrossCall` to read a
+slot, and `WriteCall` to write a slot. A write stores the keys and values that the module has computed from an encoder
+output. So all that a module does to keys and values (projections, norms, padded heads) is the same as in transformers.
 """
 
 from __future__ import annotations

@@ -271,9 +271,9 @@ class PagedStep:
 def mask_of(
     queries: Tensor, width: int, window: int | None, dtype: torch.dtype, distances: Tensor | None = None
 ) -> Tensor:
-    """Returns the mask for queries at the positions ``queries`` and ``width`` keys, of that shape; with ``distances``,
-    the heads come before the queries. Where a query sees a key, the mask has 0 or the number that ``distances`` adds,
-    otherwise -inf.
+    """Returns the mask [queries, width] for queries at the positions ``queries`` and ``width`` keys; with
+    ``distances``, [heads, queries, width]. Where a query sees a key, the mask has 0 or the number that ``distances``
+    adds, otherwise -inf.
     """
     keys = torch.arange(width, device=queries.device)
     hidden = keys > queries

@@ -307,8 +307,8 @@ class ModuleBlueprint(Blueprint):
         return evolve(network, native=own("native", self.open_native(decoder, network)))
 
     def compare_once(self, compare: Any, *computed: object) -> None:
-        """Calls ``compare`` unless this model has passed it before with the same values ``computed``, on which the
-        outcome depends, too.
+        """Calls ``compare`` unless this model has passed it before. ``computed`` has further values on which the
+        outcome depends.
         """
         devices, settings = self.devices or (self.device,), (self.config.quantization, self.kv_dtype, *computed)
         key = comparison_key(self.checkpoint.stamps, self.fingerprint, devices, self.dtype, *settings)

@@ -94,10 +94,9 @@ def _unread(backend: Any, vocabulary: Mapping[str, int]) -> str | None:
 
 
 def _without_bytes(vocabulary: Mapping[str, int], *, normalized: bool) -> str | None:
-    """Returns the characters that become no token, since the vocabulary lacks a byte that its training never saw.
-    ``None``: they cannot be listed. This is so if a byte from 128 to 191 is missing, which is part of many characters
-    outside ASCII. It is also so if a normalizer can produce such a character; it can produce any but control
-    characters.
+    """Returns the characters that become no token, since the vocabulary lacks their byte. ``None``: they cannot be
+    listed. A missing byte from 128 to 191 may be part of many characters, or a normalizer may turn another character
+    into a missing one. Normalizers produce no control characters.
     """
     lacks = [byte for byte, letter in enumerate(_LETTERS) if letter not in vocabulary]
     if any(128 <= byte < 192 for byte in lacks):

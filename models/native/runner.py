@@ -178,7 +178,7 @@ class Runner:
         copies: Sequence[tuple[int, int]] = (),
     ) -> list[Chosen]:
         """Runs a step, and answers the draw of each wanted row. If tokens are fed, Python's lock is released only once,
-        since all memory is allocated by numpy.
+        since numpy allocates memory without releasing it.
 
         Args:
             fed: as for `step`.

@@ -216,8 +216,8 @@ class Grammars:
         return guide
 
     def compile(self, structure: Structure) -> Compiled:
-        """Returns ``structure`` with its grammar, which is compiled now unless the structure has it or it is kept. A
-        grammar with an error is not kept.
+        """Returns ``structure`` with its grammar. The grammar is compiled now, unless the structure has it already, or
+        it was kept. A grammar with an error is not kept.
 
         Raises:
             InvalidRequest: the structure cannot be followed, or the checkpoint's tokenizer cannot follow any.

@@ -15,8 +15,9 @@ Fails = Callable[[Pairs], bool]
 
 
 def shrink(schedule: InTurn, fails: Callable[[InTurn], bool], *, most_runs: int = 300) -> InTurn:
-    """Returns the shortest schedule found that ``fails`` as ``schedule`` does. First there are fewer pairs, then
-    smaller choices. At most ``most_runs`` schedules are tried; schedules beyond this limit count as not failing."""
+    """Returns the shortest schedule found that ``fails`` as ``schedule`` does. The search first leaves out pairs, then
+    makes choices smaller. At most ``most_runs`` schedules are tried; schedules beyond this limit count as not failing.
+    """
     tries = iter(range(most_runs))
 
     def found_to_fail(pairs: Pairs) -> bool:
