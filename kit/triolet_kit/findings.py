@@ -245,8 +245,8 @@ class Finding:
 @frozen
 class Findings:
     """All findings of a search through ``played`` workloads of ``seed``, the worst first. It is false if there are
-    none. ``statistics`` counts what happened in the workloads, and ``ignored`` the workloads that ended with a finding
-    that was to be ignored, by its name.
+    none. ``statistics`` counts the events of the workloads. ``ignored`` counts, by name, the workloads that ended with
+    a finding that was to be ignored.
     """
 
     found: tuple[Finding, ...]

@@ -47,8 +47,8 @@ _EXAMPLE = "step_engine.py"  # lies in the kit, and is a subject
 
 
 class Played:
-    """The record of one played workload: the rows of its history, what happened how often, and the workload ``written
-    out``, in which the actions of its end are operations too.
+    """The record of one played workload: the rows of its history, the counts of its events, and the workload ``written
+    out``, in which the actions of its end are operations, too.
     """
 
     def __init__(self, columns: tuple[str, ...], counted: Iterable[str]) -> None:
@@ -220,8 +220,8 @@ def import_of(make: Callable[..., Any], subject: str | None) -> tuple[str, str]:
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Hides what exists now from the garbage collector, so that an engine that collects in each workload does not look
-    through the process's modules each time. A process that has frozen objects of its own is left alone.
+    """Hides the present objects from the garbage collector. So an engine that collects in each workload does not scan
+    the process's modules each time. A process that has frozen objects of its own is left alone.
     """
     if gc.get_freeze_count():
         yield

@@ -1,4 +1,4 @@
-"""The declaration of a cache manager: what its engine does otherwise than the kit assumes."""
+"""The declaration of a cache manager: the ways in which its engine differs from the kit's assumptions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class StepDeclaration:
             room.
         repeats: ``release`` and ``finish`` are called again for what was given back already, as a step loop does.
             False: they are called once, and only if something is held.
-        preempts_within_step: a request may be preempted while the step is planned that it has asked in. False: requests
-            are preempted between two steps, by ``finish``.
-        reads_in_own_step: an output is read in the step that encodes it, and in no later one, as an encoder-decoder
-            does, which keeps the cross-attention keys and values instead. So later steps may free what a request holds,
-            and who holds a key does not ask for it again.
+        preempts_within_step: a request that has asked in a step may be preempted while that step is planned. False:
+            requests are preempted between two steps, by ``finish``.
+        reads_in_own_step: an output is read only in the step that encodes it. Encoder-decoders do so, since they keep
+            the cross-attention keys and values instead. So later steps may free what a request holds, and a request
+            does not ask again for a key that it holds.
         steps_in_flight: the most steps that are planned and have not run. 1: the engine plans a step after the last one
             has run.
     """
