@@ -175,7 +175,7 @@ def test_log_probabilities_are_those_of_the_engine(service, client):
         ({"input": []}, "input"),
         (
             {"input": [{"type": "item_reference", "id": "a"}]},
-            "input.0: the type 'item_reference'; allowed: 'message', ",
+            "input.0: nothing is stored",
         ),
         ({"extra_body": {"max_output_token": 5}}, "did you mean max_output_tokens?"),
         ({"truncation": "auto"}, "truncation"),
