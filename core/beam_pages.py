@@ -26,8 +26,8 @@ Copy = tuple[int, int]
 
 @define(eq=False)
 class BeamPages:
-    """The pages that the beams of a search refer to. A page is kept as its place in the page table, since the table
-    only ever grows.
+    """The pages that the beams of a search refer to. Pages are kept as indices into the page table, which only ever
+    grows.
 
     Args:
         page_size: the number of positions of a page.

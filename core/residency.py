@@ -8,8 +8,8 @@ way. Pure.
        +---------+  it failed
 
 A use of a model that is ready begins at once. A use of any other model waits. Every use has a ticket, a number that
-counts arrivals. Models that uses wait for are loaded in the order of their first tickets. The first model that waits
-for room is the head. No later model is loaded before the head.
+counts arrivals. Models are loaded in the order of the first tickets that wait for them. The first model that waits for
+room is the head. No later model is loaded before the head.
 
 The head chooses the models that give way to it: idle models first, the least recently used first, and as few as are
 needed. If idle models are not enough, it chooses models in use too. The head *claims* all chosen models: a use of such

@@ -78,8 +78,9 @@ class PageAllocator:
             self._cached.pop(page, None)
 
     def list_as(self, page: int, key: Key) -> None:
-        """Lists the taken ``page`` under ``key``, its content. If another page is listed under ``key``, that page stays
-        listed."""
+        """Lists the taken ``page`` under ``key``, its content. If another page is listed under ``key`` already, nothing
+        changes.
+        """
         assert page in self._users, f"page {page} was listed, but nobody uses it"
         if key not in self._listed and page not in self._keys:
             self._listed[key] = page
