@@ -257,8 +257,9 @@ class Residents:
         used = self._used_by.get(task)
         if used is not None:
             raise EngineStateError(
-                f"{call} by a task that uses {used!r}: it might wait for itself; allowed: one use at a time in each "
-                f"task. Leave the use of {used!r} first, or call from another task that this one does not wait for"
+                f"{call} was called by a task that already uses {used!r}, so the task might wait for itself; "
+                f"allowed: one use at a time in each task. Leave the use of {used!r} first, or call from another "
+                "task that this one does not wait for"
             )
         return task
 

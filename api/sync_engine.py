@@ -169,7 +169,7 @@ class SyncEngine:
             if crash is None:
                 raise
             raise RunnerCrashed(
-                f"the engine failed before the call had ended ({one_line(crash)}); open a new one and retry"
+                f"the engine failed before the call had ended ({one_line(crash)}); open a new engine and retry"
             ) from closed
 
     # -- what an engine does -----------------------------------------------------------------------------------------

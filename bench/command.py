@@ -76,7 +76,7 @@ def _common(command: Command) -> Command:
         click.option(
             "--rate",
             type=click.FloatRange(0, min_open=True),
-            help="The number of --online inputs that arrive per second. Default: 0.7 of what the engine can do.",
+            help="The number of --online inputs that arrive per second. Default: 70 % of the engine's throughput.",
         ),
         click.option(
             "--threads", type=click.IntRange(1), default=2, help="The number of threads of each engine. Default: 2."

@@ -149,20 +149,20 @@ class _Bytes(click.ParamType[int]):
     type=click.Choice(DTYPES),
     default="auto",
     show_default=True,
-    help="The type in which the models compute.",
+    help="The number type in which the models compute.",
 )
 @click.option(
     "--kv-dtype",
     type=click.Choice(DTYPES),
     default="auto",
-    help="The type in which keys and values are stored, on the CPU. Default: as --dtype.",
+    help="The number type of stored keys and values, on the CPU. Default: as --dtype.",
 )
 @click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Hold the weight matrices in int8, on the CPU.")
 @click.option(
     "--device",
     default="auto",
     show_default=True,
-    help="auto, cpu, cuda or cuda:1. The command triolet devices lists the devices.",
+    help="The device: auto, cpu, cuda or cuda:1. The command triolet devices lists the devices.",
 )
 @click.option(
     "--cluster",

@@ -122,8 +122,8 @@ async def _read(answer: httpcore.Response, where: str, most: int) -> bytes:
 def _check_size(size: int, where: str, most: int) -> None:
     if size > most:
         raise RequestTooLarge(
-            f"{where}: the file has {size:,} bytes or more; allowed: {most:,} bytes, the rest of the limit for all "
-            "files of a request"
+            f"{where}: the file has {size:,} bytes or more; allowed: up to {most:,} bytes, the rest of the limit for "
+            "all files of a request"
         )
 
 

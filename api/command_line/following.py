@@ -127,14 +127,14 @@ def engine_options(command: Command) -> Command:
     """Adds the options of every command that opens a model, except ``--verbose``."""
     complete = devices
     dtypes, quantizations = click.Choice(DTYPES), click.Choice(QUANTIZATIONS)
-    computed = "The type in which the model computes. Default: float32 on the CPU, float16 on CUDA."
+    computed = "The number type in which the model computes. Default: float32 on the CPU, float16 on CUDA."
     held = (
-        "The type in which keys and values are stored, on the CPU. 16 bits take half of the memory of 32. Default: "
+        "The number type of stored keys and values, on the CPU. 16 bits take half of the memory of 32. Default: "
         "as --dtype."
     )
     device = (
-        "auto, cpu, cuda or cuda:1. The command triolet devices lists the devices. Default: CUDA if there is a "
-        "GPU, else the CPU."
+        "The device: auto, cpu, cuda or cuda:1. The command triolet devices lists the devices. Default: CUDA if there "
+        "is a GPU, else the CPU."
     )
     for option in (
         click.option("--trace", **FILE, help="Write a trace of the engine's work into FILE. ui.perfetto.dev shows it."),

@@ -100,7 +100,7 @@ def template_of(given: str) -> str:
         check_readable(given)
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise WrongFile(f"--chat-template {given}: it cannot be read ({error}); a file of UTF-8 is wanted") from error
+        raise WrongFile(f"--chat-template {given}: it cannot be read ({error}); give a file of UTF-8 text") from error
 
 
 def check_readable(name: str) -> None:

@@ -43,9 +43,7 @@ _NO_MODEL = (
 _ALIASES = {"txt": "text"}
 _FORMATS = click.Choice([*FORMATS, *_ALIASES, ALL])
 _INCREMENT = "--temperature-increment-on-fallback"
-_MODEL = (
-    "A Whisper checkpoint: its folder, its hub id, or a name of openai/whisper, such as base or turbo. demo: a toy."
-)
+_MODEL = "A Whisper checkpoint: its folder, its hub id, or a name of openai/whisper such as turbo. demo: a toy model."
 _ALL = "The format of the output. all: a file each of text, json, srt, vtt and tsv."
 _FOLDER = "Write files into DIR, named after FILES: talk.mp3 gives talk.srt. Default: standard output."
 _RISES = "A single --temperature rises by this, up to 1, until a text is good. None: it does not rise."

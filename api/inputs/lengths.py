@@ -74,7 +74,7 @@ class Limit:
     def of_prompts(cls, description: ModelDescription) -> Limit:
         """Returns the limit of prompts. A prompt leaves a position for the answer."""
         most, positions = description.max_positions - 1, description.max_positions
-        return cls(description, most, f"up to {most:,} tokens, the model has {positions:,} positions")
+        return cls(description, most, f"up to {most:,} tokens, since the model has {positions:,} positions")
 
     def check_length(self, what: str, texts: tuple[str, ...], *, times: int = 1) -> None:
         """Refuses texts that surely have too many tokens, judged by lengths alone. Looks at no more than twice the

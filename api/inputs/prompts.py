@@ -206,7 +206,9 @@ def _encoded(description: ModelDescription, prompt: str, pause: Pause) -> tuple[
 
 async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
     if audio is None:
-        raise InvalidRequest(f"no audio, but {description.architecture} reads audio; ask engine.transcribe(...)")
+        raise InvalidRequest(
+            f"no audio is given, but {description.architecture} reads audio; use engine.transcribe(...)"
+        )
     load = partial(load_audio, audio, sampling_rate=description.sampling_rate)
     is_short = isinstance(audio, np.ndarray) and audio.size <= _INLINE_SAMPLES
     samples = load() if is_short else await run_in_thread(load)
@@ -237,7 +239,7 @@ async def _prepare_placed(
         if (given or name in conversation.types) and name not in preparer.media:
             reads = " and ".join(("text", *sorted(preparer.media)))
             raise InvalidRequest(
-                f"{name} in the request, but {description.architecture} reads {reads}; leave it out, or open "
+                f"the request has {name}, but {description.architecture} reads only {reads}; leave it out, or open "
                 "another model"
             )
     limit = Limit.of_prompts(description)
@@ -366,7 +368,7 @@ def _check_room(description: ModelDescription, prompt_length: int) -> None:
     if prompt_length >= description.max_positions:
         raise ContextLengthExceeded(
             f"a prompt of {prompt_length} tokens leaves no room to generate; allowed: up to "
-            f"{description.max_positions - 1} tokens, the model has {description.max_positions} positions"
+            f"{description.max_positions - 1} tokens, since the model has {description.max_positions} positions"
         )
 
 
@@ -375,7 +377,7 @@ def _resolve_max_tokens(description: ModelDescription, prompt_length: int, sampl
     most = description.max_positions - prompt_length
     if sampling.max_tokens is not None and sampling.max_tokens > most:
         raise ContextLengthExceeded(
-            f"max_tokens={sampling.max_tokens} after a prompt of {prompt_length} tokens; allowed: up to {most}, the "
-            f"model has {description.max_positions} positions; leave max_tokens out to use them all"
+            f"max_tokens={sampling.max_tokens} is too much after a prompt of {prompt_length} tokens; allowed: up to "
+            f"{most}, since the model has {description.max_positions} positions. Leave out max_tokens to use them all"
         )
     return most if sampling.max_tokens is None else sampling.max_tokens

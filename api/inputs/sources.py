@@ -108,8 +108,8 @@ def array_source(source: Any, what: str = "audio", *, int16: bool = False) -> Ar
     if isinstance(source, Mapping):
         if missing := [key for key in _KEYS if key not in source]:
             raise InvalidRequest(
-                f"{what} given as a mapping without {' and '.join(map(repr, missing))} "
-                f"(keys: {', '.join(map(repr, list(source)[:9])) or 'none'}); allowed: {_ALLOWED}"
+                f"{what} is a mapping without {' and '.join(map(repr, missing))} (keys: "
+                f"{', '.join(map(repr, list(source)[:9])) or 'none'}); allowed: {_ALLOWED}"
             )
         return ArraySource(_array(source["array"], "the mapping's array", int16=True), _rate(source["sampling_rate"]))
     if isinstance(source, tuple) and len(source) == 2:

@@ -182,7 +182,7 @@ class TranscribeOptions:
         temperature: one or several temperatures, tried in order until a text is good; 0 is beam search, or greedy
             decoding with ``beam_size=1``. Several are a list, a tuple or an array.
         beam_size: the number of hypotheses that beam search follows at temperature 0; 1 is greedy decoding.
-        patience: beam search ends when ``patience`` times ``beam_size`` hypotheses are finished (Kasai et al. 2022);
+        patience: beam search ends when ``beam_size`` times this number of hypotheses are finished (Kasai et al. 2022);
             ``None``: when no running hypothesis can become better.
         length_penalty: the log-probability of a hypothesis is divided by its length to this power.
         best_of: the number of texts that are sampled together at each temperature above 0; the likeliest is taken.
@@ -264,7 +264,9 @@ class TranscribeOptions:
                 "voice_activity='off' with parallel=True; allowed: voice_activity='skip', which finds the places to cut"
             )
         if self.prefix is not None and self.parallel:
-            raise InvalidRequest("prefix with parallel=True, which has no first window; leave one of them out")
+            raise InvalidRequest(
+                "prefix is given with parallel=True, which has no first window; leave one of the two out"
+            )
 
 
 OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(TranscribeOptions)}

@@ -192,9 +192,9 @@ def is_value(text: str) -> bool:
     scanner.ended = True
     try:
         for _ in scanner.value():
-            raise AssertionError("a text that has ended is read in one go")
+            raise AssertionError("the scanner waits for more text, although the text has ended")
         for _ in scanner.blank():
-            raise AssertionError("a text that has ended is read in one go")
+            raise AssertionError("the scanner waits for more text, although the text has ended")
     except NoCall:
         return False
     return scanner.place == len(text)

@@ -80,8 +80,8 @@ class QwenAudio(Family):
     def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
         if not 1 <= len(item) <= processor.n_samples:
             raise InvalidRequest(
-                f"the audio has {len(item)} samples; allowed: float32 samples at {processor.sampling_rate} Hz, 1 to "
-                f"{processor.n_samples} of them. Cut it into windows, one placeholder each"
+                f"the audio has {len(item)} samples; allowed: 1 to {processor.n_samples} float32 samples at "
+                f"{processor.sampling_rate} Hz. Cut it into windows, and write a placeholder for each"
             )
         outputs = processor(
             [item],

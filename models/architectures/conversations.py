@@ -55,7 +55,8 @@ def replace_template(tokenizer: Any, template: str) -> None:
         render_jinja_template(conversations=[], chat_template=template)
     except TemplateSyntaxError as error:
         raise InvalidRequest(
-            f"line {error.lineno} of chat_template: {error.message}; allowed: Jinja, as transformers reads it"
+            f"line {error.lineno} of chat_template: {error.message}; allowed: a Jinja template that transformers "
+            "can read"
         ) from error
     tokenizer.chat_template, tokenizer.response_template = template, None
 

@@ -87,7 +87,9 @@ def _checked(blueprint: _AnyBlueprint) -> _AnyBlueprint:
 
 def _refuse_template(config: EngineConfig, kind: str) -> None:
     if config.chat_template is not None:
-        raise InvalidRequest(f"chat_template of {kind}, which holds no conversations; allowed: decoders. Leave it out")
+        raise InvalidRequest(
+            f"chat_template is given for {kind}, which has no conversations; allowed: decoders. Leave it out"
+        )
 
 
 def _refuse(config: EngineConfig, kind: str) -> None:

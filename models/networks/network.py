@@ -101,21 +101,25 @@ class Network:
         Raises:
             InvalidRequest: the model cannot read a payload.
         """
-        raise AssertionError(f"{type(self).__name__} encodes nothing, but is given {len(jobs)} items")
+        raise AssertionError(f"{type(self).__name__} has no encoder, but was given {len(jobs)} items")
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         """Writes the cross-attention KV of one encoder output."""
-        raise AssertionError(f"{type(self).__name__} has no slot {slot} for {tuple(output.shape)}")
+        raise AssertionError(
+            f"{type(self).__name__} has no cross-attention slots, but was given {tuple(output.shape)} for slot {slot}"
+        )
 
     def start(self, record: Record) -> None:
         """Prepares for a sequence, before its first chunk."""
-        raise AssertionError(f"{type(self).__name__} starts no sequence, but is given {record.start.sequence_id}")
+        raise AssertionError(f"{type(self).__name__} cannot start a sequence, but was given {record.start.sequence_id}")
 
     def fed(
         self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs
     ) -> tuple[Tensor | Sequence[int], Rows]:
         """Returns the embeddings [rows, hidden] or the tokens [rows] of a step, and its rows, for a `Runner`."""
-        raise AssertionError(f"{type(self).__name__} feeds nothing of {len(feeds)} chunks, {wanted} and {outputs}")
+        raise AssertionError(
+            f"{type(self).__name__} cannot be fed, but was given {len(feeds)} chunks, {wanted} and {outputs}"
+        )
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         """Feeds one or more chunks, and returns the wanted logits.
@@ -127,12 +131,14 @@ class Network:
         Returns:
             Logits, float32 [wanted, vocabulary], which the caller may overwrite.
         """
-        raise AssertionError(f"{type(self).__name__} has no logits {wanted} of {len(feeds)} chunks and {outputs}")
+        raise AssertionError(
+            f"{type(self).__name__} has no logits, but was asked for {wanted} of {len(feeds)} chunks and {outputs}"
+        )
 
     def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
         """Feeds chunks of sequences with a `Pooling`. Returns a vector for each chunk that ends its prompt, otherwise
         ``None``."""
-        raise AssertionError(f"{type(self).__name__} pools nothing of {len(feeds)} chunks and {outputs}")
+        raise AssertionError(f"{type(self).__name__} gives no vectors, but was given {len(feeds)} chunks and {outputs}")
 
 
 @frozen(kw_only=True, eq=False)

@@ -137,8 +137,8 @@ class _Session:
         most = min(_MOST_TURN_SECONDS * self.settings.format.rate, MOST_SAMPLES)
         if self.settings.turns is None and self._turn + length > most:
             raise BadBody(
-                f"with this audio the turn would have more than {most:,} samples; allowed: {MOST_SAMPLES:,}, and "
-                f"{_MOST_TURN_SECONDS} s. Commit the audio so far, then append this",
+                f"with this audio the turn would have more than {most:,} samples; allowed: up to {MOST_SAMPLES:,} "
+                f"samples and {_MOST_TURN_SECONDS} s. Commit the audio so far, then append this",
                 "audio",
             )
         samples = self._decoder.decode(data)

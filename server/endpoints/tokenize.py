@@ -57,7 +57,7 @@ def _plain(model: ModelDescription, text: str) -> list[int]:
     limit.check_count("a prompt", text, IN_THREAD)
     tokens = list(model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     if len(tokens) > limit.most:
-        raise ContextLengthExceeded(f"a prompt of {len(tokens):,} tokens; allowed: {limit.allowed}")
+        raise ContextLengthExceeded(f"a prompt of {len(tokens):,} tokens is too long; allowed: {limit.allowed}")
     return tokens
 
 

@@ -100,7 +100,7 @@ async def test_a_restart_is_told_with_its_error(log, autojump_clock):
     async with sim_engine(SimExecutor(fault=FaultAt(Job.FREE, 0)), config=config) as engine:
         for number in range(3):
             await ask(engine, number)
-    assert any("starts anew" in line and "CUBLAS_STATUS" in line for _, line in log(logging.WARNING))
+    assert any("restarts" in line and "CUBLAS_STATUS" in line for _, line in log(logging.WARNING))
 
 
 async def test_a_crash_that_ends_the_engine_is_an_error_of_the_log(log, autojump_clock):

@@ -45,7 +45,7 @@ def test_a_template_that_cannot_be_read_is_told_with_its_line(template: str, mes
 @pytest.mark.parametrize("family", ["demo", "bart", "bert"])
 def test_a_model_without_conversations_refuses_a_template(family: str, tmp_path: Path) -> None:
     folder = demo.checkpoint() if family == "demo" else make_checkpoint(family, tmp_path)
-    with pytest.raises(InvalidRequest, match=r"chat_template of .*, which holds no conversations"):
+    with pytest.raises(InvalidRequest, match=r"chat_template is given for .*, which has no conversations"):
         estimate(folder, CONFIG)
 
 

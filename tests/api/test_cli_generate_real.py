@@ -85,9 +85,21 @@ def test_whisper_is_asked_by_its_own_tokens(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("family", "words", "told"),
     [
-        ("llama", ["hi", "--image", "PICTURE"], "image in the request, but LlamaForCausalLM reads text; leave it out"),
-        ("llama", ["hi " * 600], "tokens leaves no room to generate; allowed: up to 511 tokens, the model has 512"),
-        ("llama", ["hi", "--max-tokens", "9999"], "--max-tokens=9999 after a prompt of 6 tokens; allowed: up to 506"),
+        (
+            "llama",
+            ["hi", "--image", "PICTURE"],
+            "the request has image, but LlamaForCausalLM reads only text; leave it out",
+        ),
+        (
+            "llama",
+            ["hi " * 600],
+            "tokens leaves no room to generate; allowed: up to 511 tokens, since the model has 512",
+        ),
+        (
+            "llama",
+            ["hi", "--max-tokens", "9999"],
+            "--max-tokens=9999 is too much after a prompt of 6 tokens; allowed: up to 506",
+        ),
         (
             "llava",
             ["<image>", "--raw", *["--image", "PICTURE"] * 2],

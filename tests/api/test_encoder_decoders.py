@@ -254,7 +254,7 @@ async def test_what_a_model_does_not_read_is_refused(tmp_path: Path) -> None:
     noise = np.zeros(4_000, np.float32)
     writer, listener = Reference.of("t5", tmp_path / "t5"), Reference.of("moonshine", tmp_path / "moonshine")
     async with triolet.Engine(writer.folder, config=scarce(writer)) as engine:
-        with pytest.raises(triolet.InvalidRequest, match="audio in the request, but T5ForConditionalGeneration reads"):
+        with pytest.raises(triolet.InvalidRequest, match="the request has audio, but T5ForConditionalGeneration reads"):
             await engine.generate("a cat", audio=noise)
         with pytest.raises(triolet.InvalidRequest, match="exactly one of prompt"):
             await engine.generate(audio=noise)

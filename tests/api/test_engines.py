@@ -269,7 +269,9 @@ async def test_a_task_that_uses_a_model_may_ask_for_none_before_it_has_left(ask,
     async with fleet.engines() as engines:
         for _ in range(2):
             async with engines.use("a"):
-                with pytest.raises(EngineStateError, match=r"by a task that uses 'a'.*Leave the use of 'a' first"):
+                with pytest.raises(
+                    EngineStateError, match=r"by a task that already uses 'a'.*Leave the use of 'a' first"
+                ):
                     if ask == "use":
                         async with engines.use(name):
                             pass

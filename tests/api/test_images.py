@@ -134,9 +134,13 @@ def test_whatever_a_decoder_raises_the_image_cannot_be_read(monkeypatch: pytest.
 async def test_a_model_of_text_tells_what_it_reads(tmp_path: Path) -> None:
     """Also when it is asked to transcribe: before the file is opened."""
     async with triolet.Engine(make_checkpoint("llama", tmp_path)) as engine:
-        with pytest.raises(InvalidRequest, match="image in the request, but LlamaForCausalLM reads text; leave it out"):
+        with pytest.raises(
+            InvalidRequest, match="the request has image, but LlamaForCausalLM reads only text; leave it out"
+        ):
             await engine.generate("hi", images=[png()])
-        with pytest.raises(InvalidRequest, match="audio in the request, but LlamaForCausalLM reads text; leave it out"):
+        with pytest.raises(
+            InvalidRequest, match="the request has audio, but LlamaForCausalLM reads only text; leave it out"
+        ):
             await engine.generate("hi", audio="absent.wav")
         with pytest.raises(InvalidRequest, match="LlamaForCausalLM cannot transcribe; allowed: Whisper models"):
             await engine.transcribe("absent.wav")

@@ -353,7 +353,7 @@ REFUSED = [
         (TONE, 44_100),
         "a chunk has 44100 Hz; allowed: 16000 Hz, the rate of the session. Open the session with engine.live",
     ),
-    ({"array": TONE}, "a chunk given as a mapping without 'sampling_rate'"),
+    ({"array": TONE}, "a chunk is a mapping without 'sampling_rate'"),
     (np.array([0.0, np.nan], np.float32), r"NaN or infinite \(number 1\)"),
     (TONE * 32768, r"a chunk has a peak of 16384; allowed: full scale at 1.0 \(up to 2\)"),
     (b"abc", "a chunk has 3 bytes; allowed: an even number"),

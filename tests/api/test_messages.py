@@ -165,7 +165,9 @@ async def test_a_model_of_text_takes_parts_of_text_and_refuses_others(tmp_path: 
         plain = await engine.generate(messages=said("hi\nyou"), max_tokens=3)
         in_parts = await engine.generate(messages=said(parts("hi", "you")), max_tokens=3)
         assert (in_parts.token_ids, in_parts.usage) == (plain.token_ids, plain.usage)
-        with pytest.raises(InvalidRequest, match="image in the request, but LlamaForCausalLM reads text; leave it out"):
+        with pytest.raises(
+            InvalidRequest, match="the request has image, but LlamaForCausalLM reads only text; leave it out"
+        ):
             await engine.generate(messages=said([{"type": "image"}]))
         with pytest.raises(InvalidRequest, match=r"the prompt has no tokens; allowed: 1 token or more$"):
             await engine.generate(prompt_token_ids=[])

@@ -86,7 +86,10 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
             lambda: options_of(hallucination_silence_threshold=2.0),
             r"hallucination_silence_threshold=2 with timestamps='segment'; allowed: timestamps='word'",
         ),
-        (lambda: options_of(prefix="a", parallel=True), r"prefix with parallel=True, which has no first window"),
+        (
+            lambda: options_of(prefix="a", parallel=True),
+            r"prefix is given with parallel=True, which has no first window",
+        ),
         (lambda: recipe(language="klingon"), r"klingon. is not a language of Whisper.*None: the model detects it"),
         (lambda: recipe(language="french"), r"french., which the model does not know; allowed: de, en"),
         (lambda: recipe(initial_prompt="say <|en|>"), r"initial_prompt=.* special token"),

@@ -235,7 +235,7 @@ async def test_it_is_drawn_eight_times_a_second_and_taken_away_at_the_end(autoju
     ("command", "refusal"),
     [
         (["transcribe", "--model", "m", "absent.wav"], "absent.wav: there is no such file"),
-        (["generate", "m", "hi"], "reads audio; ask triolet transcribe"),
+        (["generate", "m", "hi"], "reads audio; use triolet transcribe"),
         (["embed", "m", "hi"], "use an embedding model"),
     ],
 )

@@ -257,8 +257,11 @@ def test_a_size_that_the_processor_refuses_is_told(qwen: Checkpoint) -> None:
 @pytest.mark.parametrize(
     ("item", "told"),
     [
-        (np.zeros(0, np.float32), "0 samples; allowed: float32 samples"),
-        (np.zeros(16_001, np.float32), "16001 samples; allowed: .* Cut it into windows, one placeholder each"),
+        (np.zeros(0, np.float32), "0 samples; allowed: 1 to .* float32 samples"),
+        (
+            np.zeros(16_001, np.float32),
+            "16001 samples; allowed: .* Cut it into windows, and write a placeholder for each",
+        ),
         (np.zeros(200, np.float32), "200 samples, too few for one embedding; allowed: 40 ms or more"),
     ],
 )

@@ -122,7 +122,7 @@ def test_the_engine_writes_the_tokens_of_its_weights(open_driver, folder, quanti
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "quantized by gptq .known: int8 of compressed-tensors or torchao"),
+        ({"quant_method": "gptq", "bits": 4}, "quantized by gptq .supported: int8 of compressed-tensors or torchao"),
         ({"quant_method": "bitsandbytes"}, "quantized by bitsandbytes"),
     ],
 )

@@ -137,9 +137,9 @@ def test_guesses_are_valid_up_to_the_first_that_the_structure_forbids(grammars):
         (Structure(kind="lark", text="start: A"), "unknown name"),
         (Structure(kind="json_schema", text="{"), "json_schema"),
         (Structure(kind="json_schema", text='{"type": "rhyme"}'), "Invalid type: rhyme"),
-        (Structure(kind="choice", text='["a", 1]'), "array of texts"),
+        (Structure(kind="choice", text='["a", 1]'), "array of one or more texts"),
         (Structure(kind="choice", text='["a"'), "delimiter"),
-        (Structure(kind="choice", text="[]"), "array of texts"),
+        (Structure(kind="choice", text="[]"), "array of one or more texts"),
     ],
     ids=str,
 )
@@ -206,7 +206,7 @@ def test_a_wrong_guess_that_leads_nowhere_harms_nobody(grammars):
 def test_a_structure_for_a_checkpoint_without_an_end_of_text_is_told():
     """To its request: the others of the step draw as ever."""
     guide = Grammars(make_tokenizer, IDS.vocabulary, ()).guide(STRUCTURES["regex"])
-    assert "names none" in guide.error
+    assert "has none" in guide.error
     failed, sampled = sample_tokens(random_logits(1, 2), [draw_of([], guide), draw_of([], None)], ())
     assert failed.error == guide.error
     assert sampled.token_id == random_logits(1, 2)[1].argmax()

@@ -84,7 +84,10 @@ def test_a_value_that_cannot_work_is_a_wrong_use(words: list[str], message: str)
     ("setting", "message"),
     [
         ({"max_positions": 449}, "--max-model-len=449; allowed: up to 448, the positions of WhisperForConditional"),
-        ({"chat_template": "{{ x }}"}, "--chat-template of Whisper, which holds no conversations; allowed: decoders"),
+        (
+            {"chat_template": "{{ x }}"},
+            "--chat-template is given for Whisper, which has no conversations; allowed: decoders",
+        ),
     ],
 )
 def test_a_setting_that_does_not_fit_the_model_ends_the_start(

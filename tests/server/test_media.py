@@ -256,5 +256,5 @@ def test_what_a_model_does_not_read_is_refused_and_not_decoded(small: Served) ->
     status, told = told_of(small, "qwen2_vl", silence(600))
     assert (status, told.partition(";")[0]) == (
         400,
-        "audio in the request, but Qwen2VLForConditionalGeneration reads text and image",
+        "the request has audio, but Qwen2VLForConditionalGeneration reads only text and image",
     )
