@@ -114,7 +114,7 @@ def test_without_a_block_it_lives_on_asyncio_and_is_refused_on_trio(bench: Bench
         engine = bench.engine()
         if bench.host.name == "trio":
             with pytest.raises(
-                EngineStateError, match=r"open\(\) was called under trio.*: async with Engine.*SyncEngine"
+                EngineStateError, match=r"open\(\) was called under trio.*use async with Engine.*SyncEngine"
             ):
                 await engine.open()
             async with engine:
@@ -129,7 +129,7 @@ def test_without_a_block_it_lives_on_asyncio_and_is_refused_on_trio(bench: Bench
         await ask(engine, 1)
         await engine.aclose()
         await engine.aclose()
-        with pytest.raises(EngineStateError, match=r"closed: its block has ended or aclose\(\) was called; open a new"):
+        with pytest.raises(EngineStateError, match=r"closed: its block has ended or aclose\(\) was called. Open a new"):
             await ask(engine, 1)
 
     bench.run(main)

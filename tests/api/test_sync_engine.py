@@ -137,7 +137,7 @@ def test_it_is_opened_once_used_while_it_is_open_and_closed_again_and_again(benc
     engine.close()
     assert "closed" in repr(engine)
     for use in (lambda: ask(engine, 1), lambda: read(engine, 1), engine.statistics, lambda: engine.model):
-        with pytest.raises(EngineStateError, match=r"closed: its block has ended or close\(\) was called; open a new"):
+        with pytest.raises(EngineStateError, match=r"closed: its block has ended or close\(\) was called. Open a new"):
             use()
 
 

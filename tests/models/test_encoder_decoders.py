@@ -245,7 +245,7 @@ def test_items_of_no_possible_length_are_refused(opens, folder):
         text.preparer.prepare(())
     with pytest.raises(InvalidRequest, match=r"894 samples.* 895 samples or more"):
         sound.preparer.prepare((), audio=[np.zeros(894, np.float32)])
-    with pytest.raises(RequestTooLarge, match=r"30\.00 s; allowed: up to 30 s"):
+    with pytest.raises(RequestTooLarge, match=r"30\.00 s is too long; allowed: up to 30 s"):
         sound.preparer.prepare((), audio=[np.zeros(480_001, np.float32)])
     with pytest.raises(InvalidRequest, match="0 images and 2 pieces of audio"):
         sound.preparer.prepare((), audio=[np.zeros(1_000, np.float32)] * 2)
