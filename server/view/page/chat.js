@@ -66,7 +66,7 @@ export class Chat {
     const fault = !this.#seesImages()
       ? `${this.model.value || "This model"} reads no images.`
       : images.length < files.length
-        ? "Images alone can be added here."
+        ? "Only images can be added here."
         : null;
     tellProblem(this.problem, fault);
     if (this.#seesImages()) this.#setImages([...this.added, ...(await Promise.all(images.map(addressOf)))]);

@@ -97,7 +97,7 @@ class Page {
       least: 12,
       most: 64,
       title: "Encoder outputs, by lane",
-      hint: "Each line is one encoder output; its end is when its bytes came back.",
+      hint: "Each line is one encoder output. It ends when its bytes are free again.",
       nothing: "No encoder output in the last minute.",
     });
     const failed = (...failure) => this.#failed(...failure);

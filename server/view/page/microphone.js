@@ -64,7 +64,7 @@ export class Microphone {
   /** Raises where there is no microphone, or nobody may use it. */
   async start() {
     if (!navigator.mediaDevices)
-      throw new Error("a browser gives the microphone to pages from https or localhost alone");
+      throw new Error("browsers give the microphone only to pages from https or localhost");
     const constraints = { channelCount: 1, echoCancellation: true, noiseSuppression: true };
     this.stream = await navigator.mediaDevices.getUserMedia({ audio: constraints });
     this.context = new AudioContext();

@@ -90,7 +90,7 @@ export class Speech {
   }
 
   #transcribeAll(files) {
-    tellProblem(this.problem, this.model.value ? null : "No model that is served here transcribes speech.");
+    tellProblem(this.problem, this.model.value ? null : "No model of this server transcribes speech.");
     if (this.model.value) for (const file of files) this.#transcribe(file);
   }
 
@@ -125,7 +125,7 @@ export class Speech {
       if (told.type === "error") throw Object.assign(new Error(told.error.message), { name: "Told" });
       if (told.type === "transcript.text.done") return told.text;
     }
-    throw Object.assign(new Error("the answer ended before its end"), { name: "Told" });
+    throw Object.assign(new Error("the answer was cut off"), { name: "Told" });
   }
 
   // -- the microphone ------------------------------------------------------------------------------------------------
