@@ -82,7 +82,7 @@ def _common(command: Command) -> Command:
             "--threads", type=click.IntRange(1), default=2, help="The number of threads of each engine. Default: 2."
         ),
         click.option(
-            "--rounds", type=click.IntRange(1), default=5, help="The number of rounds that count. Default: 5."
+            "--rounds", type=click.IntRange(1), default=5, help="The number of rounds that are measured. Default: 5."
         ),
         click.option(
             "--peer-python",
@@ -96,7 +96,7 @@ def _common(command: Command) -> Command:
             type=click.Choice(_VARIANTS),
             multiple=True,
             default=("float32", "int8"),
-            help="The type in which Triolet computes. May be repeated. Default: float32 and int8.",
+            help="The number type in which Triolet computes. May be repeated. Default: float32 and int8.",
         ),
     ):
         command = option(command)

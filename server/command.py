@@ -179,7 +179,7 @@ class _Bytes(click.ParamType[int]):
     "--encoders",
     type=click.IntRange(0),
     metavar="N",
-    help="The number of further replicas of each model that only encode. Default: 0.",
+    help="The number of additional replicas of each model, which only encode. Default: 0.",
 )
 @click.option(
     "--replica-cpus",

@@ -77,7 +77,7 @@ _EXAMPLES = (
     "--min-p",
     default=0.0,
     show_default=True,
-    help="Sample from tokens at least this many times as likely as the likeliest. 0: off.",
+    help="Leave out tokens with less than this share of the likeliest token's probability. 0: off.",
 )
 @click.option("--seed", default=0, show_default=True, help="The seed of sampling. The same seed gives the same tokens.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the output before this text. May be repeated.")

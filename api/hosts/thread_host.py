@@ -107,9 +107,9 @@ class ThreadPortal(TrioThread):
         """Implements `TrioThread.check`. A forked process has the engine's memory, but not its threads."""
         if os.getpid() != self._process or not self.may_wait(None):
             raise EngineStateError(
-                "the engine was called in its own thread (for example by an observer), or in a fork of the process "
-                "that opened it, where the call cannot wait; allowed: any other thread of that process, and "
-                "statistics() in an observer. In a fork, open another engine"
+                "the engine was called in its own thread (for example by an observer) or in a fork of its process, "
+                "where no call can wait; allowed: other threads of its process, and statistics() in an observer. In "
+                "a fork, open another engine"
             )
 
     def _to_callers(self, function: Callable[[], object]) -> None:

@@ -120,9 +120,9 @@ class Mailbox:
                     del end, error  # a frame in its own error's traceback would be a reference cycle
             case Aborted():
                 raise EngineClosed(
-                    "the request was aborted, since its stream or the engine's block ended first; leave them later, "
-                    "give a larger EngineConfig(drain_seconds=...), or wake an engine that sleeps before its block "
-                    "ends"
+                    "the request was aborted, since its stream was left or the engine's block ended; stay in both "
+                    "until the request has ended, or give a larger EngineConfig(drain_seconds=...). Wake a sleeping "
+                    "engine before its block ends"
                 )
 
 

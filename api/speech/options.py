@@ -186,16 +186,16 @@ class TranscribeOptions:
             ``None``: when no running hypothesis can become better.
         length_penalty: the log-probability of a hypothesis is divided by its length to this power.
         best_of: the number of texts that are sampled together at each temperature above 0; the likeliest is taken.
-        compression_ratio_threshold: a text with a higher compression ratio repeats itself, so the next temperature is
-            tried. ``None``: off.
-        logprob_threshold: a text with a lower average log-probability is improbable, so the next temperature is tried.
-            ``None``: off.
+        compression_ratio_threshold: a text with a higher compression ratio than this repeats itself, so the next
+            temperature is tried. ``None``: off.
+        logprob_threshold: a text with a lower average log-probability than this is improbable, so the next temperature
+            is tried. ``None``: off.
         no_speech_threshold: a window is silent if its probability of no speech is higher than this and its text is
             improbable or empty. ``None``: off.
         hallucination_silence_threshold: leave out words that probably nobody spoke, if the silence around them is
             longer than this, in seconds. The silence is skipped. The option needs ``timestamps="word"``.
-        clip_timestamps: read only these parts of the audio: starts and ends in seconds, in turn or as pairs; a last
-            start without an end reaches to the end of the audio.
+        clip_timestamps: read only these parts of the audio, given as start, end, start, end in seconds, or as pairs;
+            without the last end, the last part reaches to the end of the audio.
         max_initial_timestamp: the latest time at which a window's first segment may begin, in seconds. ``None``: as the
             checkpoint says.
         suppress_tokens: the ids of the tokens that are never sampled, in place of the checkpoint's list. Special tokens
@@ -204,11 +204,12 @@ class TranscribeOptions:
         append_punctuations: the punctuation marks that belong to the word before them.
         voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is read. A
             `VoiceActivity` of the caller: as ``"skip"``, with this detector in place of Silero.
-        encoder_context: ``"full"``: silence fills a short window up to the model's 30 s; ``"trimmed"``: two seconds of
-            silence are added to it, which takes less time. If the text is not good, the window is read again in full.
+        encoder_context: ``"full"``: silence fills a short window up to the model's 30 s; ``"trimmed"``: only two
+            seconds of silence are added, which takes less time. If the text is not good, the window is read again in
+            full.
         parallel: cut the audio where nobody speaks and read the pieces at the same time. No piece gets the text
             before it.
-        language_detection_segments: the most windows in which the language is detected, until it is certain.
+        language_detection_segments: the language is detected in up to this many windows, until it is certain.
         language_detection_threshold: a language with this probability or more is certain.
         multilingual: detect the language of each window.
         strict: refuse audio that is damaged or cut short. By default the audio is transcribed up to the break, and

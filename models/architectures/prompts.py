@@ -250,7 +250,7 @@ def payload_key(identity: str, payload: Mapping[str, Tensor]) -> str:
 
 def _refuse(name: str, given: Sequence[Any], reads: str) -> None:
     if given:
-        raise InvalidRequest(f"{len(given)} {name} given, but the model {reads}; leave them out")
+        raise InvalidRequest(f"the request has {len(given)} {name}, but the model {reads}; leave them out")
 
 
 def _spans(places: list[int]) -> tuple[tuple[int, int], ...]:

@@ -104,8 +104,8 @@ def find_layers(module: nn.Module, language: nn.Module, count: int) -> str:
     found: list[str] = [name for name, each in module.named_modules() if id(each) in inside and _is_layers(each, count)]
     if len(found) != 1:
         raise UnsupportedModel(
-            f"{type(module).__name__} has {len(found)} lists of {count} numbered layers; allowed with several devices, "
-            "or compiled: exactly one, as decoders of transformers have"
+            f"{type(module).__name__} has {len(found)} lists of {count} numbered layers; several devices and "
+            "compile=True need exactly one list, as in the decoders of transformers"
         )
     return found[0]
 

@@ -332,7 +332,7 @@ def test_in_a_fork_it_says_so(bench: SyncBench, monkeypatch: pytest.MonkeyPatch)
         with monkeypatch.context() as forked:
             forked.setattr(os, "getpid", lambda: -1)
             for use in (lambda: ask(engine, 1), lambda: read(engine, 1), engine.statistics):
-                with pytest.raises(EngineStateError, match="in a fork of the process"):
+                with pytest.raises(EngineStateError, match="in a fork of its process"):
                     use()
         ask(engine, 1)
 

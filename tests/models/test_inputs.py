@@ -229,9 +229,9 @@ def test_items_without_a_placeholder_go_in_front_as_the_model_knows_them(checkpo
 
 
 def test_another_medium_than_the_models_is_refused(qwen: Checkpoint, hearing: Checkpoint) -> None:
-    with pytest.raises(InvalidRequest, match="1 audio given, but the model reads text and image; leave them out"):
+    with pytest.raises(InvalidRequest, match="1 audio, but the model reads text and image; leave them out"):
         qwen.preparer.prepare("hear", audio=[sound(100)])
-    with pytest.raises(InvalidRequest, match="1 images given, but the model reads text and audio; leave them out"):
+    with pytest.raises(InvalidRequest, match="1 images, but the model reads text and audio; leave them out"):
         hearing.preparer.prepare("see", images=[picture(9, 9)])
 
 
@@ -343,9 +343,9 @@ def test_a_conversation_has_the_tokens_of_the_template_and_no_more(name: str, tm
 
 def test_a_model_of_text_refuses_images_and_audio(tokenizer: Any) -> None:
     preparer = TextPreparer.of(tokenizer)
-    with pytest.raises(InvalidRequest, match="1 images given, but the model reads text only; leave them out"):
+    with pytest.raises(InvalidRequest, match="1 images, but the model reads text only; leave them out"):
         preparer.prepare("see", images=[picture(9, 9)])
-    with pytest.raises(InvalidRequest, match="2 audio given, but the model reads text only; leave them out"):
+    with pytest.raises(InvalidRequest, match="2 audio, but the model reads text only; leave them out"):
         preparer.prepare("hear", audio=[sound(9), sound(9)])
 
 

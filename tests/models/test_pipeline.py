@@ -339,5 +339,5 @@ def test_devices_of_two_kinds_are_refused(start):
 def test_a_model_without_a_list_of_layers_is_refused(start):
     """Where nobody can say what lies between the embedding and the head."""
     language = start("llama").executor._open.main.network.decoder
-    with pytest.raises(UnsupportedModel, match="has 0 lists of 3 numbered layers; allowed"):
+    with pytest.raises(UnsupportedModel, match="has 0 lists of 3 numbered layers; several devices"):
         Places.find(language, language, cut(3, [CPU, CPU]))
