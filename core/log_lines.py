@@ -17,7 +17,7 @@ LONGEST = 500  # characters of an error: those of CUDA have many lines
 
 def one_line(error: str) -> str:
     """Returns an error's text on one line, cut off if it is very long."""
-    told = " ".join(error.split()) or "no error was told"
+    told = " ".join(error.split()) or "no error was reported"
     return told if len(told) <= LONGEST else f"{told[:LONGEST]} ..."
 
 

@@ -239,7 +239,7 @@ class SamplingParams:
     stop: tuple[str, ...] = field(default=(), converter=_texts, metadata=by(_STOPS))
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids, metadata=by(_TOKENS))
     ignore_eos: bool = checked(False, flag())
-    logprobs: int | None = checked(None, integer(0, MOST_LOGPROBS).or_none("of the sampled token alone"))
+    logprobs: int | None = checked(None, integer(0, MOST_LOGPROBS).or_none("only of the sampled token"))
     n: int = checked(1, integer(1, MOST_COMPLETIONS))
     structure: Structure | None = checked(None, _STRUCTURE.or_none("any text"))  # noqa: RUF009  (a field)
     beam_size: int = checked(1, integer(1, MOST_BEAMS, "; 1: no beam search"))

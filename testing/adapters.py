@@ -18,7 +18,7 @@ A broken promise is an `InvariantViolation` with the promise's name:
   it had never ended.
 - **probes are answered**: a probe is answered once, by the chunk that holds its position, with a log-probability for
   each of its tokens. The answer is the same in any batch and in any pieces.
-- **memory is told**: an open adapter holds bytes, and more bytes with each encoding.
+- **memory is reported**: an open adapter holds bytes, and more bytes with each encoding.
 - **free gives back**: each free gives the bytes of its output back. A freed key can be encoded again and gives the same
   tokens. Ended work leaves no bytes behind, for any owner. Freeing an absent key is an `AssertionError` (not checked
   under ``python -O``).
@@ -336,7 +336,7 @@ class _Check:
         def check(player: Player, how: str) -> None:
             told, live = player.held(), live_bytes() - before
             if told != live:
-                self.fail(f"{how} it tells of {told} bytes, and {live} live")
+                self.fail(f"{how} it reports {told} bytes, and {live} live")
 
         gc.collect()  # else earlier objects in reference cycles could die meanwhile
         before = live_bytes()
@@ -384,7 +384,7 @@ _CHECKS: dict[str, Callable[[_Check], None]] = {
     "slots are shared": _Check.slots_are_shared,
     "replayed as whole": _Check.replayed_as_whole,
     "probes are answered": _Check.probes_are_answered,
-    "memory is told": _Check.memory_is_told,
+    "memory is reported": _Check.memory_is_told,
     "free gives back": _Check.free_gives_back,
     "instances apart": _Check.instances_apart,
     "closed is empty": _Check.closed_is_empty,

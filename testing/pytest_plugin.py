@@ -42,7 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--triolet-verify", action="store_true", help=f"{_THOROUGH} runs of each test, not {_QUICK}")
     group.addoption("--triolet-runs", type=int, metavar="N", help="so many runs of each test at most")
     group.addoption("--triolet-seed", type=int, metavar="N", default=0, help="of the schedules (0)")
-    group.addoption("--triolet-replay", metavar="CASE", help="runs the tests once, as a failure has told: 'Case(...)'")
+    group.addoption(
+        "--triolet-replay", metavar="CASE", help="runs the tests once, as a failure printed it: 'Case(...)'"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -35,7 +35,7 @@ class Foreign:
 
 
 _OFF = {"False": ""}
-_SPEAKERS = "speakers are not told apart"
+_SPEAKERS = "speakers are not distinguished"
 _LIVE = "this command does not read a microphone; use Engine.live in a program"
 _CACHE = "checkpoints are in the cache of the hub; set HF_HUB_CACHE in the environment to move it"
 _WEIGHTS = "the model computes in the types of --dtype, or in int8 on the CPU (--quantization int8)"

@@ -36,8 +36,8 @@ MAX_PEAK = 100.0  # full scale is 1.0; float audio may exceed it a little, integ
 RATES = (1_000, 768_000)  # Hz
 
 _ALLOWED = (
-    "a path, bytes, a binary file object, or a 1-D float32 or float64 array, alone (at the model's rate) or with its "
-    "rate: (samples, rate) or {'array': samples, 'sampling_rate': rate}"
+    "a path, bytes, a binary file object, or a 1-D float32 or float64 array, either without a rate (it then has the "
+    "model's) or with its rate: (samples, rate) or {'array': samples, 'sampling_rate': rate}"
 )
 _CHECKED_AT_ONCE = 1 << 20  # samples: so that the check of a long array makes no copy of all of it
 _KEYS = ("array", "sampling_rate")  # of a mapping, as the library `datasets` has them

@@ -15,8 +15,8 @@ from ..speech.voice import Listener, Probabilities, VoiceActivity
 
 MAX_PEAK = 2.0  # full scale is 1.0; audio that was resampled or decoded overshoots it a little
 _ALLOWED = (
-    "int16 samples as bytes (little endian, mono), or a 1-D int16 or float array, alone or with the session's rate: "
-    "(samples, rate) or {'array': samples, 'sampling_rate': rate}"
+    "int16 samples as bytes (little endian, mono), or a 1-D int16 or float array, without a rate or with the "
+    "session's: (samples, rate) or {'array': samples, 'sampling_rate': rate}"
 )
 
 

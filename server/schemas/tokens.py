@@ -19,7 +19,7 @@ class TokenizeRequest(Body):
     tools: Annotated[list[chat.Tool], up_to(chat.MOST_TOOLS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any] | None, Field(description="Given to the chat template.")] = None
     add_special_tokens: Annotated[
-        bool | None, Field(description="False: the text of a prompt alone. A chat template writes its own.")
+        bool | None, Field(description="False: no special tokens around the prompt. A chat template writes its own.")
     ] = None
     return_token_strs: Annotated[bool | None, Field(description="The answer has each token as a text, too.")] = None
     add_generation_prompt: Annotated[Literal[True] | None, Field(description="A turn always begins.")] = None

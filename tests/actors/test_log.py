@@ -182,7 +182,7 @@ async def test_where_nobody_listens_an_event_without_a_line_is_left_as_it_is(mon
 def test_an_error_is_one_line_and_no_novel():
     assert one_line("a\n\tb  c") == "a b c"
     assert one_line("x" * 9999) == "x" * LONGEST + " ..."
-    assert one_line("") == "no error was told"
+    assert one_line("") == "no error was reported"
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,16 @@ def test_a_device_that_is_like_none_of_ours_is_answered_with_what_is_allowed(giv
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: EngineConfig(max_model_len=4), "max_model_len= is not an option of EngineConfig; did you mean max_posi"),
+        (
+            lambda: EngineConfig(max_model_len=4),
+            "max_model_len= is not an option of EngineConfig; did you mean max_posi",
+        ),
         (lambda: EngineConfig(max_runing=4), "did you mean max_running?"),
         (lambda: SamplingParams(max_new_tokens=4), "is not an option of SamplingParams; did you mean max_tokens?"),
-        (lambda: Speculation(zzz=4), "zzz= is not an option of Speculation; allowed: tokens, draft, match, most_running"),
+        (
+            lambda: Speculation(zzz=4),
+            "zzz= is not an option of Speculation; allowed: tokens, draft, match, most_running",
+        ),
     ],
 )
 def test_a_name_that_a_class_of_settings_does_not_have_is_answered_with_the_nearest(make: Any, told: str) -> None:

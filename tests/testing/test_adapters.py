@@ -108,7 +108,7 @@ def test_bytes_that_are_not_told_are_found(make_torch, clips, monkeypatch):
     executor = make_torch()
     invariant, error = broken(lambda: Buffers(executor.model, executor.config), clips, live_bytes=live_bytes)
     assert invariant == "bytes are true"
-    assert "at rest it tells of" in str(error)
+    assert "at rest it reports" in str(error)
 
 
 def test_weights_that_come_back_changed_are_found(make_torch, clips, monkeypatch):
@@ -349,8 +349,8 @@ FAULTS = [
     (ProbeOfAnotherPlace, "probes are answered", "is answered by a chunk of 1 from"),
     (HalfAProbe, "probes are answered", "allowed: one for each of"),
     (ProbeOfTheBatch, "probes are answered", "alone it gets"),
-    (Silent, "memory is told", "an open adapter holds 0 bytes"),
-    (WeightsOnly, "memory is told", "before item 0 is encoded"),
+    (Silent, "memory is reported", "an open adapter holds 0 bytes"),
+    (WeightsOnly, "memory is reported", "before item 0 is encoded"),
     (GivesBackTheMean, "free gives back", "which its encoding took"),
     (FreesNothingSilently, "free gives back", "item 0 is not there"),
     (Leaky, "free gives back", "before a round of work"),
