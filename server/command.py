@@ -65,7 +65,7 @@ class _Bytes(click.ParamType[int]):
         return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
-@click.command(cls=Page, sections=_SECTIONS, examples=_EXAMPLES)
+@click.command(cls=Page, sections=_SECTIONS, examples=_EXAMPLES, short_help="Serve models over HTTP with OpenAI's API.")
 @click.argument("model", required=False)
 @click.option(
     "--model", "models", multiple=True, metavar="NAME=MODEL", help="Serve MODEL under the name NAME. May be repeated."
