@@ -22,15 +22,17 @@ from .manners.paths import without_paths
 _log = logging.getLogger("triolet.server")
 _WORD = re.compile(r"(?<!^)(?=[A-Z])")
 _LONGEST = 2_000  # characters of a message, which may quote the client
-_METHOD = re.compile(r"\bengine\.(generate|transcribe|embed|score|classify)\b(\(\.\.\.\))?")
 _SETTING = re.compile(r"\bEngineConfig\((\w+)=[^()]*\)")
-_PATHS = {
-    "generate": "/v1/chat/completions",
-    "transcribe": "/v1/audio/transcriptions",
-    "embed": "/v1/embeddings",
-    "score": "/v1/rerank",
-    "classify": "/v1/classify",
+_NAMES = {  # of the engine's methods and arguments: what clients have in their place
+    "engine.generate": "/v1/chat/completions",
+    "engine.transcribe": "/v1/audio/transcriptions",
+    "engine.embed": "/v1/embeddings",
+    "engine.score": "/v1/rerank",
+    "engine.classify": "/v1/classify",
+    "template_options": "chat_template_kwargs",
+    "prompt_token_ids": "prompt",
 }
+_NAME = re.compile(rf"\b({'|'.join(map(re.escape, _NAMES))})\b(?:\(\.\.\.\))?")
 _OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
 
@@ -120,13 +122,13 @@ def _for_clients(error: TrioletError, folders: Iterable[str]) -> str:
     text = str(error)
     if not isinstance(error, BadBody | UnknownModel):
         text = without_paths(text[: 2 * _LONGEST], folders)  # long enough not to cut a quoted path that stays
-        text = _in_paths(text)
+        text = _in_their_words(text)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _in_paths(text: str) -> str:
-    """Returns ``text`` with paths of the server in place of the engine's methods, which its clients do not have."""
-    return _SETTING.sub(r"the server's \1", _METHOD.sub(lambda found: _PATHS[found[1]], text))
+def _in_their_words(text: str) -> str:
+    """Returns ``text`` in the words of clients, which have endpoints and members in place of methods and arguments."""
+    return _SETTING.sub(r"the server's \1", _NAME.sub(lambda found: _NAMES[found[1]], text))
 
 
 def problem_answer(problem: Problem) -> JSONResponse:
@@ -150,7 +152,7 @@ def report(name: str, told: dict[str, object], error: Exception, problem: Proble
     what = one_line(str(error)[:_LONGEST])
     if problem.status >= 500:
         _log.error("%s failed: %s: %s", name, type(error).__name__, what, exc_info=None if expected else error)
-    elif isinstance(error, TrioletError) and _in_paths(str(error)) != problem.message:
+    elif isinstance(error, TrioletError) and _in_their_words(str(error)) != problem.message:
         count = refusals.came(now)
         more = f" ({count:,} such requests since the last line)" if count > 1 else ""
         if count:

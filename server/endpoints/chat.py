@@ -63,7 +63,7 @@ async def asked(request: Request, body: ChatRequest) -> AsyncIterator[tuple[Engi
     """Opens the engine for the block, which gets the engine, the tools and the arguments of `Engine.generate`."""
     messages, settings = await messages_of(request, body), server_of(request).settings
     async with engine_of(request, body.model) as engine:
-        await decode_media(engine, messages, settings)
+        await decode_media(engine, body, messages, settings)
         tools = Tools.of(body, engine.model, settings.tool_format)
         sampling = sampling_of(
             body,

@@ -42,7 +42,7 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
     messages = []
     for index, one in enumerate(body.messages):
         await trio.lowlevel.checkpoint()  # thousands of parts take a while: others get a turn
-        messages.append(await reader.message(one, f"messages.{index}"))
+        messages.append(await reader.message(one, body.place_of(index)))
     return messages
 
 
@@ -58,7 +58,7 @@ class _Reader:
         told["content"] = message.content
         if isinstance(message.content, list):
             parts = enumerate(message.content)
-            told["content"] = [await self._part(part, f"{where}.content.{index}") for index, part in parts]
+            told["content"] = [await self._part(part, f"{where}.{index}") for index, part in parts]
         if message.tool_calls is not None:
             told["tool_calls"] = [call.model_dump(exclude=_UNUSED) for call in message.tool_calls]
         return told
@@ -81,10 +81,12 @@ class _Reader:
         return found
 
 
-async def decode_media(engine: Engine, messages: list[dict[str, Any]], settings: ServerSettings) -> None:
-    """Replaces the files in ``messages`` by images and samples, once for all answers. The engine itself would decode
-    files of any size: a file of a kilobyte may hold a picture of a gigabyte. Kinds of files that the model does not
-    read stay unchanged, and the engine refuses them.
+async def decode_media(
+    engine: Engine, body: chat.ChatRequest, messages: list[dict[str, Any]], settings: ServerSettings
+) -> None:
+    """Replaces the files in ``messages``, which are those of ``body``, by images and samples, once for all answers. The
+    engine itself would decode files of any size: a file of a kilobyte may hold a picture of a gigabyte. Kinds of files
+    that the model does not read stay unchanged, and the engine refuses them.
 
     Raises:
         RequestTooLarge: there are more seconds or pixels than one conversation may have.
@@ -102,7 +104,7 @@ async def decode_media(engine: Engine, messages: list[dict[str, Any]], settings:
             try:
                 part[kind] = await run_in_thread(load)
             except RequestTooLarge as error:
-                raise RequestTooLarge(f"messages.{index}.content.{place}: {error}; {room}") from None
+                raise RequestTooLarge(f"{body.place_of(index)}.{place}: {error}; {room}") from None
 
 
 @define

@@ -220,6 +220,12 @@ class ChatRequest(SamplingBody):
         Unread, Field(description="Accepted and not used: draft tokens come from the text itself.")
     ] = None
 
+    _places: tuple[str, ...] = ()  # of the messages' contents, if the client sent them in another form
+
+    def place_of(self, index: int) -> str:
+        """Returns the place of a message's content in what the client has sent."""
+        return self._places[index] if self._places else f"messages.{index}.content"
+
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):

@@ -203,8 +203,9 @@ class ResponsesRequest(SamplingBody):
             chat.Tool(type="function", function=chat.Function(**one.model_dump(exclude={"type"})))
             for one in self.tools or ()
         ]
-        return chat.ChatRequest(
-            messages=_messages(self.instructions, self.input),
+        messages, places = _messages(self.instructions, self.input)
+        made = chat.ChatRequest(
+            messages=messages,
             max_completion_tokens=self.max_output_tokens,
             logprobs=self.wants_logprobs,
             top_logprobs=self.top_logprobs if self.wants_logprobs else None,
@@ -215,6 +216,8 @@ class ResponsesRequest(SamplingBody):
             chat_template_kwargs=self.chat_template_kwargs,
             **given,
         )
+        made._places = places
+        return made
 
 
 def _format(text: TextOptions | None) -> Any:
@@ -224,26 +227,37 @@ def _format(text: TextOptions | None) -> Any:
     return chat.JsonSchemaFormat(type="json_schema", json_schema=named)
 
 
-def _messages(instructions: str | None, given: str | list[Any]) -> list[chat.ChatMessage]:
-    """Returns the messages of the conversation. A call that directly follows another call, or a text of the assistant,
-    is joined with it into one message of the assistant."""
-    messages = [] if instructions is None else [chat.ChatMessage(role="system", content=instructions)]
-    for item in [InputMessage(role="user", content=given)] if isinstance(given, str) else given:
+def _messages(instructions: str | None, given: str | list[Any]) -> tuple[list[chat.ChatMessage], tuple[str, ...]]:
+    """Returns the messages of the conversation, and the place of each one's content in the request. A call that
+    directly follows another call, or a text of the assistant, is joined with it into one message of the assistant."""
+    messages: list[chat.ChatMessage] = []
+    places: list[str] = []
+
+    def add(place: str, **members: Any) -> None:
+        messages.append(chat.ChatMessage(**members))
+        places.append(place)
+
+    if instructions is not None:
+        add("instructions", role="system", content=instructions)
+    if isinstance(given, str):
+        add("input", role="user", content=given)
+        return messages, tuple(places)
+    for index, item in enumerate(given):
         match item:
             case InputMessage():
-                messages.append(chat.ChatMessage(role=item.role, content=_content(item.content)))
+                add(f"input.{index}.content", role=item.role, content=_content(item.content))
             case InputCallOutput():
                 content = _content(item.output)
-                messages.append(chat.ChatMessage(role="tool", content=content, tool_call_id=item.call_id))
+                add(f"input.{index}.output", role="tool", content=content, tool_call_id=item.call_id)
             case InputCall():
                 function = chat.FunctionCall(name=item.name, arguments=item.arguments)
                 call = chat.ToolCall(id=item.call_id, function=function)
                 last = messages[-1] if messages and messages[-1].role == "assistant" else None
                 if last is None:
-                    messages.append(chat.ChatMessage(role="assistant", tool_calls=[call]))
+                    add(f"input.{index}", role="assistant", tool_calls=[call])
                 else:
                     last.tool_calls = [*(last.tool_calls or ()), call]
-    return messages
+    return messages, tuple(places)
 
 
 def _content(content: str | list[Any]) -> str | list[Any]:

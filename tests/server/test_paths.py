@@ -69,9 +69,13 @@ def test_what_only_looks_like_a_path_stays(text: str) -> None:
 
 def test_a_method_of_the_engine_is_told_as_an_endpoint(caplog: pytest.LogCaptureFixture) -> None:
     """And the log has no line more."""
-    error = InvalidRequest("ask engine.embed(...) or engine.score(...); or raise EngineConfig(max_step_tokens=5)")
+    error = InvalidRequest(
+        "ask engine.embed(...) or engine.score; or raise EngineConfig(max_step_tokens=5); template_options has 'a'"
+    )
     problem = problem_of(error)
-    assert problem.message == "ask /v1/embeddings or /v1/rerank; or raise the server's max_step_tokens"
+    assert problem.message == (
+        "ask /v1/embeddings or /v1/rerank; or raise the server's max_step_tokens; chat_template_kwargs has 'a'"
+    )
     report("req-1", {}, error, problem, Flood(), 0.0)
     assert not caplog.records
 

@@ -162,6 +162,9 @@ def test_log_probabilities_are_those_of_the_engine(service, client):
     assert [len(one.top_logprobs) for one in told] == [2] * 8
 
 
+FAR_IMAGE = {"type": "input_image", "image_url": "https://example.org/a.png"}
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -177,10 +180,14 @@ def test_log_probabilities_are_those_of_the_engine(service, client):
             {"input": [{"type": "item_reference", "id": "a"}]},
             "input.0: nothing is stored",
         ),
+        (
+            {"instructions": "a", "input": [{"role": "user", "content": [FAR_IMAGE]}]},
+            "input.0.content.0: https://example.org/a.png may not be fetched",
+        ),
         ({"extra_body": {"max_output_token": 5}}, "did you mean max_output_tokens?"),
         ({"truncation": "auto"}, "truncation"),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(client, options, told):
-    with pytest.raises(openai.BadRequestError, match=told):
+    with pytest.raises((openai.BadRequestError, openai.PermissionDeniedError), match=told):
         respond(client, **options)
