@@ -146,14 +146,22 @@ class BrokenPromise(AssertionError):
 
 @frozen
 class Script:
-    """The form of regression tests: the imports of the file, and the call of ``play`` in each test. In the call, the
-    workload stands between the arguments ``before`` and ``after``.
+    """The form of regression tests. A file imports what its tests need of the ``names`` of ``module``, and the subject
+    by the line ``subject``. Each test calls ``play``, with the workload between the arguments ``before`` and ``after``.
     """
 
-    imports: str
+    module: str
+    names: tuple[str, ...]
+    subject: str
     play: str
     before: tuple[str, ...]
     after: tuple[str, ...] = ()
+
+    def file(self, functions: Iterable[str]) -> str:
+        """Returns the source of a file with these tests."""
+        source = "\n\n".join(functions)
+        used = [name for name in self.names if f"{name}(" in source]
+        return f"from {self.module} import {', '.join(used)}\n\n{self.subject}\n\n\n{source}"
 
     def call(self, workload: Any) -> str:
         """Returns the source of the call that plays ``workload``."""
@@ -213,7 +221,7 @@ class Finding:
 
     def test(self) -> str:
         """Returns the source of a file that has only this regression test."""
-        return f"{self.script.imports}\n\n{self.test_function()}"
+        return self.script.file([self.test_function()])
 
     def test_function(self, number: int = 1) -> str:
         """Returns the source of a regression test, without imports. ``number`` distinguishes several tests of one
@@ -306,7 +314,7 @@ class Findings:
         for finding in self.found:
             seen[finding.promise.name] += 1
             functions.append(finding.test_function(seen[finding.promise.name]))
-        return "\n\n".join([self.found[0].script.imports, *functions])
+        return self.found[0].script.file(functions)
 
 
 @frozen(kw_only=True)

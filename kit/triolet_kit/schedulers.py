@@ -131,13 +131,15 @@ def _search(
     make: MakeScheduler, declared: SchedulerDeclaration, subject: str | None, *, told: bool = False
 ) -> Search[SchedulerWorkload]:
     line, factory = import_of(make, subject)
-    names = "Item, Limits, NewRequest, SchedulerDeclaration, SchedulerWorkload, play_scheduler"
+    names = ("Item", "Limits", "NewRequest", "SchedulerDeclaration", "SchedulerWorkload", "play_scheduler")
     return Search(
         draw=partial(draw, declared),
         play=lambda workload, played: play_scheduler(make, workload, declared, played, told=told),
         simpler=simpler,
         script=Script(
-            f"from triolet_kit.schedulers import {names}\n\n{line}\n",
+            "triolet_kit.schedulers",
+            names,
+            line,
             "play_scheduler",
             (factory,),
             (f"declared={short(declared)}",),

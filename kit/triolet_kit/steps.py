@@ -161,12 +161,12 @@ def replay_steps(
 
 def _search(make_cache: MakeStepCache, declared: StepDeclaration, subject: str | None) -> Search[StepWorkload]:
     line, factory = import_of(make_cache, subject)
-    imports = f"from triolet_kit.steps import StepDeclaration, StepWorkload, play_steps\n\n{line}\n"
+    names = ("StepDeclaration", "StepWorkload", "play_steps")
     return Search(
         draw=lambda chance: draw_workload(chance, declared),
         play=partial(play_steps, make_cache, declared),
         simpler=simpler_workloads,
-        script=Script(imports, "play_steps", (factory, short(declared))),
+        script=Script("triolet_kit.steps", names, line, "play_steps", (factory, short(declared))),
         promises=PROMISES,
         columns=COLUMNS,
         counted=COUNTED,

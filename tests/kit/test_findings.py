@@ -14,7 +14,10 @@ from triolet_kit.search import Search, import_of, raised, without_some
 
 NO_SEVEN = Promise("no seven", Severity.CORRUPTS, "Sevens end in tears.")
 NO_NINE = Promise("no nine", Severity.WASTES, "Nines take long.")
-SCRIPT = Script("from engine import play\n", "play", ())
+SCRIPT = Script("kit", ("play", "unused"), "from engine import make", "play", ("make",))
+
+
+IMPORTS = "from kit import play\n\nfrom engine import make\n"
 
 
 def draw(chance):
@@ -191,7 +194,10 @@ def test_the_emitted_file_has_a_test_for_each_finding():
     written = search().tests()
     names = {}
     made = []
-    exec(compile(written.replace("from engine import play\n", ""), "emitted", "exec"), names := {"play": made.append})
+    exec(
+        compile(written.replace(IMPORTS, ""), "emitted", "exec"),
+        names := {"play": lambda _, one: made.append(one), "make": None},
+    )
     tests = [name for name in names if name.startswith("test_")]
     assert tests == ["test_no_seven", "test_no_seven_2", "test_no_nine"]
     for name in tests:
@@ -206,13 +212,13 @@ def test_the_emitted_file_is_python_whatever_an_error_says():
 
     findings = searching(fails).examine(workloads=1)
     names = {"play": None}
-    exec(findings.tests().replace("from engine import play\n", ""), names)
+    exec(findings.tests().replace(IMPORTS, ""), names)
     assert 'ends with \\ and """quotes"""' in names["test_no_nine"].__doc__
 
 
 def test_a_test_of_one_finding_stands_alone():
     finding = list(search())[-1]
-    assert finding.test().startswith("from engine import play\n\n\ndef test_no_nine():\n")
+    assert finding.test().startswith(f"{IMPORTS}\n\ndef test_no_nine():\n")
 
 
 def test_a_broken_promise_travels_between_processes():
