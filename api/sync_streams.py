@@ -112,7 +112,7 @@ class SyncSegmentStream(SyncStream[Segment], ReadSoFar):
 
     def __init__(self, run: Runner, stream: SegmentStream) -> None:
         SyncStream.__init__(self, run, stream)
-        ReadSoFar.__init__(self, stream.progress)
+        ReadSoFar.__init__(self, lambda whole: stream.progress(whole=whole))
 
     def __next__(self) -> Segment:
         segment = super().__next__()

@@ -13,10 +13,10 @@ class Timings:
     the door included. ``encoder_wait``: the part of ``queued`` in which the request waited for encoder outputs.
     ``first_token``: until the first token; ``None``: the request had no token. ``total``: until the end.
 
-    A transcription makes one or more requests for each window, one after another. Its ``queued`` and ``encoder_wait``
-    are the sums over all these requests, ``first_token`` is that of the first window's text, and ``total`` ends with
-    the last window. A slow reader of a stream of segments makes ``total`` longer, since the request for a window is
-    only made when the window's segments are read.
+    A transcription makes one or more requests for each window. Its ``queued`` and ``encoder_wait`` are those of its
+    first request: how long the transcription waited before anything of it ran. ``first_token`` is that of the first
+    window's text, and ``total`` ends with the last window. A slow reader of a stream of segments makes ``total``
+    longer, since the request for a window is only made when the window's segments are read.
     """
 
     queued: float

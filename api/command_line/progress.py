@@ -9,7 +9,7 @@ import click
 
 from ..formats.writers import timed_line
 from ..outputs.results import Segment
-from .terminal import visible
+from .terminal import is_terminal, visible
 
 if TYPE_CHECKING:
     from .watch import View
@@ -34,6 +34,11 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
+
+    @property
+    def has_bar(self) -> bool:
+        """True if there is a bar once a file was opened."""
+        return self._view is None and is_terminal(sys.stderr)
 
     def begin(self, seconds: float | None) -> None:
         """Adds the length of a file that was opened; ``None``: its length is not known."""

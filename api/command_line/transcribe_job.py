@@ -18,6 +18,7 @@ from ...core.errors import TrioletError
 from ..outputs.results import Transcript
 from ..speech.options import TranscribeOptions
 from ..speech.recipe import Recipe
+from ..speech.segments import SegmentStream
 from .destinations import Destination
 from .given import STDIN, read_stdin, shown
 from .pages import in_flags
@@ -25,16 +26,27 @@ from .progress import Progress
 from .terminal import FAILED, PIPE_CLOSED, OutputError, complain
 
 PARALLEL_SECONDS = 120.0  # longer files are transcribed in parallel by default
+_REFRESH = 0.25  # seconds from one look at the streams to the next
 
 
 @define(eq=False)
 class _File:
-    """A file, and how far its transcription has come. ``transcript`` holds the text so far, ``position`` the seconds
-    that are done."""
+    """A file, and how far its transcription has come.
+
+    Attributes:
+        stream: the open stream of its segments.
+        given: the number of segments that the destination has.
+        counted: the seconds of audio that the bar has counted.
+        transcript: the text so far, once the stream has ended.
+        missing: which seconds of the audio ``transcript`` lacks, in words.
+    """
 
     name: str
+    stream: SegmentStream | None = None
+    given: int = 0
+    counted: float = 0.0
     transcript: Transcript | None = None
-    position: float = 0.0
+    missing: str = ""
     is_complete: bool = False
     has_ended: bool = False
     error: Exception | None = None
@@ -76,6 +88,8 @@ class Job:
         sender, ended = trio.open_memory_channel[_File](math.inf)
         try:
             async with trio.open_nursery() as nursery:
+                if self.progress.has_bar:
+                    nursery.start_soon(self._watch)
                 for _ in range(min(self.at_once, len(self._files))):
                     nursery.start_soon(self._work, waiting, sender.clone())
                 sender.close()
@@ -85,10 +99,9 @@ class Job:
                             status = max(status, self._report(file))
                 except BrokenPipeError:
                     status = PIPE_CLOSED
-                    nursery.cancel_scope.cancel()
                 except OutputError as error:
                     status = self._complain(str(error))
-                    nursery.cancel_scope.cancel()
+                nursery.cancel_scope.cancel()
             at_end = True
         finally:
             if not at_end:
@@ -120,21 +133,34 @@ class Job:
             source = await trio.to_thread.run_sync(read_stdin, "audio", abandon_on_cancel=True)
         async with self.engine.stream_transcription(source, **await self._options(name, source)) as segments:
             progress.begin(segments.duration)
-            found = False
+            file.stream = segments
             try:
                 async for segment in segments:
-                    found = True
                     self.destination.add(name, segment)
+                    file.given += 1
                     progress.show(shown(name) if len(self.names) > 1 else None, segment)
-                    progress.advance(segments.position - file.position)
-                    file.position = segments.position
+                    self._count(file)
                 file.is_complete = True
-                if segments.duration is not None:
-                    progress.advance(segments.duration - file.position)
+                self._count(file)
             finally:
-                file.position = segments.position
-                if found or file.is_complete:
-                    file.transcript = segments.transcript()
+                file.stream = None
+                transcript = segments.transcript()
+                if transcript.segments or file.is_complete:
+                    file.transcript = transcript
+                    file.missing = missing(transcript, has_known_end=segments.duration is not None)
+
+    async def _watch(self) -> None:
+        """Moves the bar as windows are read, even if their text waits for the text before it."""
+        while True:
+            for file in self._files:
+                self._count(file)
+            await trio.sleep(_REFRESH)
+
+    def _count(self, file: _File) -> None:
+        if file.stream is not None:
+            seconds = file.stream.seconds_read
+            self.progress.advance(seconds - file.counted)
+            file.counted = seconds
 
     async def _options(self, name: str, source: str | bytes) -> dict[str, Any]:
         options = dict(self.options)
@@ -168,9 +194,11 @@ class Job:
         becomes one of its warnings."""
         transcript, name = file.transcript, shown(file.name)
         assert transcript is not None, f"{name} has no transcript"
-        missing = () if why is None else (f"{why}; what is said after {file.position:.2f} s is missing",)
-        self.destination.finish(file.name, evolve(transcript, warnings=transcript.warnings + missing))
-        for warning in (*(f"warning: {each}" for each in transcript.warnings), *missing):
+        told = () if why is None else (f"{why}{file.missing}",)
+        for segment in transcript.segments[file.given :]:
+            self.destination.add(file.name, segment)
+        self.destination.finish(file.name, evolve(transcript, warnings=transcript.warnings + told))
+        for warning in (*(f"warning: {in_flags(each)}" for each in transcript.warnings), *told):
             self._complain(f"{name}: {warning}")
 
     def _leave(self) -> None:
@@ -193,6 +221,20 @@ class Job:
         self.progress.clear()
         complain(message)
         return FAILED
+
+
+def missing(transcript: Transcript, *, has_known_end: bool) -> str:
+    """The seconds of audio that a transcript lacks because it was cut off, as the end of a sentence; "" if it lacks
+    none. ``has_known_end``: the transcript's duration is the length of the audio."""
+    unread = [one for one in transcript.coverage if one.kind == "unread"]
+    parts = [f"from {one.start:.2f} to {one.end:.2f} s" for one in unread if one.end < transcript.duration]
+    if len(parts) < len(unread):
+        parts.append(f"after {unread[-1].start:.2f} s")
+    elif not has_known_end:
+        parts.append(f"after {transcript.duration:.2f} s")
+    if not parts:
+        return ""
+    return f"; what is said {' and '.join(filter(None, (', '.join(parts[:-1]), parts[-1])))} is missing"
 
 
 def seconds_of(source: str | bytes) -> float | None:

@@ -1,4 +1,4 @@
-"""The members of a transcript in JSON: all members, or those of OpenAI's API."""
+"""The members of a transcript in JSON: openai/whisper's and our own, or those of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from ..outputs.languages import language_name
 from ..outputs.results import Segment, Transcript
 
 _SEEK_STEPS = 100  # a second: Whisper counts frames of 10 ms
-_WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities", "words")
+_WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities")
 
 
 def as_object(transcript: Transcript) -> dict[str, Any]:
-    """Returns all members of a transcript, such as text, language and segments, without its timings and its tokens'
-    log-probabilities. ``words``, ``coverage``, ``warnings`` and ``language_probabilities`` are left out if they are
-    empty."""
-    return attrs.asdict(transcript, filter=_is_shown)
+    """Returns the members that the JSON of openai/whisper has, under its names: ``text``, ``segments`` and
+    ``language``. After them come those that only a `Transcript` has, without its timings. ``coverage``, ``warnings``
+    and ``language_probabilities`` are left out if they are empty, and so are the ``words`` of a segment without any."""
+    segments = [_whisper_segment(segment) for segment in transcript.segments]
+    return {"text": transcript.text, "segments": segments, **attrs.asdict(transcript, filter=_is_shown)}
 
 
 def _is_shown(attribute: attrs.Attribute[Any], value: Any) -> bool:
     if attribute.name in _WHERE_THERE_ARE_SOME:
         return bool(value)
-    return attribute.name not in ("timings", "logprobs")
+    return attribute.name not in ("segments", "timings")
 
 
 def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
     """Returns the members of ``verbose_json`` in OpenAI's API (Audio, create transcription). The language is its
     English name. ``words`` has the words without the blanks around them, and is left out if the transcript has no
-    words. ``seek`` is the start of the segment in frames of 10 ms, since a transcript does not know its windows."""
+    words."""
     members = {
         "task": transcript.task,
         "language": None if transcript.language is None else language_name(transcript.language),
         "duration": transcript.duration,
         "text": transcript.text,
-        "segments": [_verbose_segment(segment) for segment in transcript.segments],
+        "segments": [_segment(segment) for segment in transcript.segments],
     }
     if any(segment.words is not None for segment in transcript.segments):
         members["words"] = [
@@ -49,7 +50,17 @@ def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
     return members
 
 
-def _verbose_segment(segment: Segment) -> dict[str, Any]:
+def _whisper_segment(segment: Segment) -> dict[str, Any]:
+    words = [
+        {"word": word.text, "start": word.start, "end": word.end, "probability": word.probability}
+        for word in segment.words or ()
+    ]
+    return _segment(segment) | ({"words": words} if words else {})
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    """Returns the members of a segment, which openai/whisper and OpenAI's API name alike. ``seek`` is the start of the
+    segment in frames of 10 ms, since a transcript does not know its windows."""
     return {
         "id": segment.id,
         "seek": round(segment.start * _SEEK_STEPS),

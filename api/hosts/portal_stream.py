@@ -14,6 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import outcome
 import trio
+from attrs import evolve
 
 from ...core.timings import Timings
 from ..live.session import LiveSession
@@ -59,6 +60,9 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
     def _on_trio_ready(self) -> T | None:
         """Returns the next item if that needs no waiting, else ``None``. It crosses together with the item before."""
         return None
+
+    def _on_trio_left(self) -> None:
+        """Called when a reader was cancelled or got an error, and when the block ends."""
 
     # -- the callers' side -------------------------------------------------------------------------------------------
 
@@ -144,19 +148,26 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
     async def _on_trio_hold(self, opened: Answer[View | None]) -> None:
         async with self._open_block() as self._on_trio_source:
             self._portal.tell(opened, self._on_trio_look())
-            await self._portal.on_trio_ending.wait()
-            while self._on_trio_readers:
-                self._on_trio_quiet = trio.Event()
-                await self._on_trio_quiet.wait()
-            while await self._on_trio_next():
-                pass
+            try:
+                await self._portal.on_trio_ending.wait()
+                while self._on_trio_readers:
+                    self._on_trio_quiet = trio.Event()
+                    await self._on_trio_quiet.wait()
+                while await self._on_trio_next():
+                    pass
+            finally:
+                self._on_trio_left()
 
     async def _on_trio_next(self) -> bool:
         """Takes the next outcome of the source and sends it. True if there may be further items."""
         self._on_trio_readers += 1
+        more = False
         try:
-            return self._on_trio_send(await captured(partial(anext, self._on_trio_source)))
+            more = self._on_trio_send(await captured(partial(anext, self._on_trio_source)))
+            return more
         finally:
+            if not more:
+                self._on_trio_left()
             self._on_trio_readers -= 1
             self._on_trio_quiet.set()
 
@@ -203,12 +214,32 @@ class PortalSegments(PortalStream[SegmentStream, Segment, Progress]):
     requests.
     """
 
+    _left: Progress | None = None  # the whole state, if it crossed after the latest segment
+
+    async def __anext__(self) -> Segment:
+        segment = await super().__anext__()
+        self._left = None
+        return segment
+
     def _presented(self) -> SegmentStream:
-        return SegmentStream(self, self.view)
+        return SegmentStream(self, self._progress)
+
+    def _progress(self, whole: bool) -> Progress:
+        """Returns the state that crossed last; with ``whole``, after the segments that nobody has taken yet."""
+        if not whole:
+            return self.view()
+        kept = tuple(self._kept)
+        last = self._left or (kept[-1][1] if kept else self.view())
+        segments = (item.value for item, _ in kept if isinstance(item, outcome.Value))
+        return evolve(last, ahead=(*segments, *last.ahead))
 
     def _on_trio_look(self) -> Progress:
         progress: Progress = self._on_trio_source.progress()
         return progress
+
+    def _on_trio_left(self) -> None:
+        """Sends the whole state."""
+        self._portal.call_back(partial(setattr, self, "_left", self._on_trio_source.progress(whole=True)))
 
 
 class PortalLive(PortalStream[LiveSession, LiveText, None]):

@@ -78,8 +78,9 @@ class Recording:
         self._entered = False
         self._array: ArraySource | None = None
         self._blocks: Blocks | None = None
+        self._length: int | None = None  # of the whole recording, once it is known
+        self._promised: float | None = None  # seconds
         self._held = HeldSamples()
-        self._ended = False  # no more samples come
         self._decoding = trio.Lock()
 
     # -- the block -----------------------------------------------------------------------------------------------------
@@ -93,10 +94,10 @@ class Recording:
         array = array_source(source)
         if array is not None and array.rate in (None, self.sampling_rate):
             await self._check(array)
-            self._array = array
+            self._array, self._length = array, len(array.samples)
             return self
         blocks, found = await run_in_thread(partial(_open, source, self.sampling_rate))
-        self._blocks = blocks
+        self._blocks, self._promised = blocks, blocks.seconds
         self._take(blocks, found)
         return self
 
@@ -121,7 +122,7 @@ class Recording:
             async with self._decoding:
                 blocks, self._blocks = self._blocks, None
                 self._array, self._source = None, None
-                self._held = HeldSamples()
+                self._held.forget(self._held.stop)
                 if blocks is not None:
                     blocks.close()
 
@@ -129,20 +130,19 @@ class Recording:
 
     @property
     def length(self) -> int | None:
-        """The number of samples in the whole recording; ``None`` until its end is reached."""
-        if self._array is not None:
-            return len(self._array.samples)
-        return self._held.stop if self._ended else None
+        """The number of samples in the whole recording; ``None`` until its end is reached. The close changes nothing
+        of it."""
+        return self._length
 
     @property
     def duration(self) -> float | None:
         """The length in seconds, exact once the end is reached. Before that it is the promise of the header (an
-        estimate for MP3 and Ogg), or the decoded length if that is longer. ``None``: the header promises no length.
+        estimate for MP3 and Ogg), or the decoded length if that is longer. ``None``: the header promises no length. The
+        close changes nothing of it.
         """
-        if self.length is not None:
-            return self.length / self.sampling_rate
-        promised = None if self._blocks is None else self._blocks.seconds
-        return None if promised is None else max(promised, self._held.stop / self.sampling_rate)
+        if self._length is not None:
+            return self._length / self.sampling_rate
+        return None if self._promised is None else max(self._promised, self._held.stop / self.sampling_rate)
 
     @property
     def held(self) -> int:
@@ -164,7 +164,8 @@ class Recording:
         stop = start + length
         if self._array is not None:
             return self._array.part(start, stop)
-        while self._held.stop < stop and not self._ended:
+        assert self._blocks is not None, "a window was asked of a recording that is not open"
+        while self._held.stop < stop and self._length is None:
             await self._decode(stop)
         if self.broken is not None and self._strict and stop > self._held.stop:
             raise UnsupportedAudio(self.broken)
@@ -178,8 +179,8 @@ class Recording:
         """Decodes up to ``upto``, or only a part of the way, so that a cancellation is noticed between two calls."""
         async with self._decoding:
             blocks = self._blocks
-            assert blocks is not None, "a window was asked of a recording that is not open"
-            if self._held.stop >= upto or self._ended:
+            assert blocks is not None, "a recording was closed while a window was asked of it"
+            if self._held.stop >= upto or self._length is not None:
                 return  # another task has decoded them
             upto = min(upto, blocks.done + _SECONDS_AT_ONCE * self.sampling_rate)
             self._take(blocks, await run_in_thread(partial(blocks.read, upto)))
@@ -187,7 +188,7 @@ class Recording:
     def _take(self, blocks: Blocks, found: list[Samples]) -> None:
         for samples in found:
             self._held.append(samples)
-        self._ended = blocks.ended
+        self._length = self._held.stop if blocks.ended else None
         if blocks.fault is not None:
             seconds = blocks.done / self.sampling_rate
             self.broken = f"{blocks.fault} (nothing could be read from {seconds:.2f} s on)"

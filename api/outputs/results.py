@@ -159,8 +159,13 @@ class LiveText:
 
 @frozen(kw_only=True)
 class Stretch:
-    """A part of the audio, and its fate. ``kind`` is ``"speech"`` (the part has text), ``"silent"`` (nobody speaks, or
-    ``clip_timestamps`` leaves the part out) or ``"failed"`` (somebody may speak, but there is no text).
+    """A part of the audio, and its fate. ``kind`` is one of these:
+
+    - ``"speech"``: the part has text.
+    - ``"silent"``: nobody speaks.
+    - ``"failed"``: somebody may speak, but there is no text.
+    - ``"excluded"``: ``clip_timestamps`` leaves the part out.
+    - ``"unread"``: the part is not read yet, or the transcription was stopped before it.
     """
 
     start: float
@@ -199,16 +204,24 @@ class Transcript:
 
 @frozen(kw_only=True)
 class Progress:
-    """The state of a transcription. ``so_far`` is the transcript without its segments. Its timings and coverage are set
-    at the end only. All audio before second ``position`` is done. ``duration`` is the length of the audio in seconds,
-    ``None`` while it is not known.
+    """The state of a transcription, with times in seconds of audio.
+
+    Args:
+        so_far: the transcript without its segments. Its timings are set at the end only.
+        duration: the length of the audio; ``None`` while it is not known.
+        position: the time up to which all is done.
+        seconds_read: how much of the audio is done, wherever it is: a parallel transcription reads beyond ``position``.
+        ahead: the segments that are read, but were not given out yet. They are set, and so is the coverage of
+            ``so_far``, at the end and where the whole state was asked for.
     """
 
     so_far: Transcript
     duration: float | None
     position: float
+    seconds_read: float = 0.0
+    ahead: tuple[Segment, ...] = ()
 
     def transcript(self, segments: Iterable[Segment]) -> Transcript:
-        """The transcript with ``segments``, which are all segments so far."""
-        found = tuple(segments)
+        """The transcript with ``segments``, which are all segments that were given out, and those ``ahead``."""
+        found = (*segments, *self.ahead)
         return evolve(self.so_far, segments=found, text="".join(segment.text for segment in found).strip())

@@ -1,8 +1,10 @@
-"""The coverage of an audio: which seconds became text, were silent, or failed. Pure functions; times are in seconds."""
+"""The coverage of an audio: which seconds became text, were silent, failed, or were not read. Pure functions; times are
+in seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..outputs.results import Stretch
 
@@ -10,37 +12,59 @@ Times = Sequence[tuple[float, float]]  # in order, apart
 _SLIGHT = 1.0  # seconds: shorter speech between segments is breath, laughter, or the edge of a word
 
 
-def coverage(duration: float, told: Times, heard: Times, *, slight: float = _SLIGHT) -> tuple[Stretch, ...]:
+def coverage(
+    duration: float,
+    told: Times,
+    heard: Times,
+    *,
+    clips: Times = ((0.0, math.inf),),
+    unread: Times = (),
+    slight: float = _SLIGHT,
+) -> tuple[Stretch, ...]:
     """Divides ``[0, duration)`` into stretches.
 
     Args:
         told: the times of the segments.
         heard: the times in which voice activity found speech; empty if it did not listen.
+        clips: the times that were asked for.
+        unread: the times that are not read yet.
         slight: speech without text counts as silent if it is shorter than this.
     """
-    stretches, at = list[Stretch](), 0.0
-    for start, end in (*told, (duration, duration)):
-        stretches += _untold(at, min(start, duration), heard, slight)
-        if end > start:
-            stretches.append(Stretch(start=max(at, start), end=end, kind="speech"))
-        at = max(at, end)
-    return tuple(_joined(stretches))
+    left: Times = [(0.0, duration)]
+    speech, left = _parted(left, told)
+    asked, excluded = _parted(left, clips)
+    missing, left = _parted(asked, unread)
+    voiced, _ = _parted(left, heard)
+    failed = [(start, end) for start, end in voiced if end - start >= slight]
+    kinds = {
+        "speech": speech,
+        "excluded": excluded,
+        "unread": missing,
+        "failed": failed,
+        "silent": _without(left, failed),
+    }
+    found = [Stretch(start=start, end=end, kind=kind) for kind, times in kinds.items() for start, end in times]
+    return tuple(_joined(sorted(found, key=lambda one: one.start)))
 
 
-def _untold(start: float, end: float, heard: Times, slight: float) -> list[Stretch]:
-    """The stretches of a gap between segments."""
-    found, at = list[Stretch](), start
-    for begin, stop in heard:
-        first, last = max(begin, start), min(stop, end)
-        if last - first < slight:
-            continue
-        if first > at:
-            found.append(Stretch(start=at, end=first, kind="silent"))
-        found.append(Stretch(start=first, end=last, kind="failed"))
-        at = last
-    if end > at:
-        found.append(Stretch(start=at, end=end, kind="silent"))
-    return found
+def _parted(times: Times, by: Times) -> tuple[Times, Times]:
+    """Returns the parts of ``times`` within ``by``, and those outside."""
+    outside = list(_without(times, by))
+    return list(_without(times, outside)), outside
+
+
+def _without(times: Times, taken: Times) -> Iterator[tuple[float, float]]:
+    """Yields what is left of ``times`` without ``taken``, in one pass over both."""
+    others = iter([*taken, (math.inf, math.inf)])
+    begin, stop = next(others)
+    for start, end in times:
+        at = start
+        while at < end:
+            while stop <= at:
+                begin, stop = next(others)
+            if at < begin:
+                yield at, min(begin, end)
+            at = stop if begin < end else end
 
 
 def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:

@@ -4,6 +4,7 @@ in order.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -23,6 +24,7 @@ StartSoon = Callable[[Callable[[], Awaitable[None]]], None]
 
 _MOST_TOGETHER = 4  # the most windows of a piece
 _LEAST_PIECES = 4
+_FIRST_TOGETHER = 2  # the pieces that are read at the same time at the beginning
 
 
 @define(eq=False)
@@ -41,6 +43,9 @@ class ParallelTranscription(Transcription):
     pieces at the same time. No piece gets the text before it. Segments come in order, each as soon as all earlier
     segments are read. One piece more is cut than may be read at once.
 
+    At first `_FIRST_TOGETHER` pieces are read at the same time, and every window that is read lets one more begin. If
+    all began at once, they would share the device evenly, and even the first window would be read late.
+
     Args:
         start_soon: starts a task, which lives no longer than the block in which the transcription is used.
     """
@@ -51,7 +56,7 @@ class ParallelTranscription(Transcription):
         super().__init__(recording, plan, reader)
         self._start_soon = start_soon
         self._at_once = at_once
-        self._places = trio.Semaphore(at_once)
+        self._places = trio.CapacityLimiter(min(at_once, _FIRST_TOGETHER))
         self._pieces: deque[_Piece] = deque()  # their segments are not all returned yet
         self._news = trio.Event()
         self._cut_to: int | None = 0  # None: all is cut
@@ -71,10 +76,17 @@ class ParallelTranscription(Transcription):
                 return None
             await self._news.wait()
 
+    def _unread_samples(self) -> list[tuple[int, float]]:
+        unread: list[tuple[int, float]] = [(one.walk.seek, one.stop) for one in self._pieces if one.walk is not None]
+        return unread if self._cut_to is None else [*unread, (self._cut_to, math.inf)]
+
+    def _later(self) -> list[Segment]:
+        return [segment for piece in self._pieces for segments, _ in piece.read for segment in segments]
+
     def _may_cut(self) -> bool:
         """True if there is audio to cut, and no more pieces are unread than are read at once."""
         unread = sum(piece.walk is not None for piece in self._pieces)
-        return self._cut_to is not None and self._error is None and unread <= self._at_once
+        return self._cut_to is not None and self._error is None and unread <= self._places.total_tokens
 
     async def _cut_ahead(self) -> None:
         """Runs the task that cuts. Meanwhile segments that are ready are given out."""
@@ -150,6 +162,7 @@ class ParallelTranscription(Transcription):
                         piece.walk = None
                     else:
                         piece.read.append((segments, piece.walk.seek))
+                        self._places.total_tokens = min(self._places.total_tokens + 1, self._at_once)
                     self._wake()
             except Exception as error:  # noqa: BLE001  (raised by `next_window`)
                 piece.error, piece.failed = error, True

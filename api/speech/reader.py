@@ -43,8 +43,7 @@ class WindowReader:
     language: str | None = field(init=False)
     language_probabilities: Mapping[str, float] | None = field(default=None, init=False)
     _requests: Iterator[int] = field(factory=itertools.count, init=False)
-    _queued: float = field(default=0.0, init=False)  # seconds, the sum over all requests
-    _encoder_wait: float = field(default=0.0, init=False)
+    _first: Timings | None = field(default=None, init=False)  # of the first request, from `asked` on
     _first_token: float | None = field(default=None, init=False)
 
     @language.default
@@ -138,18 +137,17 @@ class WindowReader:
         return None if request is None else (await self.ask([request], is_text=False))[0].aligned
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:
-        """Runs requests together, and records the timings of the first one."""
-        begun = trio.current_time()
+        """Runs requests together, and records when the first of all had a place, and when the first text began."""
+        waited = trio.current_time() - self.asked
         answers = await self.run(requests)
-        timings = answers[0].timings
+        timings = None if answers[0].timings is None else answers[0].timings.since(waited)
         if timings is not None:
-            self._queued += timings.queued
-            self._encoder_wait += timings.encoder_wait
-            if is_text and self._first_token is None and timings.first_token is not None:
-                self._first_token = begun - self.asked + timings.first_token
+            self._first = self._first or timings
+            if is_text and self._first_token is None:
+                self._first_token = timings.first_token
         return answers
 
     def timings(self) -> Timings:
         """Returns the timings of the transcription. It is called after the last request has ended."""
-        total = trio.current_time() - self.asked
-        return Timings(queued=self._queued, encoder_wait=self._encoder_wait, first_token=self._first_token, total=total)
+        first = self._first or Timings(queued=0.0, encoder_wait=0.0, first_token=None, total=0.0)
+        return evolve(first, first_token=self._first_token, total=trio.current_time() - self.asked)

@@ -189,7 +189,7 @@ class Recipe:
         """Returns the number of samples in ``seconds`` of audio."""
         return round(seconds * self.description.sampling_rate)
 
-    def seconds(self, samples: int) -> float:
+    def seconds(self, samples: float) -> float:
         """Returns the duration of ``samples`` in seconds."""
         return samples / self.description.sampling_rate
 

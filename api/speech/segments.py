@@ -13,14 +13,23 @@ class ReadSoFar:
     ``duration`` are known from the start.
     """
 
-    def __init__(self, progress: Callable[[], Progress]) -> None:
+    def __init__(self, progress: Callable[[bool], Progress]) -> None:
         self._found: list[Segment] = []
-        self.progress = progress
+        self._progress = progress
 
     def transcript(self) -> Transcript:
-        """Returns a transcript of the segments that were read from the stream so far. After the last segment it is
-        complete."""
-        return self.progress().transcript(self._found)
+        """Returns a transcript of all that is read so far. After the last segment it is complete.
+
+        Before that it has the segments that the stream has given out, and those that the stream would give out next
+        without a wait, or, in parallel mode, after a wait for the text before them. ``coverage`` says which seconds are
+        not read (``"unread"``). So a program that stops early, or is stopped, keeps its text.
+        """
+        return self.progress(whole=True).transcript(self._found)
+
+    def progress(self, *, whole: bool = False) -> Progress:
+        """Returns what is known about the transcription; with ``whole``, the segments ahead and the coverage too, which
+        takes a pass over all segments."""
+        return self._progress(whole)
 
     @property
     def language(self) -> str | None:
@@ -43,6 +52,11 @@ class ReadSoFar:
         return self.progress().position
 
     @property
+    def seconds_read(self) -> float:
+        """Seconds of the audio that are done, wherever they are: a parallel transcription reads beyond `position`."""
+        return self.progress().seconds_read
+
+    @property
     def timings(self) -> Timings | None:
         """The time that each stage of the transcription took; ``None`` before the last window is done."""
         return self.progress().so_far.timings
@@ -51,7 +65,7 @@ class ReadSoFar:
 class SegmentStream(ReadSoFar):
     """An async iterator of `Segment`."""
 
-    def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[], Progress]) -> None:
+    def __init__(self, segments: AsyncIterator[Segment], progress: Callable[[bool], Progress]) -> None:
         super().__init__(progress)
         self._segments = segments
 

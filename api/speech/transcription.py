@@ -12,13 +12,14 @@ the engine between decisions. The windows follow each other as in openai/whisper
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Self
 
 from attrs import evolve
 
-from ...core.errors import EngineStateError
+from ...core.errors import EngineStateError, InvalidRequest
 from ...core.timings import Timings
 from ..inputs.recording import Recording
 from ..outputs.results import Progress, Segment, Stretch, Transcript
@@ -52,28 +53,36 @@ class Transcription:
         self._times: list[tuple[float, float]] = []  # the segments' times
         self._pending: list[Segment] = []  # segments of the last window, while it is iterated over
         self._timings: Timings | None = None
+        self._warnings: tuple[str, ...] = ()
         self._started = False
         self._busy = False
 
     # -- where it is -------------------------------------------------------------------------------------------------
 
-    def progress(self) -> Progress:
-        """Returns all that is known so far. The coverage is added only at the end, since it takes a pass over all
-        segments."""
+    def progress(self, whole: bool = False) -> Progress:
+        """Returns all that is known so far. The coverage and the segments ahead are added only at the end and with
+        ``whole``, since they take a pass over all segments."""
+        whole = whole or self.ended
         recipe, duration, broken = self.reader.recipe, self.recording.duration, self.recording.broken
         so_far = Transcript(
             text="",
             language=self.reader.language,
             language_probability=self.reader.language_probability,
             language_probabilities=self.reader.language_probabilities,
-            duration=self.position if duration is None else duration,
+            duration=self._end,
             segments=(),
             task=recipe.options.task,
-            coverage=self.coverage if self.ended else (),
-            warnings=recipe.warnings if broken is None else (*recipe.warnings, broken),
+            coverage=self.coverage if whole else (),
+            warnings=(*recipe.warnings, *self._warnings, *([] if broken is None else [broken])),
             timings=self._timings,
         )
-        return Progress(so_far=so_far, duration=duration, position=self.position)
+        return Progress(
+            so_far=so_far,
+            duration=duration,
+            position=self.position,
+            seconds_read=self.seconds_read,
+            ahead=(*self._pending, *self._numbered(self._later())) if whole else (),
+        )
 
     @property
     def position(self) -> float:
@@ -85,11 +94,43 @@ class Transcription:
         return reached if duration is None else min(reached, duration)
 
     @property
+    def seconds_read(self) -> float:
+        """Seconds of the audio that are done, wherever they are."""
+        end = self._end
+        return end - sum(max(min(stop, end) - start, 0.0) for start, stop in self._unread())
+
+    @property
     def coverage(self) -> tuple[Stretch, ...]:
-        """The stretches of the audio up to `position`: speech, silent or failed."""
+        """The stretches of the audio, and what became of each."""
+        speech, clips = self._in_seconds(self.plan.speech), self._in_seconds(self.plan.clips)
+        told = [*self._times, *((one.start, one.end) for one in self._later())]
+        return coverage(self._end, told, speech, clips=clips, unread=self._unread())
+
+    @property
+    def _end(self) -> float:
+        """The end of the audio, or of what is known of it, in seconds."""
+        duration = self.recording.duration
+        return max([self.position, *(start for start, _ in self._unread())]) if duration is None else duration
+
+    def _unread(self) -> list[tuple[float, float]]:
+        """Returns the stretches that are not read yet, in seconds."""
+        return [] if self.ended else self._in_seconds(self._unread_samples())
+
+    def _unread_samples(self) -> list[tuple[int, float]]:
+        """Returns the stretches that are not read yet, [start, stop) in samples, in order."""
+        return [(self._reached, math.inf)]
+
+    def _later(self) -> list[Segment]:
+        """Returns the segments of windows that are read, but that `next_window` has not returned yet, in order."""
+        return []
+
+    def _in_seconds(self, spans: Iterable[tuple[int, float]]) -> list[tuple[float, float]]:
         seconds = self.reader.recipe.seconds
-        speech = [(seconds(start), seconds(stop)) for start, stop in self.plan.speech]
-        return coverage(self.position, self._times, speech)
+        return [(seconds(start), seconds(stop)) for start, stop in spans]
+
+    def _numbered(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Numbers the segments after those that `next_window` has returned."""
+        return [evolve(one, id=number) for number, one in enumerate(segments, len(self._times))]
 
     # -- the walk ----------------------------------------------------------------------------------------------------
 
@@ -108,10 +149,11 @@ class Transcription:
             await self._start()
             segments = await self._next()
             if segments is None:
+                self._ended_at(self._end)
                 self.ended = True
                 self._timings = self.reader.timings()
                 return None
-            numbered = [evolve(one, id=len(self._times) + index) for index, one in enumerate(segments)]
+            numbered = self._numbered(segments)
             self._times += [(one.start, one.end) for one in numbered]
             return numbered
 
@@ -155,6 +197,21 @@ class Transcription:
         if reader.language is None and found:
             reader.decide({code: sum(one[code] for one in found) / len(found) for code in found[0]})
         self._started = True
+
+    def _ended_at(self, end: float) -> None:
+        """Adds a warning if a part of ``clip_timestamps`` begins after the end of the audio.
+
+        Raises:
+            InvalidRequest: all parts begin after the end.
+        """
+        clips = self.reader.recipe.options.clip_timestamps
+        late = [clip for clip in clips if clip[0] >= end]
+        if not late:
+            return
+        told = f"clip_timestamps={late}, but the audio ends at {end:.2f} s"
+        if len(late) == len(clips):
+            raise InvalidRequest(f"{told}; allowed: parts that begin before its end")
+        self._warnings = (told,)
 
     async def _next(self) -> Iterable[Segment] | None:
         segments = await self._walk.next_window()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import signal
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import trio
 from attrs import evolve
 
 from triolet.api.command_line.main import main
-from triolet.api.outputs.results import Progress, Segment, Transcript, Word
+from triolet.api.outputs.results import Progress, Segment, Stretch, Transcript, Word
 from triolet.api.speech.segments import SegmentStream
 from triolet.core.config import EngineConfig
 from triolet.core.errors import EncodeFailed, TrioletError, UnsupportedAudio
@@ -38,8 +39,8 @@ def segment(number: int, start: float, end: float, text: str) -> Segment:
 
 class PaperEngine:
     """Two segments that say the file's name; by that name: ``bad*`` cannot be decoded, ``breaks*`` breaks after the
-    first segment, ``endless*`` presses ^C after the first segment, ``interrupt*`` before it, ``slow*`` comes last,
-    ``warned*`` has a warning."""
+    first segment, ``endless*`` presses ^C after the first segment, ``interrupt*`` before it, ``ahead*`` when the second
+    one is read but not the first, and the bar shows it, ``slow*`` comes last, ``warned*`` has a warning."""
 
     def __init__(self, opening: TrioletError | None = None, closing: BaseException | None = None) -> None:
         self.model = describe(alignment_fault=None)
@@ -91,21 +92,37 @@ class PaperEngine:
             warnings=("the end is missing",) if name.startswith("warned") else (),
         )
         at = [Progress(so_far=so_far, duration=self.duration, position=0.0)]
-        yield SegmentStream(self._segments(name, at), lambda: at[-1])
+        yield SegmentStream(self._segments(name, at), lambda _: at[-1])
         self.running -= 1
         self.finished += 1
 
     async def _segments(self, name: str, at: list[Progress]) -> AsyncIterator[Segment]:
         await trio.lowlevel.checkpoint()
-        at.append(evolve(at[-1], position=1.0))
+        if name.startswith("ahead"):
+            second = self._segment(0, 1.0, 2.5, "\nmöglichst.")
+            coverage = (Stretch(start=0.0, end=1.0, kind="unread"), Stretch(start=1.0, end=2.5, kind="speech"))
+            at.append(evolve(at[0], seconds_read=1.5, ahead=(second,), so_far=evolve(at[0].so_far, coverage=coverage)))
+            with trio.move_on_after(60):
+                while sys.stderr.isatty() and "60%" not in sys.stderr.getvalue():  # type: ignore[attr-defined]
+                    await trio.lowlevel.checkpoint()
+            signal.raise_signal(signal.SIGINT)
+            await trio.sleep_forever()
+        at.append(self._reached(at[0], 1.0))
         yield self._segment(0, 0.0, 1.0, f" said in {name},")
         if name.startswith("breaks"):
             raise EncodeFailed("the device is gone")
         if name.startswith("endless"):
             signal.raise_signal(signal.SIGINT)
             await trio.sleep_forever()
-        at.append(evolve(at[-1], position=2.5))
+        at.append(self._reached(at[0], 2.5))
         yield self._segment(1, 1.0, 2.5, "\nmöglichst.")
+
+    def _reached(self, begun: Progress, seconds: float) -> Progress:
+        """How far the transcription is; without a known length it is as long as it was read."""
+        end = self.duration or seconds
+        coverage = (Stretch(start=seconds, end=end, kind="unread"),) if seconds < end else ()
+        so_far = evolve(begun.so_far, duration=end, coverage=coverage)
+        return evolve(begun, so_far=so_far, position=seconds, seconds_read=seconds)
 
     def _segment(self, number: int, start: float, end: float, text: str) -> Segment:
         words = (Word(text=text, start=start, end=end, probability=0.5),) if self.words else None

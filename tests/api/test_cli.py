@@ -93,7 +93,7 @@ def test_json_is_one_object_a_line(engine: PaperEngine, capsys: pytest.CaptureFi
     assert (first["file"], second["file"]) == ("a.wav", "b.wav")
     assert first["text"] == "said in a.wav,\nmöglichst."
     assert (first["language"], first["language_probability"], first["duration"]) == ("en", 0.75, 2.5)
-    assert [(s["start"], s["end"], s["token_ids"]) for s in first["segments"]] == [(0, 1, [1, 2]), (1, 2.5, [1, 2])]
+    assert [(s["start"], s["end"], s["tokens"]) for s in first["segments"]] == [(0, 1, [1, 2]), (1, 2.5, [1, 2])]
 
 
 def test_options_reach_the_engine(engine: PaperEngine) -> None:

@@ -242,6 +242,27 @@ def test_interrupted_json_says_it_too(engine: PaperEngine, capsys: pytest.Captur
     assert told["warnings"] == ["stopped before its end; what is said after 1.00 s is missing"]
 
 
+def test_interrupted_in_parallel_every_window_that_was_read_is_written(
+    engine: PaperEngine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each format. Until then the bar has counted the window, though its text waits for the one before it."""
+    err = Terminal()
+    monkeypatch.setattr(sys, "stderr", err)
+    assert run(["transcribe", "ahead.wav", "-f", "all", "-o", "out"], engine) == 130
+    assert " 60% of 2 s" in err.getvalue()
+    missing = "stopped before its end; what is said from 0.00 to 1.00 s is missing"
+    assert f"triolet: ahead.wav: {missing}\n" in err.getvalue()
+    written = {name: (folder / "out" / name).read_text(encoding="utf-8") for name in os.listdir(folder / "out")}
+    told = json.loads(written.pop("ahead.json"))
+    assert (told["text"], told["warnings"]) == ("möglichst.", [missing])
+    assert written == {
+        "ahead.txt": "möglichst.\n",
+        "ahead.srt": "1\n00:00:01,000 --> 00:00:02,500\nmöglichst.\n\n",
+        "ahead.vtt": "WEBVTT\n\n00:01.000 --> 00:02.500\nmöglichst.\n\n",
+        "ahead.tsv": "start\tend\ttext\n1000\t2500\tmöglichst.\n",
+    }
+
+
 def test_a_file_that_fails_at_its_beginning_leaves_what_an_earlier_run_wrote(engine: PaperEngine, folder: Path) -> None:
     (folder / "bad.txt").write_text("before")
     assert run(["transcribe", "bad.wav", "-o", "."], engine) == 1

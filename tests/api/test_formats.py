@@ -199,7 +199,7 @@ def test_settings_without_effect_are_known() -> None:
 
 def test_json_has_what_there_is_and_nothing_empty() -> None:
     bare = json.loads(written(transcript(segment(" a", 0, 1)), JSON, WriterSettings(file="x.wav")))
-    assert list(bare) == ["file", "text", "language", "language_probability", "duration", "segments", "task"]
+    assert list(bare) == ["file", "text", "segments", "language", "language_probability", "duration", "task"]
     assert "words" not in bare["segments"][0]
     full = evolve(
         transcript(spoken("a")),
@@ -210,7 +210,18 @@ def test_json_has_what_there_is_and_nothing_empty() -> None:
     told = json.loads(written(full, JSON))
     assert told["coverage"] == [{"start": 0.0, "end": 1.0, "kind": "speech"}]
     assert (told["warnings"], told["language_probabilities"]) == (["cut"], {"en": 0.5, "de": 0.5})
-    assert told["segments"][0]["words"] == [{"text": " a", "start": 0.0, "end": 0.5, "probability": 0.5}]
+
+
+def test_json_has_the_names_of_whisper() -> None:
+    """Those of openai/whisper's ``WriteJSON``, which writes what ``transcribe`` returns: ``new_segment`` in its
+    transcribe.py makes the segments, ``add_word_timestamps`` in its timing.py the words. So scripts for it go on."""
+    told = json.loads(written(transcript(spoken("a", start=1.25)), JSON))
+    assert list(told)[:3] == ["text", "segments", "language"]
+    (found,) = told["segments"]
+    names = "id seek start end text tokens temperature avg_logprob compression_ratio no_speech_prob words"
+    assert list(found) == names.split()
+    assert (found["seek"], found["tokens"]) == (125, list(b" a"))
+    assert found["words"] == [{"word": " a", "start": 1.25, "end": 1.75, "probability": 0.5}]
 
 
 def test_json_is_one_line_and_has_no_infinity() -> None:

@@ -345,10 +345,26 @@ async def test_windows_of_a_transcription_can_be_asked_again_after_a_cancellatio
 
             assert not await bench.host.within(0.02, turn)
             assert stream.position == 0.0
+            assert [(one.kind, one.end) for one in stream.transcript().coverage] == [("unread", 70)]
             bench.worker.end_hold(held)
             segments = [segment async for segment in stream]
         assert len(segments) == 3
         assert tuple(segments) == (await engine.transcribe(speech(), **options)).segments
+
+
+@on_threads_too
+@on_bench
+async def test_who_leaves_a_transcription_early_keeps_its_text_and_knows_what_is_missing(bench: Bench) -> None:
+    """After the block, too, when the audio is closed."""
+    bench.executor = SimExecutor(SpeakingModel())
+    async with bench.engine() as engine:
+        whole = await engine.transcribe(speech(), **ALL_OF_IT)
+        async with engine.stream_transcription(speech(), **ALL_OF_IT) as stream:
+            first = await anext(aiter(stream))
+    so_far = stream.transcript()
+    assert so_far.segments == (first,) == whole.segments[:1]
+    assert (so_far.text, so_far.duration) == (first.text.strip(), 70)
+    assert [(one.kind, one.end) for one in so_far.coverage][-1] == ("unread", 70)
 
 
 # -- states ----------------------------------------------------------------------------------------------------------

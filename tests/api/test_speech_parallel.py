@@ -13,6 +13,7 @@ from attrs import define, evolve, field
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.plan import Plan
+from triolet.api.speech.segments import SegmentStream
 from triolet.api.speech.windows import Generated
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import Request
@@ -67,7 +68,8 @@ async def settle() -> None:
 
 
 async def test_segments_come_in_order_whatever_ends_first() -> None:
-    """The first piece is told as soon as it is read; a later one waits for it."""
+    """The first piece is told as soon as it is read; a later one waits for it. Two begin, and each window that is read
+    lets one more begin, so that the first ones do not share the device with all others."""
     run, told = Gates(), []
     async with begin_parallel(ramp(3), run, model=SECOND) as transcription:
 
@@ -78,12 +80,33 @@ async def test_segments_come_in_order_whatever_ends_first() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
             await settle()
-            assert sorted(run.asked) == [0, 1, 2], "all at the same time"
-            for second, expected in ((2, []), (0, [(0, 0)]), (1, [(0, 0), (1, 1), (2, 2)])):
+            assert sorted(run.asked) == [0, 1]
+            for second, expected in ((1, []), (2, []), (0, [(0, 0), (1, 1), (2, 2)])):
+                assert second in run.asked
                 run.gate(second).set()
                 await settle()
                 assert told == expected
     assert transcription.position == 3
+
+
+async def test_who_stops_early_keeps_the_text_of_every_window_that_was_read() -> None:
+    """In order, with what is missing; though the stream has not given the text out, since one before it is not read."""
+    run = Gates(answered=answer(0.0, "a", 0.5))
+    async with begin_parallel(ramp(5), run, model=SECOND) as transcription:
+        stream = SegmentStream(transcription, transcription.progress)
+        with trio.CancelScope() as stopped:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.__anext__)
+                for second in (1, 3):
+                    run.gate(second).set()
+                    await settle()
+                assert (stream.position, stream.seconds_read) == (0, 2)
+                stopped.cancel()
+        so_far = stream.transcript()
+    assert [(one.id, one.start) for one in so_far.segments] == [(0, 1), (1, 3)]
+    assert so_far.text == "aa"
+    kinds = ["unread", "speech", "silent", "unread", "speech", "silent", "unread"]
+    assert [(one.kind, one.end) for one in so_far.coverage] == list(zip(kinds, [1, 1.5, 2, 3, 3.5, 4, 5], strict=True))
 
 
 async def test_one_piece_more_is_cut_than_may_be_read_at_once() -> None:

@@ -232,7 +232,8 @@ def test_whatever_the_model_writes_a_transcription_advances_and_ends(
 def test_in_parallel_it_is_each_piece_alone(
     audio: Audio, answers: list[Generated], options: TranscribeOptions, at_once: int
 ) -> None:
-    """In order, whatever order the pieces finish in, and no more of them at once than is allowed."""
+    """In order, whatever order the pieces finish in, and no more of them at once than is allowed. Who stops on the way
+    has segments that the whole transcript has, too, and knows which seconds are missing."""
     oracle, alone = Oracle(answers), Oracle(answers)
 
     async def main() -> None:
@@ -240,10 +241,21 @@ def test_in_parallel_it_is_each_piece_alone(
             audio.samples(), oracle, options, SMALL, audio.plan(), at_once=at_once
         ) as transcription:
             segments: list[Segment] = []
+            states = [transcription.progress(whole=True).transcript(segments)]
+            read = [transcription.seconds_read]
             while (found := await transcription.next_window()) is not None:
                 segments += found
                 assert not found or transcription.position >= found[-1].end, "told, but not done"
-        assert transcription.position == audio.length / RATE
+                states.append(transcription.progress(whole=True).transcript(segments))
+                read.append(transcription.seconds_read)
+                check_coverage(transcription, audio.length, states[-1].segments)
+        assert transcription.position == transcription.seconds_read == audio.length / RATE
+        assert read == sorted(read), f"less is read than before: {read}"
+        for state, seconds in zip(states, read, strict=True):
+            unread = sum(one.end - one.start for one in state.coverage if one.kind in ("unread", "excluded"))
+            assert seconds + unread > audio.length / RATE - 1e-6, f"{seconds} are read, {unread} unread"
+            check_segments(state.segments, audio.length)
+            assert {(one.start, one.end) for one in state.segments} <= {(one.start, one.end) for one in segments}
         assert oracle.most_running <= at_once, f"{oracle.most_running} at once"
         check_segments(segments, audio.length)
         check_windows(audio, oracle.windows())

@@ -14,12 +14,14 @@ from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from triolet.api.outputs.results import Transcript
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.history import History
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.plan import Plan
 from triolet.api.speech.transcription import Transcription
 from triolet.api.speech.windows import Generated
+from triolet.core.errors import InvalidRequest
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import Request
 
@@ -411,3 +413,28 @@ def test_the_history_is_the_end_of_all_text_since_the_last_reset(
             since = len(every)
         expected = every[since:]
         assert history.last() == tuple(expected[max(len(expected) - room, 0) :])
+
+
+# ---- parts of the audio ----------------------------------------------------------------------------------------------
+
+
+async def clipped(*clips: tuple[float, float]) -> Transcript:
+    """The transcript of parts of seven seconds in which somebody speaks."""
+    async with opened(ramp(7) / (8 * RATE), Script(answer(0.0, "a", 3.0)), options_of(clip_timestamps=clips)) as parts:
+        return await parts.transcript()
+
+
+async def test_audio_that_nobody_asked_for_is_excluded_and_has_not_failed() -> None:
+    transcript = await clipped((0, 3), (5, 6))
+    kinds = [("speech", 3), ("excluded", 5), ("speech", 6), ("excluded", 7)]
+    assert [(one.kind, one.end) for one in transcript.coverage] == kinds
+    assert transcript.warnings == ()
+
+
+async def test_parts_that_the_audio_does_not_have_are_named() -> None:
+    """A warning beside other parts; alone they are a mistake, which an empty text would hide."""
+    assert (await clipped((0, 3), (100, 200))).warnings == (
+        "clip_timestamps=[(100.0, 200.0)], but the audio ends at 7.00 s",
+    )
+    with pytest.raises(InvalidRequest, match=r"clip_timestamps=\[\(100.0, 200.0\)\], but the audio ends at 7.00 s; al"):
+        await clipped((100, 200))

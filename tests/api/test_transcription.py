@@ -170,11 +170,14 @@ async def test_a_stream_tells_its_segments_one_by_one() -> None:
     transcription = begin(ramp(80), script)
     stream = SegmentStream(transcription, transcription.progress)
     assert (stream.transcript().segments, stream.transcript().text) == ((), "")
+    known = []
     seen = []
     async for segment in stream:
         seen.append((segment.id, segment.text, stream.position))
-        assert len(stream.transcript().segments) == len(seen)
+        known.append((stream.transcript().text, [(one.kind, one.end) for one in stream.transcript().coverage]))
     assert seen == [(0, "a", 30), (1, "b", 30), (2, "c", 80)]
+    first = ("ab", [("speech", 6), ("silent", 30), ("unread", 80)])
+    assert known == [first, first, ("abc", [("speech", 6), ("silent", 60), ("speech", 65), ("silent", 80)])]
     assert (stream.language, stream.language_probability, stream.duration) == ("en", None, 80)
     whole = stream.transcript()
     assert whole == await begin(ramp(80), Script(*script.answers)).transcript()
