@@ -272,7 +272,7 @@ class SamplingParams:
     def _check_beams(self) -> None:
         beams = f"with beam_size={self.beam_size}"
         demand(self.temperature == 0.0, f"temperature={self.temperature} {beams}", "0, or beam_size=1")
-        demand(self.structure is None, f"a structure {beams}", "structure=None, or beam_size=1")
+        demand(self.structure is None, f"a structure {beams}", "no structure, or beam_size=1")
         demand(not self.stop, f"stop={shown(self.stop)} {beams}", "stop_token_ids, or beam_size=1")
         demand(self.logprobs is None, f"logprobs={self.logprobs} {beams}", "None, or beam_size=1")
         most = min(self.beam_size, self.most_hypotheses)

@@ -15,16 +15,29 @@ from attrs import asdict, frozen
 
 from ...core.config import Speculation
 from ...core.errors import InvalidRequest
-from ...core.request import SamplingParams
+from ...core.request import FinishReason, SamplingParams, Structure
 from ..outputs.results import Delta, Usage
 from .following import Following, model_options
-from .given import STDIN, check_model, checked_text, image_of, sound_of, structure_of, template_of, text_of_stdin
+from .given import STDIN, check_model, checked_text, image_of, sound_of, template_of, text_of_stdin
 from .pages import FILE, FOLLOWING, MODEL, Page, folders
-from .terminal import OpenEngine, OutputError, WrongInput, complain, is_terminal, is_utf8, stdout, visible, write
+from .sampling_flags import FORM, SAMPLING, sampling_of, sampling_options
+from .terminal import (
+    CUT_OFF,
+    OpenEngine,
+    OutputError,
+    WrongInput,
+    complain,
+    is_terminal,
+    is_utf8,
+    stdout,
+    visible,
+    write,
+)
 
 _SECTIONS = {
     "Question": ("images", "sounds", "system", "chat", "chat_template"),
-    "Text": ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "schema", "as_json", "speculate"),
+    "Text": (*SAMPLING, "speculate"),
+    "Form": (*FORM, "as_json", "as_lines"),
     "Model": MODEL,
     "Watching": FOLLOWING,
 }
@@ -57,32 +70,9 @@ _EXAMPLES = (
     help="Put the prompt into the chat template, or use it as it is. Default: --chat if there is a template.",
 )
 @click.option("--chat-template", **FILE, help="A Jinja template that is used in place of the model's own.")
-@click.option(
-    "--max-tokens", type=int, metavar="N", help="The most tokens to write. Default: up to the model's last position."
-)
-@click.option(
-    "--temperature",
-    default=0.0,
-    show_default=True,
-    help="How freely tokens are sampled. 0: always the likeliest token.",
-)
-@click.option(
-    "--top-p",
-    default=1.0,
-    show_default=True,
-    help="Sample from the fewest tokens that together have this probability. 1: off.",
-)
-@click.option("--top-k", default=0, show_default=True, help="Sample from this many of the likeliest tokens. 0: off.")
-@click.option(
-    "--min-p",
-    default=0.0,
-    show_default=True,
-    help="Leave out tokens with less than this share of the likeliest token's probability. 0: off.",
-)
-@click.option("--seed", default=0, show_default=True, help="The seed of sampling. The same seed gives the same tokens.")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the output before this text. May be repeated.")
-@click.option("--json-schema", "schema", **FILE, help="Write JSON that follows the JSON schema in FILE.")
+@sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: text, tokens, finish_reason and usage.")
+@click.option("--json-lines", "as_lines", is_flag=True, help="Write a JSON object for each piece of text, as it comes.")
 @model_options
 @click.option("--speculate", type=int, metavar="N", help=_SPECULATE)
 @click.pass_obj
@@ -94,11 +84,11 @@ def generate(
     prompt: str | None,
     images: tuple[str, ...],
     sounds: tuple[str, ...],
-    schema: str | None,
     system: str | None,
     chat: bool | None,
     chat_template: str | None,
     as_json: bool,
+    as_lines: bool,
     verbose: bool,
     speculate: int | None,
     **others: Any,
@@ -123,7 +113,11 @@ def generate(
         speculation = Speculation(tokens=speculate) if speculate else None
     # one request: pages for one sequence are enough
     config = following.config(others, max_running=1, speculation=speculation, chat_template=template)
-    params = SamplingParams(**others, structure=None if schema is None else structure_of(schema))
+    params = sampling_of(others)
+    if as_json and as_lines:
+        raise click.UsageError("--json with --json-lines; allowed: one of them")
+    if params.logprobs is not None and not (as_json or as_lines):
+        raise click.UsageError("--logprobs needs an output that shows them; give --json or --json-lines too")
     check_model(model)
     _check_one_reads_stdin(prompt, images, sounds)
     out = stdout()
@@ -142,7 +136,7 @@ def generate(
         begin = trio.current_time()
         return open_engine(model, config)
 
-    async def write_text(engine: Any) -> None:
+    async def write_text(engine: Any) -> int:
         opened, first, parts = trio.current_time(), math.nan, list[Delta]()
         with _line(out) as add:
             async with engine.stream(**question.arguments(engine.model), sampling=params) as deltas:
@@ -151,24 +145,52 @@ def generate(
                         first = trio.current_time()
                     parts.append(delta)
                     if not comes_last:
-                        add(delta.text)
+                        add(_line_of([delta], params, out) + "\n" if as_lines else delta.text)
             ended = trio.current_time()
             if view is not None:
                 view.close()
-            text, usage, reason = "".join(part.text for part in parts), parts[-1].usage, parts[-1].finish_reason
+            text, usage = "".join(part.text for part in parts), parts[-1].usage
             assert usage is not None, "a request ended without its usage"
-            assert reason is not None, "a request ended without a reason"
             if as_json:
-                tokens = [token for part in parts for token in part.token_ids]
-                told = {"text": text, "tokens": tokens, "finish_reason": reason.value, "usage": asdict(usage)}
-                add(json.dumps(told, ensure_ascii=not is_utf8(out)))
+                add(_line_of(parts, params, out))
             elif comes_last:
-                add(text)
+                add("".join(f"{_line_of([part], params, out)}\n" for part in parts) if as_lines else text)
         if verbose:
             for line in _statistics_lines(engine, usage, opened - begin, first - opened, ended - first):
                 complain(line)
+        return _status_of(text, parts[-1].finish_reason, usage, params.structure)
 
     return following.run(opening, write_text, verbose=verbose)
+
+
+def _line_of(parts: Sequence[Delta], params: SamplingParams, out: TextIO) -> str:
+    """Returns one JSON object of ``parts``, with the reason and the usage if the last of them has these."""
+    last = parts[-1]
+    told: dict[str, Any] = {
+        "text": "".join(part.text for part in parts),
+        "tokens": [token for part in parts for token in part.token_ids],
+    }
+    if params.logprobs is not None:
+        told["logprobs"] = [logprob for part in parts for logprob in part.logprobs]
+        told["top_logprobs"] = [top for part in parts for top in part.top_logprobs or ()]
+    if last.finish_reason is not None and last.usage is not None:
+        told |= {"finish_reason": last.finish_reason.value, "usage": asdict(last.usage)}
+    return json.dumps(told, ensure_ascii=not is_utf8(out))
+
+
+def _status_of(text: str, reason: FinishReason | None, usage: Usage, structure: Structure | None) -> int:
+    """Returns the exit status for a text that ended for ``reason``, and reports a structure that was cut off."""
+    if structure is None or reason is not FinishReason.LENGTH:
+        return 0
+    from ...models.sampling.structure import is_complete
+
+    if is_complete(structure, text):
+        return 0
+    complain(
+        f"the output was cut off after {usage.completion_tokens} tokens, before it was complete; allow more with "
+        "--max-tokens, or ask for something shorter"
+    )
+    return CUT_OFF
 
 
 def _check_one_reads_stdin(prompt: str | None, images: Sequence[str], sounds: Sequence[str]) -> None:

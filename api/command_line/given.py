@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ...core.errors import CheckpointError, InvalidRequest
-from ...core.request import Structure
 from ..inputs.images import load_image
 from .terminal import WrongFile, WrongInput
 
@@ -69,26 +67,6 @@ def sound_of(name: str) -> str | bytes:
     """The name of the audio file ``name``, unchanged, or the bytes of standard input."""
     check_readable(name)
     return _stdin_of("audio") if name == STDIN else name
-
-
-def structure_of(name: str) -> Structure:
-    """The structure that the JSON schema in the file ``name`` describes."""
-    from ...models.sampling.structure import fault_of
-
-    check_readable(name)
-    try:
-        structure = Structure.json_schema(json.dumps(json.loads(Path(name).read_bytes())))
-    except OSError as error:
-        raise WrongFile(f"{name}: it cannot be read ({error.strerror or error})") from error
-    except ValueError as error:
-        raise WrongFile(f"{name}: it is not JSON ({error}); give a JSON schema") from error
-    except RecursionError as error:
-        raise WrongFile(
-            f"{name}: it is nested too deeply to be read; let the schema refer to itself instead"
-        ) from error
-    if fault := fault_of(structure):
-        raise WrongFile(f"{name}: {fault}")
-    return structure
 
 
 def template_of(given: str) -> str:

@@ -7,6 +7,7 @@ exit statuses:
 0      all is well
 1      a file or the model failed, the model refused a request, or the output could not be written
 2      wrong usage: options or arguments that are wrong by themselves, found before any model is loaded
+3      ``triolet generate``: the output was cut off before it had the form that was asked for
 130    interrupted (^C)
 141    the reader of the output went away
 =====  ===============================================================================================================

@@ -74,20 +74,27 @@ class Pages(click.Group, Page):
 
 
 def in_flags(message: str) -> str:
-    """``message`` with the command's flags in place of Python's arguments, ``--beam-size=0`` for ``beam_size=0``, and
-    with commands in place of methods."""
+    """``message`` with the command's flags in place of Python's arguments, ``--beam-size=0`` for ``beam_size=0`` and
+    ``--parallel`` for ``parallel=True``, and with commands in place of methods."""
     message = re.sub(r"engine\.(transcribe|generate|embed)(\(\.\.\.\))?", r"triolet \1", message)
     context = click.get_current_context(silent=True)
     options = [] if context is None else [each for each in context.command.params if isinstance(each, click.Option)]
     long = [(each.name, flag) for each in options for flag in each.opts if flag.startswith("--")]
     flags = {name: flag for own, flag in long for name in (own, flag[2:].replace("-", "_"))}
+    switches = {
+        flag: (each.secondary_opts or [f"no {flag}"])[0] for each in options if each.is_flag for flag in each.opts
+    }
 
     def spelled(found: re.Match[str]) -> str:
-        name, equals = found.groups()
-        is_argument = equals or "_" in name  # a name without an underscore may be a plain word
-        return flags[name] + equals if is_argument and name in flags else found.group()
+        name, equals, value = found.groups()
+        flag = flags.get(name)
+        if flag is None or not (equals or "_" in name):  # a name without an underscore may be a plain word
+            return found.group()
+        if flag in switches and value in ("True", "False"):
+            return flag if value == "True" else switches[flag]
+        return found.group().replace(name, flag, 1)
 
-    return re.sub(r"(?<![\w-])(\w+)\b(=?)", spelled, message)
+    return re.sub(r"(?<![\w-])(\w+)\b(?:(=)(True|False)?)?", spelled, message)
 
 
 # ---- what a shell completes ------------------------------------------------------------------------------------------

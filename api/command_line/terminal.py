@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 OpenEngine: TypeAlias = Callable[[str, EngineConfig], AbstractAsyncContextManager[Any]]
 
-FAILED, WRONG, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+FAILED, WRONG, CUT_OFF, INTERRUPTED, PIPE_CLOSED = 1, 2, 3, 130, 141
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 

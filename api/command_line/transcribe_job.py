@@ -184,6 +184,7 @@ class Job:
             return 0
         assert isinstance(file.error, TrioletError), f"{file.error!r} is not for users"
         why = in_flags(str(file.error))
+        file.error = None  # its traceback refers to the file
         if file.transcript is None:
             return self._complain(f"{shown(file.name)}: {why}")
         self._finish(file, why)

@@ -54,6 +54,15 @@ def fault_of(structure: Structure) -> str:
     return str(_bad(structure, messages[0])) if failed else ""
 
 
+def is_complete(structure: Structure, text: str) -> bool:
+    """True if ``text`` is all of what ``structure`` describes; a text that ended early may be only its beginning."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    tokens = LLTokenizer("byte")
+    matcher = LLMatcher(tokens, _grammar(structure), log_level=_SILENT)
+    return matcher.consume_tokens(tokens.tokenize_bytes(text.encode())) and matcher.is_accepting()
+
+
 def _grammar(structure: Structure) -> str:
     """Returns the structure as a grammar of llguidance."""
     from llguidance import LLMatcher

@@ -37,8 +37,10 @@ class PaperEngine:
         media: Sequence[str] = (),
         converses: bool = True,
         opening: TrioletError | None = None,
+        reason: FinishReason = FinishReason.STOP,
     ) -> None:
         self.pieces = pieces
+        self.reason = reason
         self.opening = opening
         self.model = SimpleNamespace(name="paper", preparer=PaperPreparer(set(media), converses=converses))
         self.configs: list[tuple[str, EngineConfig]] = []
@@ -77,7 +79,7 @@ class PaperEngine:
                 self.given += 1
                 yield Delta(text=piece, token_ids=(self.given,))
         usage = Usage(prompt_tokens=3, completion_tokens=self.given)
-        yield Delta(text="", token_ids=(), finish_reason=FinishReason.STOP, usage=usage)
+        yield Delta(text="", token_ids=(), finish_reason=self.reason, usage=usage)
 
     async def embed(self, texts: Sequence[str], *, pooling: str | None, normalize: bool | None) -> Any:
         await trio.lowlevel.checkpoint()

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import fields_dict
 
+from triolet.api.command_line.generate import generate
+from triolet.api.command_line.sampling_flags import FORM, SAMPLING
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest, PoisonRequest, RequestTooLarge
-from triolet.core.request import SamplingParams
+from triolet.core.request import FinishReason, SamplingParams, Structure
 
 from .generating import PaperEngine
 from .paper import Terminal, run
@@ -85,6 +88,55 @@ def test_json_is_one_object_with_everything(capsys: pytest.CaptureFixture[str]) 
     }
 
 
+def test_json_lines_come_as_the_text_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for each piece, the last with what is known at the end."""
+    seen: list[str] = []
+
+    class Out(io.StringIO):
+        def flush(self) -> None:
+            seen.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", Out())
+    assert run(["generate", "model", "hi", "--json-lines"], PaperEngine("gr", "ün")) == 0
+    first, second, last = map(json.loads, seen[-1].splitlines())
+    assert json.loads(seen[0]) == first == {"text": "gr", "tokens": [1]}
+    assert second == {"text": "ün", "tokens": [2]}
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "seed": None}
+    assert last == {"text": "", "tokens": [], "finish_reason": "stop", "usage": usage}
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "is_whole"),
+    [
+        (["--regex", "[0-9]{4}(-x)?"], "1234", True),
+        (["--regex", "[0-9]{4}(-x)?"], "1234-", False),
+        (["--choice", "red", "--choice", "redder"], "redd", False),
+        (["--json-schema", "schema"], '{"a": "ü"}', True),
+        (["--json-schema", "schema"], '{"a": "ü', False),
+        (["--grammar", "grammar"], "aa", False),
+        (["--max-tokens", "1"], "{", True),
+    ],
+)
+def test_a_form_that_was_cut_off_has_a_status_of_its_own(
+    words: list[str],
+    text: str,
+    is_whole: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What was written stays; a text without a form is as long as it was asked to be."""
+    monkeypatch.chdir(tmp_path)
+    Path("schema").write_text('{"type": "object", "properties": {"a": {"type": "string"}}}')
+    Path("grammar").write_text('start: "aaa"')
+    engine = PaperEngine(text, reason=FinishReason.LENGTH)
+    assert run(["generate", "model", "hi", *words], engine) == (0 if is_whole else 3)
+    told = "triolet: the output was cut off after 1 tokens, before it was complete; allow more with --max-tokens"
+    out, err = capsys.readouterr()
+    assert out == f"{text}\n"
+    assert err.startswith(told) is not is_whole
+
+
 def test_a_fault_in_the_middle_keeps_what_was_written(capsys: pytest.CaptureFixture[str]) -> None:
     """One line, status 1, the engine closes."""
     engine = PaperEngine("half a ", PoisonRequest("it crashed\nits step"))
@@ -127,14 +179,42 @@ def test_options_reach_the_engine() -> None:
     engine = PaperEngine("a")
     words = (
         "generate some/model hi --max-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 5 --min-p 0.1 --seed 3 --stop END "
-        "--stop . --device cpu --dtype bfloat16 --threads 2 --speculate 6"
+        "--stop . --min-tokens 2 --repetition-penalty 1.1 --presence-penalty 0.5 --frequency-penalty -0.5 "
+        "--logit-bias 7=-2.5 --logit-bias 8=1 --stop-token-ids 4,5 --ignore-eos --logprobs 3 --length-penalty 2 "
+        "--patience 3 --no-skip-special-tokens --json --device cpu --dtype bfloat16 --threads 2 --speculate 6"
     )
     assert run(words.split(), engine) == 0
     config = EngineConfig(device="cpu", dtype="bfloat16", threads=2, max_running=1, speculation=Speculation(tokens=6))
     assert engine.configs == [("some/model", config)]
     assert engine.asked["sampling"] == SamplingParams(
-        max_tokens=7, temperature=0.5, top_p=0.9, top_k=5, min_p=0.1, seed=3, stop=("END", ".")
+        max_tokens=7,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=5,
+        min_p=0.1,
+        seed=3,
+        stop=("END", "."),
+        min_tokens=2,
+        repetition_penalty=1.1,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={7: -2.5, 8: 1.0},
+        stop_token_ids=(4, 5),
+        ignore_eos=True,
+        logprobs=3,
+        length_penalty=2.0,
+        patience=3.0,
+        skip_special_tokens=False,
     )
+
+
+def test_every_sampling_parameter_has_a_flag() -> None:
+    """But the number of completions: the command writes one."""
+    assert {*fields_dict(SamplingParams)} == {*SAMPLING, "structure", "n"}
+    assert {each.name for each in generate.params} >= {*SAMPLING, *FORM}
+    asked = PaperEngine("a")
+    assert run(["generate", "model", "hi"], asked) == 0
+    assert asked.asked["sampling"] == SamplingParams()
 
 
 @pytest.mark.parametrize(("words", "speculation"), [("", "auto"), ("--speculate 0", None)])
@@ -193,13 +273,21 @@ def test_the_prompt_may_come_from_standard_input(words: list[str], typed: Callab
     assert engine.asked["prompt"] == "zwei\nZeilen grün"
 
 
-def test_a_schema_becomes_a_structure(tmp_path: Path) -> None:
-    path = tmp_path / "schema.json"
-    path.write_text('{"enum": ["kitchen", "hall"]}')
+@pytest.mark.parametrize(
+    ("words", "structure"),
+    [
+        (["--json-schema", "{}"], Structure.json_schema({"enum": ["kitchen", "hall"]})),
+        (["--grammar", "{}"], Structure(kind="lark", text='start: "a"')),
+        (["--regex", "[a-z]+"], Structure(kind="regex", text="[a-z]+")),
+        (["--choice", "red", "--choice", "blue"], Structure.choice(["red", "blue"])),
+    ],
+)
+def test_a_form_becomes_a_structure(words: list[str], structure: Structure, tmp_path: Path) -> None:
+    path = tmp_path / "form"
+    path.write_text(structure.text)
     engine = PaperEngine("a")
-    assert run(["generate", "model", "hi", "--json-schema", str(path)], engine) == 0
-    structure = engine.asked["sampling"].structure
-    assert (structure.kind, json.loads(structure.text)) == ("json_schema", {"enum": ["kitchen", "hall"]})
+    assert run(["generate", "model", "hi", *(word.format(path) for word in words)], engine) == 0
+    assert engine.asked["sampling"].structure == structure
 
 
 @pytest.mark.parametrize("as_file", [True, False])

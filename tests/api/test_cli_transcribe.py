@@ -106,10 +106,12 @@ def test_one_temperature_rises_and_several_are_taken(
 
 def test_messages_speak_of_flags_and_leave_plain_words_alone() -> None:
     """A parameter whose name is a word is meant where a value follows."""
-    message = "prefix with parallel=True; beam_size too; the language; xbeam_size; task='x'; engine.embed(...)"
+    message = (
+        "prefix with parallel=True; beam_size too; the language; xbeam_size; task='x'; engine.embed(...); strict=False"
+    )
     with click.Context(transcribe):
         assert in_flags(message) == (
-            "prefix with --parallel=True; --beam-size too; the language; xbeam_size; --task='x'; triolet embed"
+            "prefix with --parallel; --beam-size too; the language; xbeam_size; --task='x'; triolet embed; --no-strict"
         )
 
 

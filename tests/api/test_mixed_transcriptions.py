@@ -94,7 +94,7 @@ def options(choose: random.Random, index: int) -> dict[str, Any]:
         "language_detection_threshold": choose.choice([0.4, 0.9]),
         "task": choose.choice(["transcribe", "translate"]),
         "voice_activity": PaperVoice() if parallel or choose.random() < 0.5 else "off",
-        "clip_timestamps": choose.choice([(), (), [(0.5, 2.25)], [(0.0, 1.7), (2.5, 30.0)], "1.0"]),
+        "clip_timestamps": choose.choice([(), (), [(0.5, 2.25)], [(0.0, 1.7), (2.5, 30.0)], "0.5"]),
         "suppress_tokens": choose.choice([None, (65, 66), tuple(range(40, 90))]),
         "max_initial_timestamp": choose.choice([None, 0.0, 1.0]),
     }
