@@ -37,8 +37,9 @@ class Order(enum.Enum):
 
 @define(eq=False)
 class PowerState:
-    """The present state and the present wish. Methods note facts and wishes; `next_order` returns what the runner must
-    do."""
+    """The present state and the wished state. Methods record changes of both; `next_order` returns what the runner must
+    do.
+    """
 
     power: Power = field(default=Power.AWAKE, init=False)
     _wants_sleep: bool = field(default=False, init=False)

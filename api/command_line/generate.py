@@ -164,7 +164,7 @@ def generate(
 
 
 def _line_of(parts: Sequence[Delta], params: SamplingParams, out: TextIO) -> str:
-    """Returns one JSON object of ``parts``, with the reason and the usage if the last of them has these."""
+    """Returns ``parts`` as one JSON object. It has the finish reason and the usage if the last part has them."""
     last = parts[-1]
     told: dict[str, Any] = {
         "text": "".join(part.text for part in parts),
@@ -179,7 +179,9 @@ def _line_of(parts: Sequence[Delta], params: SamplingParams, out: TextIO) -> str
 
 
 def _status_of(text: str, reason: FinishReason | None, usage: Usage, structure: Structure | None) -> int:
-    """Returns the exit status for a text that ended for ``reason``, and reports a structure that was cut off."""
+    """Returns the exit status for a text that ended for ``reason``. Reports a text that was cut off before it had all
+    of ``structure``.
+    """
     if structure is None or reason is not FinishReason.LENGTH:
         return 0
     from ...models.sampling.structure import is_complete

@@ -225,8 +225,9 @@ class Job:
 
 
 def missing(transcript: Transcript, *, has_known_end: bool) -> str:
-    """The seconds of audio that a transcript lacks because it was cut off, as the end of a sentence; "" if it lacks
-    none. ``has_known_end``: the transcript's duration is the length of the audio."""
+    """Returns the end of a sentence: the seconds of audio that the transcript lacks because it was cut off. Returns ""
+    if it lacks none. ``has_known_end``: the transcript's duration is the length of the audio.
+    """
     unread = [one for one in transcript.coverage if one.kind == "unread"]
     parts = [f"from {one.start:.2f} to {one.end:.2f} s" for one in unread if one.end < transcript.duration]
     if len(parts) < len(unread):

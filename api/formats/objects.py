@@ -1,4 +1,6 @@
-"""The members of a transcript in JSON: openai/whisper's and our own, or those of OpenAI's API."""
+"""The members of a transcript in JSON: as openai/whisper writes them, with more of our own, or as OpenAI's API returns
+them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,10 @@ _WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities")
 
 
 def as_object(transcript: Transcript) -> dict[str, Any]:
-    """Returns the members that the JSON of openai/whisper has, under its names: ``text``, ``segments`` and
-    ``language``. After them come those that only a `Transcript` has, without its timings. ``coverage``, ``warnings``
-    and ``language_probabilities`` are left out if they are empty, and so are the ``words`` of a segment without any."""
+    """Returns the members that openai/whisper's JSON has (``text``, ``segments``, ``language``), and after them those
+    that only a `Transcript` has, without its timings. Empty ``coverage``, ``warnings`` and ``language_probabilities``
+    are left out, and so are the ``words`` of a segment that has none.
+    """
     segments = [_whisper_segment(segment) for segment in transcript.segments]
     return {"text": transcript.text, "segments": segments, **attrs.asdict(transcript, filter=_is_shown)}
 
@@ -59,8 +62,9 @@ def _whisper_segment(segment: Segment) -> dict[str, Any]:
 
 
 def _segment(segment: Segment) -> dict[str, Any]:
-    """Returns the members of a segment, which openai/whisper and OpenAI's API name alike. ``seek`` is the start of the
-    segment in frames of 10 ms, since a transcript does not know its windows."""
+    """Returns the members of a segment, which have the same names in openai/whisper and in OpenAI's API. ``seek`` is
+    the start of the segment in frames of 10 ms, since a transcript does not have the starts of windows.
+    """
     return {
         "id": segment.id,
         "seek": round(segment.start * _SEEK_STEPS),

@@ -225,7 +225,9 @@ class PortalSegments(PortalStream[SegmentStream, Segment, Progress]):
         return SegmentStream(self, self._progress)
 
     def _progress(self, whole: bool) -> Progress:
-        """Returns the state that crossed last; with ``whole``, after the segments that nobody has taken yet."""
+        """Returns the state that crossed last. With ``whole``, adds the segments that crossed but that nobody has taken
+        yet.
+        """
         if not whole:
             return self.view()
         kept = tuple(self._kept)
@@ -238,7 +240,7 @@ class PortalSegments(PortalStream[SegmentStream, Segment, Progress]):
         return progress
 
     def _on_trio_left(self) -> None:
-        """Sends the whole state."""
+        """Sends the whole state to the callers' side."""
         self._portal.call_back(partial(setattr, self, "_left", self._on_trio_source.progress(whole=True)))
 
 

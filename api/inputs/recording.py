@@ -130,15 +130,14 @@ class Recording:
 
     @property
     def length(self) -> int | None:
-        """The number of samples in the whole recording; ``None`` until its end is reached. The close changes nothing
-        of it."""
+        """The number of samples in the whole recording; ``None`` until its end is reached. Closing keeps the value."""
         return self._length
 
     @property
     def duration(self) -> float | None:
         """The length in seconds, exact once the end is reached. Before that it is the promise of the header (an
-        estimate for MP3 and Ogg), or the decoded length if that is longer. ``None``: the header promises no length. The
-        close changes nothing of it.
+        estimate for MP3 and Ogg), or the decoded length if that is longer. ``None``: the header promises no length.
+        Closing keeps the value.
         """
         if self._length is not None:
             return self._length / self.sampling_rate

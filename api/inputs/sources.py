@@ -270,7 +270,7 @@ def check_values(
 
 
 def check_length(count: int, name: str, rate: int) -> None:
-    """Refuses ``count`` samples if they are too few to hear anything."""
+    """Refuses ``count`` samples if they are too short for speech."""
     if not count:
         raise InvalidRequest(f"{name} has no samples; allowed: {MIN_SECONDS:g} s of audio or more")
     if count < round(MIN_SECONDS * rate):

@@ -159,7 +159,7 @@ class LiveText:
 
 @frozen(kw_only=True)
 class Stretch:
-    """A part of the audio, and its fate. ``kind`` is one of these:
+    """A part of the audio, and what became of it. ``kind`` is one of these:
 
     - ``"speech"``: the part has text.
     - ``"silent"``: nobody speaks.
@@ -210,9 +210,9 @@ class Progress:
         so_far: the transcript without its segments. Its timings are set at the end only.
         duration: the length of the audio; ``None`` while it is not known.
         position: the time up to which all is done.
-        seconds_read: how much of the audio is done, wherever it is: a parallel transcription reads beyond ``position``.
-        ahead: the segments that are read, but were not given out yet. They are set, and so is the coverage of
-            ``so_far``, at the end and where the whole state was asked for.
+        seconds_read: how much of the audio is done. A parallel transcription also reads beyond ``position``.
+        ahead: the segments that are read, but were not given out yet. ``ahead`` and the coverage of ``so_far`` are set
+            only at the end, or if the whole state was asked for.
     """
 
     so_far: Transcript
@@ -222,6 +222,8 @@ class Progress:
     ahead: tuple[Segment, ...] = ()
 
     def transcript(self, segments: Iterable[Segment]) -> Transcript:
-        """The transcript with ``segments``, which are all segments that were given out, and those ``ahead``."""
+        """Returns the transcript with ``segments``, which are all segments that were given out, and with those
+        ``ahead``.
+        """
         found = (*segments, *self.ahead)
         return evolve(self.so_far, segments=found, text="".join(segment.text for segment in found).strip())

@@ -1,5 +1,6 @@
-"""The coverage of an audio: which seconds became text, were silent, failed, or were not read. Pure functions; times are
-in seconds."""
+"""The coverage of an audio: which seconds became text, were silent, failed, were excluded, or were not read. All
+functions are pure. Times are in seconds.
+"""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class ParallelTranscription(Transcription):
     pieces at the same time. No piece gets the text before it. Segments come in order, each as soon as all earlier
     segments are read. One piece more is cut than may be read at once.
 
-    At first `_FIRST_TOGETHER` pieces are read at the same time, and every window that is read lets one more begin. If
-    all began at once, they would share the device evenly, and even the first window would be read late.
+    At first `_FIRST_TOGETHER` pieces are read at the same time. After every window that is read, one more piece may
+    begin. If all began at once, they would share the device evenly, and even the first window would be read late.
 
     Args:
         start_soon: starts a task, which lives no longer than the block in which the transcription is used.

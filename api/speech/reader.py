@@ -137,7 +137,7 @@ class WindowReader:
         return None if request is None else (await self.ask([request], is_text=False))[0].aligned
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:
-        """Runs requests together, and records when the first of all had a place, and when the first text began."""
+        """Runs requests together. Records when the first request of all had a place, and when the first text began."""
         waited = trio.current_time() - self.asked
         answers = await self.run(requests)
         timings = None if answers[0].timings is None else answers[0].timings.since(waited)

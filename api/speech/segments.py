@@ -20,15 +20,16 @@ class ReadSoFar:
     def transcript(self) -> Transcript:
         """Returns a transcript of all that is read so far. After the last segment it is complete.
 
-        Before that it has the segments that the stream has given out, and those that the stream would give out next
-        without a wait, or, in parallel mode, after a wait for the text before them. ``coverage`` says which seconds are
-        not read (``"unread"``). So a program that stops early, or is stopped, keeps its text.
+        Before that it has the segments of all windows that are read, even those that the stream has not given out. In
+        parallel mode these may come after a gap. ``coverage`` says which seconds are not read (``"unread"``). So a
+        program that stops early, or is stopped, keeps its text.
         """
         return self.progress(whole=True).transcript(self._found)
 
     def progress(self, *, whole: bool = False) -> Progress:
-        """Returns what is known about the transcription; with ``whole``, the segments ahead and the coverage too, which
-        takes a pass over all segments."""
+        """Returns the state of the transcription. With ``whole``, adds the segments ahead and the coverage, which takes
+        a pass over all segments.
+        """
         return self._progress(whole)
 
     @property
@@ -53,7 +54,7 @@ class ReadSoFar:
 
     @property
     def seconds_read(self) -> float:
-        """Seconds of the audio that are done, wherever they are: a parallel transcription reads beyond `position`."""
+        """The number of seconds of audio that are done. A parallel transcription also reads beyond `position`."""
         return self.progress().seconds_read
 
     @property

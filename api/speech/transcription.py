@@ -60,8 +60,9 @@ class Transcription:
     # -- where it is -------------------------------------------------------------------------------------------------
 
     def progress(self, whole: bool = False) -> Progress:
-        """Returns all that is known so far. The coverage and the segments ahead are added only at the end and with
-        ``whole``, since they take a pass over all segments."""
+        """Returns the state of the transcription. The coverage and the segments ahead are added only at the end or with
+        ``whole``, since they take a pass over all segments.
+        """
         whole = whole or self.ended
         recipe, duration, broken = self.reader.recipe, self.recording.duration, self.recording.broken
         so_far = Transcript(
@@ -95,7 +96,7 @@ class Transcription:
 
     @property
     def seconds_read(self) -> float:
-        """Seconds of the audio that are done, wherever they are."""
+        """The number of seconds of audio that are done. A parallel transcription also reads beyond `position`."""
         end = self._end
         return end - sum(max(min(stop, end) - start, 0.0) for start, stop in self._unread())
 
@@ -108,7 +109,7 @@ class Transcription:
 
     @property
     def _end(self) -> float:
-        """The end of the audio, or of what is known of it, in seconds."""
+        """The end of the audio in seconds. Before the length is known, the end of the part that is known."""
         duration = self.recording.duration
         return max([self.position, *(start for start, _ in self._unread())]) if duration is None else duration
 

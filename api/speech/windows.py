@@ -53,7 +53,7 @@ class Span:
 class WindowCut:
     """The spans of one window, and the start of the next window in timestamp steps from this window's start.
     ``next_start`` is ``None`` if the next window starts at this window's end. ``closed`` is true if a lone timestamp
-    ends the window. By it the model says that nobody speaks after it.
+    ends the window, which means that nobody speaks after it.
     """
 
     spans: tuple[Span, ...]
