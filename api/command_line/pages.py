@@ -85,6 +85,10 @@ def in_flags(message: str) -> str:
         flag: (each.secondary_opts or [f"no {flag}"])[0] for each in options if each.is_flag for flag in each.opts
     }
 
+    def bare(found: re.Match[str]) -> str:
+        setting, name = found.groups()
+        return setting if name in flags else found.group()
+
     def spelled(found: re.Match[str]) -> str:
         name, equals, value = found.groups()
         flag = flags.get(name)
@@ -94,6 +98,7 @@ def in_flags(message: str) -> str:
             return flag if value == "True" else switches[flag]
         return found.group().replace(name, flag, 1)
 
+    message = re.sub(r"EngineConfig\(((\w+)=[^()]*)\)", bare, message)
     return re.sub(r"(?<![\w-])(\w+)\b(?:(=)(True|False)?)?", spelled, message)
 
 

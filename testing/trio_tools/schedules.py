@@ -286,10 +286,11 @@ def task_tree() -> str:
 
 
 def where_of(task: trio.lowlevel.Task) -> str:
-    """Returns the place of the task's innermost frame that belongs neither to trio nor to these tools."""
+    """Returns the place of the task's innermost frame that belongs neither to trio, nor to these tools, nor to
+    contextlib, which stands between a program and the block that it enters or leaves."""
     where = "about to start"
     for frame, line in task.iter_await_frames():
         module = frame.f_globals.get("__name__", "")
-        if module.split(".")[0] != "trio" and module.rpartition(".")[0] != __package__:
+        if module.split(".")[0] not in ("trio", "contextlib") and module.rpartition(".")[0] != __package__:
             where = f"{frame.f_code.co_qualname} at {frame.f_code.co_filename.rsplit('/', 1)[-1]}:{line}"
     return where

@@ -552,3 +552,31 @@ def test_a_sweep_without_runs_is_refused():
 def test_a_fault_that_never_happens_is_no_finding():
     trial = replay_program(sound, Case(fault=Fault(TrioFault.CANCEL, "main", 99)))
     assert not trial.met
+
+
+class Diary:
+    async def note(self) -> None:
+        await trio.sleep(1)
+
+    @asynccontextmanager
+    async def page(self) -> AsyncIterator[None]:
+        await self.note()
+        yield
+
+
+async def writes_and_fails_if_cancelled(trial: Trial) -> None:
+    try:
+        async with trial.part(), Diary().page():
+            await trio.sleep(1)
+    except trio.Cancelled as cancelled:
+        raise LookupError from cancelled
+
+
+@pytest.mark.parametrize(
+    ("step", "place"),
+    [(2, "writes_and_fails_if_cancelled"), (3, "Diary.note"), (4, "writes_and_fails_if_cancelled")],
+)
+def test_a_fault_is_placed_where_the_program_stands(step: int, place: str) -> None:
+    """Not in the standard library, through which a program enters a block."""
+    with pytest.raises(ProgramBroken, match=rf"which stands in {place} at test_trio_tools\.py:\d+"):
+        replay_program(writes_and_fails_if_cancelled, Case(fault=Fault(TrioFault.CANCEL, "main", step)))
