@@ -56,14 +56,11 @@ class EncoderCache:
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serves until the scheduler has closed and no entry is left, or the runner is gone."""
         task_status.started()
-        while not self._finished():
+        while not (self._closing and (self.ledger.drained or self._runner_gone)):
             await self._take_messages()
             self._send_frees()  # before the batch, so that frees need not wait for it
             self._dispatch()
             self._borrow()
-
-    def _finished(self) -> bool:
-        return self._closing and (self.ledger.drained or self._runner_gone)
 
     async def _take_messages(self) -> None:
         with trio.move_on_at(self._next_deadline()) as scope:

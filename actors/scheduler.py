@@ -93,7 +93,7 @@ class Scheduler:
         """Serves until drained. However the loop ends, every stream is ended and every entry is released."""
         try:
             task_status.started()
-            while not self._finished():
+            while not (self._runner_gone or (self._draining and self.planner.idle)):
                 await self._take_messages()
                 self._publish()
                 self._dispatch()
@@ -182,9 +182,6 @@ class Scheduler:
         if again:
             self.emit(events.StepRetried(step_id, again))
 
-    def _finished(self) -> bool:
-        return self._runner_gone or (self._draining and self.planner.idle)
-
     def _accept(self, request: Request, stream: m.Stream) -> None:
         if self.power.ordered and self.refuses_while_asleep:
             stream.end(
@@ -269,20 +266,16 @@ class Scheduler:
             case m.Acquire(_, _, _, request_id):
                 self._clients[request_id].acquires(trio.current_time())
                 self.to_encoder_cache.send_nowait(action)
-            case a.HoldsAll(request_id):
+            case events.EncoderWaitOver(request_id):
                 self._clients[request_id].waits_no_more(trio.current_time())
-                self.emit(events.EncoderWaitOver(request_id))
+                self.emit(action)
             case m.Release():
                 self.to_encoder_cache.send_nowait(action)
-            case a.Start(request_id):
+            case events.RequestStarted(request_id):
                 self._clients[request_id].starts(trio.current_time())
-                self.emit(events.RequestStarted(request_id))
-            case a.Preempt(request_id):
-                self.emit(events.RequestPreempted(request_id))
-            case a.Suspect(request_id):
-                self.emit(events.RequestSuspected(request_id))
-            case a.Shrink(tokens):
-                self.emit(events.StepShrunk(tokens))
+                self.emit(action)
+            case events.Event():
+                self.emit(action)
             case a.Finish(request_id, reason):
                 timings = self._clients[request_id].timings(trio.current_time())
                 self._end(request_id, m.Finished(reason, timings), "finished")

@@ -144,8 +144,6 @@ class EncoderLedger:
         self.batch_size.done()
         for key in keys:
             self._counters.encoded += 1
-            self._entries[key].failed_alone = False
-            self._entries[key].borrows_failed = 0
             self._change(self._entries[key], Change.ENCODED)
         return self._decide()
 
@@ -185,7 +183,6 @@ class EncoderLedger:
         """Notes that the runner has stored the output of ``key``, which came from a lender."""
         self._now = now
         self._counters.borrowed += 1
-        self._entries[key].borrows_failed = 0
         self._change(self._entries[key], Change.BORROWED)
         return self._decide()
 
@@ -312,22 +309,15 @@ class EncoderLedger:
 
     def _serve(self) -> None:
         """Serves waits from the first one on, until one must go on waiting."""
-        while (hold := self._waiting.first()) is not None and self._try_serve(self._waits[hold]):
-            pass
-
-    def _try_serve(self, wait: Wait) -> bool:
-        entry = self._entries.get(wait.hold.key)
-        if entry is None:
-            if self.taken + wait.item.size > self.capacity:
-                return False
-            entry = Entry(wait.item, wait.place)
-        elif entry.state is State.FREEING:
-            return False  # an entry that is being freed is never used again: its output may be gone already
-        else:
-            self._counters.hits += 1
-        self._stop_waiting(wait.hold)
-        self._join(entry, wait)
-        return True
+        while (hold := self._waiting.first()) is not None:
+            wait, entry = self._waits[hold], self._entries.get(hold.key)
+            if entry is None and self.taken + wait.item.size > self.capacity:
+                return
+            if entry is not None and entry.state is State.FREEING:
+                return  # an entry that is being freed is never used again: its output may be gone already
+            self._counters.hits += entry is not None
+            self._stop_waiting(hold)
+            self._join(entry or Entry(wait.item, wait.place), wait)
 
     def _make_room(self) -> None:
         """Evicts idle entries, oldest first, until all waits will have room once the runner has dropped these entries.
@@ -437,6 +427,9 @@ class EncoderLedger:
         self._refile(entry.item)
 
     def _enter(self, entry: Entry, old: State, change: Change) -> None:
+        if change in {Change.ENCODED, Change.BORROWED}:
+            entry.failed_alone, entry.borrows_failed = False, 0
+            self._tell_ready(entry, entry.holders)
         match entry.state:
             case State.RESERVED:
                 self._queue_of(entry).put(entry.item.key, entry.place)
@@ -444,8 +437,6 @@ class EncoderLedger:
                     self._entries[entry.item.key] = entry
                     self.taken += entry.item.size
                     self._draft.reserved.append((entry.item.key, entry.item.size))
-            case State.READY | State.LENT if change in {Change.ENCODED, Change.BORROWED}:
-                self._tell_ready(entry, entry.holders)
             case State.FREEING:
                 self._freeing += entry.item.size
                 self._draft.free.append(entry.item.key)

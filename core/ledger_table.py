@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 
 
-class State(enum.Enum):
-    """The state of an entry. The books keep no ABSENT entries."""
-
+class _Key(enum.Enum):
     __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
+
+
+class State(_Key):
+    """The state of an entry. The books keep no ABSENT entries."""
 
     ABSENT = "absent"
     RESERVED = "reserved"  # bytes taken, nothing dispatched
@@ -24,20 +26,16 @@ RESIDENT = frozenset({State.READY, State.LENT, State.IDLE, State.FREEING})
 """The states in which the device has the output."""
 
 
-class Held(enum.Enum):
+class Held(_Key):
     """The kind of holders of an entry after a change. A loan is a hold whose holder is another engine."""
-
-    __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
 
     NOT = "no"
     HERE = "yes"  # by holders of this engine, and perhaps by borrowers too
     LENT = "by borrowers"  # by borrowers alone
 
 
-class Change(enum.Enum):
+class Change(_Key):
     """A change that can happen to an entry."""
-
-    __hash__ = object.__hash__  # Enum's own is slow; the table is looked up for every change
 
     ACQUIRE = "acquire"
     RELEASE = "release"

@@ -1,4 +1,4 @@
-"""The planner's decisions: actions, which the scheduler turns into messages and events."""
+"""The planner's decisions: actions, which the scheduler turns into messages, and events, which it emits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
+from ..events import Event
 from ..plan import SampledToken
 from ..request import EncoderItem, FinishReason
 
@@ -31,41 +32,6 @@ class Release:
 
     holder: str
     key: str
-
-
-@frozen
-class HoldsAll:
-    """The request holds all encoder outputs that it has acquired."""
-
-    request_id: str
-
-
-@frozen
-class Start:
-    """The request has a place and pages, and is part of the next step."""
-
-    request_id: str
-
-
-@frozen
-class Preempt:
-    """The request gave way to another one and waits again."""
-
-    request_id: str
-
-
-@frozen
-class Suspect:
-    """The request was part of a failed step."""
-
-    request_id: str
-
-
-@frozen
-class Shrink:
-    """Steps feed at most ``tokens`` tokens from now on, since a step did not fit the device's memory."""
-
-    tokens: int
 
 
 @frozen
@@ -99,5 +65,5 @@ class Abort:
     request_id: str
 
 
-Action: TypeAlias = Acquire | Release | HoldsAll | Start | Preempt | Suspect | Shrink | Commit | Finish | Fail | Abort
-"""One decision of the planner."""
+Action: TypeAlias = Acquire | Release | Commit | Finish | Fail | Abort | Event
+"""One decision of the planner, or an event that the scheduler emits."""

@@ -190,7 +190,7 @@ class Acts:
         not hold."""
         stop = sequence.known
         if start < sequence.placeholders.stop:
-            reach = sequence.placeholders.reach(start, self.acquirer.holds.held(sequence))
+            reach = sequence.placeholders.reach(start, sequence.held)
             stop = stop if reach is None else min(stop, reach)
         return stop - start
 

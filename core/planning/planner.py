@@ -26,15 +26,15 @@ from attrs import asdict, define, evolve, field
 
 from ..batch_size import BatchSize
 from ..errors import RunnerCrashed
+from ..events import RequestPreempted, RequestStarted, RequestSuspected, StepShrunk
 from ..ledger_values import Hold, too_large
 from ..ordered import Ordered
 from ..plan import Chunk, CrossWrite, SampledToken, StepPlan, StepResult
 from ..request import EncoderItem, Request
 from .acquirer import Acquirer
-from .actions import Abort, Action, Commit, Fail, Finish, Preempt, Shrink, Start, Suspect
+from .actions import Abort, Action, Commit, Fail, Finish
 from .acts import Acts
 from .draft import Part, StepDraft
-from .holds import EncoderHolds
 from .in_flight import InFlightStep
 from .limits import PlannerLimits
 from .quarantine import Quarantine
@@ -51,7 +51,6 @@ class Planner:
     _sequences: dict[str, Sequence] = field(factory=dict, init=False)  # by request id
     _waiting: Ordered[Sequence] = field(factory=Ordered, init=False)
     _room: Room = field(init=False)
-    _holds: EncoderHolds = field(init=False)
     _acquirer: Acquirer = field(init=False)
     _quarantine: Quarantine = field(init=False)
     _step_size: BatchSize = field(init=False)
@@ -67,8 +66,7 @@ class Planner:
     def __attrs_post_init__(self) -> None:
         limits = self.limits
         self._room = Room(limits)
-        self._holds = EncoderHolds(limits.encoder_cache_bytes, self._actions)
-        self._acquirer = Acquirer(limits, self._room, self._holds)
+        self._acquirer = Acquirer(limits, self._room, self._actions)
         self._quarantine = Quarantine(limits.crashes_alone)
         self._step_size = BatchSize(limits.max_step_tokens)
         self._acts = Acts(limits, self._sequences, self._room, self._acquirer, self._quarantine, self._step_size)
@@ -135,7 +133,7 @@ class Planner:
             self._unanswered(step)
         self._steps.clear()
         self._room.generation_lost()
-        self._holds.generation_lost()
+        self._acquirer.generation_lost()
         for sequence in list(self._sequences.values()):
             sequence.slot = sequence.id = None
             if sequence.phase is Phase.WAITING:
@@ -201,7 +199,7 @@ class Planner:
             self._doom(doomed)
         if isinstance(error, MemoryError) and self._divisible(step):
             self._step_size.too_large(step.plan.tokens)
-            self._actions.append(Shrink(self._step_size.budget))
+            self._actions.append(StepShrunk(self._step_size.budget))
             return
         self._quarantine.step_failed(step.request_ids, to_clear=to_clear, replaying=replaying)
         for sequence in step.sequences:
@@ -226,7 +224,7 @@ class Planner:
         if sequence.ended:
             self._quarantine.clear(request_id)
             return
-        self._actions.append(Suspect(request_id))
+        self._actions.append(RequestSuspected(request_id))
         steps = sequence.steps(self._step_size.budget)
         poison = self._quarantine.poison(request_id, error, steps=steps)
         if poison is not None:
@@ -301,10 +299,10 @@ class Planner:
             self._room.found_none(draft.blocked)  # first, since the room that victims give back counts as new
         for victim in draft.preempted:
             self._counters.preemptions += 1
-            self._actions.append(Preempt(victim.request.id))
+            self._actions.append(RequestPreempted(victim.request.id))
             self._leave(victim)
         for sequence in draft.lost:
-            sequence.shuns_cache = bool(sequence.placeholders and self._holds.keys(sequence))
+            sequence.shuns_cache = bool(sequence.placeholders and sequence.holds)
             self._acquirer.waits(sequence)
 
     def _dispatch(self, draft: StepDraft) -> StepPlan:
@@ -340,7 +338,7 @@ class Planner:
                 self._acquirer.has_read(sequence)
             elif self._take_slot(sequence, item):
                 written.append(sequence)
-                reads.append(Hold(self._holds.holder(sequence, item.key), item.key))
+                reads.append(Hold(sequence.holds[item.key].holder, item.key))
         return written, reads
 
     def _begin(self, sequence: Sequence) -> None:
@@ -351,7 +349,7 @@ class Planner:
         self._next_sequence_id += 1
         sequence.shuns_cache = False
         self._counters.tokens_cached += sequence.fed
-        self._actions.append(Start(sequence.request.id))
+        self._actions.append(RequestStarted(sequence.request.id))
 
     def _take_slot(self, sequence: Sequence, item: EncoderItem) -> bool:
         """Gives the sequence a slot. True if the step must write the sequence's cross KV. If the cross KV is resident,
@@ -363,7 +361,7 @@ class Planner:
             self._counters.cross_shared += 1
             self._acquirer.release(sequence)
             return False
-        assert self._holds.holds_all(sequence), f"{sequence.request.id} would write cross KV from nothing that it holds"
+        assert sequence.holds_all, f"{sequence.request.id} would write cross KV from nothing that it holds"
         sequence.slot = slots.take(item.key)
         return True
 
@@ -388,7 +386,7 @@ class Planner:
     def _reads(self, part: Part) -> Iterator[Hold]:
         """Yields the holds of the placed encoder outputs that ``part`` reads."""
         for key in part.sequence.placeholders.touched(part.start, part.stop):
-            yield Hold(self._holds.holder(part.sequence, key), key)
+            yield Hold(part.sequence.holds[key].holder, key)
 
     # -- answers -----------------------------------------------------------------------------------------------------
 
@@ -445,7 +443,7 @@ class Planner:
         mentions it."""
         if sequence.phase is Phase.RUNNING:
             self._room.leave(sequence)
-            self._acquirer.reads_no_more(sequence)
+            self._acquirer.waits_no_more(sequence)
         self._settle(sequence)
 
     def _settle(self, sequence: Sequence) -> None:

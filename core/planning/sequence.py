@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from attrs import define
+from attrs import define, field
 
 from ..beam_pages import pages_of_beams
 from ..order import order_of
@@ -30,6 +30,17 @@ class Phase(enum.Enum):
 
 
 @define(eq=False)
+class EncoderHold:
+    """An encoder output that a sequence has acquired, and holds if it is ``ready``. ``holder`` is the hold's name at
+    the encoder cache. The name is new for every acquire, so that a late answer to a withdrawn acquire is recognised."""
+
+    holder: str
+    sequence: Sequence
+    item: EncoderItem
+    ready: bool = False
+
+
+@define(eq=False)
 class Sequence:
     """The progress of a request. ``tokens`` has the prompt and the committed tokens. A beam search commits nothing
     before its end. While it runs, ``tokens`` has a `STAND_IN` for each of its steps, so that positions count as usual.
@@ -47,6 +58,7 @@ class Sequence:
     limit: int  # most tokens of the sequence, prompt included
     stops: frozenset[int]  # tokens that end the sequence
     phase: Phase = Phase.WAITING
+    holds: dict[str, EncoderHold] = field(factory=dict)  # by content key
     shuns_cache: bool = False  # starts without cached pages, since those that it counted on were evicted
     id: int | None = None  # the executor's name for the sequence; new for each start
     pages: tuple[int, ...] = ()
@@ -98,6 +110,16 @@ class Sequence:
             return -(-positions // page_size)
         shared = self.prompt_length // page_size
         return pages_of_beams(positions, page_size=page_size, shared=shared, size=self.beams)
+
+    @property
+    def held(self) -> set[str]:
+        """The keys of the encoder outputs that the sequence holds."""
+        return {key for key, hold in self.holds.items() if hold.ready}
+
+    @property
+    def holds_all(self) -> bool:
+        """True if the sequence has acquired at least one encoder output, and holds all that it has acquired."""
+        return bool(self.holds) and all(hold.ready for hold in self.holds.values())
 
     @property
     def known(self) -> int:

@@ -56,6 +56,9 @@ WORLDS = {
     "two images, room for one": World(
         limits(4, 3), (request("a", (9, 1, 9), 1, ("i", 0), ("j", 2)), request("b", (9, 2), 1, ("j", 0)))
     ),
+    "one place, and its holder needs the room of the next": World(
+        limits(4, 3, running=1), (request("a", (9, 1, 9), 1, ("i", 0), ("j", 2)), request("b", (1, 9), 1, ("i", 1)))
+    ),
     **{
         f"an urgent image and a failed step, places: {running}, in flight: {depth}": World(
             limits(4, 4, running=running, depth=depth),

@@ -427,8 +427,32 @@ def test_only_the_head_of_the_queue_acquires():
         planner.submit(request(f"r{number}", items=(item(f"k{number}"),)))
         told = asks(planner)
         assert number >= planner.limits.acquire_ahead or told, "the head of the queue acquires"
-    held = {name for name in planner._sequences if planner._holds.keys(planner._sequences[name])}
+    held = {name for name, sequence in planner._sequences.items() if sequence.holds}
     assert held == {f"r{number}" for number in range(planner.limits.acquire_ahead)}, "only the head acquires"
+
+
+def test_who_waits_for_room_and_leaves_holds_up_nobody():
+    """The first request runs and waits for room for its next image, and the third one waits behind it."""
+    planner, executor = opened(depth=2, encoder_cache_bytes=3)
+
+    def ask_with_images(name: str, **sizes: int) -> list[str]:
+        places = enumerate(sizes.items())
+        items = tuple(evolve(item(key), size=size, spans=((2 * at, 2 * at + 1),)) for at, (key, size) in places)
+        planner.submit(request(name, items=items))
+        executor.outputs |= sizes
+        acquired = [ask for ask in asks(planner) if isinstance(ask, Acquire)]
+        for ask in acquired:
+            planner.encoder_ready(ask.holder)
+        return [ask.item.key for ask in acquired]
+
+    assert ask_with_images("first", a=1, b=2) == ["a"]
+    step = planner.next_step()
+    assert ask_with_images("second", c=2) == ["c"]
+    planner.next_step()
+    planner.step_done(executor.step(step))
+    assert ask_with_images("third", d=1) == [], "the second request holds the room for b"
+    planner.abort("first")
+    assert [ask.item.key for ask in asks(planner)] == ["d"]
 
 
 def test_a_newcomer_is_not_started_where_those_who_run_will_need_the_pages():

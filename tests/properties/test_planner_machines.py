@@ -18,6 +18,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import RequestTooLarge
+from triolet.core.events import OfRequest
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
 from triolet.core.ledger_values import Decisions
@@ -126,7 +127,7 @@ class PlannerMachine(Machine):
                     self.vectors[request_id] += [one.vector for one in sampled if one.vector is not None]
                     self.probed[request_id] += [one.probe for one in sampled if one.probe is not None]
                     self.tokens[request_id] += [one.token_id for one in sampled if one.token_id is not None]
-                case a.HoldsAll(request_id) | a.Start(request_id) | a.Preempt(request_id) | a.Suspect(request_id):
+                case OfRequest(request_id):
                     assert request_id not in self.ends, f"terminal once: {action} after the end"
                 case a.Finish(request_id, _) | a.Fail(request_id, _) | a.Abort(request_id):
                     assert request_id not in self.ends, f"terminal once: {request_id} ended twice"
@@ -324,10 +325,10 @@ class PlannerMachine(Machine):
     def nobody_stands_still(self) -> None:
         """No step is in flight and none is planned, so room comes back from nobody, and only the encoder cache has
         news: whoever runs waits for an output, and where nobody runs nobody is ready."""
-        room, holds = self.planner._room, self.planner._holds
+        room = self.planner._room
         assert not room.leaving, "a request never ended: it leaves, and waits for no step"
         for sequence in room.running:
-            waits = sequence.dispatched < sequence.placeholders.stop and not holds.holds_all(sequence)
+            waits = sequence.dispatched < sequence.placeholders.stop and not sequence.holds_all
             assert waits, f"a request never ended: {sequence.request.id} runs, has all that it needs, and is not fed"
         ready = [s for s in self.planner._waiting if self.needs_only_room(s)]
         assert room.running or not ready, f"a request never ended: {ready[0].request.id} waits, and lacks nothing"
@@ -435,9 +436,14 @@ class PlannerMachine(Machine):
     @invariant()
     def what_is_acquired_fits_the_encoder_cache(self) -> None:
         """So no acquire waits for another one's release."""
-        holds = [hold for of_one in self.planner._holds._holds.values() for hold in of_one.values()]
-        sizes = {hold.item.key: hold.item.size for hold in holds}
+        sizes = {hold.item.key: hold.item.size for hold in self.planner._acquirer._holds.values()}
         assert sum(sizes.values()) <= self.limits.encoder_cache_bytes, "all that is acquired fits the encoder cache"
+
+    @invariant()
+    def nobody_waits_for_room_that_is_there(self) -> None:
+        """Whoever may acquire next has acquired at once: looking again changes nothing."""
+        self.planner._acquirer._stale = True
+        assert not self.planner.take_actions(), "what can be acquired is acquired at once"
 
     @invariant()
     def what_is_found_was_fed(self) -> None:
@@ -455,7 +461,7 @@ class PlannerMachine(Machine):
                 needed = {
                     placeholder.key for placeholder in sequence.placeholders.all if placeholder.stop > sequence.fed
                 }
-                assert self.planner._holds.keys(sequence) <= needed, "an image that has been read is given back"
+                assert sequence.holds.keys() <= needed, "an image that has been read is given back"
 
     @invariant()
     def a_waiting_request_holds_no_pages(self) -> None:
@@ -566,7 +572,7 @@ class PlannerMachine(Machine):
             self.plan()
             self.device_steps(broken=False)
         assert not self.executor._records, "the executor remembers a sequence that has ended"
-        assert not self.planner._holds._holders, "the planner remembers a holder that has released"
+        assert not self.planner._acquirer._holds, "the planner remembers a holder that has released"
         assert self.planner.next_step() is None, "steps without end for nobody"
 
 

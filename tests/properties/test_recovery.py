@@ -10,9 +10,10 @@ from attrs import evolve
 from hypothesis import given, settings
 
 from triolet.core.config import EngineConfig
+from triolet.core.events import RequestStarted
 from triolet.core.ledger import EncoderLedger
 from triolet.core.plan import SampledToken, StepPlan, StepResult
-from triolet.core.planning.actions import Commit, Finish, Start
+from triolet.core.planning.actions import Commit, Finish
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
 from triolet.core.request import Request
@@ -149,7 +150,7 @@ def test_nobody_takes_the_room_that_a_suspect_waits_for():
     def plan() -> StepPlan:
         step = planner.next_step()
         assert step is not None, "nothing is run"
-        started.extend(action.request_id for action in planner.take_actions() if isinstance(action, Start))
+        started.extend(action.request_id for action in planner.take_actions() if isinstance(action, RequestStarted))
         return step
 
     def run_well(step: StepPlan) -> None:
@@ -165,5 +166,5 @@ def test_nobody_takes_the_room_that_a_suspect_waits_for():
         run_well(in_flight.popleft())
         while (step := planner.next_step()) is not None:
             in_flight.append(step)
-        started.extend(action.request_id for action in planner.take_actions() if isinstance(action, Start))
+        started.extend(action.request_id for action in planner.take_actions() if isinstance(action, RequestStarted))
     assert started == ["small", "large", "small", "large", "late"]
