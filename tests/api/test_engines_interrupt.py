@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import linecache
 import random
 import signal
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 import trio
@@ -27,34 +23,13 @@ from triolet.testing.sim import SimWorker
 from triolet.testing.trio_tools.schedules import Batches, Schedule, Uniform, run_scheduled
 
 from ..actors.shared import ask
+from ..tracer import Tracer, alone
 from .fleet import Fleet
 
-OURS = {str(module.__file__) for module in (engines_module, residents)} | {__file__}
+OURS = (*(str(module.__file__) for module in (engines_module, residents)), __file__)
 SIZES = {"a": 2000, "b": 3000, "c": 2000}
-Line = tuple[str, int]
 
 # -- ^C --------------------------------------------------------------------------------------------------------------
-
-
-@define
-class Tracer:
-    """Follows the lines of our code, and presses ^C before one of them, the ``time``-th time it is reached."""
-
-    target: Line | None = None
-    time: int = 1
-    seen: dict[Line, int] = field(factory=dict)
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        return self.line if frame.f_code.co_filename in OURS else None
-
-    def line(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line":
-            line = (frame.f_code.co_filename, frame.f_lineno)
-            self.seen[line] = self.seen.get(line, 0) + 1
-            if line == self.target and self.seen[line] == self.time:
-                sys.settrace(None)  # what comes now is not followed, and takes less time
-                signal.raise_signal(signal.SIGINT)
-        return self.line
 
 
 async def body(engines: Engines) -> None:
@@ -70,44 +45,19 @@ async def body(engines: Engines) -> None:
 def run(tracer: Tracer) -> tuple[Fleet, BaseException | None]:
     fleet = Fleet(SIZES)
     program = partial(body, fleet.engines(memory_budget=4000, idle_seconds=2, specs={"c": {"preload": True}}))
-    before = sys.gettrace()
-    sys.settrace(tracer)
-    try:
-        run_scheduled(program, schedule=Batches())
-    except BaseException as error:  # noqa: BLE001  (judged by the test)
-        return fleet, error
-    finally:
-        sys.settrace(before)
-    return fleet, None
-
-
-def lines() -> list[tuple[Line, int]]:
-    """Every line that is reached, the first time and the last time."""
-    tracer = Tracer()
-    _, error = run(tracer)
-    assert error is None
-    return sorted(
-        (line, time) for line, count in tracer.seen.items() for time in {1, count} if _can_be_helped(line, time)
-    )
-
-
-def _can_be_helped(line: Line, time: int) -> bool:
-    """See test_interrupt.py of the actors."""
-    return time == 1 or not linecache.getline(*line).lstrip().startswith("async with") or line[0] != __file__
+    return fleet, tracer.follow(partial(run_scheduled, program, schedule=Batches()))
 
 
 @pytest.mark.skipif(signal.getsignal(signal.SIGINT) is not signal.default_int_handler, reason="^C is not heard here")
 def test_a_control_c_at_any_line_gives_everything_back() -> None:
-    broken: list[str] = []
-    reached = lines()
-    assert len(reached) > 200, "the lines are not followed"
-    for line, time in reached:
-        fleet, error = run(Tracer(line, time))
-        told = error
-        while isinstance(told, BaseExceptionGroup) and len(told.exceptions) == 1:
-            told = told.exceptions[0]
+    plain, broken = Tracer(OURS), list[str]()
+    assert run(plain)[-1] is None
+    assert len(plain.seen) > 150, "the lines are not followed"
+    for line, time in plain.moments(__file__):
+        fleet, error = run(Tracer(OURS, line, time))
+        told = alone(error)
         if type(told) is not KeyboardInterrupt or hasattr(told, "__notes__") or fleet.open:
-            broken.append(f"{Path(line[0]).name}:{line[1]}, time {time}: {error!r}, held: {fleet.open!r}")
+            broken.append(f"{Path(line.file).name}:{line.number}, time {time}: {error!r}, held: {fleet.open!r}")
     assert not broken, "\n".join(broken[:20])
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import queue
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
-from attrs import define, field
 
 import triolet
 from triolet import EngineClosed, EngineError, EngineStateError
@@ -22,6 +21,7 @@ from triolet.actors.worker import Job
 from triolet.api.hosts.thread_host import Interrupts, Wait
 
 from ..heap import assert_none, expected, garbage
+from ..tracer import Tracer
 from . import hosts
 from .hosts import (
     on_bench,
@@ -290,30 +290,7 @@ def test_an_interrupt_makes_no_garbage(bench: SyncBench) -> None:
 
 # -- between any two lines -------------------------------------------------------------------------------------------
 
-OURS = str(Path(triolet.api.engine.__file__).parent)
-Line = tuple[str, str, int]  # file, function, line
-
-
-@define
-class Tracer:
-    """Follows the lines of our code, and presses ^C before one of them, the ``time``-th time it is reached."""
-
-    target: Line | None = None
-    time: int = 1
-    seen: dict[Line, int] = field(factory=dict)
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        return self.line if frame.f_code.co_filename.startswith(OURS) else None
-
-    def line(self, frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line":
-            code = frame.f_code
-            line = (code.co_filename, code.co_qualname, frame.f_lineno)
-            self.seen[line] = self.seen.get(line, 0) + 1
-            if line == self.target and self.seen[line] == self.time:
-                sys.settrace(None)
-                signal.raise_signal(signal.SIGINT)
-        return self.line
+OURS = (str(Path(triolet.api.engine.__file__).parent),)
 
 
 def session(bench: SyncBench) -> None:
@@ -327,40 +304,26 @@ def session(bench: SyncBench) -> None:
             next(deltas)
 
 
-def traced(tracer: Tracer, bench: SyncBench) -> BaseException | None:
-    before = sys.gettrace()
-    sys.settrace(tracer)
-    try:
-        session(bench)
-    except BaseException as error:  # noqa: BLE001  (judged by the test)
-        return error.with_traceback(None)
-    finally:
-        sys.settrace(before)
-    return None
-
-
 def test_an_interrupt_at_any_line_gives_everything_back() -> None:
     """Between the last line of a user's block and the first one of its ``__exit__`` Python itself has a gap. There the
     engine ends when it is thrown away."""
-    plain = Tracer()
-    assert traced(plain, SyncBench()) is None
+    plain = Tracer(OURS)
+    assert plain.follow(partial(session, SyncBench())) is None
     assert len(plain.seen) > 200, "the lines are not followed"
-    first_of_exit = min(line for line in plain.seen if line[1] == "SyncEngine.__exit__")
+    first_of_exit = min(line for line in plain.seen if line.function == "SyncEngine.__exit__")
     broken: list[str] = []
-    for line, times in plain.seen.items():
-        for time in {1, times}:
-            bench = SyncBench()
-            tracer = Tracer(line, time)
-            error = traced(tracer, bench)
-            heard = tracer.seen.get(line, 0) >= time  # how often a thread sleeps is not the same each time
-            is_open = bool(loops())
-            for thread in loops():
-                thread.join(PATIENCE)
-            bench.check()
-            if type(error) is not (KeyboardInterrupt if heard else type(None)) or hasattr(error, "__notes__"):
-                broken.append(f"{line}, time {time}: {error!r}")
-            if is_open and line != first_of_exit:
-                broken.append(f"{line}, time {time}: the block left the engine open")
+    for line, time in plain.moments(__file__):
+        bench, tracer = SyncBench(), Tracer(OURS, line, time)
+        error = tracer.follow(partial(session, bench))
+        heard = tracer.seen.get(line, 0) >= time  # how often a thread sleeps is not the same each time
+        is_open = bool(loops())
+        for thread in loops():
+            thread.join(PATIENCE)
+        bench.check()
+        if type(error) is not (KeyboardInterrupt if heard else type(None)) or hasattr(error, "__notes__"):
+            broken.append(f"{line}, time {time}: {error!r}")
+        if is_open and line != first_of_exit:
+            broken.append(f"{line}, time {time}: the block left the engine open")
     assert not broken, "\n".join(broken[:20])
 
 
