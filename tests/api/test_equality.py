@@ -1,6 +1,6 @@
 """The engine's tokens are transformers' own: the same weights, prompt and suppressed tokens, fp32, greedy.
 
-Twenty-four requests of mixed lengths and arrival times, ten where the vocabulary is Whisper's own, go through one
+Twenty-four requests of mixed lengths and arrival times, six where the vocabulary is Whisper's own, go through one
 engine together; the reference answers them one by one with the base `GenerationMixin.generate`. ``make soak`` asks all
 checkpoints for twenty-four, and one of the size "base".
 """
@@ -62,7 +62,7 @@ def make_cases(model: ModelDescription) -> list[Case]:
     tokens = model.whisper
     clips = [load_audio(sample.path) for sample in triolet.demo.samples()[:4]]
     is_demo = model.vocabulary_size < 10_000
-    requests = 24 if is_demo or SOAK else 10
+    requests = 24 if is_demo or SOAK else 6
     noisy = 0.1 if is_demo else 0.5  # the demo model says nothing to noise
     sounds = [
         speech(rng, clips, noisy) for _ in range(3 + requests // 6)

@@ -23,7 +23,7 @@ from triolet.core.plan import StepPlan, StepResult
 from triolet.models.executor import TorchExecutor
 from triolet.testing.families import make_checkpoint
 
-from .test_families import Reference, scarce
+from .test_families import Ask, Reference, scarce
 
 SECONDS = 60  # before a test that hangs fails
 
@@ -63,18 +63,28 @@ async def ask_all(
     return [results[index] for index in range(len(prompts))]
 
 
+@pytest.fixture(scope="module")
+def long_asks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reference, list[Ask], list[tuple[int, ...]]]:
+    """A model, requests so long that pages run out, whichever run first, and transformers' answers."""
+    reference = Reference.of("llama", tmp_path_factory.mktemp("long"))
+    asks = reference.asks(24, tokens=(110, 140))
+    return reference, asks, [reference.generate(ask) for ask in asks]
+
+
 @pytest.mark.parametrize("draft", ["lookup", "itself", "near"])
 async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_steps(
-    draft: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    draft: str,
+    long_asks: tuple[Reference, list[Ask], list[tuple[int, ...]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With preemption, shared prefixes and chunks: a draft that is the model itself is never wrong, so its own KV has
     missed nothing. The device waits until all requests of normal priority are queued, and
     when two run until the urgent ones are. Each takes seven pages of 33 or more before it ends, and starts with fewer:
     those that run together run out of them."""
-    reference = Reference.of("llama", tmp_path / "model")
-    drafts = {"lookup": None, "itself": str(tmp_path / "model")}
-    name = near(tmp_path / "model", tmp_path / "near", noise=0.02) if draft == "near" else drafts[draft]
-    asks = reference.asks(24, tokens=(110, 140))  # so long that pages run out, whichever run first
+    reference, asks, expected = long_asks
+    drafts = {"lookup": None, "itself": str(reference.folder)}
+    name = near(reference.folder, tmp_path / "near", noise=0.02) if draft == "near" else drafts[draft]
     step, count, urgent = TorchExecutor.step, Counter[type[triolet.Event]](), 8
     two_run, normal_queued, urgent_queued = trio.Event(), threading.Event(), threading.Event()
 
@@ -98,8 +108,7 @@ async def test_greedy_tokens_are_those_of_generate_and_the_right_guesses_save_st
         sampling = [triolet.SamplingParams(max_tokens=ask.tokens) for ask in asks]
         results = await ask_all(engine, [ask.prompt for ask in asks], sampling, urgent, two_run)
         statistics = engine.statistics().requests
-    for ask, result in zip(asks, results, strict=True):
-        assert result.token_ids == reference.generate(ask)
+    assert [result.token_ids for result in results] == expected
     assert statistics.preemptions
     assert statistics.tokens_cached
     assert statistics.tokens_accepted

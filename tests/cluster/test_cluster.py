@@ -105,6 +105,7 @@ async def test_three_replicas_say_what_one_engine_says_though_one_is_killed() ->
     await assert_given_back()
 
 
+@pytest.mark.thorough
 async def test_what_a_replica_cannot_load_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nothing"):
         async with Cluster(tmp_path / "nothing", config=CONFIG, cpus=0.5, name=NAME):
@@ -128,8 +129,8 @@ async def test_a_replica_that_comes_later_and_cannot_load_the_model_gets_no_requ
         assert (await cluster.transcribe(triolet.demo.samples()[0].path)).text == expected
 
 
+@pytest.mark.thorough
 def test_on_asyncio_it_is_the_same() -> None:
-    """A drained block loses nothing; what runs longer is told."""
     sample = next(sample for sample in triolet.demo.samples() if sample.path.stem == "en-command")
 
     async def main() -> str:

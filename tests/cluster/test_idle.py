@@ -16,6 +16,7 @@ pytestmark = pytest.mark.real_time
 IMPATIENT = str(Path(__file__).with_name("impatient.py"))
 
 
+@pytest.mark.thorough
 def test_a_cluster_answers_after_trio_has_ended_its_idle_threads() -> None:
     """And SIGTERM is the program's: nothing aborts it meanwhile."""
     with started(IMPATIENT, "program", ray=None) as program:

@@ -134,15 +134,21 @@ def weights(engine: Engine) -> int:
 
 
 @pytest.mark.usefixtures("machines")
-async def test_what_is_encoded_on_one_replica_is_decoded_on_another() -> None:
+def test_on_asyncio_what_is_encoded_on_one_replica_is_decoded_on_another() -> None:
     """And all of them give everything back; a replica that only encodes says so too."""
+    asyncio.run(lend_and_borrow())
+
+
+async def lend_and_borrow() -> None:
     async with Engine(triolet.demo.checkpoint(), config=CONFIG) as engine:
         own, whole = await answer(engine), weights(engine)
     async with Engine(triolet.demo.checkpoint(), config=evolve(CONFIG, part="encoder")) as engine:
         alone = weights(engine)
     async with Cluster(triolet.demo.checkpoint(), config=CONFIG, encoders=1, cpus=0.5, name=NAME) as engine:
         assert await answer(engine) == own, "a borrowed output gives the tokens of an own one"
-        await until(lambda: counted(engine)[1] > 0)
+        async with asyncio.timeout(300):
+            while not counted(engine)[1]:  # noqa: ASYNC110  (nobody tells)
+                await asyncio.sleep(0.1)
         assert counted(engine) == (1, 1, 1), "encode once: there, and not here"
         assert weights(engine) == whole + alone, "one model, and one encoder"
     assert [(one.bytes_held, one.outputs_held, one.error) for one in engine.departures] == [(0, 0, None)] * 2

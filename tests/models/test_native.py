@@ -235,7 +235,7 @@ def assert_same_bits(alone: Fed, sequences: Sequence[Told], bits: Sequence[Tenso
         assert torch.equal(alone.all_of([other], draw)[0], expected)
 
 
-@settings(max_examples=max(60, settings().max_examples // 2 - 200))
+@settings(max_examples=max(30, settings().max_examples // 2 - 200))
 @given(
     name=st.sampled_from(list(CONFIGS)),
     seed=st.integers(0, 2**32 - 1),
