@@ -129,6 +129,16 @@ async def test_tasks_may_ask_at_once() -> None:
     assert recording.held == 0
 
 
+async def test_a_recording_that_is_closed_is_as_long_as_before(tmp_path: Path) -> None:
+    """Whoever was stopped in its middle looks back at it."""
+    path = tmp_path / "x.wav"
+    path.write_bytes(encode(tone(20)))
+    for source in (path, load_audio(path)):
+        async with Recording(source) as recording:
+            await recording.window(0, RATE)
+        assert (recording.duration, recording.held) == (20, 0)
+
+
 # ---- bounded memory --------------------------------------------------------------------------------------------------
 
 
