@@ -1,4 +1,5 @@
-"""nano-vllm's scheduler and block manager as the subject of `examine_scheduler`. The kit stands in for `ModelRunner`."""
+"""The scheduler and block manager of nano-vllm as the subject of `examine_scheduler`. The kit stands in for its model
+runner."""
 
 from __future__ import annotations
 
