@@ -15,7 +15,7 @@ _SLIGHT = 1.0  # seconds: shorter speech between segments is breath, laughter, o
 
 def coverage(
     duration: float,
-    told: Times,
+    segments: Times,
     heard: Times,
     *,
     clips: Times = ((0.0, math.inf),),
@@ -25,14 +25,14 @@ def coverage(
     """Divides ``[0, duration)`` into stretches.
 
     Args:
-        told: the times of the segments.
+        segments: the times of the segments.
         heard: the times in which voice activity found speech; empty if it did not listen.
         clips: the times that were asked for.
         unread: the times that are not read yet.
         slight: speech without text counts as silent if it is shorter than this.
     """
     left: Times = [(0.0, duration)]
-    speech, left = _parted(left, told)
+    speech, left = _parted(left, segments)
     asked, excluded = _parted(left, clips)
     missing, left = _parted(asked, unread)
     voiced, _ = _parted(left, heard)

@@ -104,8 +104,8 @@ class Transcription:
     def coverage(self) -> tuple[Stretch, ...]:
         """The stretches of the audio, and what became of each."""
         speech, clips = self._in_seconds(self.plan.speech), self._in_seconds(self.plan.clips)
-        told = [*self._times, *((one.start, one.end) for one in self._later())]
-        return coverage(self._end, told, speech, clips=clips, unread=self._unread())
+        segments = [*self._times, *((one.start, one.end) for one in self._later())]
+        return coverage(self._end, segments, speech, clips=clips, unread=self._unread())
 
     @property
     def _end(self) -> float:
