@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import evolve, fields_dict
 
-from ..api.command_line.given import template_of
+from ..api.command_line.given import check_model, template_of
 from ..api.command_line.pages import MODEL, Page, in_flags
 from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
 from ..core.checks import shown
@@ -312,11 +312,12 @@ def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
         own[name]["chat_template"] = template_of(text)
     specs = {}
     for name, path in models.items():
-        config = EngineConfig(**{setting: given[setting] for setting in MODEL}, **own[name])
+        config, folder = EngineConfig(**{setting: given[setting] for setting in MODEL}, **own[name]), _folder(path)
         if given["cluster"]:
-            specs[name] = cluster_spec(_folder(path), config, given)
+            specs[name] = cluster_spec(folder, config, given)
         else:
-            specs[name] = ModelSpec(_folder(path), config=evolve(config, observer=observers.of(name)))
+            check_model(str(folder))
+            specs[name] = ModelSpec(folder, config=evolve(config, observer=observers.of(name)))
     return Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"])
 
 

@@ -31,6 +31,7 @@ _NAMES = {  # of the engine's methods and arguments: what clients have in their 
     "engine.classify": "/v1/classify",
     "template_options": "chat_template_kwargs",
     "prompt_token_ids": "prompt",
+    "initial_prompt": "prompt",
 }
 _NAME = re.compile(rf"\b({'|'.join(map(re.escape, _NAMES))})\b(?:\(\.\.\.\))?")
 _OF_OPENAI = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
