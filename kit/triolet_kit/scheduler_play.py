@@ -89,6 +89,7 @@ COUNTED = (
     *("steps", "steps beside another", "chunks", "tokens", "prefix hits", "preemptions", "encodings", "frees"),
 )
 METHODS = ("add_request", "schedule", "update", "finish")
+FEW = 20  # rows that show a wait
 IDLE = 3  # calls of schedule() without a plan or a step in flight, after which nobody can be served any more
 
 
@@ -348,10 +349,10 @@ class SchedulerPlay:
         """Lets further clients submit small requests until the waiting ones have ended. The small requests are no more
         urgent than those.
         """
-        self.count(storms=1)
-        victims, number = list(self.live), 0
+        victims, number, since = list(self.live), 0, len(self.told or ())
         if not victims:
             return
+        self.count(storms=1)
         least = max(self.live[name].priority for name in victims)
         for _ in range(6 * self.total + 30):
             waiting = [name for name in victims if name in self.live]
@@ -361,22 +362,26 @@ class SchedulerPlay:
                 self.ask(lasting(f"s{number}", min(4, self.limits.pages * self.limits.page_size), least))
                 number += 1
             self.turn()
-        self.give_up(f"{', '.join(waiting)} wait while {number} requests that came later are served", "is passed over")
+        what = f"{', '.join(waiting)} wait while {number} requests that came later are served"
+        self.give_up(what, "is passed over", since)
 
     def serve_everybody(self) -> None:
         """Runs every request to its end, while nobody submits any more."""
-        idle = self.turn_until_idle()
+        since, idle = len(self.told or ()), self.turn_until_idle()
         while self.flights:
             self.run()
         if self.live:
             how = "nothing is planned for them" if idle else f"{self.stuck} steps brought nobody further"
             kind = "nothing is planned" if idle else "no step helps"
-            self.give_up(f"{', '.join(self.live)} never end, though nobody else asks: {how}", kind)
+            self.give_up(f"{', '.join(self.live)} never end, though nobody else asks: {how}", kind, since)
 
-    def give_up(self, what: str, kind: str) -> NoReturn:
+    def give_up(self, what: str, kind: str, since: int) -> NoReturn:
         """Fails the run, since requests wait for ever. If they can leave, looks for the cause first: pages or room were
-        lost, or else the scheduler has forgotten the requests.
+        lost, or else the scheduler has forgotten the requests. Of the rows of the wait, which began with row ``since``,
+        the history keeps a few.
         """
+        if self.told is not None and len(self.told) > since + FEW:
+            self.told[since + FEW :] = [("and so on", "", "")]
         if not self.declared.aborts:
             self.fail(STARVES, what, kind)
         for name in list(self.live):
