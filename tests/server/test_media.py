@@ -118,7 +118,7 @@ async def test_what_is_not_there_is_told(files: str) -> None:
 
 
 async def test_what_is_too_large_is_not_read_to_its_end(files: str) -> None:
-    with pytest.raises(RequestTooLarge, match="the file has 6 bytes or more; allowed: 3"):
+    with pytest.raises(RequestTooLarge, match="the file has 6 bytes or more; allowed: up to 3 bytes"):
         await media(files, max_body_bytes=3).fetch(f"{files}/picture", "here", 3)
 
 
@@ -160,7 +160,7 @@ async def test_all_that_a_request_names_has_no_more_bytes_than_a_request(files: 
     message = ChatMessage.model_validate({"role": "user", "content": [picture, picture]})
     told = await _Reader(media(files, max_body_bytes=12)).message(message, "here")
     assert [part["image"] for part in told["content"]] == [b"pixels"] * 2
-    with pytest.raises(RequestTooLarge, match=r"here\.1: the file has 6 bytes or more; allowed: 5"):
+    with pytest.raises(RequestTooLarge, match=r"here\.1: the file has 6 bytes or more; allowed: up to 5 bytes"):
         await _Reader(media(files, max_body_bytes=11)).message(message, "here")
 
 

@@ -177,7 +177,7 @@ async def test_a_turn_has_so_many_samples_and_no_more_at_any_rate(
             assert await errors(talk) == []
             talk.append(1)
             [told] = await errors(talk)
-            assert f"more than {most:,} samples; allowed: 14,400,000, and 600 s. Commit" in told
+            assert f"more than {most:,} samples; allowed: up to 14,400,000 samples and 600 s. Commit" in told
             talk.commit()
             assert await texts(talk) == [f"{most} samples"]
             talk.append(1)
