@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ...api.engine import Engine
 from ...api.inputs.prompts import Query
 from ...api.outputs.results import Delta
+from ...core.errors import ContextLengthExceeded
 from ...core.request import FinishReason
 from ...core.tools import read_tools
 from ..body import read_json
@@ -68,7 +69,10 @@ async def _written(
                 await send(event)
 
         queries = [Query(**{**query, "tools": read_tools(query["tools"])})]
-        usages, timings = await streams_together(engine, queries, add)
+        try:
+            usages, timings = await streams_together(engine, queries, add)
+        except ContextLengthExceeded as error:
+            raise ContextLengthExceeded(str(error).replace("max_tokens", "max_output_tokens")) from None
     tokens = usage_of(usages, 1)
     exchange_of(request).ended(timings, tokens=tokens.completion_tokens)
     writer.finish(tokens)

@@ -184,6 +184,7 @@ FAR_IMAGE = {"type": "input_image", "image_url": "https://example.org/a.png"}
             {"instructions": "a", "input": [{"role": "user", "content": [FAR_IMAGE]}]},
             "input.0.content.0: https://example.org/a.png may not be fetched",
         ),
+        ({"max_output_tokens": 10_000}, "max_output_tokens=10000 .* Leave out max_output_tokens"),
         ({"extra_body": {"max_output_token": 5}}, "did you mean max_output_tokens?"),
         ({"truncation": "auto"}, "truncation"),
     ],
