@@ -165,7 +165,7 @@ def test_verbose_tells_what_it_took_on_standard_error(
 UNHURRIED = textwrap.dedent(
     """
     from triolet.core import config
-    config.EngineConfig.__init__.__kwdefaults__["stage_seconds"] = 86_400.0
+    config.EngineConfig.__init__.__wrapped__.__kwdefaults__["stage_seconds"] = 86_400.0
     from triolet.__main__ import main
     main()
     """

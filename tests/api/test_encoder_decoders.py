@@ -267,5 +267,5 @@ async def test_what_a_model_does_not_read_is_refused(tmp_path: Path) -> None:
             await engine.generate("a cat")
         with pytest.raises(triolet.RequestTooLarge, match="up to 30 s"):
             await engine.generate(audio=np.zeros(500_000, np.float32))
-        with pytest.raises(triolet.InvalidRequest, match="too few for one embedding"):
+        with pytest.raises(triolet.InvalidRequest, match="too short for one embedding"):
             await engine.generate(audio=np.full(500, 0.1, np.float32))

@@ -224,15 +224,15 @@ def with_nan(at: int) -> bytes:
 @pytest.mark.parametrize(
     ("make", "message", "seconds"),
     [
-        (lambda _: cut(encode(noise(6)), 32_000), r"promises 96000 frames, found 80000.*from 5.00 s on", 5.0),
-        (lambda _: cut(encode(noise(6), kind="AIFF"), 32_000), r"promises 96000 frames, found 80000", 5.0),
-        (lambda _: cut(encode(noise(6), kind="RF64"), 32_000), r"promises 96000 frames, found 80000", 5.0),
+        (lambda _: cut(encode(noise(6)), 32_000), r"promises 96000 frames, but it has 80000.*from 5.00 s on", 5.0),
+        (lambda _: cut(encode(noise(6), kind="AIFF"), 32_000), r"promises 96000 frames, but it has 80000", 5.0),
+        (lambda _: cut(encode(noise(6), kind="RF64"), 32_000), r"promises 96000 frames, but it has 80000", 5.0),
         (lambda _: cut(encode(noise(6), kind="FLAC"), 40_000), r"decoding failed after 4\.\d\d s .* from 4", 4.6),
         (lambda _: damaged(encode(noise(6), kind="FLAC"), 0.5), r"decoding failed after", 2.8),
         (lambda path: cut(faststart(noise(6), path / "a.m4a"), 20_000), r"cut short", 3.7),
         (
             lambda _: cut(mux(noise(6, 48_000), "libopus", 48_000, "webm"), 20_000),
-            r"cut short: its header promises 6.0\d s, found 3.\d\d s.*from 3.\d\d s on",
+            r"cut short: its header promises 6.0\d s, but it has 3.\d\d s.*from 3.\d\d s on",
             3.3,
         ),
         (lambda _: with_nan(50_000), r"NaN or infinite \(number 50000\).*from 3.12 s on", 3.12),
@@ -299,7 +299,7 @@ async def test_strictly_read_the_window_that_reaches_the_damage_raises() -> None
         assert len(await recording.window(0, 4 * RATE)) == 4 * RATE
         assert recording.broken is None
         for start in (4 * RATE, 5 * RATE):
-            with pytest.raises(UnsupportedAudio, match=r"found 80000.*from 5.00 s on"):
+            with pytest.raises(UnsupportedAudio, match=r"but it has 80000.*from 5.00 s on"):
                 await recording.window(start, 2 * RATE)
 
 
@@ -307,14 +307,14 @@ async def test_strictly_read_the_window_that_reaches_the_damage_raises() -> None
     ("source", "message"),
     [
         (b"hello" * 100, "not audio that can be decoded"),
-        (encode(tone())[:44], "promises 16000 frames, found 0"),
-        (encode(tone())[:100], "promises 16000 frames, found 28"),
+        (encode(tone())[:44], "promises 16000 frames, but it has 0"),
+        (encode(tone())[:100], "promises 16000 frames, but it has 28"),
         (encode(np.full(RATE, np.nan), subtype="FLOAT"), r"NaN or infinite \(number 0\)"),
         (encode(tone(0.005)), "lasts 0.0050 s; allowed: 0.02 s"),
         (np.zeros(80, np.float32), "lasts 0.0050 s; allowed: 0.02 s"),
         ((np.zeros(0, np.float32), 8_000), "has no samples"),
         ("no/such.wav", "does not exist"),
-        (None, "given as NoneType"),
+        (None, "has the type NoneType"),
     ],
     ids=["text", "a header", "28 frames", "NaN", "too short", "a short array", "no samples", "no file", "nothing"],
 )

@@ -54,7 +54,7 @@ if __name__ == "__main__":
     _thread_cache.IDLE_TIMEOUT = 0.01
     deployment._ASK_SECONDS = 86_400.0
     for setting in ("stage_seconds", "drain_seconds"):
-        EngineConfig.__init__.__kwdefaults__[setting] = 86_400.0
+        EngineConfig.__init__.__wrapped__.__kwdefaults__[setting] = 86_400.0
     if sys.argv[1:] == ["program"]:
         trio.run(program)
     else:

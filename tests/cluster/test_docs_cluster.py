@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real_time, pytest.mark.usefixtures("machines")]
 @pytest.mark.thorough
 async def test_every_piece_of_code_prints_what_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting, value in UNHURRIED.items():
-        monkeypatch.setitem(EngineConfig.__init__.__kwdefaults__, setting, value)
+        monkeypatch.setitem(EngineConfig.__init__.__wrapped__.__kwdefaults__, setting, value)
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", text, re.MULTILINE | re.DOTALL)
     (setup, _), *pieces = blocks
