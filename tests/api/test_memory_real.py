@@ -356,7 +356,7 @@ async def test_requests_leave_nothing_and_make_no_garbage_however_they_end(folde
             await ending(client, next(numbers))
         await client.quiet()
         with garbage() as found:
-            for ending in endings:
+            for ending in (*endings, *endings):
                 with births() as born:
                     await ending(attrs.evolve(client, born=born), next(numbers))
                     await client.quiet()
