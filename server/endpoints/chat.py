@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -82,6 +82,11 @@ async def asked(request: Request, body: ChatRequest) -> AsyncIterator[tuple[Engi
         yield engine, tools, query
 
 
+def as_query(given: Mapping[str, Any]) -> Query:
+    """Returns the query of the arguments that `asked` gives."""
+    return Query(**{**given, "tools": read_tools(given["tools"])})
+
+
 def _choice(engine: Engine, body: ChatRequest, tools: Tools | None, index: int, completion: Completion) -> ChatChoice:
     if tools is None:
         message = AnswerMessage(role="assistant", content=completion.text, refusal=None)
@@ -105,8 +110,7 @@ def _reason(body: ChatRequest, reason: FinishReason, *, called: bool) -> Any:
 async def _streamed(request: Request, body: ChatRequest, events: Events) -> None:
     async with asked(request, body) as (engine, tools, query):
         writer = _Writer(body, events, tools)
-        queries = [Query(**{**query, "tools": read_tools(query["tools"])})]
-        usages, timings = await streams_together(engine, queries, partial(writer.add, engine))
+        usages, timings = await streams_together(engine, [as_query(query)], partial(writer.add, engine))
     usage = usage_of(usages, body.n or 1)
     exchange_of(request).ended(timings, tokens=usage.completion_tokens)
     if writer.tells_usage:

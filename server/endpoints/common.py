@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...api.engine import Engine
+from ...api.inputs.prompts import Query
 from ..exchange import Exchange
 from ..server import Server
 
@@ -41,6 +42,12 @@ def new_id(prefix: str) -> str:
 def now() -> int:
     """Returns the present time for answers, in seconds since 1970."""
     return int(time.time())
+
+
+async def tokens_of(engine: Engine, query: Query) -> list[int]:
+    """Returns the prompt of ``query`` in tokens, as the model would read it."""
+    [request] = await engine.inside.requests_of(query)
+    return list(request.prompt_token_ids)
 
 
 def answered(body: BaseModel) -> Response:

@@ -11,11 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...api.engine import Engine
-from ...api.inputs.prompts import Query
 from ...api.outputs.results import Delta
 from ...core.errors import ContextLengthExceeded
 from ...core.request import FinishReason
-from ...core.tools import read_tools
 from ..body import read_json
 from ..event_stream import Events, EventStream
 from ..schemas.base import Usage
@@ -23,6 +21,7 @@ from ..schemas.chat import CallDelta, Logprobs, TokenLogprob
 from ..schemas.responses import (
     Incomplete,
     InputDetails,
+    InputTokens,
     OutputCall,
     OutputDetails,
     OutputMessage,
@@ -33,8 +32,8 @@ from ..schemas.responses import (
     ResponseUsage,
     TextOptions,
 )
-from .chat import asked, parts_of
-from .common import answered, exchange_of, new_id, now
+from .chat import as_query, asked, parts_of
+from .common import answered, exchange_of, new_id, now, tokens_of
 from .sampling import chat_logprobs, usage_of
 from .together import streams_together
 from .tool_calls import CallReader
@@ -50,6 +49,14 @@ async def respond(request: Request) -> Response:
         """Drops an event: the client gets the whole answer instead."""
 
     return answered((await _written(request, body, drop)).answer)
+
+
+async def count(request: Request) -> Response:
+    """The number of tokens that the model would read."""
+    body = await read_json(request, ResponsesRequest)
+    async with asked(request, body.as_chat) as (engine, _, query):
+        tokens = await tokens_of(engine, as_query(query))
+    return answered(InputTokens(object="response.input_tokens", input_tokens=len(tokens)))
 
 
 async def _streamed(request: Request, body: ResponsesRequest, events: Events) -> None:
@@ -68,9 +75,8 @@ async def _written(
             for event in writer.add(engine, delta):
                 await send(event)
 
-        queries = [Query(**{**query, "tools": read_tools(query["tools"])})]
         try:
-            usages, timings = await streams_together(engine, queries, add)
+            usages, timings = await streams_together(engine, [as_query(query)], add)
         except ContextLengthExceeded as error:
             raise ContextLengthExceeded(str(error).replace("max_tokens", "max_output_tokens")) from None
     tokens = usage_of(usages, 1)

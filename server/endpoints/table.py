@@ -16,7 +16,7 @@ from starlette.responses import Response
 from ..schemas.chat import ChatAnswer, ChatChunk, ChatRequest
 from ..schemas.completions import CompletionAnswer, CompletionRequest
 from ..schemas.models import Health, Model, ModelList
-from ..schemas.responses import ResponseAnswer, ResponseEvent, ResponsesRequest
+from ..schemas.responses import InputTokens, ResponseAnswer, ResponseEvent, ResponsesRequest
 from ..schemas.speech import (
     SpeechForm,
     TextDelta,
@@ -87,6 +87,7 @@ ENDPOINTS = (
     Endpoint("/v1/audio/translations", "speech", speech.translate, _SPOKEN, TranslationForm),
     Endpoint("/v1/chat/completions", "text", chat.converse, _CHAT, ChatRequest),
     Endpoint("/v1/responses", "text", responses.respond, _RESPONSE, ResponsesRequest),
+    Endpoint("/v1/responses/input_tokens", "text", responses.count, {JSON: (InputTokens,)}, ResponsesRequest),
     Endpoint("/v1/completions", "text", completions.complete, _COMPLETION, CompletionRequest),
     Endpoint("/tokenize", "text", tokenize.tokenize, {JSON: (TokenizeAnswer,)}, TokenizeRequest),
     Endpoint("/detokenize", "text", tokenize.detokenize, {JSON: (DetokenizeAnswer,)}, DetokenizeRequest),

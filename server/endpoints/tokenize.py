@@ -14,12 +14,11 @@ from ...api.inputs.prompts import Query
 from ...api.inputs.threads import run_in_thread
 from ...core.errors import ContextLengthExceeded, InvalidRequest
 from ...core.model import ModelDescription
-from ...core.tools import read_tools
 from ..body import read_json
 from ..problems import BadBody
 from ..schemas.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, Version
-from .chat import asked
-from .common import answered, engine_of, server_of
+from .chat import as_query, asked
+from .common import answered, engine_of, server_of, tokens_of
 
 
 async def tokenize(request: Request) -> Response:
@@ -28,14 +27,13 @@ async def tokenize(request: Request) -> Response:
     model = _model_of(request, body.model)
     if body.messages is not None:
         async with asked(request, body.as_chat(model=model)) as (engine, _, query):
-            tokens = await _read(engine, Query(**{**query, "tools": read_tools(query["tools"])}))
-            return _told(engine, tokens, body)
+            return _told(engine, await tokens_of(engine, as_query(query)), body)
     assert body.prompt is not None, "a body has a prompt or messages"
     async with engine_of(request, model) as engine:
         if body.add_special_tokens is False:
             work = partial(_plain, engine.model, body.prompt)
             return _told(engine, await run_in_thread(work, limiter=server_of(request).reading), body)
-        return _told(engine, await _read(engine, Query(prompt=body.prompt)), body)
+        return _told(engine, await tokens_of(engine, Query(prompt=body.prompt)), body)
 
 
 def _model_of(request: Request, given: str | None) -> str:
@@ -44,11 +42,6 @@ def _model_of(request: Request, given: str | None) -> str:
     if given is None and len(served) > 1:
         raise BadBody(f"model is missing; allowed: {', '.join(served)}", "model")
     return given or served[0]
-
-
-async def _read(engine: Engine, query: Query) -> list[int]:
-    [read] = await engine.inside.requests_of(query)
-    return list(read.prompt_token_ids)
 
 
 def _plain(model: ModelDescription, text: str) -> list[int]:

@@ -326,6 +326,13 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
+class InputTokens(Answer):
+    """The answer of ``/v1/responses/input_tokens``."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class Incomplete(Answer):
     """The reason for an incomplete response."""
 

@@ -56,6 +56,12 @@ def test_a_text_gets_the_answer_of_the_engine(service, client):
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (expected.usage.prompt_tokens, 8)
 
 
+def test_the_tokens_of_the_input_are_counted_as_they_are_read(client):
+    asked = {"model": "qwen3", "instructions": "a", "input": "b", "tools": [WEATHER]}
+    counted = client.responses.input_tokens.count(**asked)
+    assert counted.input_tokens == respond(client, max_output_tokens=1, **asked).usage.input_tokens
+
+
 def test_an_answer_that_ends_by_itself_is_complete(service, client):
     expected = completed(service, messages=QUESTION, structure=Structure.json_schema(SEVEN))
     answer = respond(client, text={"format": {"type": "json_schema", "name": "seven", "schema": SEVEN}})
