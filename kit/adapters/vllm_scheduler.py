@@ -24,7 +24,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.utils.hashing import sha256
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -32,12 +32,12 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from triolet_kit import EOS, Chunk, Item, Limits, NewRequest, SchedulerDeclaration, Step
 
-DECLARED = SchedulerDeclaration(steps_in_flight=1, priorities=False, missed_free="harmless")
-PRIORITY = evolve(DECLARED, items=False, priorities=True)
+DECLARED = SchedulerDeclaration(priorities=False, missed_free="harmless")
+PRIORITY = evolve(DECLARED, steps_in_flight=1, items=False, priorities=True)
 
 
 class VllmScheduler:
-    """An adapter of `Scheduler`, without asynchronous scheduling."""
+    """An adapter of `AsyncScheduler`, which is the default."""
 
     policy, longest_prefill = "fcfs", 0
 
@@ -52,7 +52,7 @@ class VllmScheduler:
         config.cache_config.block_size = limits.page_size
         spec = FullAttentionSpec(block_size=limits.page_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
         pages = KVCacheConfig(limits.pages + 1, [], [KVCacheGroupSpec(["layer"], spec)])
-        self.scheduler = Scheduler(config, pages, StructuredOutputManager(config), limits.page_size)
+        self.scheduler = AsyncScheduler(config, pages, StructuredOutputManager(config), limits.page_size)
         self.scheduler.encoder_cache_manager = EncoderCacheManager(limits.room)
         self.scheduler.max_num_encoder_input_tokens = limits.room
         self.hasher = get_request_block_hasher(limits.page_size, sha256)
@@ -88,7 +88,7 @@ class VllmScheduler:
         request = self.scheduler.requests[name]
         stop = request.num_computed_tokens
         (pages,) = self.scheduler.kv_cache_manager.get_block_ids(name)
-        return Chunk(name, stop - length, length, pages, stop >= request.num_tokens)
+        return Chunk(name, stop - length, length, pages, not request.is_prefill_chunk)
 
 
 class Priority(VllmScheduler):
@@ -115,4 +115,4 @@ def _config() -> Any:
     model = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 16, **sizes}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model))
-        return EngineArgs(model=folder, skip_tokenizer_init=True, async_scheduling=False).create_engine_config()
+        return EngineArgs(model=folder, skip_tokenizer_init=True, async_scheduling=True).create_engine_config()
