@@ -107,13 +107,13 @@ def test_one_temperature_rises_and_several_are_taken(
 def test_messages_speak_of_flags_and_leave_plain_words_alone() -> None:
     """A parameter whose name is a word is meant where a value follows."""
     message = (
-        "prefix with parallel=True; beam_size too; the language; xbeam_size; task='x'; engine.embed(...); strict=False; "
-        "EngineConfig(threads=1); EngineConfig(max_pending=1)"
+        "prefix with parallel=True; beam_size too; the language; xbeam_size; task='x'; engine.embed(...); "
+        "strict=False; EngineConfig(threads=1); EngineConfig(max_pending=1)"
     )
     with click.Context(transcribe):
         assert in_flags(message) == (
-            "prefix with --parallel; --beam-size too; the language; xbeam_size; --task='x'; triolet embed; --no-strict; "
-            "--threads=1; EngineConfig(max_pending=1)"
+            "prefix with --parallel; --beam-size too; the language; xbeam_size; --task='x'; triolet embed; "
+            "--no-strict; --threads=1; EngineConfig(max_pending=1)"
         )
 
 
