@@ -132,7 +132,10 @@ class Engine:
         return self
 
     def __enter__(self) -> Never:
-        raise EngineStateError("with Engine(...); allowed: async with. Without an event loop use SyncEngine(...)")
+        raise EngineStateError(
+            "the engine was entered by a plain with; allowed: async with Engine(...). Without an event loop use "
+            "SyncEngine(...)"
+        )
 
     def __exit__(self, *_: object) -> None:
         """Does nothing: Python looks for this method before it calls `__enter__`."""

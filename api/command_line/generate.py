@@ -72,7 +72,12 @@ _EXAMPLES = (
 @click.option("--chat-template", **FILE, help="A Jinja template that is used in place of the model's own.")
 @sampling_options
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: text, tokens, finish_reason and usage.")
-@click.option("--json-lines", "as_lines", is_flag=True, help="Write a JSON object for each piece of text, as it comes.")
+@click.option(
+    "--json-lines",
+    "as_lines",
+    is_flag=True,
+    help="Write one line of JSON for each piece of text while the text is generated.",
+)
 @model_options
 @click.option("--speculate", type=int, metavar="N", help=_SPECULATE)
 @click.pass_obj

@@ -26,19 +26,19 @@ _HELP = {
     "top_p": "Sample from the fewest tokens that together have this probability. 1: off.",
     "top_k": "Sample from this many of the likeliest tokens. 0: off.",
     "min_p": "Leave out tokens with less than this share of the likeliest token's probability. 0: off.",
-    "repetition_penalty": "Above 1: tokens of the prompt and the output become less likely. 1: off.",
-    "presence_penalty": "Above 0: tokens that are in the output become less likely. 0: off.",
-    "frequency_penalty": "Above 0: tokens become less likely with each time that they are in the output. 0: off.",
+    "repetition_penalty": "Above 1, tokens of the prompt and the output become less likely. 1: off.",
+    "presence_penalty": "Above 0, tokens that were written become less likely. 0: off.",
+    "frequency_penalty": "Above 0, tokens become less likely each time they are written. 0: off.",
     "logit_bias": "Add NUMBER to the logit of token ID. May be repeated.",
     "seed": "The seed of sampling. The same seed gives the same tokens.",
     "stop": "End the output before this text. May be repeated.",
-    "stop_token_ids": "Tokens that end the output, besides the model's own; separated by commas.",
-    "ignore_eos": "Go on after the token that ends a text.",
-    "logprobs": "Write the log-probabilities of the N likeliest tokens, too, with --json or --json-lines.",
+    "stop_token_ids": "Ids of tokens that end the output, besides the model's own. Commas separate them.",
+    "ignore_eos": "Do not end the output at the model's end-of-text token.",
+    "logprobs": "Write the log-probabilities of the N likeliest tokens. Needs --json or --json-lines.",
     "beam_size": "Search with this many beams, and write the best text. 1: off.",
-    "length_penalty": "Above 0: the beam search favours longer texts.",
-    "patience": "The beam search ends after this many times --beam-size texts. Default: when none can be better.",
-    "skip_special_tokens": "Leave special tokens out of the text. Default: leave them out.",
+    "length_penalty": "Above 0, beam search prefers longer texts.",
+    "patience": "Beam search ends after --beam-size times this number of texts. Default: when no text can improve.",
+    "skip_special_tokens": "Leave special tokens out of the text. Default: on.",
 }
 SAMPLING = tuple(_HELP)
 _KINDS: dict[str, dict[str, Any]] = {
@@ -56,8 +56,16 @@ _KINDS: dict[str, dict[str, Any]] = {
 def sampling_options(command: Command) -> Command:
     """Adds the flags to ``command``. `sampling_of` reads their values."""
     for option in (
-        click.option("--grammar", **FILE, help="Write text that follows the grammar in FILE, in llguidance's Lark."),
-        click.option("--choice", "choices", multiple=True, metavar="TEXT", help="Write one of these. May be repeated."),
+        click.option(
+            "--grammar", **FILE, help="Write text that follows the grammar in FILE, in the Lark dialect of llguidance."
+        ),
+        click.option(
+            "--choice",
+            "choices",
+            multiple=True,
+            metavar="TEXT",
+            help="Write one of these texts. Give --choice once for each text.",
+        ),
         click.option("--regex", metavar="REGEX", help="Write text that the regular expression matches as a whole."),
         click.option("--json-schema", "schema", **FILE, help="Write JSON that follows the JSON schema in FILE."),
     ):

@@ -211,7 +211,7 @@ class Transcription:
             return
         told = f"clip_timestamps={late}, but the audio ends at {end:.2f} s"
         if len(late) == len(clips):
-            raise InvalidRequest(f"{told}; allowed: parts that begin before its end")
+            raise InvalidRequest(f"{told}; allowed: parts that begin before this end")
         self._warnings = (told,)
 
     async def _next(self) -> Iterable[Segment] | None:
