@@ -15,7 +15,8 @@ from attrs import define, field
 from triolet_kit import schedulers as kit
 from triolet_kit.findings import Promise
 from triolet_kit.paged_device import BALANCE, PagedDevice
-from triolet_kit.scheduler_play import FREE_FOLLOWS, TERMINAL, describe_step
+from triolet_kit.scheduler_play import FREE_FOLLOWS, TERMINAL
+from triolet_kit.scheduler_values import describe_step
 
 from ..actors.worker import Call, Job
 from ..core.config import EngineConfig
@@ -33,7 +34,7 @@ class _Device(PagedDevice):
 
     told: list[str]
 
-    def fail(self, promise: Promise, what: str) -> NoReturn:
+    def fail(self, promise: Promise, what: str, kind: str = "") -> NoReturn:  # noqa: ARG002
         raise InvariantViolation(promise.name, what, tuple(self.told[-8:]))
 
 
