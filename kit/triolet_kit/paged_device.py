@@ -215,8 +215,8 @@ class PagedDevice:
 
     def difference(self, reader: str, writer: str, position: int) -> str:
         """Returns the kind of the difference between two requests up to ``position``."""
-        one, other = self.records[reader], self.records[writer]
-        same = one.tokens[: position + 1] == other.tokens[: position + 1]
+        one, other = self.records[reader], self.records.get(writer)  # None: its user forgets requests that have ended
+        same = other is not None and one.tokens[: position + 1] == other.tokens[: position + 1]
         return "other items" if same else "another prefix"
 
     def author(self, page: int, offset: int) -> tuple[str, int, bool] | None:
