@@ -264,8 +264,8 @@ def check_values(
         raise error(f"{name} has a sample that is NaN or infinite (number {at}); allowed: finite samples")
     if peak > most:
         raise error(
-            f"{name} has a peak of {peak:g}; allowed: full scale at 1.0 (up to {most:g}). "
-            "Samples that were integers are divided by their full scale: 16-bit ones by 32768"
+            f"{name} has a peak of {peak:g}; allowed: full scale at 1.0 (up to {most:g}). Divide integer samples by "
+            "their full scale, 16-bit samples by 32768"
         )
 
 

@@ -53,8 +53,8 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
         _refuse(config, crossed.architecture)
         if int8:
             raise InvalidRequest(
-                f"quantization={config.quantization!r} of {crossed.architecture}; allowed: Whisper, decoders and "
-                "encoders. Use quantization=None"
+                f"quantization={config.quantization!r} is given for {crossed.architecture}; allowed: Whisper, "
+                "decoders and encoders. Use quantization=None"
             )
         return _checked(CrossedBlueprint(config=config, device=device, dtype=dtype, checkpoint=crossed))
     text = read_text_checkpoint(folder)
@@ -70,8 +70,9 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
         dtype = find_dtype(config.dtype, device, int8=Library.load() is None)
     if text.family is None and not config.decodes:
         raise InvalidRequest(
-            f"part={config.part!r} of {text.architecture}, which has no encoder whose outputs are kept; allowed: "
-            "encoder-decoders, and models that read images or audio. Use part='whole', and in a cluster encoders=0"
+            f"part={config.part!r} is given for {text.architecture}, which has no encoder whose outputs are kept; "
+            "allowed: encoder-decoders, and models that read images or audio. Use part='whole', and in a cluster "
+            "encoders=0"
         )
     stages = cut(text.shape.layers, devices) if devices and config.decodes else ()
     return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))
@@ -95,10 +96,11 @@ def _refuse_template(config: EngineConfig, kind: str) -> None:
 def _refuse(config: EngineConfig, kind: str) -> None:
     _refuse_template(config, kind)
     if config.compile:
-        raise InvalidRequest(f"compile=True of {kind}; allowed: decoder-only models. Use compile=False")
+        raise InvalidRequest(f"compile=True is given for {kind}; allowed: decoder-only models. Use compile=False")
     if config.devices:
         raise InvalidRequest(
-            f"devices={config.devices!r} of {kind}; allowed: decoder-only models. Use device={config.devices[0]!r}"
+            f"devices={config.devices!r} is given for {kind}; allowed: decoder-only models. Use "
+            f"device={config.devices[0]!r}"
         )
 
 

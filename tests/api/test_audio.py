@@ -358,7 +358,7 @@ def flac_that_promises(frames: int) -> bytes:
         (np.zeros(0, np.float32), r"has no samples; allowed: 0.02 s"),
         (np.full(RATE, np.nan, np.float32), r"NaN or infinite \(number 0\)"),
         (np.array([0.0] * 500 + [np.inf] + [0.0] * 500), r"NaN or infinite \(number 500\)"),
-        (tone() * 32768, r"peak of 8192; allowed: full scale at 1.0.*16-bit ones by 32768"),
+        (tone() * 32768, r"peak of 8192; allowed: full scale at 1.0.*16-bit samples by 32768"),
     ],
 )
 def test_what_can_never_work_is_refused(source: Any, message: str) -> None:

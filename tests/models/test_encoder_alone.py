@@ -245,7 +245,7 @@ def test_it_sleeps_and_wakes(
 @pytest.mark.parametrize("name", sorted({*FAMILIES} - ENCODERS.keys()))
 def test_a_model_without_an_encoder_is_refused(name: str, folder: Folder) -> None:
     executor = TorchExecutor(folder(name), ALONE)
-    with pytest.raises(InvalidRequest, match=r"part='encoder' of \w+, which has no encoder.*allowed: .*encoders=0"):
+    with pytest.raises(InvalidRequest, match=r"part='encoder' is given for \w+, which has no encoder.*allowed: .*encoders=0"):
         executor.open()
     assert executor.memory().total == 0
 
@@ -253,7 +253,7 @@ def test_a_model_without_an_encoder_is_refused(name: str, folder: Folder) -> Non
 def test_a_sequence_is_not_started(opens: Opens, checkpoint: Path) -> None:
     alone, _ = opens(checkpoint, ALONE)
     plan = StepPlan(step_id=1, epoch=0, started=(start_of(1, (1,)),), ended=(), cross_writes=(), chunks=())
-    with pytest.raises(AssertionError, match="EncoderAlone starts no sequence"):
+    with pytest.raises(AssertionError, match="EncoderAlone cannot start a sequence"):
         alone.step(plan)
 
 
