@@ -32,7 +32,7 @@ from triolet.core.model import ModelDescription
 from triolet.core.request import TimestampRules
 from triolet.models.blueprints.passed import PassedComparisons
 from triolet.models.executor import TorchExecutor
-from triolet.models.memory.resources import reachable_tensors, storages
+from triolet.models.memory.resources import ResourceStack, reachable_tensors, storages
 from triolet.models.native.library import Library
 from triolet.testing.families import make_checkpoint
 from triolet.testing.tensors import live_storages
@@ -305,6 +305,45 @@ def _sizes(found: dict[int, torch.UntypedStorage]) -> dict[int, int]:
 def books(no_collector: None) -> Books:
     """Made before the executor is opened."""
     return Books()
+
+
+@pytest.fixture
+def registrations(books: Books, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """``registrations(executor, call, when)`` opens the executor, then once more for each registration by ``call``
+    ("own" or "callback"), which fails before or after the owner is known; nothing lives then, though the errors are
+    kept. Returns the owners."""
+
+    def run(executor: TorchExecutor, call: str, when: str) -> list[str]:
+        register, calls, kept = getattr(ResourceStack, call), list[str](), []
+
+        def failing(number: int) -> None:
+            def registering(self: ResourceStack, *arguments: Any) -> Any:
+                calls.append(arguments[0])
+                if len(calls) == number and when == "before":
+                    raise RuntimeError("planted")
+                result = register(self, *arguments)
+                if len(calls) == number:
+                    raise RuntimeError("planted")
+                return result
+
+            calls.clear()
+            monkeypatch.setattr(ResourceStack, call, registering)
+
+        failing(0)
+        executor.open()
+        executor.close()
+        owners = list(calls)
+        for number in range(1, len(owners) + 1):
+            failing(number)
+            with pytest.raises(RuntimeError, match="planted") as error:
+                executor.open()
+            kept.append(error)
+            assert calls == owners[:number]
+            assert books.live() == {}, f"at {owners[number - 1]}"
+            assert executor.memory().by_owner == {}
+        return owners
+
+    return run
 
 
 @pytest.fixture(scope="session")

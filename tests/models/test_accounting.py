@@ -317,38 +317,12 @@ def read_once(monkeypatch):
 @pytest.mark.parametrize("call", ["own", "callback"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_s7_an_open_that_fails_at_a_registration_leaves_nothing(
-    books, checkpoint, config, monkeypatch, read_once, call, when
+    registrations, checkpoint, config, read_once, call, when
 ):
     """S7: before the owner is known or after it, for every owner."""
-    register, calls = getattr(ResourceStack, call), []
-
-    def fail(number):
-        def registering(self, *args):
-            calls.append(args[0])
-            if len(calls) == number and when == "before":
-                raise RuntimeError("planted")
-            result = register(self, *args)
-            if len(calls) == number:
-                raise RuntimeError("planted")
-            return result
-
-        return registering
-
-    monkeypatch.setattr(ResourceStack, call, fail(0))
-    executor = TorchExecutor(checkpoint, config(threads=1))
-    executor.open()
-    executor.close()
     both = OWNERS.index("encoder_outputs")  # encoder and decoder in the library
     expected = {"own": [*OWNERS[:both], *NATIVE, *OWNERS[both:]], "callback": ["records", "threads", "grammars"]}[call]
-    assert calls == expected
-    for number in range(1, len(expected) + 1):
-        calls.clear()
-        monkeypatch.setattr(ResourceStack, call, fail(number))
-        with pytest.raises(RuntimeError, match="planted") as kept:
-            executor.open()
-        assert calls == expected[:number]
-        assert books.live() == {}, f"{kept.value} at {expected[number - 1]} keeps tensors"
-        assert executor.memory().by_owner == {}
+    assert registrations(TorchExecutor(checkpoint, config(threads=1)), call, when) == expected
 
 
 def test_s7_an_open_without_memory_for_any_of_its_storages_leaves_nothing(books, checkpoint, config, read_once, watch):
