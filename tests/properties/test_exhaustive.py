@@ -251,7 +251,8 @@ class Play:
     def device_works(self) -> bool:
         """The device does one thing of each kind that it was asked for; whether there was any."""
         fair = (("dispatch", 1), ("borrow", 0), ("encoded", 0), ("borrowed", 0), ("freed", 0))
-        works = [event for event in fair if event in self.enabled()]
+        enabled = self.enabled()
+        works = [event for event in fair if event in enabled]
         for event in works:
             self.happen(event)
         return bool(works)
