@@ -245,7 +245,8 @@ def test_it_sleeps_and_wakes(
 @pytest.mark.parametrize("name", sorted({*FAMILIES} - ENCODERS.keys()))
 def test_a_model_without_an_encoder_is_refused(name: str, folder: Folder) -> None:
     executor = TorchExecutor(folder(name), ALONE)
-    with pytest.raises(InvalidRequest, match=r"part='encoder' is given for \w+, which has no encoder.*allowed: .*encoders=0"):
+    told = r"part='encoder' is given for \w+, which has no encoder.*allowed: .*encoders=0"
+    with pytest.raises(InvalidRequest, match=told):
         executor.open()
     assert executor.memory().total == 0
 
