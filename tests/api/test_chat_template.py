@@ -24,6 +24,8 @@ async def test_prompts_and_the_format_of_tool_calls_are_those_of_the_given_templ
     tokenizer = AutoTokenizer.from_pretrained(make_checkpoint(family, tmp_path))
     tokenizer.response_template = {"fields": 3}  # cannot be read: nobody may try
     tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor, as older checkpoints have it"}')
     async with Engine(tmp_path, config=CONFIG) as engine:
         assert engine.model.preparer is not None
         assert engine.model.preparer.render([{"role": "user", "content": "hi"}]) == "<|user|>hi<|assistant|>"
