@@ -244,8 +244,8 @@ def by_model(flag: str, given: tuple[str, ...], models: Collection[str]) -> dict
     """
     found = dict[str, str]()
     for one in given:
-        name, _, value = one.partition("=")
-        if name not in models:
+        name, equals, value = one.partition("=")
+        if not equals or name not in models:
             if len(models) > 1:
                 allowed = f"NAME=VALUE, where NAME is one of {', '.join(models)}"
                 raise InvalidRequest(f"{flag} {shown(one)} with {len(models)} models; allowed: {allowed}")

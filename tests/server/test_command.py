@@ -103,6 +103,7 @@ def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:
     equal = str(tmp_path / "x=y.jinja")
     assert by_model("--f", ("chat=9", "a=b=10"), {"chat": "", "a": ""}) == {"chat": "9", "a": "b=10"}
     assert by_model("--f", (equal,), {"chat": ""}) == {"chat": equal}
+    assert by_model("--f", ("chat",), {"chat": ""}) == {"chat": "chat"}, "a file may have the model's name"
 
 
 def test_a_folder_that_is_not_there_is_told_before_anybody_asks_for_its_model() -> None:
