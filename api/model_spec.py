@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from attrs import evolve, field, frozen
 
-from ..core.checks import Check, Refused, by, checked, flag, instance, settle, several
+from ..core.checks import Check, Refused, by, checked, flag, instance, nearest_names, settle, several
 from ..core.config import EngineConfig
 from ..core.plan import DeviceMemory
 from .engine import Engine
@@ -26,6 +26,7 @@ def _name(value: Any) -> str:
     return value
 
 
+@nearest_names({})
 @frozen
 class ModelSpec:
     """The description of one model of `Engines`.

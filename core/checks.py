@@ -17,7 +17,7 @@ from itertools import islice
 from numbers import Real
 from typing import Any, TypeVar
 
-from attrs import AttrsInstance, field, fields, fields_dict, frozen
+from attrs import AttrsInstance, field, fields, frozen
 
 from .errors import InvalidRequest
 
@@ -70,7 +70,7 @@ def nearest_names(elsewhere: Mapping[str, str]) -> Callable[[type[_Class]], type
     """Returns a decorator of attrs classes: an unknown keyword raises `unknown_name` in place of a `TypeError`."""
 
     def decorated(made: type[_Class]) -> type[_Class]:
-        names, init = tuple(fields_dict(made)), made.__init__
+        names, init = tuple(one.alias for one in fields(made) if one.init), made.__init__
 
         @wraps(init)
         def named(self: _Class, *args: Any, **given: Any) -> None:

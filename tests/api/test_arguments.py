@@ -14,6 +14,7 @@ from triolet import (
     EngineConfig,
     EngineStateError,
     InvalidRequest,
+    ModelSpec,
     SamplingParams,
     Speculation,
     SyncEngine,
@@ -84,6 +85,7 @@ def test_a_device_that_is_like_none_of_ours_is_answered_with_what_is_allowed(giv
         ),
         (lambda: EngineConfig(max_runing=4), "did you mean max_running?"),
         (lambda: SamplingParams(max_new_tokens=4), "is not an option of SamplingParams; did you mean max_tokens?"),
+        (lambda: ModelSpec("a model", alias=("a",)), "is not an option of ModelSpec; did you mean aliases?"),
         (
             lambda: Speculation(zzz=4),
             "zzz= is not an option of Speculation; allowed: tokens, draft, match, most_running",
