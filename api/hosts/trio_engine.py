@@ -355,6 +355,8 @@ class TrioEngine:
         asked = trio.current_time()
         _, description = self._opened()
         priority = read_priority(priority)
+        # as many pieces as run together, and one whose window is encoded meanwhile: more would wait behind each other
+        running = max(self.config.max_running // options.beam_size, 1)
         return open_transcription(
             audio,
             options,
@@ -362,7 +364,7 @@ class TrioEngine:
             partial(self._run_together, priority=priority, wait=wait),
             request_id=self._new_id(request_id),
             asked=asked,
-            at_once=min(description.cross_slots, self.config.max_pending),
+            at_once=min(running + 1, description.cross_slots, self.config.max_pending),
             detector=self._voice_activity,
         )
 
