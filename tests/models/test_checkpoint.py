@@ -328,11 +328,11 @@ def lose_shard(folder):
     ("breakage", "told"),
     [
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "holds an adapter.*not applied"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "is an adapter.*Merge the adapter"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
         (lambda folder: (folder / "config.json").write_text("[]"), "holds a list"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "the tokenizer of .* cannot be used"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer of .* spells \d+ of the \d+ tokens"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), r"tokenizer of .* knows only \d+ of the \d+ tokens"),
         (lambda folder: rewrite(folder / "config.json", lambda s: s.update(d_model="wide")), "a whole number"),
         (lambda folder: rewrite(folder / "config.json", lambda s: s.update(decoder_attention_heads=5)), "5 heads"),
         (
@@ -396,7 +396,7 @@ def test_names_that_lead_nowhere(tmp_path, monkeypatch):
     [
         ("model.bin", r"is a model of CTranslate2, the format of faster-whisper; .* such as openai/whisper-base"),
         ("vocabulary.txt", "is a model of CTranslate2"),  # from the hub, without weights that nobody can read
-        ("smollm.Q4_1.gguf", r"holds smollm.Q4_1.gguf in GGUF, the format of llama.cpp; allowed: checkpoints in"),
+        ("smollm.Q4_1.gguf", r"has smollm.Q4_1.gguf in GGUF, the format of llama.cpp; allowed: checkpoints in"),
     ],
 )
 @pytest.mark.parametrize("config", [True, False])
