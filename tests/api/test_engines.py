@@ -161,18 +161,6 @@ async def test_the_engine_does_not_live_in_the_context_of_the_use_that_loads_it(
 # -- room ------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_least_recently_used_model_gives_way_and_no_other(autojump_clock):
-    fleet = Fleet({**THREE, "d": 2000})
-    async with fleet.engines(memory_budget=6000) as engines:
-        for name in ("a", "b", "c", "a"):
-            async with engines.use(name):
-                pass
-        await engines.load("d")
-        assert states(engines) == "rarr"
-        assert fleet.open == "acd"
-    fleet.check()
-
-
 async def test_memory_is_given_back_before_the_next_model_is_loaded(autojump_clock):
     fleet = Fleet(TWO)
     async with fleet.engines(memory_budget=3000) as engines:
@@ -209,22 +197,6 @@ async def test_a_model_in_use_is_not_unloaded_and_later_uses_of_it_wait_behind_w
         await later(CLOSE + OPEN)
         assert users.order == ["a1", "b1", "a2", "b2"]
         assert fleet.loads == "abab"
-
-
-async def test_uses_of_a_model_whose_room_nobody_needs_go_on(autojump_clock):
-    """d needs the room of one: that of c, which was not used for longest."""
-    async with crowd(Fleet({**THREE, "d": 2000}), memory_budget=6000) as (_, users):
-        for who in ("c1", "b1", "a1"):
-            await users.come(who)
-            await later(OPEN)
-        for who in ("d1", "a2", "b2", "c2"):
-            await users.come(who)
-        assert users.order == ["c1", "b1", "a1", "a2", "b2"]
-        await users.go("b1")
-        await users.go("b2")  # b is idle first, so c need not give way
-        assert users.order[5:] == ["c2"]
-        await later(CLOSE + OPEN)
-        assert users.order[6:] == ["d1"]
 
 
 @pytest.mark.parametrize(
