@@ -80,11 +80,6 @@ def test_vtt_has_hours_where_there_are_some_and_escapes_what_would_be_a_tag() ->
     )
 
 
-def test_an_arrow_of_many_hyphens_leaves_no_arrow() -> None:
-    """Where "-->" alone is replaced, "--->" becomes one."""
-    assert written(transcript(segment("a ----> b", 0, 1)), SRT).splitlines()[2] == "a -> b"
-
-
 @pytest.mark.parametrize("format_", [TEXT, TSV, SRT, VTT])
 def test_a_segment_without_text_leaves_no_trace(format_: Format) -> None:
     silent = transcript(segment(" \n ", 0.0, 1.0))

@@ -136,20 +136,6 @@ def test_silence_ends_an_utterance_after_the_time_that_was_asked_for() -> None:
         assert [update.utterance for _, update in updates if update.ends_utterance] == [0, 1]
 
 
-def test_silence_is_never_read() -> None:
-    """Not before, between and behind what is said, but for 0.35 s around it."""
-    speaker = Speaker()
-    heard(speech(20.0, 1, 2, 30.0, 3, 20.0), speaker)
-    for window in speaker.windows:
-        sounds = np.flatnonzero(window)
-        assert len(sounds)
-        assert sounds[0] <= 0.4 * RATE
-        assert len(window) - sounds[-1] <= 0.4 * RATE
-    nobody = Speaker()
-    assert heard(speech(30.0), nobody) == []
-    assert nobody.requests == []
-
-
 def test_the_next_utterance_is_given_the_text_before() -> None:
     speaker = Speaker()
     heard(speech(0, 1, 2.0, 2, 3, 2.0), speaker, initial_prompt="names")
@@ -157,15 +143,6 @@ def test_the_next_utterance_is_given_the_text_before() -> None:
     before = [bytes(prompt[1 : prompt.index(START)]).decode() for prompt in prompts]
     assert before[0] == " names"
     assert before[-1] == f" names{words(0, 1)}"
-
-
-def test_a_long_utterance_is_cut_behind_stable_words_and_loses_none() -> None:
-    """A minute without a pause, through windows of 6 s."""
-    speaker = Speaker()
-    updates = heard(speech(*range(150), 1.0), speaker, window=6.0)
-    assert text(updates) == words(*range(150))
-    assert max(map(len, speaker.windows)) <= 6 * RATE
-    assert [update.utterance for _, update in updates if update.ends_utterance] == [0]
 
 
 def test_the_language_is_detected_at_the_beginning_and_told() -> None:
