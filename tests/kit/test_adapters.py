@@ -102,6 +102,17 @@ def test_nothing_is_found_in_nano_vllm() -> None:
     examine_scheduler(NanoVllm, DECLARED, workloads=300).raise_if_any()
 
 
+@needs("minisgl")
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_mini_sglang_gives_pages_back_too_early(overlapped: bool) -> None:
+    """Bugs of commit 20fcd7f, see docs/verification.md. When this fails, they are mended there."""
+    from mini_sglang import DECLARED, IGNORED, OVERLAP, MiniSglang
+
+    found = examine_scheduler(MiniSglang, OVERLAP if overlapped else DECLARED, workloads=50, ignore=IGNORED)
+    crash = ["raises nothing: AssertionError in lock_handle"] if overlapped else []
+    assert names(found) == ["no page is given away in use", *crash]
+
+
 @needs("vllm")
 def test_vllms_encoder_cache_keeps_its_promises_under_its_default_policy() -> None:
     from vllm_encoder_cache import DECLARED, EncoderCache
