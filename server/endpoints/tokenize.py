@@ -27,13 +27,13 @@ async def tokenize(request: Request) -> Response:
     model = _model_of(request, body.model)
     if body.messages is not None:
         async with asked(request, body.as_chat(model=model)) as (engine, _, query):
-            return await _told(engine, await tokens_of(engine, as_query(query)), body)
+            return await _answer(engine, await tokens_of(engine, as_query(query)), body)
     assert body.prompt is not None, "a body has a prompt or messages"
     async with engine_of(request, model) as engine:
         if body.add_special_tokens is False:
             work = partial(_plain, engine.model, body.prompt)
-            return await _told(engine, await run_in_thread(work, limiter=server_of(request).reading), body)
-        return await _told(engine, await tokens_of(engine, Query(prompt=body.prompt)), body)
+            return await _answer(engine, await run_in_thread(work, limiter=server_of(request).reading), body)
+        return await _answer(engine, await tokens_of(engine, Query(prompt=body.prompt)), body)
 
 
 def _model_of(request: Request, given: str | None) -> str:
@@ -54,7 +54,7 @@ def _plain(model: ModelDescription, text: str) -> list[int]:
     return tokens
 
 
-async def _told(engine: Engine, tokens: list[int], body: TokenizeRequest) -> Response:
+async def _answer(engine: Engine, tokens: list[int], body: TokenizeRequest) -> Response:
     answer = TokenizeAnswer(count=len(tokens), max_model_len=engine.model.max_positions, tokens=tokens)
     if body.return_token_strs:
         answer.token_strs = await run_in_thread(partial(engine.model.tokenizer.convert_ids_to_tokens, tokens))

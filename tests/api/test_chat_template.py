@@ -39,7 +39,7 @@ async def test_prompts_and_the_format_of_tool_calls_are_those_of_the_given_templ
         ("{{ x }}\n\n{{ x | nothing }}", "line 3 of chat_template: No filter named 'nothing'"),
     ],
 )
-def test_a_template_that_cannot_be_read_is_told_with_its_line(template: str, message: str, tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_read_is_reported_with_its_line(template: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=message):
         estimate(make_checkpoint("llama", tmp_path), evolve(CONFIG, chat_template=template))
 
@@ -51,6 +51,6 @@ def test_a_model_without_conversations_refuses_a_template(family: str, tmp_path:
         estimate(folder, CONFIG)
 
 
-def test_the_name_of_a_file_is_no_template() -> None:
+def test_the_name_of_a_file_is_not_a_template() -> None:
     with pytest.raises(InvalidRequest, match=r"chat_template='a\.jinja'; allowed: the text of a Jinja"):
         EngineConfig(chat_template="a.jinja")

@@ -106,7 +106,7 @@ def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:
     assert by_model("--f", ("chat",), {"chat": ""}) == {"chat": "chat"}, "a file may have the model's name"
 
 
-def test_a_folder_that_is_not_there_is_told_before_anybody_asks_for_its_model() -> None:
+def test_a_missing_folder_ends_the_start_before_anybody_asks_for_its_model() -> None:
     result = CliRunner().invoke(serve, ["--model", "a=demo", "--model", "b=./absent/folder"])
     assert result.exit_code == FAILED
     assert "there is no folder absent/folder; allowed: a checkpoint's folder or a hub id" in result.output

@@ -116,7 +116,7 @@ def test_lists_are_bounded(given: dict[str, Any]) -> None:
         ({}, "input: it is missing"),
     ],
 )
-def test_a_fault_is_told_in_plain_words(body: dict[str, Any], told: str) -> None:
+def test_a_fault_is_reported_in_plain_words(body: dict[str, Any], told: str) -> None:
     assert str(told_of(ResponsesRequest, {"model": "m", **body})).startswith(told)
 
 

@@ -67,7 +67,7 @@ def test_what_only_looks_like_a_path_stays(text: str) -> None:
     assert without_paths(text) == text
 
 
-def test_a_method_of_the_engine_is_told_as_an_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_method_of_the_engine_is_named_as_an_endpoint(caplog: pytest.LogCaptureFixture) -> None:
     """And the log has no line more."""
     error = InvalidRequest(
         "ask engine.embed(...) or engine.score; or raise EngineConfig(max_step_tokens=5); template_options has 'a'"
