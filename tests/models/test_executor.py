@@ -213,7 +213,7 @@ def test_rules_that_allow_nothing_are_told(driver, audio, ids):
     """No token is made up where the rules allow none."""
     driver.encode(a=audio(1))
     start = started(1, ids, rules=LogitRules(allowed=(5,), suppress=(5,)))
-    with pytest.raises(EngineError, match="allow none"):
+    with pytest.raises(EngineError, match="do not allow any token"):
         driver.executor.step(plan_of(started=[start], cross_writes=[CrossWrite(key="a", slot=0)], chunks=[chunk_of(1)]))
 
 
