@@ -216,7 +216,7 @@ def test_patience_says_how_many_hypotheses_are_enough(patience: float | None, ke
     ("wrong", "says"),
     [
         ({"temperature": 0.5}, "temperature=0.5 with beam_size=4; allowed: 0"),
-        ({"stop": "end"}, "stop=('end',) with beam_size=4; allowed: no stop strings"),
+        ({"stop": "end"}, "stop=('end',) with beam_size=4; allowed: stop_token_ids, or beam_size=1"),
         ({"logprobs": 2}, "logprobs=2 with beam_size=4; allowed: None"),
         ({"n": 5}, "n=5 with beam_size=4 and patience=None; allowed: up to 4"),
         ({"n": 3, "patience": 0.5}, "n=3 with beam_size=4 and patience=0.5; allowed: up to 2"),
