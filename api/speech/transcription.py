@@ -150,7 +150,7 @@ class Transcription:
             await self._start()
             segments = await self._next()
             if segments is None:
-                self._ended_at(self._end)
+                self._check_clips()
                 self.ended = True
                 self._timings = self.reader.timings()
                 return None
@@ -199,13 +199,16 @@ class Transcription:
             reader.decide({code: sum(one[code] for one in found) / len(found) for code in found[0]})
         self._started = True
 
-    def _ended_at(self, end: float) -> None:
-        """Adds a warning if a part of ``clip_timestamps`` begins after the end of the audio.
+    def _check_clips(self) -> None:
+        """Adds a warning if a part of ``clip_timestamps`` begins after the end of the audio. All parts are read, so if
+        the length is still unknown, the audio goes on after the last part.
 
         Raises:
             InvalidRequest: all parts begin after the end.
         """
-        clips = self.reader.recipe.options.clip_timestamps
+        clips, end = self.reader.recipe.options.clip_timestamps, self.recording.duration
+        if end is None:
+            return
         late = [clip for clip in clips if clip[0] >= end]
         if not late:
             return

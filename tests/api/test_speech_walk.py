@@ -438,3 +438,14 @@ async def test_parts_that_the_audio_does_not_have_are_named() -> None:
     )
     with pytest.raises(InvalidRequest, match=r"clip_timestamps=\[\(100.0, 200.0\)\], but the audio ends at 7.00 s; al"):
         await clipped((100, 200))
+
+
+async def test_silent_parts_of_audio_whose_length_nobody_knows_are_not_after_its_end() -> None:
+    """Live WebM promises no length, and its end is not read."""
+    clips = ((1.0, 2.0), (5.0, 6.0))
+    plan = attrs.evolve(
+        voiced(seconds=60), clips=tuple((round(start * RATE), round(stop * RATE)) for start, stop in clips)
+    )
+    transcription = begin(ramp(60), Script(), options_of(clip_timestamps=clips), plan=plan)
+    transcription.recording.length_known = False
+    assert (await transcription.transcript()).warnings == ()
