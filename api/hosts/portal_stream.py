@@ -143,6 +143,10 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
         finally:
             del call, cancelled, answer
 
+    def _keep(self, batch: list[tuple[outcome.Outcome[T], View]]) -> None:
+        """Keeps items that have crossed until they are read."""
+        self._kept.extend(batch)
+
     # -- the trio side -----------------------------------------------------------------------------------------------
 
     async def _on_trio_hold(self, opened: Answer[View | None]) -> None:
@@ -183,7 +187,7 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
                 batch.append((answer, self._on_trio_look()))
                 ready = outcome.capture(self._on_trio_ready) if more else None
                 answer = None if ready == outcome.Value(None) else ready
-            self._portal.call_back(partial(self._kept.extend, batch))
+            self._portal.call_back(partial(self._keep, batch))
             return more
         finally:
             del answer, batch, ready  # the frame of `_on_trio_ready`, in its error's traceback, refers to this one
@@ -214,12 +218,11 @@ class PortalSegments(PortalStream[SegmentStream, Segment, Progress]):
     requests.
     """
 
-    _left: Progress | None = None  # the whole state, if it crossed after the latest segment
+    _left: Progress | None = None  # the whole state, if it crossed after the latest item
 
-    async def __anext__(self) -> Segment:
-        segment = await super().__anext__()
+    def _keep(self, batch: list[tuple[outcome.Outcome[Segment], Progress]]) -> None:
         self._left = None
-        return segment
+        super()._keep(batch)
 
     def _presented(self) -> SegmentStream:
         return SegmentStream(self, self._progress)

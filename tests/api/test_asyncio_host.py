@@ -17,10 +17,11 @@ import anyio
 import pytest
 import trio
 
-from triolet import Engine, EngineClosed, EngineStateError, RunnerCrashed
+from triolet import Engine, EngineClosed, EngineStateError, RunnerCrashed, Segment, Transcript
 from triolet.actors.worker import Job
 from triolet.api.hosts.asyncio_host import TaskPortal
-from triolet.api.hosts.portal_stream import PortalLive
+from triolet.api.hosts.portal_stream import PortalLive, PortalSegments
+from triolet.api.outputs.results import Progress
 
 from .hosts import (
     HOSTS,
@@ -34,6 +35,7 @@ from .hosts import (
     on_bench,
     query,
 )
+from .speech import segment
 from .threads import END, loops, run_program
 
 pytestmark = pytest.mark.real_time
@@ -411,6 +413,41 @@ def test_what_is_left_of_a_stream_is_handed_over_after_the_turn_that_still_runs(
 
     portal: TaskPortal
     assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+
+
+def test_the_text_ahead_is_kept_when_the_engine_ends_before_the_stream() -> None:
+    """However many segments are still read after the end."""
+
+    class Source:
+        """Two segments, then an error, and one more segment that is never given out."""
+
+        def __init__(self) -> None:
+            self.given = iter("ab")
+
+        async def __anext__(self) -> Segment:
+            await portal.on_trio_ending.wait()
+            for text in self.given:
+                return segment(text)
+            raise EngineClosed("the engine has ended")
+
+        def progress(self, whole: bool = False) -> Progress:
+            so_far = Transcript(text="", language="en", language_probability=None, duration=9.0, segments=())
+            return Progress(so_far=so_far, duration=9.0, position=2.0, ahead=(segment("c"),) if whole else ())
+
+    async def main() -> set[str]:
+        nonlocal portal
+        portal = bare_portal(lambda: None, PATIENCE)
+        await portal.open()
+        segments = await PortalSegments(portal, lambda: contextlib.nullcontext(Source())).__aenter__()
+        await portal.close(drain=True)
+        texts = {segments.transcript().text}
+        with pytest.raises(EngineClosed, match="has ended"):
+            async for _ in segments:
+                texts.add(segments.transcript().text)
+        return {*texts, segments.transcript().text}
+
+    portal: TaskPortal
+    assert asyncio.run(main()) == {"abc"}
 
 
 @pytest.mark.parametrize("drain", [True, False])
