@@ -22,7 +22,9 @@ class ReadSoFar:
 
         Before that it has the segments of all windows that are read, even those that the stream has not given out. In
         parallel mode these may come after a gap. ``coverage`` says which seconds are not read (``"unread"``). So a
-        program that stops early, or is stopped, keeps its text.
+        program that stops early, or is stopped, keeps its text. Under asyncio and in threads, the text ahead and the
+        coverage are added when the block is left, or when a reader was cancelled or got an error, but not between two
+        segments.
         """
         return self.progress(whole=True).transcript(self._found)
 
