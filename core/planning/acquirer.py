@@ -41,7 +41,7 @@ class Acquirer:
     _ahead: Ordered[Sequence] = field(factory=Ordered, init=False)  # waiting, have acquired what they need
     _wanting: Ordered[Sequence] = field(factory=Ordered, init=False)  # running, need their next items
     _stale: bool = field(default=False, init=False)  # an acquire may have become possible since the last decision
-    _holds: dict[str, EncoderHold] = field(factory=dict, init=False)  # by holder
+    _holds: dict[str, tuple[Sequence, EncoderHold]] = field(factory=dict, init=False)  # by holder
     _users: Counter[str] = field(factory=Counter, init=False)  # how many sequences have acquired each key
     _taken: int = field(default=0, init=False)  # bytes of all acquired keys
     _acquired: int = field(default=0, init=False)  # the number of acquires so far; it numbers the holders
@@ -66,11 +66,10 @@ class Acquirer:
     def granted(self, holder: str) -> None:
         """Notes that ``holder`` holds its encoder output now. An unknown holder has withdrawn its acquire. A sequence
         that has ended keeps its outputs until a step in flight is answered."""
-        hold = self._holds.get(holder)
-        if hold is None:
+        if holder not in self._holds:
             return
+        sequence, hold = self._holds[holder]
         hold.ready = True
-        sequence = hold.sequence
         if sequence.ended or not sequence.holds_all:
             return
         self.actions.append(EncoderWaitOver(sequence.request.id))
@@ -80,15 +79,15 @@ class Acquirer:
     def refused(self, holder: str) -> Sequence | None:
         """Notes that the encoder cache refuses the acquire. Returns the sequence; ``None``: the sequence has withdrawn
         the acquire."""
-        hold = self._holds.get(holder)
-        if hold is None:
+        if holder not in self._holds:
             return None
-        self._forget(hold)
-        return hold.sequence
+        sequence, hold = self._holds[holder]
+        self._forget(sequence, hold)
+        return sequence
 
     def generation_lost(self) -> None:
         """Notes that all outputs are lost. Every acquire stays open, and the encoder cache answers it once more."""
-        for hold in self._holds.values():
+        for _, hold in self._holds.values():
             hold.ready = False
 
     def waits(self, sequence: Sequence) -> None:
@@ -119,7 +118,7 @@ class Acquirer:
         second time, but after an item that the sequence does not hold."""
         for hold in list(sequence.holds.values()):
             if sequence.placeholders.is_read(hold.item.key, sequence.fed):
-                self._release(hold)
+                self._release(sequence, hold)
         if sequence.holds and not sequence.holds_all:
             return
         if sequence.placeholders.reach(sequence.fed, sequence.held) == sequence.fed:
@@ -200,9 +199,9 @@ class Acquirer:
 
     def _acquire(self, sequence: Sequence, item: EncoderItem) -> None:
         name = sequence.request.id
-        hold = EncoderHold(f"{name}/{self._acquired}", sequence, item)
+        hold = sequence.holds[item.key] = EncoderHold(f"{name}/{self._acquired}", item)
         self._acquired += 1
-        self._holds[hold.holder] = sequence.holds[item.key] = hold
+        self._holds[hold.holder] = sequence, hold
         self._users[item.key] += 1
         self._taken += item.size if self._users[item.key] == 1 else 0
         self.actions.append(Acquire(hold.holder, item, sequence.key[0], name))
@@ -210,15 +209,15 @@ class Acquirer:
     def release(self, sequence: Sequence) -> None:
         """Releases the outputs that the sequence holds, and withdraws its open acquires."""
         for hold in list(sequence.holds.values()):
-            self._release(hold)
+            self._release(sequence, hold)
 
-    def _release(self, hold: EncoderHold) -> None:
-        self._forget(hold)
+    def _release(self, sequence: Sequence, hold: EncoderHold) -> None:
+        self._forget(sequence, hold)
         self.actions.append(Release(hold.holder, hold.item.key))
 
-    def _forget(self, hold: EncoderHold) -> None:
+    def _forget(self, sequence: Sequence, hold: EncoderHold) -> None:
         key = hold.item.key
-        del self._holds[hold.holder], hold.sequence.holds[key]
+        del self._holds[hold.holder], sequence.holds[key]
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key]

@@ -32,10 +32,10 @@ class Phase(enum.Enum):
 @define(eq=False)
 class EncoderHold:
     """An encoder output that a sequence has acquired, and holds if it is ``ready``. ``holder`` is the hold's name at
-    the encoder cache. The name is new for every acquire, so that a late answer to a withdrawn acquire is recognised."""
+    the encoder cache. The name is new for every acquire, so that a late answer to a withdrawn acquire is recognised.
+    A hold does not name its sequence: the two would keep each other alive."""
 
     holder: str
-    sequence: Sequence
     item: EncoderItem
     ready: bool = False
 

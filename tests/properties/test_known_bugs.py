@@ -149,7 +149,7 @@ def test_e2_the_reuse_of_an_idle_entry_takes_its_bytes_again():
 IN_ITS_BOOKS_ALONE = (
     "core.planning.acquirer:Acquirer._release",
     "self.actions.append(",
-    "None if hold.sequence.ended else self.actions.append(",
+    "None if sequence.ended else self.actions.append(",
 )
 
 

@@ -436,7 +436,7 @@ class PlannerMachine(Machine):
     @invariant()
     def what_is_acquired_fits_the_encoder_cache(self) -> None:
         """So no acquire waits for another one's release."""
-        sizes = {hold.item.key: hold.item.size for hold in self.planner._acquirer._holds.values()}
+        sizes = {hold.item.key: hold.item.size for _, hold in self.planner._acquirer._holds.values()}
         assert sum(sizes.values()) <= self.limits.encoder_cache_bytes, "all that is acquired fits the encoder cache"
 
     @invariant()
