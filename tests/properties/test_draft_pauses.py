@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from triolet.core.config import EngineConfig, Speculation
@@ -69,6 +69,7 @@ def test_a_text_that_begins_to_repeat_itself_has_draft_tokens_soon(begins):
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=80))
+@example([*[0] * 6, 1, *[0] * 73])  # two were wrong, then one is right
 def test_one_right_token_halves_the_pause_and_two_or_all_end_it(right):
     doubts = 0
     for (length, proposed, accepted), (later, _, _) in pairwise(drafts(80, lambda n: right[n % len(right)])):
