@@ -59,12 +59,17 @@ class _SpeechArguments(TypedDict, total=False):
     language: str | None
     task: str
     initial_prompt: str | None
+    carry_initial_prompt: bool
+    hotwords: str | Sequence[str] | None
     condition_on_previous_text: bool
     prompt_reset_temperature: float
     temperature: float | Sequence[float]
     beam_size: int
     patience: float | None
     length_penalty: float
+    repetition_penalty: float
+    no_repeat_ngram_size: int
+    max_new_tokens: int | None
     best_of: int
     compression_ratio_threshold: float | None
     logprob_threshold: float | None

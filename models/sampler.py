@@ -113,14 +113,15 @@ class Sampler:
 
     def _of(self, feed: Feed, behind: int) -> SamplerInput:
         """Returns the sampler's input for the token after the first ``behind`` draft tokens of ``feed``."""
-        record = feed.record
+        record, start = feed.record, feed.record.start
+        in_order = start.rules.no_repeat_ngram > 0 and start.rules.counts_prompt
         return SamplerInput(
             generated=[*record.generated, *feed.proposed[:behind]] if behind else record.generated,
-            sampling=record.start.sampling,
-            rules=record.start.rules,
+            sampling=start.sampling,
+            rules=start.rules,
             prompt=record.prompt,
             guide=record.guide,
-            before=record.start.token_ids[: record.start.prompt_length] if record.start.rules.no_repeat_ngram else (),
+            before=start.token_ids[: start.prompt_length] if in_order else (),
         )
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import trio
 from attrs import evolve
 
+from ...core.checks import shown
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ..live.audio import Ear
@@ -53,6 +54,11 @@ def _session(
         WindowReader(Recipe(options=one, description=description), run, request_id, once=one is interim)
         for one in (interim, shared)
     ]
+    recipe = readers[-1].recipe
+    if len(recipe.hotwords) > recipe.room:
+        raise InvalidRequest(
+            f"hotwords={shown(shared.hotwords)} has {len(recipe.hotwords)} tokens; allowed: up to {recipe.room}"
+        )
     if description.alignment_fault is not None:
         raise InvalidRequest(
             f"{description.architecture} cannot be used for a live session, since it has no times of words: "

@@ -115,10 +115,8 @@ class UtteranceReader:
 
     async def _attempt(self, reading: Reading, item: EncoderItem, language: str) -> Attempt:
         begun = tuple(token for word in self._agreement.stable for token in word.token_ids)
-        room = max(self.thorough.recipe.half - 1 - len(begun), 0)
-        before = self.history.last()
         reader, name = (self.thorough, "text") if reading.pauses or reading.full else (self.interim, "interim")
-        before = before[max(len(before) - room, 0) :]
+        before = self.history.last(taken=len(begun))
         return await reader.read(item, Context(name=name, language=language, before=before, begun=begun))
 
     async def _placed(
@@ -155,7 +153,7 @@ class UtteranceReader:
             rest = placed[known + count :]
             count += len(self._agreement.settle(sum(one.word.end <= sure for one in rest)))
         moved = self._moved(reading)
-        if moved is None and (reading.full or self._written > self.thorough.recipe.half):
+        if moved is None and (reading.full or self._written > self._most_begun):
             # there is no place to cut, as in one endless word: all words become stable and leave
             count += len(self._agreement.settle())
             self._leave(len(self._agreement.stable))
@@ -176,6 +174,12 @@ class UtteranceReader:
         count, seconds = found
         self._leave(count)
         return min(max(round(seconds * recipe.description.sampling_rate), reading.start + 1), reading.stop)
+
+    @property
+    def _most_begun(self) -> int:
+        """The most tokens with which a reading begins, so that the hotwords have their room before them."""
+        half = self.thorough.recipe.half
+        return max(half - len(self.history.always), half // 2)
 
     @property
     def _written(self) -> int:

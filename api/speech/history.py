@@ -9,16 +9,18 @@ from attrs import define, field
 
 @define
 class History:
-    """The tokens of the initial prompt and of the earlier windows, timestamps included.
+    """The tokens of the hotwords, the initial prompt and the earlier windows, timestamps included.
 
     Args:
-        initial: the tokens of the initial prompt.
-        room: the most tokens that the next window gets; the last ones are kept.
+        always: the tokens that every window gets, before all others.
+        initial: the tokens of the initial prompt, if only the first windows get it.
+        room: the most tokens of the text that the next window gets; the last ones are kept.
         goes_on: ``False``: no window gets the text of earlier windows, and only the first window gets the initial
             prompt.
         reset_above: text that was sampled at a higher temperature is dropped, with all text before it.
     """
 
+    always: tuple[int, ...]
     initial: tuple[int, ...]
     room: int
     goes_on: bool
@@ -28,9 +30,9 @@ class History:
     def __attrs_post_init__(self) -> None:
         self._tokens = list(self.initial)
 
-    def last(self) -> tuple[int, ...]:
-        """Returns the tokens that the next window gets."""
-        return tuple(self._tokens[max(len(self._tokens) - self.room, 0) :])
+    def last(self, taken: int = 0) -> tuple[int, ...]:
+        """Returns the tokens that the next window gets. ``taken`` positions of the room are taken by other tokens."""
+        return (*self.always, *self._last(max(self.room - taken, 0)))
 
     def add(self, token_ids: Iterable[int], temperature: float) -> None:
         """Adds the text of a window, sampled at ``temperature``. Drops all text instead if the history does not go on,
@@ -38,8 +40,11 @@ class History:
         if not self.goes_on or temperature > self.reset_above:
             self._tokens.clear()
         else:
-            self._tokens = [*self.last(), *token_ids]
+            self._tokens = [*self._last(self.room), *token_ids]
 
     def clear(self) -> None:
         """Drops all text, since it has misled the model."""
         self._tokens.clear()
+
+    def _last(self, most: int) -> list[int]:
+        return self._tokens[max(len(self._tokens) - most, 0) :]

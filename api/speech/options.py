@@ -45,10 +45,13 @@ _ELSEWHERE = {
     "clips": "clip_timestamps",
     "detect_language": "language=None",
     "fp16": "EngineConfig(dtype='float16')",
+    "keywords": "hotwords",
     "lang": "language",
+    "max_tokens": "max_new_tokens",
     "num_beams": "beam_size",
     "prompt": "initial_prompt",
     "return_timestamps": "timestamps",
+    "sample_len": "max_new_tokens",
     "sample_rate": "sampling_rate",
     "vad": "voice_activity",
     "vad_filter": "voice_activity='skip'",
@@ -92,6 +95,13 @@ def _times(value: Any) -> list[float]:
     if all(isinstance(one, list | tuple) for one in values):
         return [as_number(time) for start, end in values for time in (start, end)]
     return list(map(as_number, values))
+
+
+def _hotwords(value: Any) -> str:
+    texts = value if isinstance(value, list | tuple) else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise Refused
+    return ", ".join(texts)
 
 
 def _token(value: Any) -> int:
@@ -144,6 +154,7 @@ def _chosen(default: str, choices: tuple[str, ...], *marks: str) -> Any:
 
 
 _TEXT = instance(str, "a text")
+_HOTWORDS = Check(_hotwords, "a text, or a list of texts").or_none("none")
 _CHECKPOINT = "as the checkpoint says"
 _THRESHOLD = number(-math.inf, math.inf).or_none("off")
 _TOKENS = several(_token, _MOST_TOKENS, "a list of token ids (integers, 0 or more)").or_none(_CHECKPOINT)
@@ -166,12 +177,18 @@ class TranscribeOptions:
     taken: one that does not repeat itself before one that does, then the likeliest.
 
     Args:
-        language: the spoken language: a code ("en"), an English name ("english") or a token ("<|en|>"). ``None``: the
-            model detects it; ``language_detection_segments`` says in how many windows.
+        language: the spoken language: a code ("en"), perhaps with a region ("en-US"), an English name ("english") or a
+            token ("<|en|>"). ``None``: the model detects it; ``language_detection_segments`` says in how many windows.
         task: ``"transcribe"``, or ``"translate"`` into English.
         initial_prompt: text that the model reads before the first window, to learn names and spelling. With
             ``parallel`` it comes before every piece. If a prompt is longer than half of the model's positions, only
             its last tokens are used, and `Transcript.warnings` says so.
+        carry_initial_prompt: give the model ``initial_prompt`` before every window. The text of the earlier windows
+            gets the positions that it leaves free.
+        hotwords: names and words that the model reads before every window, to spell them alike: a text, or a list of
+            texts, which commas join. They come before ``initial_prompt`` and the text of the earlier windows, which get
+            the positions that they leave free. If they are longer than half of the model's positions, only their first
+            tokens are used, and `Transcript.warnings` says so; a live session refuses them.
         prefix: the beginning of the first window's text. The model continues it; it is not part of the transcript.
         condition_on_previous_text: give the model the text of the earlier windows. This keeps spelling and style
             the same, but a repetition may go on.
@@ -185,6 +202,12 @@ class TranscribeOptions:
         patience: beam search ends when ``beam_size`` times this number of hypotheses are finished (Kasai et al. 2022);
             ``None``: when no running hypothesis can become better.
         length_penalty: the log-probability of a hypothesis is divided by its length to this power.
+        repetition_penalty: above 1, tokens that the window's text already has become less likely. Logits that are
+            positive are divided by it, others are multiplied. 1: off.
+        no_repeat_ngram_size: no sequence of so many tokens occurs twice in a window's text, timestamps included. 0:
+            off.
+        max_new_tokens: the most tokens of a window's text, timestamps included. ``None``: half of the model's
+            positions, which are the most in any case.
         best_of: the number of texts that are sampled together at each temperature above 0; the likeliest is taken.
         compression_ratio_threshold: a text with a higher compression ratio than this repeats itself, so the next
             temperature is tried. ``None``: off.
@@ -224,6 +247,8 @@ class TranscribeOptions:
     language: str | None = _option(None, _TEXT.or_none("the model detects it"), *_SHARED, form="language")
     task: str = _chosen("transcribe", TASKS, *_SHARED)
     initial_prompt: str | None = _option(None, _TEXT.or_none("nothing comes before"), *_SHARED, form="prompt")
+    carry_initial_prompt: bool = _option(False, flag(), LIVE, WHISPER)
+    hotwords: str | None = _option(None, _HOTWORDS, LIVE, WHISPER_CT2)
     prefix: str | None = _option(None, _TEXT.or_none("the model begins the text"), WHISPER_CT2)
     condition_on_previous_text: bool = _option(True, flag(), *_SHARED, form="condition_on_previous_text")
     prompt_reset_temperature: float = _option(0.5, number(0, math.inf), LIVE)
@@ -232,6 +257,11 @@ class TranscribeOptions:
     beam_size: int = _option(5, integer(1, 64, "; 1 is greedy"), *_SEARCH, form="beam_size")
     patience: float | None = _option(1.0, _PATIENCE, *_SEARCH)
     length_penalty: float = _option(1.0, number(-10, 10), *_SEARCH)
+    repetition_penalty: float = _option(1.0, number(0.001, 1000, "; 1 is off"), LIVE, WHISPER_CT2, DECODING)
+    no_repeat_ngram_size: int = _option(0, integer(0, _MOST_TOKENS, "; 0 is off"), LIVE, WHISPER_CT2, DECODING)
+    max_new_tokens: int | None = _option(
+        None, integer(1, _MOST_TOKENS).or_none("half of the model's positions"), LIVE, DECODING
+    )
     best_of: int = _option(5, integer(1, 64), *_SEARCH, form="best_of")
     compression_ratio_threshold: float | None = _option(2.4, _THRESHOLD, *_SEARCH)
     logprob_threshold: float | None = _option(-1.0, _THRESHOLD, *_SEARCH)

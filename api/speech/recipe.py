@@ -18,7 +18,7 @@ from .options import TranscribeOptions
 from .windows import Generated, Span, WindowCut, cut_window
 from .words import WordRules, WordTokens, check_alignment
 
-_MOST_READ = 10_000  # characters that are read of a prompt: only its last tokens are used anyway
+_MOST_READ = 10_000  # characters that are read of hotwords or a prompt: only some of its tokens are used anyway
 
 
 @frozen(kw_only=True)
@@ -102,6 +102,7 @@ class Recipe:
     tokens: WhisperTokens = field(init=False)
     language: str | None = field(init=False)  # None: it must be detected
     special: frozenset[int] = field(init=False)
+    hotwords: tuple[int, ...] = field(init=False)  # tokens of the hotwords
     initial: tuple[int, ...] = field(init=False)  # tokens of the initial prompt
     prefix: tuple[int, ...] = field(init=False)  # tokens of the prefix
 
@@ -131,25 +132,28 @@ class Recipe:
         layout = range(tokens.start_id, tokens.timestamp_begin_id)
         return frozenset(token for token in ids if token is not None).union([tokens.start_id], layout)
 
+    @hotwords.default
+    def _hotwords(self) -> tuple[int, ...]:
+        return self._encoded("hotwords", self.options.hotwords, slice(_MOST_READ), is_before=True)
+
     @initial.default
     def _initial(self) -> tuple[int, ...]:
-        if self.options.initial_prompt is None or not self.options.initial_prompt.strip():
-            return ()
-        if self.tokens.previous_id is None:
-            raise InvalidRequest(
-                f"initial_prompt={shown(self.options.initial_prompt)}, but {self.description.architecture} has no "
-                "<|startofprev|> token; allowed: None"
-            )
-        return self._encoded("initial_prompt", self.options.initial_prompt)
+        return self._encoded("initial_prompt", self.options.initial_prompt, is_before=True)
 
     @prefix.default
     def _prefix(self) -> tuple[int, ...]:
-        return () if self.options.prefix is None else self._encoded("prefix", self.options.prefix)
+        return self._encoded("prefix", self.options.prefix)
 
-    def _encoded(self, name: str, text: str) -> tuple[int, ...]:
-        if not text.strip():
+    def _encoded(
+        self, name: str, text: str | None, part: slice = slice(-_MOST_READ, None), *, is_before: bool = False
+    ) -> tuple[int, ...]:
+        if text is None or not text.strip():
             return ()
-        read = text.strip()[-_MOST_READ:]
+        if is_before and self.tokens.previous_id is None:
+            raise InvalidRequest(
+                f"{name}={shown(text)}, but {self.description.architecture} has no <|startofprev|> token; allowed: None"
+            )
+        read = text.strip()[part]
         encoded = tuple(self.description.tokenizer.encode(f" {read}", add_special_tokens=False))
         if any(not self.is_text(token) for token in encoded):
             raise InvalidRequest(f"{name}={shown(text)} has a special token (<|...|>); allowed: plain text")
@@ -162,11 +166,21 @@ class Recipe:
         """
         return self.description.max_positions // 2
 
+    @property
+    def room(self) -> int:
+        """The most tokens before a window, <|startofprev|> excluded."""
+        return max(self.half - 1, 0)
+
     def history(self) -> History:
         """The history before the first window."""
+        room = self.room if self.tokens.previous_id is not None else 0
+        always, carried = self.hotwords[:room], self.options.carry_initial_prompt
+        if carried:
+            always += self.initial[max(len(self.initial) + len(always) - room, 0) :]
         return History(
-            initial=self.initial,
-            room=max(self.half - 1, 0) if self.tokens.previous_id is not None else 0,
+            always=always,
+            initial=() if carried else self.initial,
+            room=room - len(always),
             goes_on=self.options.condition_on_previous_text,
             reset_above=self.options.prompt_reset_temperature,
         )
@@ -174,15 +188,16 @@ class Recipe:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentences about options that are used only in part."""
-        found = []
-        for name, text, tokens, most in (
-            ("initial_prompt", self.options.initial_prompt, self.initial, max(self.half - 1, 0)),
-            ("prefix", self.options.prefix, self.prefix, self.half // 2),
+        found, room = [], self.room
+        for name, text, tokens, which, most in (
+            ("hotwords", self.options.hotwords, self.hotwords, "first", room),
+            ("initial_prompt", self.options.initial_prompt, self.initial, "last", max(room - len(self.hotwords), 0)),
+            ("prefix", self.options.prefix, self.prefix, "last", self.half // 2),
         ):
             if len(text or "") > _MOST_READ:
-                found.append(f"{name} has {len(text or ''):,} characters; only its last {most} tokens are used")
+                found.append(f"{name} has {len(text or ''):,} characters; only its {which} {most} tokens are used")
             elif len(tokens) > most:
-                found.append(f"{name} has {len(tokens)} tokens; only the last {most} are used")
+                found.append(f"{name} has {len(tokens)} tokens; only the {which} {most} are used")
         return tuple(found)
 
     def samples(self, seconds: float) -> int:
@@ -238,7 +253,8 @@ class Recipe:
         ``best_of`` requests above it. The first request has a probe for "no speech". ``name`` returns a new id at each
         call."""
         prompt = self._prompt(context)
-        most = max(min(self.half, self.description.max_positions - len(prompt)), 1)
+        longest = min(self.half, self.options.max_new_tokens or self.half)
+        most = max(min(longest, self.description.max_positions - len(prompt)), 1)
         silence = self.tokens.no_speech_id
         sampling = self._sampling(attempt, most)
         request = Request(
@@ -264,8 +280,15 @@ class Recipe:
                 beam_size=options.beam_size,
                 patience=options.patience,
                 length_penalty=options.length_penalty,
+                repetition_penalty=options.repetition_penalty,
             )
-        return SamplingParams(max_tokens=most, temperature=temperature, seed=options.seed + attempt, n=options.best_of)
+        return SamplingParams(
+            max_tokens=most,
+            temperature=temperature,
+            seed=options.seed + attempt,
+            n=options.best_of,
+            repetition_penalty=options.repetition_penalty,
+        )
 
     def _prompt(self, context: Context) -> tuple[int, ...]:
         previous_id = self.tokens.previous_id
@@ -299,6 +322,8 @@ class Recipe:
             suppress=self._suppressed(),
             begin_suppress=self.description.begin_suppress_token_ids,
             timestamps=timestamps if self.with_timestamps else None,
+            no_repeat_ngram=options.no_repeat_ngram_size,
+            counts_prompt=False,
         )
 
     def word_tokens(self, written: tuple[int, ...], language: str) -> WordTokens:

@@ -111,7 +111,8 @@ class Walk:
 
     async def _read_twice(self, item: EncoderItem, language: str, start: int, stop: int) -> tuple[Attempt, Read]:
         """Reads the window [start, stop). If somebody speaks but the model writes nothing, the text before the window
-        may have misled the model: the window is read once more without that text."""
+        may have misled the model: the window is read once more without that text, and if there was none, without the
+        hotwords and the initial prompt."""
         before = self._history.last()
         context = Context(name=f"{self.name}{self._windows}", language=language, before=before, first=self.first)
         attempt = await self.reader.read(item, context)
@@ -119,7 +120,9 @@ class Walk:
         speech = speech_within(self.plan.speech, start, stop)
         if read.segments or not before or speech < self.recipe.samples(_MISSED):
             return attempt, read
-        attempt = await self.reader.read(attempt.item, evolve(context, before=()))
+        always = self._history.always
+        fewer = always if len(before) > len(always) else ()
+        attempt = await self.reader.read(attempt.item, evolve(context, before=fewer))
         return attempt, evolve(self._read(attempt, start, stop), misled=True)
 
     def _remember(self, assessment: Assessment, read: Read) -> None:

@@ -45,8 +45,9 @@ class Record:
 
     @prompt.default
     def _distinct(self) -> tuple[int, ...]:
-        penalty = self.start.sampling.repetition_penalty
-        return tuple(set(self.start.token_ids[: self.start.prompt_length])) if penalty != 1.0 else ()
+        start = self.start
+        is_needed = start.sampling.repetition_penalty != 1.0 and start.rules.counts_prompt
+        return tuple(set(start.token_ids[: start.prompt_length])) if is_needed else ()
 
     @property
     def generated(self) -> list[int]:

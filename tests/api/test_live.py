@@ -145,6 +145,18 @@ def test_the_next_utterance_is_given_the_text_before() -> None:
     assert before[-1] == f" names{words(0, 1)}"
 
 
+def test_every_reading_has_the_hotwords_however_long_the_utterance() -> None:
+    """Text before and begun text give way to them; too many are refused, since nobody would hear that they are cut."""
+    speaker, hotwords = Speaker(), "y" * 222
+    said = heard(speech(*range(60), 2.0, 60), speaker, hotwords=hotwords)
+    assert text(said) == words(*range(61))
+    prompts = [one.prompt_token_ids for one in speaker.requests if one.alignment is None]
+    assert {prompt[:224] for prompt in prompts} == {(PREVIOUS, *f" {hotwords}".encode())}
+    assert all(len(one.prompt_token_ids) + (one.max_tokens or 0) <= 448 for one in speaker.requests)
+    with pytest.raises(InvalidRequest, match=r"hotwords=.* has 224 tokens; allowed: up to 223"):
+        heard(speech(0), hotwords=hotwords + "y")
+
+
 def test_the_language_is_detected_at_the_beginning_and_told() -> None:
     speaker = Speaker(language=DE)
     updates = heard(speech(0, 1, 2, 3, 4, 5, 2.0, 6, 7), speaker, languages=True)

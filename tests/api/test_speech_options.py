@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from triolet.api.inputs.audio import content_key
 from triolet.api.speech.options import _ELSEWHERE, TranscribeOptions, read_options
 from triolet.api.speech.recipe import Recipe, language_probabilities
+from triolet.api.speech.windows import Generated
 from triolet.core.errors import InvalidRequest
 from triolet.core.model import ModelDescription
 from triolet.core.request import Request, SamplingParams
@@ -76,6 +77,11 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
         (lambda: options_of(beam_size=0), r"beam_size=0; allowed: an integer.*1 is greedy"),
         (lambda: options_of(suppress_tokens=[-1]), r"suppress_tokens=\[-1\]; allowed: a list of token ids"),
         (lambda: options_of(suppress_tokens="1,2"), r"suppress_tokens='1,2'; allowed: a list of token ids"),
+        (lambda: options_of(hotwords=7), r"hotwords=7; allowed: a text, or a list of texts; None: none"),
+        (lambda: options_of(hotwords=["Åsa", 7]), r"hotwords=\['Åsa', 7\]; allowed: a text, or a list of texts"),
+        (lambda: options_of(repetition_penalty=0), r"repetition_penalty=0; allowed: a number, 0.001 or more.*1 is off"),
+        (lambda: options_of(no_repeat_ngram_size=-1), r"no_repeat_ngram_size=-1; allowed: an integer, 0 .*0 is off"),
+        (lambda: options_of(max_new_tokens=0), r"max_new_tokens=0; allowed: an integer, 1 to .*None: half of the"),
         (lambda: options_of(clip_timestamps=[3, 1]), r"clip_timestamps=\[3, 1\]; allowed: rising times in seconds"),
         (lambda: options_of(clip_timestamps=[(0, 5), (4, 9)]), r"clip_timestamps=.*; allowed: rising times in seconds"),
         (lambda: options_of(clip_timestamps=[-1, 1]), r"clip_timestamps=\[-1, 1\]; allowed"),
@@ -91,12 +97,16 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
             r"prefix is given with parallel=True, which has no first window",
         ),
         (lambda: recipe(language="klingon"), r"klingon. is not a language of Whisper.*None: the model detects it"),
+        (lambda: recipe(language="fr-CA"), r"fr-CA., which the model does not know; allowed: de, en"),
+        (lambda: recipe(language="en-klingon"), r"en-klingon. is not a language of Whisper"),
         (lambda: recipe(language="french"), r"french., which the model does not know; allowed: de, en"),
         (lambda: recipe(initial_prompt="say <|en|>"), r"initial_prompt=.* special token"),
+        (lambda: recipe(hotwords="say <|en|>"), r"hotwords=.* special token"),
         (lambda: recipe(prefix="say <|en|>"), r"prefix=.* special token"),
         (lambda: recipe(ENGLISH_ONLY, language="de"), r"knows only English"),
         (lambda: recipe(ENGLISH_ONLY, task="translate"), r"knows only: 'transcribe'"),
         (lambda: recipe(describe(whisper=None)), r"cannot transcribe; allowed: Whisper models"),
+        (lambda: recipe(WITHOUT_PREVIOUS, hotwords="names"), r"hotwords='names', .* has no <\|startofprev\|> token"),
         (lambda: recipe(WITHOUT_PREVIOUS, initial_prompt="names"), r"has no <\|startofprev\|> token"),
     ],
 )
@@ -116,6 +126,8 @@ def test_a_bad_option_is_refused_before_anything_runs(make: Callable[[], object]
         ("word_timestamps", "timestamps='word'"),
         ("without_timestamps", "timestamps='none'"),
         ("vad_filter", "voice_activity='skip'"),
+        ("keywords", "hotwords"),
+        ("sample_len", "max_new_tokens"),
         ("fp16", "EngineConfig(dtype='float16')"),
         ("temperatur", "temperature"),
         ("log_prob_threshold", "logprob_threshold"),
@@ -232,6 +244,61 @@ async def test_a_prompt_that_is_cut_is_told() -> None:
     )
     assert script.requests[0].prompt_token_ids == (PREVIOUS, *b"x" * 223, START, EN, TRANSCRIBE, *b"y" * 112)
     assert not recipe(initial_prompt="x" * 222, prefix="y" * 111).warnings
+    assert not recipe(hotwords="x" * 111, initial_prompt="y" * 110).warnings
+    assert recipe(hotwords="x" * 223, initial_prompt="y").warnings == (
+        "hotwords has 224 tokens; only the first 223 are used",
+        "initial_prompt has 2 tokens; only the last 0 are used",
+    )
+
+
+@given(
+    hotwords=st.text("xy", min_size=1, max_size=300),
+    answers=st.lists(
+        st.builds(
+            answer,
+            st.just(0.0),
+            st.text("ab ", max_size=300),
+            st.sampled_from([1.0, 5.0, 30.0]),
+            logprob=st.sampled_from([-0.1, -2.0]),
+            no_speech=st.sampled_from([0.1, 0.9]),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    carries=st.booleans(),
+    goes_on=st.booleans(),
+    temperature=st.sampled_from([0.0, (0.0, 0.6), 1.0]),
+)
+@settings(max_examples=50)
+async def test_every_window_has_the_hotwords(
+    hotwords: str, answers: list[Generated], carries: bool, goes_on: bool, temperature: Any
+) -> None:
+    """Whatever the model writes; text before takes half of the positions at most, and room is left for new text."""
+    script = Script(*answers)
+    options = options_of(
+        hotwords=hotwords,
+        initial_prompt="names",
+        carry_initial_prompt=carries,
+        condition_on_previous_text=goes_on,
+        temperature=temperature,
+        best_of=1,
+    )
+    await begin(ramp(75), script, options).transcript()
+    expected = (PREVIOUS, *f" {hotwords}".encode()[:223])
+    assert len(script.windows()) >= 3
+    for request in script.requests:
+        assert request.prompt_token_ids[: len(expected)] == expected
+        assert request.prompt_token_ids.index(START) <= 224
+        assert len(request.prompt_token_ids) + (request.max_tokens or 0) <= 448
+
+
+async def test_penalties_and_the_longest_text_go_to_the_engine_as_faster_whisper_means_them() -> None:
+    """They speak of the window's text alone, so that no hotword is banned. A text is half of the positions at most."""
+    first, *_ = await first_requests(repetition_penalty=1.2, no_repeat_ngram_size=3, max_new_tokens=9)
+    assert (first.max_tokens, first.sampling.max_tokens, first.sampling.repetition_penalty) == (9, 9, 1.2)
+    assert (first.rules.no_repeat_ngram, first.rules.counts_prompt) == (3, False)
+    longest, *_ = await first_requests(max_new_tokens=300)
+    assert longest.max_tokens == 224
 
 
 async def test_the_prefix_begins_the_first_window_alone_and_is_no_part_of_its_text() -> None:
@@ -313,7 +380,7 @@ async def test_temperatures_have_their_sampling() -> None:
 # ---- languages -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["de", "DE", " german ", "German", "<|de|>"])
+@pytest.mark.parametrize("name", ["de", "DE", " german ", "German", "<|de|>", "de-DE", "de_at", "de-Latn-CH"])
 def test_languages_have_codes_names_and_tokens(name: str) -> None:
     """All spellings of a language give its code."""
     assert recipe(language=name).language == "de"

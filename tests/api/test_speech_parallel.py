@@ -21,6 +21,7 @@ from triolet.core.request import Request
 from .speech import (
     EVERYTHING,
     GREEDY,
+    PREVIOUS,
     RATE,
     START,
     WINDOW,
@@ -134,6 +135,13 @@ async def test_no_piece_has_text_before_it_but_its_own() -> None:
         grown = [0, 3, 6] if prompt else [0, 4, 7]
         expected = [initial + more for more in grown]
         assert before == [(10 * n, expected[n % 3]) for n in range(6)]
+
+
+async def test_every_piece_has_the_hotwords() -> None:
+    script = Script(answer(0.0, "a", 10.0, 10.0, "b"))
+    async with begin_parallel(ramp(60), script, options_of(hotwords=["Yo", "Ko"])) as transcription:
+        await transcription.transcript()
+    assert {request.prompt_token_ids[:8] for request in script.requests} == {(PREVIOUS, *b" Yo, Ko")}
 
 
 async def test_the_language_is_decided_once_for_all_pieces() -> None:

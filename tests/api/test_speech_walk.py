@@ -239,6 +239,12 @@ async def test_text_that_misled_the_model_is_not_given_on() -> None:
     assert texts_before(script) == [" names", " namesa", ""]
 
 
+async def test_hotwords_come_again_where_other_text_misled_the_model_and_not_where_they_did() -> None:
+    script = Script(NOTHING, answer(0.0, "a", 30.0), NOTHING, answer(0.0, "b", 30.0))
+    await read_all(ramp(60), script, options_of(hotwords="Åsa"), plan=voiced((0, 60), seconds=60))
+    assert texts_before(script) == [" Åsa", "", " Åsaa", " Åsa"]
+
+
 NOTHING = answer(0.0, 30.0, no_speech=0.9)
 
 
@@ -398,13 +404,26 @@ async def test_a_multilingual_recording_is_asked_for_its_language_in_every_windo
 texts = st.lists(st.tuples(st.lists(st.integers(0, 9), max_size=6), st.sampled_from([0.0, 0.5, 0.6, 1.0])), max_size=6)
 
 
-@given(texts, st.lists(st.integers(10, 19), max_size=6), st.integers(0, 8), st.booleans())
+@given(
+    texts,
+    st.sampled_from([(), (20,), (20, 21)]),
+    st.lists(st.integers(10, 19), max_size=6),
+    st.integers(0, 8),
+    st.booleans(),
+    st.integers(0, 9),
+)
 @settings(max_examples=200)
 def test_the_history_is_the_end_of_all_text_since_the_last_reset(
-    windows: list[tuple[list[int], float]], initial: list[int], room: int, goes_on: bool
+    windows: list[tuple[list[int], float]],
+    always: tuple[int, ...],
+    initial: list[int],
+    room: int,
+    goes_on: bool,
+    taken: int,
 ) -> None:
-    """As openai/whisper has it: all tokens, of which the last are given, and the place behind the last reset."""
-    history = History(initial=tuple(initial), room=room, goes_on=goes_on, reset_above=0.5)
+    """As openai/whisper has it: all tokens, of which the last are given, and the place behind the last reset. What
+    comes always comes first, and is never cut."""
+    history = History(always=always, initial=tuple(initial), room=room, goes_on=goes_on, reset_above=0.5)
     every, since = list(initial), 0
     for token_ids, temperature in windows:
         history.add(token_ids, temperature)
@@ -412,7 +431,9 @@ def test_the_history_is_the_end_of_all_text_since_the_last_reset(
         if not goes_on or temperature > 0.5:
             since = len(every)
         expected = every[since:]
-        assert history.last() == tuple(expected[max(len(expected) - room, 0) :])
+        assert history.last() == (*always, *expected[max(len(expected) - room, 0) :])
+        left = max(room - taken, 0)
+        assert history.last(taken) == (*always, *expected[max(len(expected) - left, 0) :])
 
 
 # ---- parts of the audio ----------------------------------------------------------------------------------------------

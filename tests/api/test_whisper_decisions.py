@@ -425,6 +425,33 @@ LONG = tokens(0.0, "x" * 300, 5.0)
             {"initial_prompt": "Hi", "condition_on_previous_text": False},
             (PREVIOUS, *b" Hi"),
         ),
+        # hotwords come before all other text, and stay where that is cut or dropped
+        (
+            answer(0.0, " a", 5.0),
+            {"hotwords": ["Yo", "Ko"], "initial_prompt": "Hi"},
+            (PREVIOUS, *b" Yo, Ko Hi", *SHORT),
+        ),
+        (answer(0.0, "x" * 300, 5.0), {"hotwords": "Yo"}, (PREVIOUS, *b" Yo", *LONG[-220:])),
+        (answer(0.0, " a", 5.0), {"hotwords": "Yo", "condition_on_previous_text": False}, (PREVIOUS, *b" Yo")),
+        (answer(0.0, " a", 5.0), {"hotwords": "Yo", "temperature": 0.6, "best_of": 1}, (PREVIOUS, *b" Yo")),
+        # of long hotwords the first tokens are kept, as in faster-whisper, and no room is left
+        (answer(0.0, " a", 5.0), {"hotwords": "yz" * 150, "initial_prompt": "Hi"}, (PREVIOUS, *(b" " + b"yz" * 111))),
+        # so does the initial prompt where it is carried
+        (
+            answer(0.0, "x" * 300, 5.0),
+            {"carry_initial_prompt": True, "initial_prompt": "Hi"},
+            (PREVIOUS, *b" Hi", *LONG[-220:]),
+        ),
+        (
+            answer(0.0, " a", 5.0),
+            {"carry_initial_prompt": True, "initial_prompt": "Hi", "condition_on_previous_text": False},
+            (PREVIOUS, *b" Hi"),
+        ),
+        (
+            answer(0.0, " a", 5.0),
+            {"carry_initial_prompt": True, "initial_prompt": "z" * 300, "hotwords": "Yo"},
+            (PREVIOUS, *b" Yo", *b"z" * 220),
+        ),
         # without timestamps the text alone
         (answer(" a"), {"timestamps": "none"}, (PREVIOUS, *b" a")),
     ],

@@ -24,7 +24,11 @@ from transformers import (
     WhisperTokenizer,
 )
 from transformers.generation import GenerationMixin, LogitsProcessorList
-from transformers.generation.logits_process import WhisperTimeStampLogitsProcessor
+from transformers.generation.logits_process import (
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
 from transformers.modeling_outputs import BaseModelOutput
 
 from triolet.core.config import EngineConfig
@@ -409,7 +413,11 @@ class Generate:
     def __call__(self, samples: np.ndarray, job: Job) -> list[int]:
         features = extract_features(samples, self.model.config.num_mel_bins)
         processors = LogitsProcessorList()
-        rules = job.rules
+        rules, penalty, length = job.rules, job.sampling.repetition_penalty, len(job.prompt)
+        if not rules.counts_prompt:
+            ngrams = NoRepeatNGramLogitsProcessor(max(rules.no_repeat_ngram, 1))
+            processors.append(RepetitionPenaltyLogitsProcessor(penalty, prompt_ignore_length=length))
+            processors.append(lambda ids, scores: ngrams(ids[:, length:], scores) if rules.no_repeat_ngram else scores)
         if rules.timestamps is not None:
             generation = GenerationConfig(
                 no_timestamps_token_id=rules.timestamps.no_timestamps_id,
@@ -427,7 +435,7 @@ class Generate:
                 min_new_tokens=job.sampling.min_tokens or None,
                 suppress_tokens=list(rules.suppress) or None,
                 begin_suppress_tokens=list(rules.begin_suppress) or None,
-                repetition_penalty=job.sampling.repetition_penalty,
+                repetition_penalty=penalty if rules.counts_prompt else 1.0,
                 sequence_bias=[[[token], bias] for token, bias in job.sampling.logit_bias] or None,
                 decoder_start_token_id=Ids().start,
             ),

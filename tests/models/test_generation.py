@@ -65,6 +65,22 @@ def test_min_tokens_and_the_end_equal_transformers(driver, job, clips, prompts, 
     assert all(one.tokens.index(ids.eos) >= least for one in outcomes if ids.eos in one.tokens)
 
 
+def test_repetitions_of_the_text_alone_are_those_of_transformers(driver, job, clips, prompts, generate, ids):
+    """The prompt does not count, though it has the very tokens that the model writes without it."""
+    driver.encode(**clips)
+    plain = driver.run(*jobs_for(job, clips, prompts))
+    prompts = [(ids.previous, *one.tokens[:8], *prompt[-4:]) for one, prompt in zip(plain, prompts, strict=True)]
+    sampling = SamplingParams(repetition_penalty=1.4)
+    rules = LogitRules(no_repeat_ngram=1, counts_prompt=False)
+    banned = jobs_for(job, clips, prompts, rules=rules)
+    penalised = jobs_for(job, clips, prompts, rules=evolve(rules, no_repeat_ngram=0), sampling=sampling)
+    counted = jobs_for(job, clips, prompts, sampling=sampling)
+    told = [[one.tokens for one in driver.run(*jobs)] for jobs in (banned, penalised, counted)]
+    assert told[:2] == [[generate(clips[one.key], one) for one in jobs] for jobs in (banned, penalised)]
+    assert all(len(set(tokens)) == len(tokens) for tokens in told[0])
+    assert told[1] != told[2]
+
+
 @pytest.mark.parametrize("penalty", [0.6, 1.4])
 def test_penalised_and_biased_tokens_equal_transformers(driver, job, clips, prompts, generate, ids, penalty):
     """In one batch with rows that ask for nothing; the penalty counts the prompt, too."""
