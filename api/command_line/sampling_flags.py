@@ -66,7 +66,11 @@ def sampling_options(command: Command) -> Command:
             metavar="TEXT",
             help="Write one of these texts. Give --choice once for each text.",
         ),
-        click.option("--regex", metavar="REGEX", help="Write text that the regular expression matches as a whole."),
+        click.option(
+            "--regex",
+            metavar="REGEX",
+            help="Write text that the regular expression matches as a whole. [0-9] is an ASCII digit, \\d any script's.",
+        ),
         click.option("--json-schema", "schema", **FILE, help="Write JSON that follows the JSON schema in FILE."),
     ):
         command = option(command)
