@@ -69,7 +69,7 @@ def sampling_options(command: Command) -> Command:
         click.option(
             "--regex",
             metavar="REGEX",
-            help="Write text that the regular expression matches as a whole. [0-9] is an ASCII digit, \\d any script's.",
+            help="Write text that the whole regular expression matches. [0-9] is an ASCII digit, \\d any script's.",
         ),
         click.option("--json-schema", "schema", **FILE, help="Write JSON that follows the JSON schema in FILE."),
     ):
