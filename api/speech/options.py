@@ -248,7 +248,7 @@ class TranscribeOptions:
     task: str = _chosen("transcribe", TASKS, *_SHARED)
     initial_prompt: str | None = _option(None, _TEXT.or_none("nothing comes before"), *_SHARED, form="prompt")
     carry_initial_prompt: bool = _option(False, flag(), LIVE, WHISPER)
-    hotwords: str | None = _option(None, _HOTWORDS, LIVE, WHISPER_CT2)
+    hotwords: str | None = _option(None, _HOTWORDS, LIVE, WHISPER_CT2, form="hotwords")
     prefix: str | None = _option(None, _TEXT.or_none("the model begins the text"), WHISPER_CT2)
     condition_on_previous_text: bool = _option(True, flag(), *_SHARED, form="condition_on_previous_text")
     prompt_reset_temperature: float = _option(0.5, number(0, math.inf), LIVE)

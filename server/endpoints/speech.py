@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ...api.formats.objects import as_line, as_verbose_object
-from ...api.formats.writers import SRT, VTT, written
+from ...api.formats.settings import SubtitleSettings
+from ...api.formats.writers import SRT, VTT, WriterSettings, written
 from ...api.inputs.sources import NamedPath
 from ...api.outputs.results import Segment, Transcript
 from ...api.speech.options import OPTIONS
@@ -39,7 +40,10 @@ async def transcribe(request: Request) -> Response:
     """The text of an audio file, in the language that is spoken."""
     form, upload = await read_form(request, TranscriptionForm, server_of(request).settings.spool_bytes)
     options = _options(form)
-    options["timestamps"] = "word" if "word" in form.timestamp_granularities else "segment"
+    if form.keywords is not None:
+        options["hotwords"] = form.keywords
+    if "word" in form.timestamp_granularities:
+        options["timestamps"] = "word"
     options["parallel"] = form.chunking_strategy is not None
     if form.stream:
         return EventStream(partial(_streamed, request, form, audio_of(upload), options), named=True)
@@ -56,6 +60,8 @@ def _options(form: SpeechForm) -> dict[str, Any]:
     """Returns the options of a transcription that the form sets; `Option.form` names the member for each option."""
     given = {name: getattr(form, one.form) for name, one in OPTIONS.items() if one.form is not None}
     given["temperature"] = form.temperature or None  # in OpenAI's API 0 asks for all temperatures
+    given["voice_activity"] = "off" if form.vad_filter is False else None
+    given["timestamps"] = "word" if form.subtitles else None
     return {"seed": form.seed, **{name: value for name, value in given.items() if value is not None}}
 
 
@@ -63,7 +69,8 @@ async def _whole(request: Request, form: SpeechForm, audio: bytes | NamedPath, o
     transcript, logprobs = await _read(request, form, audio, options)
     if form.response_format in _SUBTITLES:
         kind = "text/vtt" if form.response_format == "vtt" else "application/x-subrip"
-        return PlainTextResponse(written(transcript, _SUBTITLES[form.response_format]), media_type=kind)
+        rules = WriterSettings(subtitles=SubtitleSettings(**form.subtitles))
+        return PlainTextResponse(written(transcript, _SUBTITLES[form.response_format], rules), media_type=kind)
     if form.response_format == "text":
         return PlainTextResponse(transcript.text + "\n")
     usage = DurationUsage(type="duration", seconds=math.ceil(transcript.duration))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .base import Answer, Body, Name, Share, Short, Text, up_to
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+Words = Text | Annotated[list[Text], up_to(128)]
+Least = Annotated[int | None, Field(ge=1, le=100_000)]
 
 
 class ServerVad(Body):
@@ -28,7 +30,17 @@ class SpeechForm(Body):
     prompt: Annotated[
         Text | None, Field(description="Text that the model reads before the audio, to learn names and spelling.")
     ] = None
+    hotwords: Annotated[
+        Words | None,
+        Field(description="Names and words that the model reads before every window, as a text or a list."),
+    ] = None
+    vad_filter: Annotated[
+        bool | None, Field(description="Skip stretches without voice, which is the default; false: read everything.")
+    ] = None
     response_format: Format = "json"
+    max_line_width: Annotated[Least, Field(description="The most characters of a line in subtitles.")] = None
+    max_line_count: Annotated[Least, Field(description="The most lines of a subtitle, beside max_line_width.")] = None
+    max_words_per_line: Annotated[Least, Field(description="The most words of a subtitle.")] = None
     temperature: Annotated[
         Share, Field(description="0: beam search, and higher temperatures where the text is not good.")
     ] = 0.0
@@ -38,10 +50,24 @@ class SpeechForm(Body):
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     priority: Annotated[int, Field(ge=-100, le=100, description="Smaller numbers run first.")] = 0
 
+    @property
+    def subtitles(self) -> dict[str, Any]:
+        """The rules of subtitles that are given, by name."""
+        given = {name: getattr(self, name) for name in ("max_line_width", "max_line_count", "max_words_per_line")}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @model_validator(mode="after")
+    def _has_subtitles(self) -> Self:
+        for name in self.subtitles:
+            if self.response_format not in ("srt", "vtt"):
+                raise ValueError(f"{name} is given with response_format {self.response_format}; allowed: srt and vtt")
+        return self
+
 
 class TranscriptionForm(SpeechForm):
     """The members of a form that asks for a transcription, beside the ``file``."""
 
+    keywords: Annotated[Words | None, Field(description="The same as hotwords, which OpenAI calls keywords.")] = None
     timestamp_granularities: Annotated[
         list[Literal["word", "segment"]],
         up_to(8),
@@ -67,6 +93,10 @@ class TranscriptionForm(SpeechForm):
             raise ValueError(
                 "timestamp_granularities needs response_format=verbose_json, or stream with response_format=json"
             )
+        if self.hotwords is not None and self.keywords is not None:
+            raise ValueError("hotwords is given with keywords, which mean the same; give one of the two")
+        if self.vad_filter is False and self.chunking_strategy is not None:
+            raise ValueError("vad_filter=false is given with chunking_strategy, which cuts where nobody speaks")
         if self.include and self.response_format != "json":
             raise ValueError("include[]=logprobs needs response_format=json")
         return self

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import soundfile
 
 from triolet import Transcript, demo
 from triolet.api.formats.objects import as_verbose_object
-from triolet.api.formats.writers import SRT, VTT, written
+from triolet.api.formats.settings import SubtitleSettings
+from triolet.api.formats.writers import SRT, VTT, WriterSettings, written
 
 from .served import Served
 
@@ -87,6 +90,51 @@ def test_a_prompt_is_the_text_before(client, service, speech):
     assert plain == transcribed(service, speech, **options).text
     assert prompted == transcribed(service, speech, initial_prompt="The cellar of Triolet", **options).text
     assert plain != prompted
+
+
+@pytest.mark.parametrize("name", ["hotwords", "keywords"])
+@pytest.mark.parametrize("words", ["Åsa, Ödön", ["Åsa", "Ödön"]], ids=["text", "list"])
+def test_hotwords_have_openais_name_and_faster_whispers(client, service, speech, name, words):
+    options = {"model": "whisper_random", "temperature": 0.2}
+    told = transcribe(client, speech, extra_body={"seed": 1, name: words}, **options).text
+    assert told == transcribed(service, speech, hotwords="Åsa, Ödön", seed=1, **options).text
+    assert told != transcribed(service, speech, seed=1, **options).text
+
+
+def test_without_the_filter_noise_is_read(client, service, tmp_path):
+    soundfile.write(tmp_path / "noise.wav", np.random.default_rng(0).normal(0, 0.01, 16_000), 16_000)
+    options, told = {"model": "whisper_random", "temperature": 0.2}, []
+    for wanted, voice in ((True, "skip"), (False, "off")):
+        asked = {"seed": 1, "vad_filter": wanted}
+        told.append(transcribe(client, tmp_path / "noise.wav", extra_body=asked, **options).text)
+        assert told[-1] == transcribed(service, tmp_path / "noise.wav", voice_activity=voice, seed=1, **options).text
+    assert told[0] == "" != told[1]
+
+
+def test_subtitles_have_the_rules_of_the_form(client, transcript, speech, german, service):
+    rules = {"max_line_width": 20, "max_line_count": 1}
+    settings = WriterSettings(subtitles=SubtitleSettings(**rules))
+    told = transcribe(client, speech, response_format="vtt", extra_body=rules)
+    assert told == written(transcript, VTT, settings) != written(transcript, VTT)
+    told = translate(client, german, response_format="srt", extra_body={"max_words_per_line": 1})
+    settings = WriterSettings(subtitles=SubtitleSettings(max_words_per_line=1))
+    expected = transcribed(service, german, task="translate", timestamps="word")
+    assert told == written(expected, SRT, settings) != written(expected, SRT)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"hotwords": "a", "keywords": ["b"]}, "hotwords is given with keywords"),
+        ({"vad_filter": False, "chunking_strategy": "auto"}, "vad_filter=false is given with chunking_strategy"),
+        ({"max_line_width": 20}, "max_line_width is given with response_format json; allowed: srt and vtt"),
+        ({"max_line_width": 0, "response_format": "srt"}, "max_line_width"),
+        ({"keywords": ["a", "b"]}, "hotwords='a, b', but WhisperForConditionalGeneration has no <|startofprev|> token"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(client, speech, given, message):
+    with pytest.raises(openai.BadRequestError, match=re.escape(message)):
+        transcribe(client, speech, extra_body=given)
 
 
 @pytest.mark.parametrize("strategy", ["auto", {"type": "server_vad"}])
