@@ -316,7 +316,7 @@ class LogitRules:
     timestamps: TimestampRules | None = None
     min_tokens: int = 0  # end-of-text is not sampled before so many tokens
     no_repeat_ngram: int = 0  # no sequence of so many tokens occurs twice; 0 is off
-    counts_prompt: bool = True  # n-grams and tokens of the prompt count as repeated, for the penalty too
+    counts_prompt: bool = True  # no_repeat_ngram and the repetition penalty look at the prompt, too
     forced: tuple[tuple[int, int], ...] = ()  # (index, token): the generated token with this index is this token
 
 
