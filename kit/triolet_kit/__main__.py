@@ -41,8 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parser = _parser()
     given = parser.parse_args(arguments)
     examine, replay, declaration = _PROTOCOLS[given.protocol]
+    make = _factory(parser, given.factory)
     try:
-        make = _factory(given.factory)
         declared = _declaration(declaration, given.declared)
         if given.replay is not None:
             if given.ignore or given.emit_test is not None:
@@ -126,16 +126,21 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _factory(named: str) -> Any:
-    """Imports the factory ``named``, with the working folder in the path of imports."""
+def _factory(parser: ArgumentParser, named: str) -> Any:
+    """Imports the factory ``named``, with the working folder in the path of imports. An error that the module raises is
+    left as it is, since its traceback helps the user.
+    """
     module, _, name = named.partition(":")
     if not module or not name:
-        raise ValueError(f"{named!r} is not a factory; allowed: MODULE:FACTORY, such as my_engine.adapter:make_cache")
+        parser.error(f"{named!r} is not a factory; allowed: MODULE:FACTORY, such as my_engine.adapter:make_cache")
     sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{named!r} cannot be imported: {error}") from error
+        found = importlib.import_module(module)
+    except ImportError as error:
+        parser.error(f"{named!r} cannot be imported: {error}")
+    if not hasattr(found, name):
+        parser.error(f"{named!r} cannot be imported: {module} has no attribute {name!r}")
+    return getattr(found, name)
 
 
 def _declaration(declaration: type[Any], declared: Sequence[str]) -> Any:

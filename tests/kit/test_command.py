@@ -180,8 +180,11 @@ def test_the_help_names_every_declaration_with_its_default(run: Any) -> None:
     assert "page_size=1, aborts=yes, decodes_all=no" in " ".join(told.split())
 
 
-def test_an_error_of_the_module_is_not_hidden(run: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "error"), [("1 / 0", ZeroDivisionError), ("int('x')", ValueError), ("None.x", AttributeError)]
+)
+def test_an_error_of_the_module_is_not_hidden(run: Any, text: str, error: type[Exception]) -> None:
     """The user's own: its traceback is what helps."""
-    Path("broken_engine.py").write_text("1 / 0")
-    with pytest.raises(ZeroDivisionError):
+    Path("broken_engine.py").write_text(text)
+    with pytest.raises(error):
         main(["broken_engine:make"])
