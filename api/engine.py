@@ -259,8 +259,8 @@ class Engine:
                 uint8 array (height, width, 3).
             audio: a path, bytes, a binary file or a mono float array at the model's rate. Whisper reads one audio of at
                 most one window. Decoders that read audio accept a list, in the order of the placeholders.
-            sampling: the parameters of sampling; greedy by default.
-            max_tokens, temperature, stop and the other fields of `SamplingParams`: instead of ``sampling``.
+            sampling: the parameters of sampling; greedy by default. The fields of `SamplingParams`, such as
+                ``max_tokens``, ``temperature`` and ``stop``, may be keywords themselves, instead of ``sampling``.
             priority: -100 to 100. The smallest number runs first, wherever requests wait: at the door, for encoder
                 outputs and for a place. One level is worth 1,024 arrivals, so that no request waits for ever. A waiting
                 request preempts running ones only if it needs nothing but room (a place, pages or a cross slot) and its
