@@ -14,12 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .checkpoints import HIDDEN, LAYERS, TARGETS, random_model, save_checkpoint, special_ids, text_settings
+from .speech_families import SPEECH_MAKERS
 from .words import BART, BERT, GEMMA, LLAMA, LLAVA, QWEN, QWEN_AUDIO, QWEN_VISION, T5, TILED, Words
 
-_HIDDEN = 48
-_LAYERS = 2
-_POSITIONS = 512  # of the text models
-_TARGETS = 256  # positions of the encoder-decoders
 _WINDOW = 16  # positions that a layer with a window sees
 
 
@@ -79,8 +77,8 @@ def _text(family: str, folder: Path, seed: int) -> None:
 
     model, make_config, words, changes = _TEXT[family]
     tokenizer = words.make()
-    config = getattr(transformers, make_config)(**{**_text_settings(tokenizer), **changes})
-    _save(folder, _random(getattr(transformers, model), config, seed), tokenizer)
+    config = getattr(transformers, make_config)(**{**text_settings(tokenizer), **changes})
+    save_checkpoint(folder, random_model(getattr(transformers, model), config, seed), tokenizer)
 
 
 def _qwen_vision(name: str, vision: Mapping[str, Any], folder: Path, seed: int) -> None:
@@ -95,11 +93,13 @@ def _qwen_vision(name: str, vision: Mapping[str, Any], folder: Path, seed: int) 
     written = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
     ids = {f"{place}_token_id": tokenizer.convert_tokens_to_ids(f"<|{word}|>") for place, word in written.items()}
     config = getattr(transformers, f"{name}Config")(
-        text_config={**_text_settings(tokenizer), "rope_parameters": rope},
+        text_config={**text_settings(tokenizer), "rope_parameters": rope},
         vision_config={"depth": 2, "num_heads": 2, "patch_size": 8, **vision},
         **ids,
     )
-    _save(folder, _random(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed), tokenizer)
+    save_checkpoint(
+        folder, random_model(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed), tokenizer
+    )
     make: Any = Qwen2VLImageProcessorPil
     make(size={"shortest_edge": 16 * 16, "longest_edge": 64 * 64}, patch_size=8).save_pretrained(folder)
 
@@ -109,12 +109,12 @@ _WINDOWED = {
     "intermediate_size": 64,
     "window_size": 32,
     "fullatt_block_indexes": [1],
-    "out_hidden_size": _HIDDEN,
+    "out_hidden_size": HIDDEN,
 }
 _TOWER = {
     "hidden_size": 32,
     "intermediate_size": 64,
-    "num_hidden_layers": _LAYERS,
+    "num_hidden_layers": LAYERS,
     "num_attention_heads": 2,
     "image_size": 32,
     "patch_size": 8,
@@ -128,12 +128,12 @@ def _llava(folder: Path, seed: int) -> None:
 
     tokenizer = LLAVA.make()
     config = LlavaConfig(
-        text_config={"model_type": "llama", **_text_settings(tokenizer)},
+        text_config={"model_type": "llama", **text_settings(tokenizer)},
         vision_config={"model_type": "clip_vision_model", "projection_dim": 32, **_TOWER},
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=16,
     )
-    _save(folder, _random(LlavaForConditionalGeneration, config, seed), tokenizer)
+    save_checkpoint(folder, random_model(LlavaForConditionalGeneration, config, seed), tokenizer)
     make: Any = CLIPImageProcessorPil
     make(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(folder)
 
@@ -147,13 +147,15 @@ def _tiled(name: str, folder: Path, seed: int) -> None:
     processors = importlib.import_module(f"transformers.models.{family}.image_processing_pil_{family}")
     tokenizer = TILED.make()
     config = getattr(transformers, f"{name}Config")(
-        text_config={"model_type": "llama", **_text_settings(tokenizer)},
+        text_config={"model_type": "llama", **text_settings(tokenizer)},
         vision_config=_TOWER,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
         pad_token_id=tokenizer.pad_token_id,
     )
-    _save(folder, _random(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed), tokenizer)
+    save_checkpoint(
+        folder, random_model(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed), tokenizer
+    )
     make = getattr(processors, f"{name}ImageProcessorPil")
     make(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}).save_pretrained(folder)
 
@@ -164,11 +166,11 @@ def _qwen2_audio(folder: Path, seed: int) -> None:
 
     tokenizer = QWEN_AUDIO.make()
     config = Qwen2AudioConfig(
-        text_config={"model_type": "qwen2", **_text_settings(tokenizer)},
+        text_config={"model_type": "qwen2", **text_settings(tokenizer)},
         audio_config={
             "model_type": "qwen2_audio_encoder",
             "d_model": 32,
-            "encoder_layers": _LAYERS,
+            "encoder_layers": LAYERS,
             "encoder_attention_heads": 2,
             "encoder_ffn_dim": 64,
             "num_mel_bins": 16,
@@ -176,35 +178,9 @@ def _qwen2_audio(folder: Path, seed: int) -> None:
         },
         audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
     )
-    _save(folder, _random(Qwen2AudioForConditionalGeneration, config, seed), tokenizer)
+    save_checkpoint(folder, random_model(Qwen2AudioForConditionalGeneration, config, seed), tokenizer)
     make: Any = WhisperFeatureExtractor
     make(feature_size=16, chunk_length=1).save_pretrained(folder)
-
-
-def _moonshine(folder: Path, seed: int) -> None:
-    """Writes a checkpoint with an embedding for each 24 ms of audio, and with heads that are padded from 12 numbers to
-    16."""
-    from transformers import MoonshineConfig, MoonshineForConditionalGeneration, Wav2Vec2FeatureExtractor
-
-    tokenizer = LLAMA.make()
-    make_config: Any = MoonshineConfig  # the annotations are stricter than the code
-    config = make_config(
-        encoder_num_hidden_layers=_LAYERS,
-        encoder_num_attention_heads=4,
-        decoder_num_hidden_layers=_LAYERS,
-        decoder_num_attention_heads=4,
-        hidden_size=_HIDDEN,
-        intermediate_size=2 * _HIDDEN,
-        pad_head_dim_to_multiple_of=8,
-        max_position_embeddings=_TARGETS,
-        vocab_size=len(tokenizer),
-        decoder_start_token_id=tokenizer.bos_token_id,
-        **_special(tokenizer),
-        tie_word_embeddings=False,
-    )
-    _save(folder, _random(MoonshineForConditionalGeneration, config, seed), tokenizer)
-    make: Any = Wav2Vec2FeatureExtractor
-    make(feature_size=1, do_normalize=False, return_attention_mask=True).save_pretrained(folder)
 
 
 def _bart(folder: Path, seed: int) -> None:
@@ -215,24 +191,24 @@ def _bart(folder: Path, seed: int) -> None:
     tokenizer = BART.make()
     make_config: Any = BartConfig  # the annotations are stricter than the code
     config = make_config(
-        encoder_layers=_LAYERS + 1,
+        encoder_layers=LAYERS + 1,
         encoder_attention_heads=4,
-        decoder_layers=_LAYERS,
+        decoder_layers=LAYERS,
         decoder_attention_heads=4,
-        d_model=_HIDDEN,
-        encoder_ffn_dim=2 * _HIDDEN,
-        decoder_ffn_dim=2 * _HIDDEN,
-        max_position_embeddings=_TARGETS,
+        d_model=HIDDEN,
+        encoder_ffn_dim=2 * HIDDEN,
+        decoder_ffn_dim=2 * HIDDEN,
+        max_position_embeddings=TARGETS,
         vocab_size=len(tokenizer),
         scale_embedding=True,
         decoder_start_token_id=tokenizer.eos_token_id,
-        **_special(tokenizer),
+        **special_ids(tokenizer),
         tie_word_embeddings=False,
     )
     forced = {"forced_bos_token_id": tokenizer.bos_token_id, "forced_eos_token_id": tokenizer.eos_token_id}
-    _save(
+    save_checkpoint(
         folder,
-        _random(BartForConditionalGeneration, config, seed),
+        random_model(BartForConditionalGeneration, config, seed),
         tokenizer,
         decoder_start_token_id=tokenizer.eos_token_id,
         no_repeat_ngram_size=3,
@@ -249,15 +225,15 @@ def _t5(folder: Path, seed: int) -> None:
     tokenizer = T5.make()
     make_config: Any = T5Config  # the annotations are stricter than the code
     config = make_config(
-        d_model=_HIDDEN,
+        d_model=HIDDEN,
         d_kv=16,
-        d_ff=2 * _HIDDEN,
-        num_layers=_LAYERS,
-        num_decoder_layers=_LAYERS,
+        d_ff=2 * HIDDEN,
+        num_layers=LAYERS,
+        num_decoder_layers=LAYERS,
         num_heads=4,
         relative_attention_num_buckets=8,
         relative_attention_max_distance=12,
-        n_positions=_TARGETS,
+        n_positions=TARGETS,
         vocab_size=len(tokenizer),
         feed_forward_proj="gated-gelu",
         decoder_start_token_id=tokenizer.pad_token_id,
@@ -265,77 +241,19 @@ def _t5(folder: Path, seed: int) -> None:
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
     )
-    model = _random(T5ForConditionalGeneration, config, seed)
-    _save(folder, model, tokenizer, decoder_start_token_id=tokenizer.pad_token_id)
-
-
-def _special(tokenizer: Any) -> dict[str, int]:
-    return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-
-
-def _text_settings(tokenizer: Any) -> dict[str, Any]:
-    """Returns the settings that the configurations of all decoders share."""
-    return {
-        "hidden_size": _HIDDEN,
-        "intermediate_size": 2 * _HIDDEN,
-        "num_hidden_layers": _LAYERS,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": _POSITIONS,
-        "vocab_size": len(tokenizer),
-        **_special(tokenizer),
-        "tie_word_embeddings": False,
-    }
-
-
-def _random(model: Any, config: Any, seed: int) -> Any:
-    """Returns a model with weights sampled from ``seed``. The caller's random state stays as it is."""
-    import torch
-
-    before = torch.get_rng_state()
-    torch.manual_seed(seed)
-    made = model(config).eval()
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.dim() >= 2:
-                weight.normal_(0.0, _spread(weight))
-            else:  # norms around their initial values, biases around zero
-                weight.add_(torch.randn_like(weight) * 0.1)
-        if getattr(made.config, "tie_word_embeddings", False):  # else the last token is likeliest
-            made.get_input_embeddings().weight.mul_(0.1)
-            decoder = made.get_decoder()
-            (decoder.norm if hasattr(decoder, "norm") else decoder.final_layer_norm).weight.add_(10.0)
-    torch.set_rng_state(before)
-    return made
-
-
-def _spread(weight: Any) -> float:
-    """Returns the standard deviation that makes a layer's output about as large as its input, or somewhat larger. So
-    every layer has an effect, and no layer hides the others."""
-    return float(1.5 / weight[0].numel() ** 0.5)
-
-
-def _save(folder: Path, model: Any, tokenizer: Any, **generation: Any) -> None:
-    """Saves ``model`` with its ``tokenizer``. ``generation`` has further settings for generation_config.json."""
-    from transformers import GenerationConfig
-
-    make: Any = GenerationConfig  # transformers has no types for it
-    ids = {name: token_id for name, token_id in _special(tokenizer).items() if token_id is not None}
-    if model.can_generate():
-        model.generation_config = make(**{**ids, **generation})
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    model = random_model(T5ForConditionalGeneration, config, seed)
+    save_checkpoint(folder, model, tokenizer, decoder_start_token_id=tokenizer.pad_token_id)
 
 
 _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     **{family: partial(_text, family) for family in _TEXT},
-    "qwen2_vl": partial(_qwen_vision, "Qwen2VL", {"embed_dim": 32, "hidden_size": _HIDDEN}),
+    "qwen2_vl": partial(_qwen_vision, "Qwen2VL", {"embed_dim": 32, "hidden_size": HIDDEN}),
     "qwen2_5_vl": partial(_qwen_vision, "Qwen2_5_VL", _WINDOWED),
     "llava": _llava,
     "idefics3": partial(_tiled, "Idefics3"),
     "smolvlm": partial(_tiled, "SmolVLM"),
     "qwen2_audio": _qwen2_audio,
-    "moonshine": _moonshine,
+    **SPEECH_MAKERS,
     "bart": _bart,
     "t5": _t5,
 }
