@@ -36,6 +36,7 @@ class Settings:
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
+    keywords: tuple[str, ...] = ()
     turns: bodies.TurnDetection | None = field(factory=bodies.TurnDetection)  # None: the client ends turns
     include: tuple[str, ...] = ()
 
@@ -46,8 +47,9 @@ class Settings:
         if said is not None and said.format is not None:
             given["format"] = said.format
         if said is not None and said.transcription is not None:
-            given.update(language=said.transcription.language, prompt=said.transcription.prompt)
-            given["model"] = said.transcription.model or self.model
+            heard = said.transcription
+            given.update(language=heard.language, prompt=heard.prompt, keywords=tuple(heard.keywords or ()))
+            given["model"] = heard.model or self.model
         if said is not None and "turn_detection" in said.model_fields_set:
             given["turns"] = said.turn_detection
         if session.include is not None:
@@ -59,7 +61,12 @@ class Settings:
         turns = self.turns
         told = {
             "format": self.format.model_dump(),
-            "transcription": {"model": self.model, "language": self.language, "prompt": self.prompt},
+            "transcription": {
+                "model": self.model,
+                "language": self.language,
+                "prompt": self.prompt,
+                "keywords": list(self.keywords) or None,
+            },
             "turn_detection": turns and {**turns.model_dump(exclude_unset=True), "type": turns.type},
             "noise_reduction": None,
         }
@@ -71,15 +78,19 @@ class Settings:
             "include": list(self.include) or None,
         }
 
+    @property
+    def length(self) -> int:
+        """The number of characters in the texts that the model reads before the audio."""
+        return sum(map(len, (self.prompt or "", *self.keywords)))
+
+    def texts(self) -> dict[str, Any]:
+        """Returns the arguments that `Engine.live` and `Engine.stream_transcription` share."""
+        return {"language": self.language, "initial_prompt": self.prompt, "hotwords": self.keywords or None}
+
     def options(self) -> dict[str, Any]:
         """Returns the arguments of `Engine.live`."""
         silence = self.turns.silence_duration_ms if self.turns is not None else None
-        given = {
-            "rate": self.format.rate,
-            "language": self.language,
-            "initial_prompt": self.prompt,
-            "endpoint_silence": silence and silence / 1_000,
-        }
+        given = {"rate": self.format.rate, "endpoint_silence": silence and silence / 1_000, **self.texts()}
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -321,8 +332,7 @@ class Turns:
             (np.concatenate(parts), rate),
             request_id=self.client.name,
             beam_size=1,
-            language=self.settings.language,
-            initial_prompt=self.settings.prompt,
+            **self.settings.texts(),
         ) as segments:
             async for segment in segments:
                 await self._add(segment.text)

@@ -152,7 +152,7 @@ class _Session:
         self.client.answer(answer, session=self.settings.told(self.client.name))
 
     def _end_turn(self, *, keep: bool, then: Settings | None = None) -> None:
-        self.backlog.put(EndTurn(keep, then), 0 if then is None else len(then.prompt or ""))
+        self.backlog.put(EndTurn(keep, then), 0 if then is None else then.length)
         self._turn = 0
         self._decoder = Decoder(self.settings.format)
 

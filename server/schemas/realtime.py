@@ -27,11 +27,13 @@ class G711(Body):
 
 
 class LiveModel(Body):
-    """The model that transcribes, the language, and the prompt: text that is taken to come before the audio."""
+    """The model that transcribes, the language, the prompt, which is text that is taken to come before the audio, and
+    the keywords, which come before every window."""
 
     model: Name | None = None
     language: Short | None = None
     prompt: Text | None = None
+    keywords: Annotated[list[Text], up_to(128)] | None = None
     delay: Annotated[Short | None, Field(description="Accepted and not used.")] = None
 
 

@@ -77,13 +77,15 @@ class PaperEngine:
     heard: list[Any] = field(factory=list)  # the samples of each transcription
     lives: list[PaperLive] = field(factory=list)
     prompts: list[str | None] = field(factory=list)
+    hotwords: list[Any] = field(factory=list)  # of each transcription and live session
     users: int = 0
 
     @asynccontextmanager
-    async def stream_transcription(self, audio: Any, *, initial_prompt: str | None, **_: Any) -> AsyncIterator[Any]:
+    async def stream_transcription(self, audio: Any, **options: Any) -> AsyncIterator[Any]:
         samples, _rate = audio
         self.heard.append(samples)
-        self.prompts.append(initial_prompt)
+        self.prompts.append(options["initial_prompt"])
+        self.hotwords.append(options["hotwords"])
 
         async def segments() -> AsyncIterator[Said]:
             await self.may_answer.wait()
@@ -94,8 +96,9 @@ class PaperEngine:
         yield segments()
 
     @asynccontextmanager
-    async def live(self, **_: Any) -> AsyncIterator[PaperLive]:
+    async def live(self, *, hotwords: Any = None, **_: Any) -> AsyncIterator[PaperLive]:
         self.lives.append(PaperLive(self.told))
+        self.hotwords.append(hotwords)
         yield self.lives[-1]
 
 

@@ -16,6 +16,7 @@ from .talking import COMPLETED, FAILED, RATE, PaperEngine, Talk, answered, paper
 
 SERVER = {"type": "server_vad"}
 ERROR = "error"
+UPDATED = "session.updated"
 
 
 async def texts(talk: Talk) -> list[str]:
@@ -107,6 +108,23 @@ async def test_settings_of_a_client_outlive_the_failure_of_the_turn_that_they_en
         talk.commit()
         assert await texts(talk) == ["10 samples"]
         assert talk.engine.prompts == ["Ada"]
+
+
+@pytest.mark.parametrize("turns", [None, SERVER])
+async def test_keywords_are_the_hotwords_of_each_turn_until_they_change(autojump_clock: Any, turns: Any) -> None:
+    async with talking() as talk:
+        for change in ({"keywords": ["Åsa", "Ödön"]}, {}, {"keywords": ["Yo"] * 129}):
+            talk.update(turns, model="whisper", **change)
+            talk.append(10)
+            talk.commit()
+        assert [one["session"]["audio"]["input"]["transcription"]["keywords"] for one in await talk.of(UPDATED)][
+            1:
+        ] == [
+            ["Åsa", "Ödön"],
+            None,
+        ]
+        assert talk.engine.hotwords == [("Åsa", "Ödön"), None, None]
+        assert "keywords" in (await errors(talk))[0]
 
 
 async def test_an_engine_that_fails_hears_again_after_a_second_of_audio(autojump_clock: Any) -> None:
