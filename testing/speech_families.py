@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .checkpoints import HIDDEN, LAYERS, TARGETS, random_model, save_checkpoint, special_ids
-from .words import LLAMA
+from .checkpoints import HIDDEN, LAYERS, TARGETS, random_model, save_checkpoint, special_ids, text_settings
+from .words import LLAMA, QWEN
+
+_MELS = 16
+_ENCODER = {  # as Whisper's
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "num_mel_bins": _MELS,
+}
+_KEYWORDS = "{% elif part['type'] == 'keywords' %}Hotwords: {{ part['keywords'] | join(', ') }}{% else %}"
 
 
 def _moonshine(folder: Path, seed: int) -> None:
@@ -36,7 +47,143 @@ def _moonshine(folder: Path, seed: int) -> None:
     make(feature_size=1, do_normalize=False, return_attention_mask=True).save_pretrained(folder)
 
 
+def _qwen3_asr(folder: Path, seed: int) -> None:
+    """Writes a checkpoint with windows of two seconds in the encoder's attention."""
+    from transformers import (
+        Qwen3ASRConfig,
+        Qwen3ASRFeatureExtractor,
+        Qwen3ASRForConditionalGeneration,
+        Qwen3ASRProcessor,
+    )
+
+    marks = {"audio_bos_token": "<|audio_start|>", "audio_token": "<|audio_pad|>", "audio_eos_token": "<|audio_end|>"}
+    words = QWEN.with_media(*marks.values(), "<asr_text>", "<timestamp>", media="".join(marks.values()))
+    tokenizer = words.make()
+    for name, mark in marks.items():
+        setattr(tokenizer, name, mark)
+    tokenizer.init_kwargs.update(marks)
+    config = Qwen3ASRConfig(
+        text_config={"model_type": "qwen3", "head_dim": 16, **text_settings(tokenizer)},
+        audio_config={
+            "d_model": 32,
+            "encoder_layers": LAYERS,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 64,
+            "num_mel_bins": _MELS,
+            "output_dim": HIDDEN,
+            "downsample_hidden_size": 8,
+            "n_window_infer": 200,
+        },
+        audio_token_id=tokenizer.convert_tokens_to_ids("<|audio_pad|>"),
+        timestamp_token_id=tokenizer.convert_tokens_to_ids("<timestamp>"),
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=False,
+    )
+    extractor = Qwen3ASRFeatureExtractor(feature_size=_MELS)
+    processor = Qwen3ASRProcessor(extractor, tokenizer, chat_template=tokenizer.chat_template)
+    _save(folder, random_model(Qwen3ASRForConditionalGeneration, config, seed), processor)
+
+
+def _windowed(
+    name: str, text: str, marks: tuple[str, ...], windows: Mapping[str, int], seconds: int, folder: Path, seed: int
+) -> None:
+    """Writes a checkpoint that cuts audio into windows of ``seconds``, at most four of them."""
+    import transformers
+
+    tokenizer = (LLAMA if text == "llama" else QWEN).with_media(*marks, media="".join(marks)).make()
+    mark = marks[len(marks) // 2]
+    config = getattr(transformers, f"{name}Config")(
+        text_config={"model_type": text, **text_settings(tokenizer)},
+        audio_config={**_ENCODER, **windows},
+        audio_token_id=tokenizer.convert_tokens_to_ids(mark),
+    )
+    make: Any = transformers.WhisperFeatureExtractor
+    processor = getattr(transformers, f"{name}Processor")(
+        make(feature_size=_MELS, chunk_length=seconds),
+        tokenizer,
+        chat_template=tokenizer.chat_template,
+        audio_token=mark,
+        max_audio_len=4 * seconds,
+    )
+    _save(folder, random_model(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed), processor)
+
+
+def _moss(folder: Path, seed: int) -> None:
+    """Writes a checkpoint with windows of two seconds, and with the seconds among the placeholders."""
+    from transformers import (
+        MossTranscribeDiarizeConfig,
+        MossTranscribeDiarizeFeatureExtractor,
+        MossTranscribeDiarizeForConditionalGeneration,
+        MossTranscribeDiarizeProcessor,
+    )
+
+    marks = ("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>")
+    tokenizer = QWEN.with_media(*marks, media="".join(marks)).make()
+    template = tokenizer.chat_template.replace("{% else %}<|audio_start|>", f"{_KEYWORDS}<|audio_start|>")
+    tokenizer.chat_template = template
+    config = MossTranscribeDiarizeConfig(
+        text_config={"model_type": "qwen3", "head_dim": 16, **text_settings(tokenizer)},
+        audio_config={**_ENCODER, "max_source_positions": 100},
+        audio_token_id=tokenizer.convert_tokens_to_ids("<|audio_pad|>"),
+        audio_chunk_size=32_000,
+        tie_word_embeddings=False,
+    )
+    extractor = MossTranscribeDiarizeFeatureExtractor(feature_size=_MELS, chunk_length=2)
+    processor = MossTranscribeDiarizeProcessor(extractor, tokenizer, chat_template=template)
+    _save(folder, random_model(MossTranscribeDiarizeForConditionalGeneration, config, seed), processor)
+
+
+def _vibevoice(folder: Path, seed: int) -> None:
+    """Writes a checkpoint whose encoder reads a second at once, and whose prompt says how long the audio is."""
+    from transformers import (
+        VibeVoiceAcousticTokenizerFeatureExtractor,
+        VibeVoiceAsrConfig,
+        VibeVoiceAsrForConditionalGeneration,
+        VibeVoiceAsrProcessor,
+    )
+
+    marks = ("<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>")
+    tokenizer = QWEN.with_media(*marks, media=f"{''.join(marks)} of <|AUDIO_DURATION|> seconds\n").make()
+    ids = dict(zip(("bos", "token", "eos"), tokenizer.convert_tokens_to_ids(list(marks)), strict=True))
+    encoder = {
+        "model_type": "vibevoice_acoustic_tokenizer_encoder",
+        "num_filters": 2,
+        "depths": [1] * 7,
+        "hidden_size": 8,
+    }
+    config = VibeVoiceAsrConfig(
+        text_config={"model_type": "qwen2", **text_settings(tokenizer)},
+        acoustic_tokenizer_encoder_config=encoder,
+        semantic_tokenizer_encoder_config=encoder,
+        audio_token_id=ids["token"],
+        audio_bos_token_id=ids["bos"],
+        audio_eos_token_id=ids["eos"],
+        acoustic_tokenizer_chunk_size=16_000,
+    )
+    make: Any = VibeVoiceAcousticTokenizerFeatureExtractor
+    processor = VibeVoiceAsrProcessor(make(), tokenizer, chat_template=tokenizer.chat_template)
+    _save(folder, random_model(VibeVoiceAsrForConditionalGeneration, config, seed), processor)
+
+
+def _save(folder: Path, model: Any, processor: Any) -> None:
+    save_checkpoint(folder, model, processor.tokenizer)
+    processor.save_pretrained(folder)
+
+
 SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "moonshine": _moonshine,
+    "qwen3_asr": _qwen3_asr,
+    "glmasr": partial(
+        _windowed,
+        "GlmAsr",
+        "llama",
+        ("<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"),
+        {"max_position_embeddings": 100, "intermediate_size": 128},
+        2,
+    ),
+    "audioflamingo3": partial(_windowed, "AudioFlamingo3", "qwen2", ("<sound>",), {"max_source_positions": 50}, 1),
+    "moss_transcribe_diarize": _moss,
+    "vibevoice_asr": _vibevoice,
 }
 """The families, each with the function that writes a checkpoint to a folder, from a seed."""

@@ -11,6 +11,7 @@ from typing import Any
 from ...core.errors import UnsupportedModel
 from .audio import QwenAudio
 from .family import Family
+from .heard import HeardAudio
 from .vision import Llava, QwenVision, Tiled
 
 _MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config")
@@ -42,4 +43,23 @@ def _families() -> dict[str, Family]:
         "idefics3": Tiled("Idefics3ForConditionalGeneration"),
         "smolvlm": Tiled("SmolVLMForConditionalGeneration"),
         "qwen2_audio": QwenAudio(),
+        "qwen3_asr": HeardAudio(
+            architecture="Qwen3ASRForConditionalGeneration", around_audio=("<|audio_start|>", "<|audio_end|>")
+        ),
+        "glmasr": HeardAudio(
+            architecture="GlmAsrForConditionalGeneration", around_audio=("<|begin_of_audio|>", "<|end_of_audio|>")
+        ),
+        "audioflamingo3": HeardAudio(architecture="AudioFlamingo3ForConditionalGeneration", windows=True),
+        "moss_transcribe_diarize": HeardAudio(
+            architecture="MossTranscribeDiarizeForConditionalGeneration",
+            around_audio=("<|audio_start|>", "<|audio_end|>"),
+            options={"padding_mask": None},  # 128 KB for a second, and not read
+            windows=True,
+        ),
+        "vibevoice_asr": HeardAudio(
+            architecture="VibeVoiceAsrForConditionalGeneration",
+            around_audio=("<|object_ref_start|>", "<|object_ref_end|>"),
+            options={"sample": False},  # equal audio has equal embeddings
+            duration="<|AUDIO_DURATION|>",
+        ),
     }

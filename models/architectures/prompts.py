@@ -100,6 +100,7 @@ class Read:
     text: str = field(repr=False)  # its text in the prompt: ``embeddings`` placeholders, and texts around
     embeddings: int
     grid: tuple[int, ...] = ()  # see `Placeholder`
+    notes: Mapping[str, str] = field(factory=dict)  # each text of the prompt that the item replaces, the first time
 
 
 @frozen(kw_only=True)
@@ -139,6 +140,8 @@ class MediaPreparer(TextPreparer):
         read = self.read_media(given)
         between = [*(item.text for item in read), ""]
         text = "".join(map("".join, zip(prompt.split(self.placeholder), between, strict=True)))
+        for mark, written in (note for item in read for note in item.notes.items()):
+            text = text.replace(mark, written, 1)
         begin = self.tokenizer.bos_token  # a processor adds it to a rendered conversation too, if missing
         special = not (isinstance(prompt, Rendered) and begin is not None and prompt.startswith(begin))
         return self._place(tokenize(self.tokenizer, text, special=special), read)

@@ -30,7 +30,14 @@ from .whisper import WhisperBlueprint
 
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
-_ENCODERS = ("visual", "vision", "audio", "projector", "connector")  # in the names of unquantized weights
+_ENCODERS = (  # in the names of unquantized weights
+    "visual",
+    "vision",
+    "audio",
+    "projector",
+    "connector",
+    "tokenizer_encoder",
+)
 _DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # names in encoder-decoders
 _CROSS = (  # torch multiplies with these, not the native library
     "encoder_attn.k_proj.weight",

@@ -15,7 +15,7 @@ from attrs import field, frozen
 import triolet
 from triolet.testing.families import make_checkpoint
 
-from ..models.media import PLACEHOLDERS, Checkpoint
+from ..models.media import HEARING, PLACEHOLDERS, Checkpoint
 from .scarcity import ask_until_preempted
 
 TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral")
@@ -84,7 +84,7 @@ class Reference:
         return tuple(tokens[: next((place for place, token in enumerate(tokens) if token in stops), len(tokens))])
 
     async def ask(self, engine: triolet.Engine, ask: Ask) -> triolet.Completion:
-        given = {"audio" if self.name == "qwen2_audio" else "images": self.items(ask)} if ask.items else {}
+        given = {"audio" if self.name in HEARING else "images": self.items(ask)} if ask.items else {}
         sampling = triolet.SamplingParams(max_tokens=ask.tokens)
         return await engine.generate(ask.prompt, **given, sampling=sampling, priority=ask.priority)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from attrs import frozen
 from PIL import Image
-from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
+from transformers import AutoConfig, AutoFeatureExtractor, AutoImageProcessor, AutoProcessor, AutoTokenizer
 
 from triolet.core.model import ModelDescription
 from triolet.core.request import EncoderItem
@@ -18,6 +18,13 @@ from triolet.models.architectures.families import Family, find_family
 from triolet.models.architectures.prompts import MediaPreparer
 
 HIDDEN = 48
+_HEARD = {
+    "qwen3_asr": "<|audio_start|><|audio_pad|><|audio_end|>",
+    "glmasr": "<|begin_of_audio|><|pad|><|end_of_audio|>",
+    "audioflamingo3": "<sound>",
+    "moss_transcribe_diarize": "<|audio_start|><|audio_pad|><|audio_end|>",
+    "vibevoice_asr": "<|object_ref_start|><|box_start|><|object_ref_end|>",
+}
 PLACEHOLDERS = {  # one item, as a user writes it
     "qwen2_vl": "<|vision_start|><|image_pad|><|vision_end|>",
     "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>",
@@ -25,7 +32,10 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "idefics3": "<image>",
     "smolvlm": "<image>",
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
+    **_HEARD,
 }
+SPEECH = tuple(_HEARD)  # their folders have processors of their own
+HEARING = ("qwen2_audio", *SPEECH)
 _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLProcessor", {"video_processor": None}),
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", {"video_processor": None}),
@@ -71,22 +81,38 @@ class Checkpoint:
 
     def items(self, *seeds: int) -> list[Any]:
         """Pictures, or sounds, each of another size."""
+        if self.name in SPEECH:  # up to three windows
+            return [sound(3000 + 12_000 * seed, seed) for seed in seeds]
         if self.name == "qwen2_audio":
             return [sound(2000 + 3000 * seed, seed) for seed in seeds]
         sizes = [(40, 60), (64, 30), (17, 90)]
         return [picture(*sizes[seed % 3], seed) for seed in seeds]
 
     def prepare(self, prompt: Any, items: list[Any]) -> Any:
-        medium = "audio" if self.name == "qwen2_audio" else "images"
+        medium = "audio" if self.name in HEARING else "images"
         return self.preparer.prepare(prompt, **{medium: items})
 
     def process(self, prompt: str, items: list[Any]) -> dict[str, Any]:
         """What the checkpoint's own processor makes of it."""
         processor = make_processor(self.name, self.folder)
+        if self.name in SPEECH:
+            return listened(processor, prompt, items)
         if self.name == "qwen2_audio":
             rate = processor.feature_extractor.sampling_rate
             return dict(processor(text=prompt, audio=items, sampling_rate=rate, return_tensors="pt"))
         return dict(processor(text=[prompt], images=items, return_tensors="pt"))
+
+
+def listened(processor: Any, prompt: str, items: list[Any]) -> dict[str, Any]:
+    """What a speech model's processor makes of a prompt and of each item alone, since Qwen3-ASR's gives a shorter item
+    other features in a batch."""
+    made = dict(processor(text=[prompt], audio=items, return_tensors="pt"))
+    alone = [processor(text=[processor.audio_token], audio=[item], return_tensors="pt") for item in items]
+    for name in made.keys() - {"input_ids", "attention_mask"}:
+        parts = [each[name] for each in alone]
+        longest = max(part.shape[-1] for part in parts)
+        made[name] = torch.cat([torch.nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts])
+    return {**made, "sample": False} if "input_values" in made else made  # VibeVoice's
 
 
 def make_preparer(folder: Path, family: Family, config: Any, tokenizer: Any, **changes: Any) -> Any:
@@ -95,7 +121,12 @@ def make_preparer(folder: Path, family: Family, config: Any, tokenizer: Any, **c
 
 
 def make_processor(name: str, folder: Path) -> Any:
-    """transformers' processor; where it wants one for videos, which needs torchvision, it gets none."""
+    """transformers' processor; where it wants one for videos, which needs torchvision, it gets none, and where it wants
+    one audio in each prompt, it takes several."""
+    if name in SPEECH:
+        found: Any = AutoProcessor.from_pretrained(folder)
+        found.__class__ = type("Lenient", (type(found),), {"validate_inputs": lambda self, **given: None})
+        return found
     class_name, options = _PROCESSORS[name]
     wanted = getattr(importlib.import_module(f"transformers.models.{name}.processing_{name}"), class_name)
 
@@ -127,6 +158,6 @@ def items_of(name: str, path: Path, description: ModelDescription) -> list[Encod
         return [prepare((), audio=[sound(size)]).items[0] for size in (5000, 900)]
     if name not in PLACEHOLDERS:
         return [prepare(text).items[0] for text in ("a cat", "the dog in the hat")]
-    medium = "audio" if name == "qwen2_audio" else "images"
+    medium = "audio" if name in HEARING else "images"
     media: dict[str, Any] = {medium: Checkpoint.open(name, path).items(0, 1)}
     return list(prepare(PLACEHOLDERS[name] * 2, **media).items)

@@ -38,6 +38,15 @@ ENCODERS = {  # the parts that encode, as transformers names them
     "idefics3": ("model.vision_model.", "model.connector."),
     "smolvlm": ("model.vision_model.", "model.connector."),
     "qwen2_audio": ("model.audio_tower.", "model.multi_modal_projector."),
+    **dict.fromkeys(
+        ("qwen3_asr", "glmasr", "audioflamingo3", "moss_transcribe_diarize"),
+        ("model.audio_tower.", "model.multi_modal_projector."),
+    ),
+    "vibevoice_asr": (
+        "model.acoustic_tokenizer_encoder.",
+        "model.semantic_tokenizer_encoder.",
+        "model.multi_modal_projector.",
+    ),
     "moonshine": ("model.encoder.",),
     "bart": ("model.encoder.",),
     "t5": ("encoder.",),

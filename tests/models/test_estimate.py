@@ -17,6 +17,7 @@ from triolet.models.executor import TorchExecutor
 from triolet.models.memory.budget import Available, Budget
 from triolet.testing import make_checkpoint
 
+from .media import SPEECH
 from .test_budget import BASE, SMOL
 from .test_stored_int8 import compressed
 
@@ -31,6 +32,8 @@ CASES = [
     ("bert", {}),
     ("qwen2_vl", {"quantization": "int8"}),
     ("qwen2_audio", {}),
+    *((name, {}) for name in SPEECH),
+    ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
     ("bart", {}),
     ("bart", {"dtype": "bfloat16"}),

@@ -22,7 +22,7 @@ from triolet.models.architectures.conversations import Rendered
 from triolet.models.architectures.prompts import TextPreparer, payload_key
 from triolet.testing.families import make_checkpoint
 
-from .media import HIDDEN, PLACEHOLDERS, Checkpoint, make_preparer, make_processor, picture, sound
+from .media import HEARING, HIDDEN, PLACEHOLDERS, SPEECH, Checkpoint, make_preparer, make_processor, picture, sound
 
 Opened = Callable[[str], Checkpoint]
 
@@ -45,6 +45,13 @@ def hearing(opened: Opened) -> Checkpoint:
 def check_equal_to_the_processor(prepared: Prepared, inputs: dict[str, Any]) -> None:
     assert prepared.token_ids == tuple(inputs["input_ids"][0].tolist())
     payloads = [item.payload for item in prepared.items]
+    if inputs.keys() & {"input_features_mask", "input_values"}:
+        for name in inputs.keys() & payloads[0].keys():
+            parts = inputs[name].split([len(payload[name]) for payload in payloads])
+            lengths = [payload[name].shape[-1] for payload in payloads]
+            cut = [part[..., :length] for part, length in zip(parts, lengths, strict=True)]
+            assert all(map(torch.equal, cut, [payload[name] for payload in payloads]))
+        return
     if "input_features" in inputs:
         assert torch.equal(torch.stack([payload["input_features"] for payload in payloads]), inputs["input_features"])
         frames = inputs["feature_attention_mask"].sum(-1)
@@ -125,9 +132,12 @@ def test_a_rendered_conversation_has_the_tokens_of_the_processors_own(checkpoint
     if checkpoint.name == "smolvlm":  # which asks it, video or not
         processor.video_processor = SimpleNamespace(num_frames=1, fps=1)
     options = {"tokenize": True, "return_dict": True, "return_tensors": "pt", "add_generation_prompt": True}
-    expected = processor.apply_chat_template(messages, **options)
-    prepared = checkpoint.prepare(checkpoint.preparer.render(messages), given)
-    check_equal_to_the_processor(prepared, dict(expected))
+    expected = dict(processor.apply_chat_template(messages, **options))
+    rendered = checkpoint.preparer.render(messages)
+    if checkpoint.name in SPEECH:  # features of each alone
+        expected = {**checkpoint.process(rendered, given), "input_ids": expected["input_ids"]}
+    prepared = checkpoint.prepare(rendered, given)
+    check_equal_to_the_processor(prepared, expected)
 
 
 def test_a_prompt_that_a_user_began_with_a_special_token_gets_the_tokenizers_own_too(opened: Opened) -> None:
@@ -170,16 +180,16 @@ def test_equal_content_has_one_key_and_other_content_another(checkpoint: Checkpo
 def test_other_weights_dtypes_and_settings_give_another_key(checkpoint: Checkpoint, tmp_path: Path) -> None:
     def key(folder: Path = checkpoint.folder, **changes: Any) -> str:
         preparer = make_preparer(folder, checkpoint.family, checkpoint.config, checkpoint.tokenizer, **changes)
-        given = {"audio" if checkpoint.name == "qwen2_audio" else "images": checkpoint.items(0)}
+        given = {"audio" if checkpoint.name in HEARING else "images": checkpoint.items(0)}
         return preparer.prepare(checkpoint.placeholder, **given).items[0].key
 
     folder = make_checkpoint(checkpoint.name, tmp_path)
-    settings = json.loads((folder / "preprocessor_config.json").read_text())
-    settings["padding_value" if checkpoint.name == "qwen2_audio" else "image_std"] = (
-        0.5 if checkpoint.name == "qwen2_audio" else [0.4, 0.4, 0.4]
-    )
     assert key() == key(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    path = folder / ("processor_config.json" if checkpoint.name in SPEECH else "preprocessor_config.json")
+    settings = json.loads(path.read_text())
+    changed = {"padding_value": 0.5} if checkpoint.name in HEARING else {"image_std": [0.4, 0.4, 0.4]}
+    (settings["feature_extractor"] if checkpoint.name in SPEECH else settings).update(changed)
+    path.write_text(json.dumps(settings))
     keys = {key(), key(identity="others"), key(dtype=torch.bfloat16), key(folder)}
     assert len(keys) == 4
 

@@ -1,0 +1,121 @@
+"""The family of speech models whose audio encoder writes embeddings among the tokens of a language model's prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from ...core.errors import CheckpointError, InvalidRequest, UnsupportedModel
+from ..checkpoints.loading import apart, load_part, place_of
+from .family import Family
+from .prompts import Read
+
+_ROWS = "embeddings"  # in a payload: how many rows of the encoder's output are the item's
+
+
+@frozen(kw_only=True)
+class Hearing:
+    """transformers' processor of a checkpoint, with its settings for audio. Calling the whole processor is not safe in
+    threads, so its part for audio is called alone."""
+
+    processor: Any
+    settings: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def sampling_rate(self) -> int:
+        """The sampling rate of the audio, in Hz."""
+        return int(self.processor.feature_extractor.sampling_rate)
+
+    @property
+    def longest(self) -> int | None:
+        """The most samples of one audio, after which the processor would cut it off; ``None``: it cuts nothing off."""
+        if not hasattr(self.processor, "max_audio_len"):
+            return None
+        window = self.processor.feature_extractor.chunk_length
+        return int(self.processor.max_audio_len // window * window) * self.sampling_rate
+
+    def to_json_string(self) -> str:
+        """All that the features depend on, as text."""
+        return str(self.processor.feature_extractor.to_json_string()) + repr(sorted(self.settings.items()))
+
+
+@frozen(kw_only=True)
+class HeardAudio(Family):
+    """A model whose transformers class has ``get_audio_features``. Audio of any length, up to what the processor takes,
+    is one item."""
+
+    medium: str = "audio"
+    around_audio: tuple[str, str] = ("", "")  # the tokens before and after the placeholder
+    options: Mapping[str, Any] = field(factory=dict)  # arguments of `get_audio_features` that no item has
+    windows: bool = False  # whether the encoder reads windows of one length alone
+    duration: str = ""  # stands in a prompt for the seconds of the next audio
+
+    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Encodes all items at once. Shorter ones are padded with zeros, which their masks leave out."""
+        device, dtype = place_of(module)
+        given = {
+            name: _stacked([payload[name] for payload in payloads]).to(device) for name in payloads[0] if name != _ROWS
+        }
+        given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()}
+        made: Any = module
+        with torch.no_grad():
+            rows = made.get_audio_features(**given, **self.options).pooler_output
+        return apart(rows.flatten(0, -2).split([int(payload[_ROWS]) for payload in payloads]))
+
+    def processor(self, folder: Path, config: Any) -> Hearing:
+        found = load_part("AutoProcessor", folder, trust_remote_code=False)
+        if not hasattr(found, "_process_audio"):
+            raise UnsupportedModel(
+                f"the {type(found).__name__} of this transformers has no _process_audio; allowed: transformers 5.23"
+            )
+        merged = found._merge_kwargs(tokenizer_init_kwargs=found.tokenizer.init_kwargs)["audio_kwargs"]
+        self._check_windows(found, folder, config)
+        rate = found.feature_extractor.sampling_rate
+        return Hearing(processor=found, settings={"sampling_rate": rate, **merged, "return_tensors": "pt"})
+
+    def _check_windows(self, processor: Any, folder: Path, config: Any) -> None:
+        if not self.windows:
+            return
+        made, wanted = processor.feature_extractor.nb_max_frames, 2 * config.audio_config.max_source_positions
+        if made != wanted:
+            raise CheckpointError(
+                f"the feature extractor of {folder} makes {made} frames; config.json asks for {wanted}"
+            )
+
+    def template(self, processor: Any, tokenizer: Any) -> str | None:
+        return None if tokenizer.chat_template else processor.processor.chat_template
+
+    def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
+        return self.around_audio
+
+    def read(self, processor: Hearing, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+        rate, longest = processor.sampling_rate, processor.longest
+        if not len(item) or (longest is not None and len(item) > longest):
+            most = "" if longest is None else f" to {longest} ({longest / rate:g} seconds)"
+            raise InvalidRequest(
+                f"the audio has {len(item)} samples; allowed: 1{most or ' or more'} float32 samples at {rate} Hz. Cut "
+                "it into windows, and write a placeholder for each"
+            )
+        made, (text,) = processor.processor._process_audio([item], **processor.settings)
+        rows = text.count(token)
+        if not rows:
+            raise InvalidRequest(f"the audio has {len(item)} samples, too few for one embedding; give more")
+        taken = {name: value for name, value in made.items() if name not in self.options and name != "num_audio_tokens"}
+        return Read(
+            payload={**taken, _ROWS: torch.tensor(rows)},
+            text=text,
+            embeddings=rows,
+            notes={self.duration: f"{len(item) / rate:.2f}"} if self.duration else {},
+        )
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """Joins the parts along their first dimension. The last dimension is padded with zeros to the longest."""
+    longest = max(part.shape[-1] for part in parts)
+    return torch.cat([nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts])
