@@ -34,8 +34,9 @@ from .inputs.sources import with_rate
 from .inputs.vectors import Vectors
 from .live.options import read_live_options
 from .live.session import LiveSession
-from .outputs.results import Completion, Transcript
+from .outputs.results import Completion, Transcript, Word
 from .outputs.streams import DeltaStream, StreamBlock
+from .speech.aligning import AlignQuery
 from .speech.options import read_options
 from .speech.segments import SegmentStream
 
@@ -389,6 +390,43 @@ class Engine:
         source = with_rate(audio, sampling_rate)
         stream = partial(self.inside.stream_transcription, source, resolved, priority, request_id, wait=wait)
         return StreamBlock(self._reached().stream(PortalSegments, stream), "stream_transcription")
+
+    async def align(
+        self,
+        audio: AudioSource,
+        text: str,
+        language: str | None = None,
+        *,
+        sampling_rate: int | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+        wait: bool = True,
+    ) -> tuple[Word, ...]:
+        """Finds the times at which the words of ``text`` are spoken, with a model that aligns texts
+        (Qwen3-ForcedAligner). An engine with such a model is an ``aligner`` of `transcribe`.
+
+        Args:
+            audio: as in `transcribe`; as long as the model reads at once.
+            text: the text that is spoken in the audio.
+            language: as in `transcribe`; ``None``: words are found by blanks and by Chinese characters.
+            sampling_rate: the rate of a bare array, in Hz.
+            priority: the smallest number runs first, see `generate`.
+            request_id: a name for the trace and for errors; it need not be unique.
+            wait: wait if the queue is full; ``False``: raise `Overloaded` at once.
+
+        Returns:
+            The words in order, with times in seconds. Their joined texts are ``text``; a blank text has no words. A
+            word of which the model knows no letter has probability 0, and shares the time between its neighbours.
+
+        Raises:
+            InvalidRequest: the model aligns no texts, an argument is not allowed, or the audio cannot be read.
+                `ContextLengthExceeded` and `RequestTooLarge` are kinds of this error.
+            Overloaded: ``wait=False`` and the queue is full.
+            EngineError: the request could not be served.
+        """
+        source = with_rate(audio, sampling_rate)
+        query = AlignQuery(source, text, language, priority=priority, request_id=request_id, wait=wait)
+        return await self._reached().call(partial(self.inside.align, query))
 
     def live(
         self,

@@ -190,6 +190,7 @@ class SyncEngine:
     embed = _plain(Engine.embed)
     score = _plain(Engine.score)
     classify = _plain(Engine.classify)
+    align = _plain(Engine.align)
     transcribe = _plain(Engine.transcribe)
     stream_transcription = _block(Engine.stream_transcription, SyncSegmentStream)
     live = _block(Engine.live, SyncLiveSession)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from attrs import evolve, field, frozen
 
+from .aligning import TextAligner
 from .request import EncoderItem, LogitRules, Pooling, Structure
 from .tools import Tool
 
@@ -77,6 +78,7 @@ class Kind(enum.Enum):
     ENCODER_DECODER = "encoder-decoder"  # items are read through cross-attention
     DECODER = "decoder"  # tokens, with images or audio placed among them
     POOLING = "pooling"  # one vector of the whole prompt
+    ALIGNER = "aligner"  # the times at which the words of the prompt are spoken
 
 
 @frozen(kw_only=True)
@@ -207,5 +209,6 @@ class ModelDescription:
     alignment_fault: str | None = "its decoder reads no audio through cross-attention"
     """The reason why an `Alignment` is not possible; ``None``: it is possible."""
     labels: tuple[str, ...] = ()  # of the classification head, in the order of the scores
+    aligner: TextAligner | None = field(default=None, repr=False, eq=False)  # None: the model aligns no texts
     generation: GenerationRules | None = None  # only encoder-decoders other than Whisper have them
     native: bool = False  # the native library computes all of its layers, and Python's lock is free meanwhile

@@ -111,11 +111,14 @@ class AlignedTokens:
     ``frames`` has the encoder frame at which each aligned token begins, and then the frame at which the last token
     ends. So it has one value more than there are tokens, and the values never decrease. A frame lasts 20 ms in Whisper.
     ``logprobs`` has the log-probability of each token, given the tokens before it; minus infinity for a token outside
-    `Alignment.among`.
+    `Alignment.among`. ``ends`` has the frame after the last one of each token, for models that know it.
+
+    With `Alignment.marks`, ``frames`` and ``logprobs`` have the frame of each mark and its log-probability.
     """
 
     frames: tuple[int, ...]
     logprobs: tuple[float, ...]
+    ends: tuple[int, ...] = ()
 
 
 @frozen(kw_only=True)

@@ -355,6 +355,9 @@ class Alignment:
     The prompt is the output that is to be aligned: special tokens, then text (teacher forcing). The tokens from
     position ``start`` on are aligned with the first ``frames`` frames of the encoder's output. Later frames contain no
     audio. Log-probabilities are computed among the first ``among`` tokens of the vocabulary; ``None``: among all.
+
+    Some models read the times at marks: the prompt has the token ``marks`` wherever a time is wanted, and the answer
+    has one frame for each mark, in any order.
     """
 
     start: int = field(
@@ -362,6 +365,7 @@ class Alignment:
     )
     frames: int = field(metadata=by(integer(1, _MOST_TOKENS)))
     among: int | None = checked(None, integer(1, _MOST_TOKENS).or_none("all tokens"))
+    marks: int | None = checked(None, integer(0, _MOST_TOKENS).or_none("each token has a time"))
 
     def __attrs_post_init__(self) -> None:
         settle(self, named="Alignment.{}")

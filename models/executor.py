@@ -417,9 +417,8 @@ class TorchExecutor:
             for index, vector in zip(pooled, vectors, strict=True):
                 answers[index] = SampledToken(token_id=None, vector=vector)
         if aligned:
-            aligner = now.main.aligner
-            assert aligner is not None, f"{len(aligned)} chunks are to be aligned, but the model aligns nothing"
-            found = aligner.align([feeds[index] for index in aligned])
+            aligner = now.main.aligner or now.main.network
+            found = aligner.align([feeds[index] for index in aligned], now.outputs)
             for index, one in zip(aligned, found, strict=True):
                 answers[index] = SampledToken(token_id=None, aligned=one)
         return answers

@@ -37,9 +37,10 @@ from ..inputs.vectors import (
 )
 from ..live.options import LiveOptions
 from ..live.session import LiveSession, LiveTranscription
-from ..outputs.results import Completion, Transcript
+from ..outputs.results import Completion, Transcript, Word
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
 from ..outputs.text import Output, TextDeltas, completion_of, output_of, sampled_of
+from ..speech.aligning import AlignQuery, align
 from ..speech.options import TranscribeOptions
 from ..speech.segments import SegmentStream
 from ..speech.silero import Silero
@@ -315,6 +316,11 @@ class TrioEngine:
 
     # -- speech ------------------------------------------------------------------------------------------------------
 
+    async def align(self, query: AlignQuery) -> tuple[Word, ...]:
+        """Implements `Engine.align`."""
+        run = partial(self._run, priority=read_priority(query.priority), wait=query.wait)
+        return await align(query, self.model, run, self._new_id(query.request_id))
+
     async def transcribe(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> Transcript:
@@ -339,8 +345,7 @@ class TrioEngine:
     ) -> AsyncIterator[LiveSession]:
         """Implements `Engine.live`."""
         _, description = self._opened()
-        priority = read_priority(priority)
-        run = partial(self._run_together, priority=priority, wait=wait)
+        run = partial(self._run_together, priority=read_priority(priority), wait=wait)
         name = self._new_id(request_id)
         async with open_live(options, description, run, request_id=name, detector=self._voice_activity) as session:
             self._live.add(session)

@@ -20,6 +20,7 @@ from ...core.plan import AlignedTokens
 from ...core.request import Alignment
 from ..attention.alignment import cross_weights, first_frames, mean_weights
 from ..checkpoints.alignment import AlignmentSettings
+from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.rows import slot_of
 from .network import Feed
 from .whisper_network import WhisperNetwork
@@ -42,9 +43,8 @@ class WhisperAligner:
     network: WhisperNetwork
     settings: AlignmentSettings
 
-    def align(self, feeds: Sequence[Feed]) -> list[AlignedTokens | None]:
-        """Feeds chunks of sequences with an `Alignment`. Returns an answer for each chunk that ends its prompt,
-        otherwise ``None``."""
+    def align(self, feeds: Sequence[Feed], _: EncoderOutputs) -> list[AlignedTokens | None]:
+        """Implements `Network.align`."""
         assert self.settings.fault is None, f"words are aligned although {self.settings.fault}"
         reading = self.network.read(feeds, self.settings.layers)
         kept = torch.stack(reading.queries)

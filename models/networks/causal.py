@@ -16,6 +16,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
+from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem
 from ..architectures.family import Family
 from ..attention.fixed import FixedInputs, FixedStep
@@ -30,7 +31,7 @@ from ..memory.module import TransformerModel
 from ..memory.rows import Rows
 from ..native.runner import Runner
 from .network import Feed, Network, Record
-from .pooling import Sums, check_pooling, pooled
+from .pooling import Sums, check_pooling, marked, pooled
 
 
 @define(eq=False)
@@ -40,6 +41,7 @@ class _Notes:
     positions: Any = None  # numpy int64 [3, prompt]; None: positions are indices
     delta: int = 0  # added to the index of a later token to get its position
     sums: Sums | None = None
+    marks: list[tuple[int, float]] = field(factory=list)  # the class of each mark so far, and its log-probability
 
 
 @frozen(kw_only=True, eq=False)
@@ -145,13 +147,20 @@ class CausalNetwork(Network):
         return [token for feed in feeds for token in feed.tokens], rows
 
     def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
+        return list(map(self._pool, feeds, self.read(feeds, outputs)))
+
+    def align(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[AlignedTokens | None]:
+        return list(map(self._marks, feeds, self.read(feeds, outputs)))
+
+    def read(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> Sequence[Tensor]:
+        """Feeds chunks, and returns the last hidden states [length, hidden] of each."""
         every = [(index, offset) for index, feed in enumerate(feeds) for offset in range(feed.part.length)]
         rows = self._lay_out(feeds, every)
         if self.native is None:
             hidden = self._hidden(feeds, rows, outputs)
         else:
             hidden = self.native.step(self._embed(feeds, rows.starts, outputs), rows, hidden=True)
-        return list(map(self._pool, feeds, torch.split(hidden, [feed.part.length for feed in feeds])))
+        return torch.split(hidden, [feed.part.length for feed in feeds])
 
     def _hidden(self, feeds: Sequence[Feed], rows: Rows, outputs: EncoderOutputs) -> Tensor:
         """Returns the last hidden states [rows, hidden], computed by torch."""
@@ -193,6 +202,15 @@ class CausalNetwork(Network):
             )
         notes.sums.add(hidden, pooling)
         return pooled(self.model, notes.sums, pooling) if feed.part.samples else None
+
+    def _marks(self, feed: Feed, hidden: Tensor) -> AlignedTokens | None:
+        """Classifies the marks of a chunk. Returns the classes of all marks if the chunk ends its prompt."""
+        alignment, found = feed.record.start.alignment, feed.record.notes.marks
+        assert alignment is not None, "only a sequence with an alignment is aligned"
+        found += marked(self.model, hidden[[token == alignment.marks for token in feed.tokens]])
+        if not feed.part.samples:
+            return None
+        return AlignedTokens(frames=tuple(frame for frame, _ in found), logprobs=tuple(logprob for _, logprob in found))
 
     def _embed(self, feeds: Sequence[Feed], starts: Sequence[int], outputs: EncoderOutputs) -> Tensor:
         """Returns the embeddings of the step's rows [rows, hidden]: those of the tokens, and of the items placed among

@@ -14,7 +14,7 @@ import torch
 from attrs import define, evolve, field, frozen
 from torch import Tensor
 
-from ...core.plan import Chunk, SequenceStart
+from ...core.plan import AlignedTokens, Chunk, SequenceStart
 from ...core.request import EncoderItem
 from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.kv import PagedKV
@@ -140,6 +140,11 @@ class Network:
         """Feeds chunks of sequences with a `Pooling`. Returns a vector for each chunk that ends its prompt, otherwise
         ``None``."""
         raise AssertionError(f"{type(self).__name__} gives no vectors, but was given {len(feeds)} chunks and {outputs}")
+
+    def align(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[AlignedTokens | None]:
+        """Feeds chunks of sequences with an `Alignment`. Returns an answer for each chunk that ends its prompt,
+        otherwise ``None``."""
+        raise AssertionError(f"{type(self).__name__} aligns nothing, but was given {len(feeds)} chunks and {outputs}")
 
 
 @frozen(kw_only=True, eq=False)

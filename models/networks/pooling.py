@@ -1,4 +1,5 @@
-"""Computes one vector for a whole prompt from the last hidden states, chunk by chunk."""
+"""Computes one vector for a whole prompt, or a class for some of its tokens, from the last hidden states, chunk by
+chunk."""
 
 from __future__ import annotations
 
@@ -53,6 +54,15 @@ def pooled(model: TransformerModel, sums: Sums, pooling: Pooling) -> tuple[float
         score = model.module.score
         vector = _host(score(torch.from_numpy(vector).to(getattr(score, "scales", score.weight))))
     return finish(vector, pooling)
+
+
+def marked(model: TransformerModel, hidden: Tensor) -> list[tuple[int, float]]:
+    """Returns the likeliest class of each of ``hidden`` [rows, hidden] and its natural log-probability, by the
+    classification head."""
+    score = model.module.score
+    logprobs = score(hidden.to(getattr(score, "scales", score.weight))).float().log_softmax(-1)
+    best = logprobs.max(-1)
+    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
 def check_pooling(start: SequenceStart, *, classifies: bool) -> None:

@@ -1,0 +1,100 @@
+"""The times at which the words of a known text are spoken: `align`, and the words of aligners in a transcript."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+from attrs import field, frozen
+
+from ...core.aligning import Timed, between
+from ...core.errors import ContextLengthExceeded, InvalidRequest
+from ...core.model import ModelDescription
+from ...core.request import Request
+from ..inputs.audio import AudioSource, Samples, load_audio
+from ..inputs.prompts import check_kind
+from ..inputs.threads import run_in_thread
+from ..outputs.languages import language_code, unknown_language
+from ..outputs.results import Word
+from .windows import Generated
+
+
+class WordAligner(Protocol):
+    """Finds the times of words for ``engine.transcribe(..., timestamps="word", aligner=...)``. An `Engine` whose model
+    aligns texts is one, and so is an object of the caller's with this method."""
+
+    async def align(self, audio: tuple[Samples, int], text: str, language: str | None = None) -> Sequence[Word]:
+        """Returns the words of ``text`` with their times. It is awaited in the caller's event loop; the aligner of a
+        `SyncEngine` has a plain method, which is called in a thread.
+
+        Args:
+            audio: samples, float32 of shape (n,), and their rate in Hz.
+            text: the text that is spoken in the audio.
+            language: a code of ISO 639; ``None``: it is not known.
+
+        Returns:
+            The words in order. Their joined texts are ``text``, blanks included. Times are in seconds from the
+            beginning of ``audio``.
+
+        Raises:
+            InvalidRequest: the text cannot be aligned. The transcription goes on, and `Transcript.warnings` says so.
+        """
+        ...
+
+
+@frozen
+class AlignQuery:
+    """The arguments of one call of `Engine.align`, which explains them."""
+
+    audio: AudioSource = field(repr=False)
+    text: str
+    language: str | None
+    priority: int = field(kw_only=True)
+    request_id: str | None = field(kw_only=True)
+    wait: bool = field(kw_only=True)
+
+
+async def align(
+    query: AlignQuery,
+    description: ModelDescription,
+    run: Callable[[Request], Awaitable[Generated]],
+    request_id: str,
+) -> tuple[Word, ...]:
+    """Implements `Engine.align`. ``run`` runs one request to its end."""
+    aligner = description.aligner
+    if aligner is None:
+        raise InvalidRequest(
+            f"{description.architecture} does not align texts; allowed: Qwen3-ForcedAligner and CTC models"
+        )
+    if not isinstance(query.text, str):
+        raise InvalidRequest(f"text={query.text!r:.200}; allowed: the text that is spoken in the audio")
+    language = _code(query.language)
+    samples = await run_in_thread(partial(load_audio, query.audio, sampling_rate=description.sampling_rate))
+    if not query.text.strip():
+        return ()
+    draft = await run_in_thread(partial(aligner.draft, samples, query.text, language))
+    if len(draft.token_ids) >= description.max_positions:
+        raise ContextLengthExceeded(
+            f"the text and its audio take {len(draft.token_ids)} positions; allowed: up to "
+            f"{description.max_positions - 1}. Align shorter parts"
+        )
+    found: Sequence[Timed | None] = [None] * len(draft.words)
+    if draft.token_ids:
+        request = Request(id=request_id, prompt_token_ids=draft.token_ids, items=draft.items, alignment=draft.alignment)
+        aligned = (await run(request)).aligned
+        assert aligned is not None, "an aligned request ended without times"
+        found = await run_in_thread(partial(aligner.times, draft, aligned))
+    times = between(found, 0.0, len(samples) / description.sampling_rate)
+    return tuple(
+        Word(text=word, start=round(time.start, 3), end=round(time.end, 3), probability=time.probability)
+        for word, time in zip(draft.words, times, strict=True)
+    )
+
+
+def _code(language: str | None) -> str | None:
+    check_kind("language", language, str, "a code (en) or an English name (english), or leave it out")
+    code = None if language is None else language_code(language)
+    if language is not None and code is None:
+        raise InvalidRequest(f"language={unknown_language(language)}")
+    return code
