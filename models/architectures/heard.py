@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from .family import Family
 from .prompts import Read
 
 _ROWS = "embeddings"  # in a payload: how many rows of the encoder's output are the item's
+_TOGETHER = 16  # windows or items of one call; an hour of windows at once would take gigabytes
 
 
 @frozen(kw_only=True)
@@ -59,14 +60,17 @@ class HeardAudio(Family):
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes all items at once. Shorter ones are padded with zeros, which their masks leave out."""
         device, dtype = place_of(module)
-        given = {
-            name: _stacked([payload[name] for payload in payloads]).to(device) for name in payloads[0] if name != _ROWS
-        }
-        given = {name: value.to(dtype) if value.is_floating_point() else value for name, value in given.items()}
-        made: Any = module
-        with torch.no_grad():
-            rows = made.get_audio_features(**given, **self.options).pooler_output
-        return apart(rows.flatten(0, -2).split([int(payload[_ROWS]) for payload in payloads]))
+        joined = {name: _joined([payload[name] for payload in payloads]) for name in payloads[0] if name != _ROWS}
+        cut = [value.split(_TOGETHER) for value in joined.values()]
+        rows, made = list[Tensor](), cast(Any, module)
+        for parts in zip(*cut, strict=True):
+            given = {
+                name: part.to(device, dtype) if part.is_floating_point() else part.to(device)
+                for name, part in zip(joined, parts, strict=True)
+            }
+            with torch.no_grad():
+                rows.append(made.get_audio_features(**given, **self.options).pooler_output.flatten(0, -2))
+        return apart(torch.cat(rows).split([int(payload[_ROWS]) for payload in payloads]))
 
     def processor(self, folder: Path, config: Any) -> Hearing:
         found = load_part("AutoProcessor", folder, trust_remote_code=False)
@@ -115,7 +119,7 @@ class HeardAudio(Family):
         )
 
 
-def _stacked(parts: Sequence[Tensor]) -> Tensor:
+def _joined(parts: Sequence[Tensor]) -> Tensor:
     """Joins the parts along their first dimension. The last dimension is padded with zeros to the longest."""
     longest = max(part.shape[-1] for part in parts)
     return torch.cat([nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts])

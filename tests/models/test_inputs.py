@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from transformers import AutoTokenizer
 
-from triolet.core.errors import CheckpointError, InvalidRequest
+from triolet.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from triolet.core.model import Prepared
 from triolet.models.architectures.conversations import Rendered
 from triolet.models.architectures.prompts import TextPreparer, payload_key
@@ -284,6 +284,47 @@ def test_forty_milliseconds_and_a_whole_window_are_heard(hearing: Checkpoint) ->
     short, whole = hearing.prepare(hearing.placeholder * 2, [sound(640), sound(16_000)]).items
     assert (short.embeddings, whole.embeddings) == (1, 25)
     assert hearing.preparer.sampling_rate == 16_000
+
+
+@pytest.mark.parametrize("name", SPEECH)
+def test_audio_of_a_speech_model_is_read_whole_or_refused(name: str, opened: Opened) -> None:
+    """The processors of two of them would cut off what is longer, with a line in the log."""
+    checkpoint = opened(name)
+    whole = {"glmasr": 128_000, "audioflamingo3": 64_000}.get(name)
+    most = "or more" if whole is None else f"to {whole}"
+    with pytest.raises(InvalidRequest, match=f"audio 2 of 2: the audio has 0 samples; allowed: 1 {most}"):
+        checkpoint.prepare(checkpoint.placeholder * 2, [sound(1000), sound(0)])
+    (item,) = checkpoint.prepare(checkpoint.placeholder, [sound(whole or 600_000)]).items
+    (encoded,) = checkpoint.family.encode(checkpoint.module, [item.payload])  # in calls of 16 windows
+    assert len(encoded) == item.embeddings > 50
+    if whole is not None:
+        with pytest.raises(
+            InvalidRequest, match=rf"allowed: 1 to {whole} \(.* seconds\) float32 .* Cut it into windows"
+        ):
+            checkpoint.prepare(checkpoint.placeholder, [sound(whole + 1)])
+
+
+@pytest.mark.parametrize("name", ["glmasr", "audioflamingo3"])
+def test_audio_that_is_too_short_for_an_embedding_is_refused(name: str, opened: Opened) -> None:
+    with pytest.raises(InvalidRequest, match="1 samples, too few for one embedding"):
+        opened(name).prepare(opened(name).placeholder, [sound(1)])
+
+
+@pytest.mark.parametrize("name", ["audioflamingo3", "moss_transcribe_diarize"])
+def test_a_processor_with_other_windows_than_the_encoders_is_refused(name: str, opened: Opened, tmp_path: Path) -> None:
+    checkpoint, folder = opened(name), make_checkpoint(name, tmp_path)
+    settings = json.loads((folder / "processor_config.json").read_text())
+    settings["feature_extractor"]["chunk_length"] = 30
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"makes 3000 frames; config.json asks for \d+"):
+        make_preparer(folder, checkpoint.family, checkpoint.config, checkpoint.tokenizer)
+
+
+def test_a_processor_that_cannot_read_audio_alone_is_refused(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = opened("glmasr")
+    monkeypatch.setattr("triolet.models.architectures.heard.load_part", lambda *_, **__: SimpleNamespace())
+    with pytest.raises(UnsupportedModel, match=r"has no _process_audio; allowed: transformers 5\.23"):
+        make_preparer(checkpoint.folder, checkpoint.family, checkpoint.config, checkpoint.tokenizer)
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
