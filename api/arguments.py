@@ -92,6 +92,12 @@ class TranscribeArguments(_SpeechArguments, total=False):
     clip_timestamps: str | Sequence[float] | Sequence[tuple[float, float]]
     max_initial_timestamp: float | None
     voice_activity: str | VoiceActivity
+    vad_threshold: float
+    vad_neg_threshold: float | None
+    vad_min_speech_duration_ms: float
+    vad_max_speech_duration_s: float | None
+    vad_min_silence_duration_ms: float
+    vad_speech_pad_ms: float
     parallel: bool
     language_detection_segments: int
     strict: bool

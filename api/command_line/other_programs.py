@@ -64,10 +64,6 @@ FOREIGN: Mapping[str, Foreign] = {
     "--batch-size": Foreign({}, "the engine chooses the sizes of its batches", is_ignored=True),
     **{f"--speaker-{name}": Foreign({}, _SPEAKERS, is_ignored=True) for name in ("name", "num")},
     **{
-        f"--vad-{name}": Foreign({}, "voice activity does not have this setting", is_ignored=True)
-        for name in ("threshold", "min-speech-duration-ms", "max-speech-duration-s", "min-silence-duration-ms")
-    },
-    **{
         f"--live-{name}": Foreign({}, _LIVE, is_ignored=True)
         for name in ("volume-threshold", "input-device", "input-device-sample-rate")
     },

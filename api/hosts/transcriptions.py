@@ -27,10 +27,9 @@ from ..speech.transcription import Transcription
 from ..speech.voice import VoiceActivity
 from .alternatives import background
 
-_GAP = 3.0  # seconds: a longer silence is not read
-_PADDING = 0.4  # seconds that are read before and after speech, since its first and last sounds are quiet
+_PAUSE = 0.3  # seconds: a window may be cut in a silence of this length
+_MARGIN = 0.1  # seconds that count as speech before and after it, since its first and last sounds are quiet
 _EARLIEST = 2 / 3  # the part of a window before which the window is not cut
-_VOICE = SpanRules(min_silence=0.3, padding=0.1)
 
 
 @asynccontextmanager
@@ -72,13 +71,26 @@ def _plan(
         (round(start * rate), end if math.isinf(end) else round(end * rate)) for start, end in options.clip_timestamps
     ]
     read = tuple(clips) or ((0, math.inf),)
+    longest, silence = options.vad_max_speech_duration_s or math.inf, options.vad_min_silence_duration_ms / 1_000
+    window = int(min(description.window_samples, longest * rate))
     rules = CutRules(
-        window=description.window_samples,
-        gap=round(_GAP * rate),
-        padding=round(_PADDING * rate),
-        earliest=round(_EARLIEST * description.window_samples),
+        window=window,
+        gap=round(silence * rate),
+        padding=round(min(options.vad_speech_pad_ms / 1_000, silence / 2) * rate),
+        earliest=round(_EARLIEST * window),
     )
     if options.voice_activity == "off":
         return Plan(rules, read)
     voice = detector if isinstance(options.voice_activity, str) else options.voice_activity
-    return Plan(rules, read, Hearing(recording, voice, _VOICE))
+    return Plan(rules, read, Hearing(recording, voice, _voice(options)))
+
+
+def _voice(options: TranscribeOptions) -> SpanRules:
+    end, pause = options.vad_neg_threshold, min(_PAUSE, options.vad_min_silence_duration_ms / 1_000)
+    return SpanRules(
+        threshold=options.vad_threshold,
+        end_threshold=max(options.vad_threshold - 0.15, 0.01) if end is None else end,
+        min_speech=options.vad_min_speech_duration_ms / 1_000,
+        min_silence=pause,
+        padding=min(_MARGIN, pause / 2),
+    )

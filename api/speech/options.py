@@ -55,6 +55,7 @@ _ELSEWHERE = {
     "sample_rate": "sampling_rate",
     "vad": "voice_activity",
     "vad_filter": "voice_activity='skip'",
+    "vad_parameters": "vad_threshold=..., vad_speech_pad_ms=..., one option for each member",
     "verbose": "stream_transcription(...), which gives segments as they come",
     "without_timestamps": "timestamps='none'",
     "word_timestamps": "timestamps='word'",
@@ -227,6 +228,13 @@ class TranscribeOptions:
         append_punctuations: the punctuation marks that belong to the word before them.
         voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is read. A
             `VoiceActivity` of the caller: as ``"skip"``, with this detector in place of Silero.
+        vad_threshold: a frame of 32 ms begins speech if its probability of speech is this or higher.
+        vad_neg_threshold: speech may end at a frame with a lower probability than this. ``None``: ``vad_threshold``
+            less 0.15, but at least 0.01.
+        vad_min_speech_duration_ms: speech between two pauses of 0.3 s that is shorter than this counts as noise.
+        vad_max_speech_duration_s: the longest window in seconds, if the model's own is longer. ``None``: the model's.
+        vad_min_silence_duration_ms: silence of this length or longer ends a window, and is not read.
+        vad_speech_pad_ms: the silence that is read before and after speech, up to half of what lies between.
         encoder_context: ``"full"``: silence fills a short window up to the model's 30 s; ``"trimmed"``: only two
             seconds of silence are added, which takes less time. If the text is not good, the window is read again in
             full.
@@ -275,6 +283,14 @@ class TranscribeOptions:
     prepend_punctuations: str = _option(PREPENDED, _TEXT, *_SHARED)
     append_punctuations: str = _option(APPENDED, _TEXT, *_SHARED)
     voice_activity: str | VoiceActivity = _option("skip", _VOICE, choices=VOICE_ACTIVITY)  # noqa: RUF009  (a field)
+    vad_threshold: float = _option(0.5, number(0, 1), WHISPER_CT2)
+    vad_neg_threshold: float | None = _option(None, number(0, 1).or_none("vad_threshold less 0.15"))
+    vad_min_speech_duration_ms: float = _option(100.0, number(0, 60_000), WHISPER_CT2)
+    vad_max_speech_duration_s: float | None = _option(
+        None, number(1, math.inf).or_none("the model's window"), WHISPER_CT2
+    )
+    vad_min_silence_duration_ms: float = _option(3_000.0, number(0, 3_600_000), WHISPER_CT2)
+    vad_speech_pad_ms: float = _option(400.0, number(0, 60_000))
     encoder_context: str = _chosen("full", ENCODER_CONTEXTS, LIVE)
     parallel: bool = _option(False, flag())
     language_detection_segments: int = _option(1, integer(1, 1_000))
@@ -293,6 +309,15 @@ class TranscribeOptions:
         if self.parallel and self.voice_activity == "off":
             raise InvalidRequest(
                 "voice_activity='off' with parallel=True; allowed: voice_activity='skip', which finds the places to cut"
+            )
+        unused = [
+            one.name
+            for one in fields(type(self))
+            if one.name.startswith("vad_") and getattr(self, one.name) != one.default
+        ]
+        if unused and self.voice_activity == "off":
+            raise InvalidRequest(
+                f"{unused[0]} is given with voice_activity='off', which reads everything; leave one of the two out"
             )
         if self.prefix is not None and self.parallel:
             raise InvalidRequest(

@@ -93,6 +93,11 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
             r"hallucination_silence_threshold=2 with timestamps='segment'; allowed: timestamps='word'",
         ),
         (
+            lambda: options_of(voice_activity="off", vad_threshold=0.6),
+            r"vad_threshold is given with voice_activity='off', which reads everything",
+        ),
+        (lambda: options_of(vad_threshold=1.5), r"vad_threshold=1.5; allowed: a number.* 1"),
+        (
             lambda: options_of(prefix="a", parallel=True),
             r"prefix is given with parallel=True, which has no first window",
         ),
@@ -126,6 +131,7 @@ def test_a_bad_option_is_refused_before_anything_runs(make: Callable[[], object]
         ("word_timestamps", "timestamps='word'"),
         ("without_timestamps", "timestamps='none'"),
         ("vad_filter", "voice_activity='skip'"),
+        ("vad_parameters", "vad_threshold=..., vad_speech_pad_ms=..., one option for each member"),
         ("keywords", "hotwords"),
         ("sample_len", "max_new_tokens"),
         ("fp16", "EngineConfig(dtype='float16')"),

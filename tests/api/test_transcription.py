@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -20,6 +23,7 @@ from .speech import (
     BEGIN,
     LADDER,
     RATE,
+    PaperVoice,
     Script,
     answer,
     begin,
@@ -283,3 +287,44 @@ async def test_words_are_those_of_the_window_that_the_text_was_read_from():
     await begin(ramp(5), script, options, describe(alignment_fault=None)).transcript()
     assert [request.items[0].embeddings for request in script.requests] == [350, 1500, 1500]
     assert script.requests[-1].alignment is not None
+
+
+# -- which parts are read ----------------------------------------------------------------------------------------------
+
+LEVELS = ((1, 0), (2, 0.6), (1, 0.4), (2, 0), (0.2, 0.9), (4, 0), (3, 0.6))  # seconds, and the probability of speech
+TENTH = RATE // 10
+
+
+class Levels(PaperVoice):
+    """A detector that takes the loudest sample of a frame for the probability."""
+
+    def listen(self) -> Any:
+        ends = np.zeros(0, np.float32)  # the audio has whole frames
+        return SimpleNamespace(hear=lambda samples: samples.reshape(-1, TENTH).max(axis=1), end=lambda: ends)
+
+
+@pytest.mark.parametrize(
+    ("given", "windows"),
+    [
+        ({}, [(0.5, 6.7), (9.7, 13.6)]),
+        ({"threshold": 0.7}, [(5.5, 6.7)]),
+        ({"threshold": 0.3}, [(0.5, 6.7), (9.7, 13.6)]),
+        ({"min_silence_duration_ms": 1_000}, [(0.5, 4.5), (5.5, 6.7), (9.7, 13.6)]),
+        ({"min_silence_duration_ms": 2_500, "neg_threshold": 0.5}, [(0.5, 3.5), (5.5, 6.7), (9.7, 13.6)]),
+        ({"min_speech_duration_ms": 300}, [(0.5, 4.5), (9.7, 13.6)]),
+        ({"max_speech_duration_s": 2}, [(0.5, 2.5), (2.5, 4.3), (5.5, 6.7), (9.7, 11.7), (11.7, 13.6)]),
+        ({"speech_pad_ms": 0}, [(0.9, 6.3), (10.1, 13.2)]),
+        ({"speech_pad_ms": 5_000}, [(0.0, 7.8), (8.6, 14.7)]),
+    ],
+)
+async def test_parameters_of_voice_activity_decide_what_is_read(
+    given: dict[str, float], windows: list[tuple[float, float]]
+) -> None:
+    samples = np.concatenate([np.full(round(seconds * RATE), level, np.float32) for seconds, level in LEVELS])
+    options = options_of(voice_activity=Levels(RATE, TENTH), **{f"vad_{name}": value for name, value in given.items()})
+    async with opened(samples, Script(answer("a")), options) as transcription:
+        found, seek = [], 0
+        while (window := await transcription.plan.next(seek)) is not None:
+            seek = window[1]
+            found.append((window[0] / RATE, seek / RATE))
+    assert [pytest.approx(one) for one in windows] == found
