@@ -30,6 +30,7 @@ from ray.serve._private.common import ReplicaState
 
 from triolet import Engine, EngineConfig, SamplingParams, demo
 from triolet.cluster import Cluster
+from triolet.models.speech.whisper import special_tokens
 
 CONFIG = EngineConfig(device="cpu", threads=1)
 REPLICAS = 3
@@ -60,7 +61,7 @@ def make_cases(count: int, seed: int, *, contents: int = 12, zipf: float = 0.0, 
 
 async def ask(engine: Engine, cases: list[Case], answers: Answers, at_once: int = 64) -> None:
     """Streams all ``cases``, at most ``at_once`` at a time, and writes their tokens into ``answers``."""
-    whisper, limiter = engine.model.whisper, trio.CapacityLimiter(at_once)
+    whisper, limiter = special_tokens(engine.model), trio.CapacityLimiter(at_once)
     prompt = (whisper.start_id, whisper.language_ids["en"], whisper.task_ids["transcribe"], whisper.no_timestamps_id)
 
     async def one(number: int, case: Case) -> None:

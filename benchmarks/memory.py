@@ -252,7 +252,7 @@ async def sizes_of(model: str, dtype: str) -> None:
     forget_peak()
     async with Engine(model, config=EngineConfig(device="cpu", dtype=dtype)) as engine:
         peak, opened, weights = status("VmHWM"), resident(), engine.statistics().device.by_owner["weights"]
-        if engine.model.whisper is not None:
+        if engine.model.speech is not None:
             await engine.transcribe(demo.samples()[0].path)
         else:
             await engine.generate("Once upon a time " * 20, sampling=SamplingParams(max_tokens=8))

@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 
 from .aligning import TextAligner
 from .request import EncoderItem, LogitRules, Pooling, Structure
+from .speech import SpeechModel
 from .tools import Tool
 
 
@@ -198,8 +199,10 @@ class ModelDescription:
     sampling_rate: int  # Hz
     window_samples: int  # most samples of one encoder item
     processor_identity: str  # part of the content keys
-    whisper: WhisperTokens | None
     tokenizer: Any = field(repr=False, eq=False)  # transformers', or one with its methods
+    speech: SpeechModel | None = field(default=None, repr=False, eq=False)  # None: it does not transcribe
+    start_id: int | None = None  # the token with which prompts begin; None: prompts may begin with any
+    text_tokens: int | None = None  # tokens from this one on are special, such as timestamps; None: the tokenizer knows
     lengths: Lengths | None = None  # None: a token may stand for any number of characters
     kind: Kind = Kind.ENCODER_DECODER
     preparer: Preparer | None = field(default=None, repr=False, eq=False)  # None: prompts are only tokenized

@@ -8,12 +8,28 @@ decides nothing about windows and sampling.
 from __future__ import annotations
 
 import enum
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from attrs import field, frozen
 
 from .request import Alignment, EncoderItem, LogitRules, Probe, Request
+
+SAMPLING = frozenset(
+    {"beam_size", "best_of", "length_penalty", "no_repeat_ngram_size", "patience", "prefix", "repetition_penalty"}
+    | {"suppress_tokens", "temperature"}
+)
+"""The options of models whose tokens are sampled, for `SpeechFacts.options`."""
+
+_UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "MYANMAR", "KHMER", "TIBETAN", "FULLWIDTH", "IDEOGRAPHIC")
+
+
+def continuing(text: str) -> str:
+    """Returns ``text`` without outer blanks, as it continues other text: after a blank, unless it is empty or its
+    script has no blanks."""
+    bare = text.strip()
+    return bare if not bare or unicodedata.name(bare[0], "").startswith(_UNSPACED) else f" {bare}"
 
 
 class Detection(enum.Enum):
@@ -120,8 +136,8 @@ class Draft:
 class Span:
     """A stretch of a window's text. Its times count steps from the window's start. ``end`` is ``None`` if the text goes
     on to the end of the window. ``token_ids`` includes the tokens of times. ``first`` is the index of the span's first
-    token among the window's tokens. ``text`` is ``None`` if it is that of the tokens. ``speaker`` is the name that the
-    model gives to who speaks; ``None``: it gives none.
+    token among the window's tokens. ``text`` continues that of earlier spans, see `continuing`; ``None``: the text of
+    the tokens does so. ``speaker`` is the name that the model gives to who speaks; ``None``: it gives none.
     """
 
     start: int

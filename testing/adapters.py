@@ -445,11 +445,11 @@ def check_model_adapter(
 def _default_prompts(description: ModelDescription, count: int) -> list[tuple[int, ...]]:
     """Returns prompts of the start token and up to two pages of other tokens, so that some prompts end within a
     page."""
-    if description.whisper is None:
+    if description.start_id is None:
         raise ValueError(
             f"no prompts are given, and {description.architecture} has no start token to make prompts; give prompts="
         )
-    start, vocabulary = description.whisper.start_id, description.vocabulary_size
+    start, vocabulary = description.start_id, description.vocabulary_size
     lengths = [1 + number * (description.page_size - 1) % (2 * description.page_size) for number in range(count)]
     return [
         (start, *((7 * place + 3 * number + 2) % vocabulary for place in range(1, lengths[number])))

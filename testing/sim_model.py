@@ -6,13 +6,14 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ..core.errors import InvalidRequest
 from ..core.model import Kind, ModelDescription, Prepared, WhisperTokens
 from ..core.plan import AlignedTokens
 from ..core.request import Alignment, EncoderItem, Placeholder, Pooling
 from ..core.tools import Tool
+from ..models.speech.whisper import with_whisper
 
 EOS, START = 0, 1
 
@@ -142,7 +143,7 @@ class SimModel:
     def describe(self) -> ModelDescription:
         """Returns the model's description for the engine."""
         windows = self.kind is Kind.ENCODER_DECODER
-        return ModelDescription(
+        description = ModelDescription(
             name="sim",
             architecture="SimForConditionalGeneration",
             device="sim",
@@ -160,7 +161,6 @@ class SimModel:
             sampling_rate=16_000,
             window_samples=480_000 if windows else 0,
             processor_identity="sim",
-            whisper=self._whisper() if windows else None,
             tokenizer=SimTokenizer(),
             kind=self.kind,
             preparer=None if windows else SimPreparer(model=self),
@@ -168,6 +168,7 @@ class SimModel:
             alignment_fault=None if windows else "the simulated model reads no audio",
             default_pooling=Pooling(kind="last") if self.kind is Kind.POOLING else None,
         )
+        return evolve(description, **with_whisper(description, self._whisper())) if windows else description
 
     def _whisper(self) -> WhisperTokens:
         return WhisperTokens(

@@ -56,6 +56,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/checkpoints": set(),
     "models/architectures": {"checkpoints"},
     "models/sampling": {"native"},
+    "models/speech": {"architectures"},
     "models/networks": {
         "architectures",
         "attention",
@@ -76,6 +77,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
         "memory",
         "native",
         "networks",
+        "speech",
     },
     "api": {"hosts", "inputs", "live", "outputs", "speech"},
     "api/inputs": set(),

@@ -17,19 +17,20 @@ STDIN = "-"
 
 def check_model(model: str, *, transcribes: bool = False) -> None:
     """Raises `WrongFile` if ``model`` is a folder without a readable checkpoint. A command that ``transcribes`` needs a
-    Whisper checkpoint. Hub ids are not looked up here.
+    model of speech. Hub ids are not looked up here.
     """
     from ...models.checkpoints.files import local_folder, read_config
+    from ...models.speech.known import transcribes as known
 
     try:
         folder = local_folder(model)
         kind = None if folder is None else read_config(folder).get("model_type")
     except CheckpointError as error:
         raise WrongFile(str(error)) from error
-    if transcribes and kind not in (None, "whisper"):
+    if transcribes and kind is not None and not known(kind):
         raise WrongFile(
-            f"{model} ({kind}) cannot transcribe; allowed: Whisper models. Ask other models that read audio with "
-            "triolet generate"
+            f"{model} ({kind}) cannot transcribe; allowed: models of speech, such as Whisper. Ask other models that "
+            "read audio with triolet generate"
         )
 
 

@@ -49,27 +49,29 @@ def _session(
     shared = options.transcribe
     if shared.seed is None:
         shared = evolve(shared, seed=secrets.randbits(62))
-    interim = evolve(shared, temperature=shared.temperature[:1], beam_size=1, best_of=1)
+    recipe = Recipe(options=shared, description=description)
+    interim = evolve(shared, temperature=recipe.temperatures[:1], beam_size=1, best_of=1)
     readers = [
         WindowReader(Recipe(options=one, description=description), run, request_id, once=one is interim)
         for one in (interim, shared)
     ]
-    recipe = readers[-1].recipe
-    if len(recipe.hotwords) > recipe.room:
+    facts = recipe.facts
+    if len(recipe.hotwords) > facts.history_tokens:
         raise InvalidRequest(
-            f"hotwords={shown(shared.hotwords)} has {len(recipe.hotwords)} tokens; allowed: up to {recipe.room}"
+            f"hotwords={shown(shared.hotwords)} has {len(recipe.hotwords)} tokens; allowed: up to "
+            f"{facts.history_tokens}"
         )
-    if description.alignment_fault is not None:
+    if facts.word_times is None:
         raise InvalidRequest(
             f"{description.architecture} cannot be used for a live session, since it has no times of words: "
-            f"{description.alignment_fault}. Use engine.transcribe(...) for whole utterances"
+            f"{facts.word_fault}. Use engine.transcribe(...) for whole utterances"
         )
     endpointer = Endpointer(
         sampling_rate=description.sampling_rate,
         frame_samples=detector.frame_samples,
         endpoint_silence=options.endpoint_silence,
         step=round(options.step * description.sampling_rate),
-        window=description.window_samples,
+        window=facts.window_samples,
     )
     ear = Ear(options.rate, detector, description.sampling_rate)
     return LiveTranscription(options, ear, endpointer, UtteranceReader(*readers))

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 import trio
 from attrs import evolve
 
+from ...core.config import EngineConfig
 from ...core.model import ModelDescription
 from ..inputs.audio import AudioSource
 from ..inputs.recording import Recording
@@ -42,7 +43,7 @@ async def open_transcription(
     *,
     request_id: str,
     asked: float,
-    at_once: int,
+    config: EngineConfig,
     detector: VoiceActivity,
 ) -> AsyncIterator[Transcription]:
     """Opens a transcription of ``audio`` for a block.
@@ -55,24 +56,25 @@ async def open_transcription(
     recipe = Recipe(options=options, description=description)  # checks the options before a file is read
     reader = WindowReader(recipe, run, request_id, asked=asked)
     async with Recording(audio, sampling_rate=description.sampling_rate, strict=options.strict) as recording:
-        plan = _plan(options, description, recording, detector)
+        plan = _plan(recipe, recording, detector)
         if not options.parallel:
             yield Transcription(recording, plan, reader)
             return
+        # as many pieces as run together, and one whose window is encoded meanwhile: more would wait behind each other
+        running = max(config.max_running // recipe.beam_size, 1) + 1
+        at_once = min(running, description.cross_slots or running, config.max_pending)
         async with background() as start_soon:
             yield ParallelTranscription(recording, plan, reader, at_once=at_once, start_soon=start_soon)
 
 
-def _plan(
-    options: TranscribeOptions, description: ModelDescription, recording: Recording, detector: VoiceActivity
-) -> Plan:
-    rate = description.sampling_rate
+def _plan(recipe: Recipe, recording: Recording, detector: VoiceActivity) -> Plan:
+    options, rate = recipe.options, recipe.description.sampling_rate
     clips = [
         (round(start * rate), end if math.isinf(end) else round(end * rate)) for start, end in options.clip_timestamps
     ]
     read = tuple(clips) or ((0, math.inf),)
     longest, silence = options.vad_max_speech_duration_s or math.inf, options.vad_min_silence_duration_ms / 1_000
-    window = int(min(description.window_samples, longest * rate))
+    window = int(min(recipe.facts.window_samples, longest * rate))
     rules = CutRules(
         window=window,
         gap=round(silence * rate),

@@ -360,8 +360,6 @@ class TrioEngine:
         asked = trio.current_time()
         _, description = self._opened()
         priority = read_priority(priority)
-        # as many pieces as run together, and one whose window is encoded meanwhile: more would wait behind each other
-        running = max(self.config.max_running // options.beam_size, 1)
         return open_transcription(
             audio,
             options,
@@ -369,7 +367,7 @@ class TrioEngine:
             partial(self._run_together, priority=priority, wait=wait),
             request_id=self._new_id(request_id),
             asked=asked,
-            at_once=min(running + 1, description.cross_slots, self.config.max_pending),
+            config=self.config,
             detector=self._voice_activity,
         )
 
@@ -489,8 +487,7 @@ class TrioEngine:
             return frozenset()
         if self._special is None:
             description = self.model
-            whisper = description.whisper
-            first = description.vocabulary_size if whisper is None else whisper.start_id
+            first = description.vocabulary_size if description.text_tokens is None else description.text_tokens
             self._special = frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
         return self._special
 

@@ -6,13 +6,13 @@ one rate, block by block. `load_audio` returns all samples at once; `recording` 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from contextlib import closing
 
 import numpy as np
 
 from ...core.errors import InvalidRequest, RequestTooLarge
+from ...models.speech.content import content_key
 from .blocks import open_blocks
 from .sources import SAMPLING_RATE, AudioSource, Samples, check_rate
 
@@ -50,16 +50,3 @@ def load_audio(source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, most_
         raise RequestTooLarge(f"{blocks.name} is too long; allowed: up to {most_seconds:.6g} s. Cut it into pieces")
     blocks.check()
     return np.concatenate(found)
-
-
-def content_key(samples: Samples, identity: str) -> str:
-    """Returns the key under which an encoding of ``samples`` is shared: 128 bits of BLAKE2b, in hexadecimal.
-
-    ``samples`` are float32 of any shape. ``identity`` names the processor and the model that encode them.
-    """
-    if samples.dtype != np.float32:
-        raise InvalidRequest(f"content_key was given {samples.dtype} samples; allowed: float32")
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((identity, samples.shape)).encode())
-    digest.update(np.ascontiguousarray(samples).data)
-    return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from ...core.planning.prefix import prompt_keys
 from ...core.request import EncoderItem, LogitRules, Request, SamplingParams
 from ...core.tools import Tool, read_tools
 from ...models.sampling.structure import fault_of
-from .audio import AudioSource, Samples, content_key, load_audio
+from .audio import AudioSource, load_audio
 from .images import ImageSource, load_image
 from .lengths import Limit, Pause, read_texts
 from .messages import Conversation, Message
@@ -34,7 +33,6 @@ _INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for 
 INLINE_TEXT = 2_000  # characters; tokenizing more takes longer than a thread costs
 INLINE_TOKENS = 1_000  # checking or hashing more takes longer than a thread costs
 INLINE_HASHED = 32_000  # samples: hashing them takes 0.1 ms, as much as a thread; 30 s of audio take 2 ms and more
-_MARGIN = 2.0  # seconds of silence after a trimmed window, at least
 
 
 @frozen(kw_only=True, eq=False)
@@ -121,32 +119,6 @@ def keyed(request: Request, description: ModelDescription, *, prefix_caching: bo
     return evolve(request, page_keys=keys) if keys else request
 
 
-async def audio_item(description: ModelDescription, samples: Samples, *, trimmed: bool = False) -> EncoderItem:
-    """Returns the encoder item of one window of audio, for cross-attention. A long window is hashed in a thread.
-
-    Args:
-        trimmed: leave out most of the silence with which the model fills a shorter window.
-    """
-    most = description.encoder_embeddings
-    embeddings = _embeddings_of(description, samples.size) if trimmed else most
-    identity = description.processor_identity
-    hashed = partial(content_key, samples, identity if embeddings == most else f"{identity}, {embeddings} embeddings")
-    return EncoderItem(
-        key=hashed() if samples.size <= INLINE_HASHED else await run_in_thread(hashed),
-        payload=samples,
-        embeddings=embeddings,
-        size=description.encoder_bytes * embeddings // most,
-    )
-
-
-def _embeddings_of(description: ModelDescription, samples: int) -> int:
-    """Returns the number of embeddings of a trimmed window. They cover whole seconds, so that windows of similar
-    lengths are computed together."""
-    seconds = math.ceil(samples / description.sampling_rate + _MARGIN)
-    wanted = seconds * description.encoder_embeddings * description.sampling_rate // description.window_samples
-    return min(wanted, description.encoder_embeddings)
-
-
 async def _prepare(description: ModelDescription, query: Query, reading: trio.CapacityLimiter) -> Prepared:
     conversation = _checked(description, query)
     if description.preparer is not None:
@@ -154,7 +126,9 @@ async def _prepare(description: ModelDescription, query: Query, reading: trio.Ca
     else:
         prepared = await _prepare_crossed(description, query, reading)
     if not prepared.token_ids:
-        begin = " (Whisper's begin with <|startoftranscript|>)" if description.whisper is not None else ""
+        begin = (
+            f", and prompts of this model begin with {description.start_id}" if description.start_id is not None else ""
+        )
         raise InvalidRequest(f"the prompt has no tokens; allowed: 1 token or more{begin}")
     return prepared
 
@@ -218,7 +192,9 @@ async def _audio_item(description: ModelDescription, audio: Any) -> EncoderItem:
             f"model, {description.window_samples / description.sampling_rate:g} s. Use engine.transcribe for audio "
             "of any length"
         )
-    return await audio_item(description, samples)
+    assert description.speech is not None, "an encoder-decoder without a preparer is a model of speech"
+    hear = partial(description.speech.hear, samples)
+    return (hear() if samples.size <= INLINE_HASHED else await run_in_thread(hear)).item
 
 
 # -- decoders --------------------------------------------------------------------------------------------------------
@@ -334,16 +310,15 @@ def _rules(
     description: ModelDescription, sampling: SamplingParams, *, prompt_length: int, max_tokens: int
 ) -> LogitRules:
     """Returns the rules of the checkpoint: its suppressed tokens, and the rules of its generation_config. A structure
-    lifts them, since it may need suppressed tokens such as brackets and quotation marks. Timestamps stay suppressed,
-    since they are not text.
+    lifts them, since it may need suppressed tokens such as brackets and quotation marks. Special tokens and timestamps
+    stay suppressed, since they are not text.
     """
     if sampling.structure is None:
         own = LogitRules(suppress=description.suppress_token_ids, begin_suppress=description.begin_suppress_token_ids)
         if description.generation is None:
             return own
         return description.generation.of(own, prompt_length=prompt_length, max_tokens=max_tokens)
-    whisper = description.whisper
-    first = description.vocabulary_size if whisper is None else whisper.timestamp_begin_id
+    first = description.vocabulary_size if description.text_tokens is None else description.text_tokens
     return LogitRules(suppress=tuple(range(first, description.vocabulary_size)))
 
 

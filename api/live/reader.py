@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
-from ...core.request import EncoderItem
+from ...core.speech import Sound
 from ..inputs.audio import Samples
 from ..outputs.results import Word
 from ..speech.history import History
@@ -73,9 +73,9 @@ class UtteranceReader:
 
     async def read(self, reading: Reading, samples: Samples) -> Heard:
         """Reads ``samples``, the audio of ``reading``. Returns the changes."""
-        item = await self.thorough.item(samples)
-        language, decided = await self._language_of(reading, item)
-        attempt = await self._attempt(reading, item, language)
+        sound = await self.thorough.sound(samples)
+        language, decided = await self._language_of(reading, sound)
+        attempt = await self._attempt(reading, sound, language)
         words = self._words(reading, attempt, language)
         if words is None or not (decided or reading.pauses or reading.full):
             self.language = language
@@ -83,9 +83,7 @@ class UtteranceReader:
             return Heard()
         placed: tuple[TimedWord, ...] = ()
         if reading.pauses or reading.full or agreed(self._agreement.provisional, words):
-            placed = await self._placed(
-                reading, attempt.item, language, (*self._agreement.stable, *words), len(samples)
-            )
+            placed = await self._placed(reading, attempt, (*self._agreement.stable, *words))
         self.language, self._decided = language, decided
         self._temperature = attempt.assessment.temperature
         return self._heard(reading, words, placed)
@@ -102,47 +100,47 @@ class UtteranceReader:
 
     # -- the engine ----------------------------------------------------------------------------------------------------
 
-    async def _language_of(self, reading: Reading, item: EncoderItem) -> tuple[str, bool]:
+    async def _language_of(self, reading: Reading, sound: Sound) -> tuple[str | None, bool]:
         """Returns the language to read in, and whether it is decided. It is decided if the model is certain of it after
         enough speech, or at a pause. No text becomes stable before it is decided.
         """
         if self.language is not None and (self._decided or self._agreement.stable):
             return self.language, self._decided
-        found = await self.thorough.languages(item)
+        if not self.thorough.probes:
+            return self.thorough.recipe.language, True
+        found = await self.thorough.languages(sound)
         language = max(found, key=found.__getitem__)
         is_enough = reading.pauses or self.thorough.recipe.seconds(reading.stop - reading.start) >= _LEAST_HEARD
         return language, is_enough and found[language] >= self.thorough.recipe.options.language_detection_threshold
 
-    async def _attempt(self, reading: Reading, item: EncoderItem, language: str) -> Attempt:
+    async def _attempt(self, reading: Reading, sound: Sound, language: str | None) -> Attempt:
         begun = tuple(token for word in self._agreement.stable for token in word.token_ids)
         reader, name = (self.thorough, "text") if reading.pauses or reading.full else (self.interim, "interim")
         before = self.history.last(taken=len(begun))
-        return await reader.read(item, Context(name=name, language=language, before=before, begun=begun))
+        return await reader.read(sound, Context(name=name, language=language, before=before, begun=begun))
 
-    async def _placed(
-        self, reading: Reading, item: EncoderItem, language: str, words: Sequence[TextWord], samples: int
-    ) -> tuple[TimedWord, ...]:
+    async def _placed(self, reading: Reading, attempt: Attempt, words: Sequence[TextWord]) -> tuple[TimedWord, ...]:
         """Returns all words of the utterance's audio with their times."""
         recipe = self.thorough.recipe
-        tokens = recipe.word_tokens(tuple(token for word in words for token in word.token_ids), language)
-        if not tokens.text:  # the vocabulary's first token is special: all written tokens are text
-            tokens = evolve(tokens, text=recipe.tokens.timestamp_begin_id)
-        aligned = await self.thorough.aligned("words", tokens, item, samples)
+        tokens = recipe.model.word_tokens(tuple(token for word in words for token in word.token_ids), attempt.ask)
+        aligned = await self.thorough.aligned("words", tokens, attempt.sound)
         if aligned is None:
             return ()
-        return timed(words, aligned, rules=recipe.word_rules(language), offset=recipe.seconds(reading.start))
+        return timed(
+            words, aligned, rules=recipe.word_rules(attempt.ask.language), offset=recipe.seconds(reading.start)
+        )
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def _words(self, reading: Reading, attempt: Attempt, language: str) -> tuple[TextWord, ...] | None:
+    def _words(self, reading: Reading, attempt: Attempt, language: str | None) -> tuple[TextWord, ...] | None:
         """Returns the words of the hypothesis, or ``None`` if it is not good enough to count."""
         recipe = self.thorough.recipe
         if attempt.assessment.is_silent(recipe.options):
             return ()
         if not (reading.pauses or reading.full or attempt.assessment.is_good(recipe.options)):
             return None
-        tokens = [token for token in attempt.generated.token_ids if recipe.is_text(token)]
-        return tuple(split_words(tokens, recipe.decode, language))
+        tokens = [token for token in attempt.generated.token_ids if recipe.model.is_text(token)]
+        return tuple(split_words(tokens, recipe.model.decode, language))
 
     def _heard(self, reading: Reading, words: tuple[TextWord, ...], placed: tuple[TimedWord, ...]) -> Heard:
         known = len(self._agreement.stable)
@@ -164,8 +162,8 @@ class UtteranceReader:
         """Moves stable words of a long utterance into the history. Returns the sample at which the audio is cut, or
         ``None`` if no words were moved."""
         recipe, stable = self.thorough.recipe, self._agreement.stable
-        is_long = 2 * (reading.stop - reading.start) > recipe.description.window_samples
-        is_wordy = 2 * self._written > recipe.half
+        is_long = 2 * (reading.stop - reading.start) > recipe.facts.window_samples
+        is_wordy = 2 * self._written > recipe.facts.most_tokens
         if not (self._timed and (reading.full or is_long or is_wordy)):
             return None
         found = cut(self._timed, len(stable), self.thorough.recipe.seconds(reading.start))
@@ -178,7 +176,7 @@ class UtteranceReader:
     @property
     def _most_begun(self) -> int:
         """The most tokens with which a reading begins, so that the hotwords have their room before them."""
-        half = self.thorough.recipe.half
+        half = self.thorough.recipe.facts.most_tokens
         return max(half - len(self.history.always), half // 2)
 
     @property

@@ -27,6 +27,7 @@ from ...core.checks import (
     unknown_name,
 )
 from ...core.errors import InvalidRequest
+from ...core.speech import SAMPLING
 from .voice import VoiceActivity
 
 TASKS = ("transcribe", "translate")
@@ -164,7 +165,8 @@ _CLIPS = Check(
     _read_clips,
     "rising times in seconds: pairs of (start, end), or starts and ends in turn; the last end may be left out",
 )
-_TEMPERATURE = Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive")
+_TEMPERATURE = Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive").or_none("those of the model")
+_BEAMS = integer(1, 64, "; 1 is greedy").or_none("that of the model")
 _SEED = integer(-(2**63), 2**63 - 1).or_none("a fresh seed for each transcription")
 _PATIENCE = number(0, 100, above=True).or_none("search until no better text can come")
 
@@ -198,8 +200,10 @@ class TranscribeOptions:
         timestamps: ``"segment"``: segments with their times; ``"word"``: their words with times, too; ``"none"``: one
             segment per window.
         temperature: one or several temperatures, tried in order until a text is good; 0 is beam search, or greedy
-            decoding with ``beam_size=1``. Several are a list, a tuple or an array.
-        beam_size: the number of hypotheses that beam search follows at temperature 0; 1 is greedy decoding.
+            decoding with ``beam_size=1``. Several are a list, a tuple or an array. ``None``: 0, 0.2, 0.4, 0.6, 0.8 and
+            1; 0 alone for models whose tokens are not sampled.
+        beam_size: the number of hypotheses that beam search follows at temperature 0; 1 is greedy decoding. ``None``: 5
+            for Whisper, 1 for other models.
         patience: beam search ends when ``beam_size`` times this number of hypotheses are finished (Kasai et al. 2022);
             ``None``: when no running hypothesis can become better.
         length_penalty: the log-probability of a hypothesis is divided by its length to this power.
@@ -261,8 +265,8 @@ class TranscribeOptions:
     condition_on_previous_text: bool = _option(True, flag(), *_SHARED, form="condition_on_previous_text")
     prompt_reset_temperature: float = _option(0.5, number(0, math.inf), LIVE)
     timestamps: str = _chosen("segment", TIMESTAMPS)
-    temperature: tuple[float, ...] = _option(TEMPERATURES, _TEMPERATURE, *_SEARCH, form="temperature")
-    beam_size: int = _option(5, integer(1, 64, "; 1 is greedy"), *_SEARCH, form="beam_size")
+    temperature: tuple[float, ...] | None = _option(None, _TEMPERATURE, *_SEARCH, form="temperature")
+    beam_size: int | None = _option(None, _BEAMS, *_SEARCH, form="beam_size")
     patience: float | None = _option(1.0, _PATIENCE, *_SEARCH)
     length_penalty: float = _option(1.0, number(-10, 10), *_SEARCH)
     repetition_penalty: float = _option(1.0, number(0.001, 1000, "; 1 is off"), LIVE, WHISPER_CT2, DECODING)
@@ -325,6 +329,17 @@ class TranscribeOptions:
             )
 
 
+OF_MODELS = SAMPLING | {
+    "carry_initial_prompt",
+    "encoder_context",
+    "hotwords",
+    "initial_prompt",
+    "language_detection_segments",
+    "language_detection_threshold",
+    "max_initial_timestamp",
+    "no_speech_threshold",
+}
+"""The options that not all models have; `SpeechFacts.options` names those of a model."""
 OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(TranscribeOptions)}
 
 

@@ -148,8 +148,8 @@ class ParallelTranscription(Transcription):
         same time."""
         if self.recording.duration is None:
             return _MOST_TOGETHER
-        description = self.reader.recipe.description
-        full = int(self.recording.duration * description.sampling_rate / description.window_samples)
+        recipe = self.reader.recipe
+        full = recipe.samples(self.recording.duration) // recipe.facts.window_samples
         return max(1, min(full // _LEAST_PIECES, _MOST_TOGETHER))
 
     async def _read(self, piece: _Piece) -> None:

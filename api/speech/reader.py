@@ -10,13 +10,14 @@ import trio
 from attrs import define, evolve, field
 
 from ...core.plan import AlignedTokens
-from ...core.request import EncoderItem, Request
+from ...core.request import Request
+from ...core.speech import Ask, Detection, Sound, WordTokens
 from ...core.timings import Timings
 from ..inputs.audio import Samples
-from ..inputs.prompts import audio_item
+from ..inputs.prompts import INLINE_HASHED
+from ..inputs.threads import run_in_thread
 from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
-from .words import WordTokens
 
 RunRequests = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # until all have ended
 
@@ -58,17 +59,20 @@ class WindowReader:
 
     def is_mute(self, samples: Samples) -> bool:
         """True if a window is digital silence, in which nobody speaks, or is shorter than one timestamp step."""
-        return len(samples) < self.recipe.timestamp_step or not samples.any()
+        return len(samples) < self.recipe.facts.step_samples or not samples.any()
 
-    async def item(self, samples: Samples) -> EncoderItem:
-        """Returns the encoder item of a window, which keeps ``samples``: they must not share memory with a longer
+    async def sound(self, samples: Samples) -> Sound:
+        """Returns a window as the model reads it. It keeps ``samples``: they must not share memory with a longer
         array."""
-        trimmed = self.recipe.options.encoder_context == "trimmed"
-        return await audio_item(self.recipe.description, samples, trimmed=trimmed)
+        return await self._hear(samples, trimmed=self.recipe.options.encoder_context == "trimmed")
 
-    async def languages(self, item: EncoderItem) -> dict[str, float]:
+    async def _hear(self, samples: Samples, *, trimmed: bool) -> Sound:
+        hear = partial(self.recipe.model.hear, samples, trimmed=trimmed)
+        return hear() if samples.size <= INLINE_HASHED else await run_in_thread(hear)
+
+    async def languages(self, sound: Sound) -> dict[str, float]:
         """The probability of each language, by code."""
-        (answer,) = await self.ask([self.recipe.detection(self.new_id("language"), item)], is_text=False)
+        (answer,) = await self.ask([self.recipe.detection(self.new_id("language"), sound)], is_text=False)
         return self.recipe.detected(answer)
 
     def decide(self, probabilities: Mapping[str, float]) -> None:
@@ -82,15 +86,22 @@ class WindowReader:
         found = self.language_probabilities
         return None if found is None or self.language is None else found[self.language]
 
-    async def language_of(self, item: EncoderItem) -> str:
-        """Returns the language in which to read a window."""
-        if not self.recipe.options.multilingual or not self.recipe.tokens.language_ids:
-            assert self.language is not None, "a window is read before the language is known"
+    @property
+    def probes(self) -> bool:
+        """True if the language is detected by requests of its own."""
+        facts = self.recipe.facts
+        return facts.detection is Detection.PROBED and len(facts.languages) > 1
+
+    async def language_of(self, sound: Sound) -> str | None:
+        """Returns the language in which to read a window; ``None``: the model finds it while it reads."""
+        if not self.probes:
+            return self.recipe.language
+        if not self.recipe.options.multilingual:
             return self.language
-        found = await self.languages(item)
+        found = await self.languages(sound)
         return max(found, key=found.__getitem__)
 
-    async def read(self, item: EncoderItem, context: Context) -> Attempt:
+    async def read(self, sound: Sound, context: Context) -> Attempt:
         """Reads the window's text with the temperature fallback. Returns the first good attempt, or the best of all.
 
         The second temperature is tried if the first fails. If the second fails too, all others are tried together: they
@@ -99,41 +110,40 @@ class WindowReader:
         window is read again in full.
         """
         options, found = self.recipe.options, list[Attempt]()
-        if item.embeddings < self.recipe.description.encoder_embeddings:  # trimmed
-            (attempt,) = await self._attempts(item, context, range(1))
+        if not sound.whole:
+            (attempt,) = await self._attempts(sound, context, range(1))
             if self.once or (attempt.assessment.is_good(options) and not attempt.assessment.is_silent(options)):
                 return attempt
-            item = await audio_item(self.recipe.description, item.payload)
-        every = range(len(options.temperature))
+            sound = await self._hear(sound.samples, trimmed=False)
+        every = range(len(self.recipe.temperatures))
         for indices in filter(None, (every[:1], every[1:2], every[2:])):
-            for attempt in await self._attempts(item, context, indices):
+            for attempt in await self._attempts(sound, context, indices):
                 if attempt.assessment.is_good(options):
                     return attempt
                 found.append(attempt)
         return best_attempt(found, options)
 
-    async def _attempts(self, item: EncoderItem, context: Context, indices: range) -> list[Attempt]:
+    async def _attempts(self, sound: Sound, context: Context, indices: range) -> list[Attempt]:
         """Returns the attempts at several temperatures. Their requests run together."""
+        ask = self.recipe.ask(context)
         names = [partial(self.new_id, f"{context.name}.{index}") for index in indices]
-        requests = [self.recipe.attempt(name, item, context, index) for name, index in zip(names, indices, strict=True)]
+        requests = [self.recipe.attempt(name, sound, ask, index) for name, index in zip(names, indices, strict=True)]
         answers = iter(await self.ask([request for group in requests for request in group], is_text=True))
         return [
-            self._judged(item, index, list(itertools.islice(answers, len(group))))
+            self._judged(sound, ask, index, list(itertools.islice(answers, len(group))))
             for index, group in zip(indices, requests, strict=True)
         ]
 
-    def _judged(self, item: EncoderItem, index: int, sampled: Sequence[Generated]) -> Attempt:
-        options = self.recipe.options
-        best = likeliest(sampled, options.length_penalty)
-        text = self.recipe.decode(best.token_ids)
+    def _judged(self, sound: Sound, ask: Ask, index: int, sampled: Sequence[Generated]) -> Attempt:
+        best = likeliest(sampled, self.recipe.options.length_penalty)
+        text = self.recipe.model.decode(best.token_ids)
         probed = evolve(best, probe=sampled[0].probe)
-        return Attempt(best, Assessment.of(probed, text, options.temperature[index]), item)
+        return Attempt(best, Assessment.of(probed, text, self.recipe.temperatures[index]), sound, ask)
 
-    async def aligned(self, name: str, tokens: WordTokens, item: EncoderItem, samples: int) -> AlignedTokens | None:
-        """Returns the times of a window's tokens, or ``None`` if none of them is text. The window has ``samples``
-        samples."""
-        frames = -(-samples // self.recipe.timestamp_step)
-        request = tokens.request(self.new_id(name), item, frames=frames)
+    async def aligned(self, name: str, tokens: WordTokens, sound: Sound) -> AlignedTokens | None:
+        """Returns the times of a window's tokens, or ``None`` if none of them is text."""
+        frames = -(-len(sound.samples) // self.recipe.facts.step_samples)
+        request = tokens.request(self.new_id(name), sound.item, frames=frames)
         return None if request is None else (await self.ask([request], is_text=False))[0].aligned
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:

@@ -184,7 +184,7 @@ class Transcription:
         reader, options = self.reader, self.reader.recipe.options
         found: list[Mapping[str, float]] = []
         seek = 0
-        while reader.language is None and len(found) < options.language_detection_segments:
+        while reader.probes and reader.language is None and len(found) < options.language_detection_segments:
             window = await sound_of(self.recording.window, await self.plan.next(seek, ahead=seek > 0), reader.recipe)
             if window is None:
                 break
@@ -192,7 +192,7 @@ class Transcription:
             seek = start + len(samples)
             if reader.is_mute(samples):
                 continue
-            found.append(await reader.languages(await reader.item(samples)))
+            found.append(await reader.languages(await reader.sound(samples)))
             if max(found[-1].values()) >= options.language_detection_threshold:
                 reader.decide(found[-1])
         if reader.language is None and found:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from attrs import define, evolve, field, frozen
 
-from ...core.request import EncoderItem
+from ...core.speech import Sound, Span, WindowCut
 from ..inputs.audio import Samples
 from ..inputs.recording import Recording
 from ..outputs.results import Segment
@@ -17,7 +17,7 @@ from .history import History
 from .plan import Plan
 from .reader import WindowReader
 from .recipe import Context, Recipe
-from .windows import Assessment, Attempt, Span, WindowCut
+from .windows import Assessment, Attempt
 from .words import place_words
 
 _LEAST_MOVE = 1.0  # seconds: after a second shorter move in a row, the next window starts at this one's end
@@ -34,7 +34,7 @@ async def sound_of(
         return None
     start, stop = planned
     samples = await window(start, stop - start)
-    return None if len(samples) < min(stop - start, recipe.timestamp_step) else (start, samples)
+    return None if len(samples) < min(stop - start, recipe.facts.step_samples) else (start, samples)
 
 
 @frozen(kw_only=True)
@@ -45,6 +45,7 @@ class Read:
     token_ids: tuple[int, ...]  # the tokens of the segments, timestamps included
     seek: int
     closed: bool  # the model says that nobody speaks after the last segment
+    language: str | None = None  # the code of the language, if the model wrote it
     misled: bool = False  # by the text before it, the model wrote nothing or stopped early although somebody speaks
 
 
@@ -93,11 +94,11 @@ class Walk:
         if self.reader.is_mute(samples):
             self._done(start, stop)
             return ()
-        item = await self.reader.item(samples)
-        language = await self.reader.language_of(item)
-        attempt, read = await self._read_twice(item, language, start, stop)
+        sound = await self.reader.sound(samples)
+        attempt, read = await self._read_twice(sound, await self.reader.language_of(sound), start, stop)
         if self.recipe.options.timestamps == "word" and read.segments:
-            read = self._heard(await self._with_words(read, attempt, language, start, stop), start, stop)
+            read = self._heard(await self._with_words(read, attempt, start), start, stop)
+        self.reader.language = self.reader.language or read.language
         self._remember(attempt.assessment, read)
         if read.segments:
             self._spoken = self.recipe.samples(read.segments[-1].end)
@@ -109,20 +110,20 @@ class Walk:
         """The recipe of the reader."""
         return self.reader.recipe
 
-    async def _read_twice(self, item: EncoderItem, language: str, start: int, stop: int) -> tuple[Attempt, Read]:
+    async def _read_twice(self, sound: Sound, language: str | None, start: int, stop: int) -> tuple[Attempt, Read]:
         """Reads the window [start, stop). If somebody speaks but the model writes nothing, the text before the window
         may have misled the model: the window is read once more without that text, and if there was none, without the
         hotwords and the initial prompt."""
         before = self._history.last()
         context = Context(name=f"{self.name}{self._windows}", language=language, before=before, first=self.first)
-        attempt = await self.reader.read(item, context)
+        attempt = await self.reader.read(sound, context)
         read = self._read(attempt, start, stop)
         speech = speech_within(self.plan.speech, start, stop)
         if read.segments or not before or speech < self.recipe.samples(_MISSED):
             return attempt, read
         always = self._history.always
         fewer = always if len(before) > len(always) else ()
-        attempt = await self.reader.read(attempt.item, evolve(context, before=fewer))
+        attempt = await self.reader.read(attempt.sound, evolve(context, before=fewer))
         return attempt, evolve(self._read(attempt, start, stop), misled=True)
 
     def _remember(self, assessment: Assessment, read: Read) -> None:
@@ -133,7 +134,7 @@ class Walk:
             self._history.clear()
         if not assessment.is_silent(options):
             good = assessment.is_good(options)
-            self._history.add(read.token_ids, assessment.temperature if good else options.temperature[-1])
+            self._history.add(read.token_ids, assessment.temperature if good else self.recipe.temperatures[-1])
 
     def _done(self, start: int, seek: int) -> None:
         self._short = seek - start < self.recipe.samples(_LEAST_MOVE)
@@ -145,15 +146,15 @@ class Walk:
 
     def _read(self, attempt: Attempt, start: int, stop: int) -> Read:
         silent = attempt.assessment.is_silent(self.recipe.options)
-        cut = WindowCut((), None) if silent else self.recipe.cut(attempt.generated)
+        cut = WindowCut(()) if silent else self.recipe.model.cut(attempt.generated.token_ids, attempt.ask)
         segments, tokens = self._segments(cut.spans, attempt, start, stop)
+        read = Read(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed, language=cut.language)
         if cut.next_start is not None:
-            seek = self._far_enough(start, start + cut.next_start * self.recipe.timestamp_step, stop)
-            return Read(segments=segments, token_ids=tokens, seek=seek, closed=cut.closed)
+            return evolve(
+                read, seek=self._far_enough(start, start + cut.next_start * self.recipe.facts.step_samples, stop)
+            )
         missed = self._missed(segments[-1], start, stop) if segments else None
-        if missed is not None:
-            return Read(segments=segments, token_ids=(), seek=missed, closed=cut.closed, misled=True)
-        return Read(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed)
+        return read if missed is None else evolve(read, token_ids=(), seek=missed, misled=True)
 
     def _far_enough(self, start: int, seek: int, stop: int) -> int:
         """Returns ``seek``, or ``stop`` if the next window would not be later than this one, or only a little later for
@@ -171,17 +172,16 @@ class Walk:
         is_missed = end - start >= self.recipe.samples(_LEAST_MOVE) and speech >= self.recipe.samples(_MISSED)
         return end if is_missed else None
 
-    async def _with_words(self, read: Read, attempt: Attempt, language: str, start: int, stop: int) -> Read:
+    async def _with_words(self, read: Read, attempt: Attempt, start: int) -> Read:
         """Returns ``read`` with the times of its words."""
         recipe = self.recipe
-        tokens = recipe.word_tokens(attempt.generated.token_ids, language)
-        name = f"{self.name}{self._windows}.words"
-        answer = await self.reader.aligned(name, tokens, attempt.item, stop - start)
+        tokens = recipe.model.word_tokens(attempt.generated.token_ids, attempt.ask)
+        answer = await self.reader.aligned(f"{self.name}{self._windows}.words", tokens, attempt.sound)
         segments = place_words(
             read.segments,
             tokens,
             answer,
-            rules=recipe.word_rules(language),
+            rules=recipe.word_rules(attempt.ask.language or read.language),
             offset=recipe.seconds(start),
             spoken_until=recipe.seconds(self._spoken),
         )
@@ -200,7 +200,7 @@ class Walk:
         around = Surroundings(
             start=recipe.seconds(start),
             stop=recipe.seconds(stop),
-            full=recipe.seconds(start + recipe.description.window_samples),
+            full=recipe.seconds(start + recipe.facts.window_samples),
             audio=self.recording.duration,
             last_speech=recipe.seconds(self._spoken),
             closed=read.closed,
@@ -220,14 +220,14 @@ class Walk:
         duration are left out, and so are spans that begin after the window, in the padding. If all spans begin after
         the window, the first is kept, since its words were said in the window and only its time is wrong.
         """
-        recipe, spoken = self.recipe, max(self._spoken, start)
+        recipe, step, spoken = self.recipe, self.recipe.facts.step_samples, max(self._spoken, start)
         found: list[Segment] = []
         tokens: list[int] = []
-        spoken_spans = [span for span in spans if recipe.decode(span.token_ids).strip()]
-        timely = [span for span in spoken_spans if start + span.start * recipe.timestamp_step < stop]
-        for span in timely or [Span(0, None, span.token_ids, span.first) for span in spoken_spans[:1]]:
-            begin = max(start + span.start * recipe.timestamp_step, spoken)
-            end = stop if span.end is None else min(start + span.end * recipe.timestamp_step, stop)
+        spoken_spans = [span for span in spans if recipe.text_of(span).strip()]
+        timely = [span for span in spoken_spans if start + span.start * step < stop]
+        for span in timely or [evolve(span, start=0, end=None) for span in spoken_spans[:1]]:
+            begin = max(start + span.start * step, spoken)
+            end = stop if span.end is None else min(start + span.end * step, stop)
             if begin < end:
                 found.append(self._segment(span, attempt, begin, end))
                 tokens += span.token_ids
@@ -238,13 +238,15 @@ class Walk:
         recipe, assessment = self.recipe, attempt.assessment
         logprobs = attempt.generated.logprobs[span.first :]
         text = [
-            (token, logprob) for token, logprob in zip(span.token_ids, logprobs, strict=False) if recipe.is_text(token)
+            (token, logprob)
+            for token, logprob in zip(span.token_ids, logprobs, strict=False)
+            if recipe.model.is_text(token)
         ]
         return Segment(
             id=0,  # `Transcription.next_window` numbers it
             start=recipe.seconds(start),
             end=recipe.seconds(end),
-            text=recipe.decode(span.token_ids),
+            text=recipe.text_of(span),
             token_ids=tuple(token for token, _ in text),
             logprobs=tuple(logprob for _, logprob in text),
             avg_logprob=assessment.avg_logprob,

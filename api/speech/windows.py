@@ -1,4 +1,4 @@
-"""Reads the tokens of one window: its spans of text, the start of the next window, and the quality of the text.
+"""The answers about one window, and the quality of their texts.
 
 The decisions are those of openai/whisper's ``transcribe.py`` (Radford et al. 2022, section 4.5).
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
-from attrs import field, frozen
+from attrs import frozen
 
 from ...core.plan import AlignedTokens
-from ...core.request import EncoderItem, FinishReason
+from ...core.request import FinishReason
+from ...core.speech import Ask, Sound
 from ...core.timings import Timings
 from .options import TranscribeOptions
 
@@ -34,58 +34,6 @@ class Generated:
     def total_logprob(self) -> float:
         """The log-probability of the whole output."""
         return sum(self.logprobs)
-
-
-@frozen
-class Span:
-    """Text between two timestamps. Its times count timestamp steps from the window's start. ``end`` is ``None`` if the
-    text goes on to the end of the window. ``token_ids`` includes the timestamps. ``first`` is the index of the span's
-    first token among the window's tokens.
-    """
-
-    start: int
-    end: int | None
-    token_ids: tuple[int, ...]
-    first: int = field(default=0, eq=False)
-
-
-@frozen
-class WindowCut:
-    """The spans of one window, and the start of the next window in timestamp steps from this window's start.
-    ``next_start`` is ``None`` if the next window starts at this window's end. ``closed`` is true if a lone timestamp
-    ends the window, which means that nobody speaks after it.
-    """
-
-    spans: tuple[Span, ...]
-    next_start: int | None
-    closed: bool = False
-
-
-def cut_window(token_ids: Sequence[int], begin_id: int) -> WindowCut:
-    """Cuts a window's tokens at their timestamps (ids from ``begin_id`` on). Any sequence of tokens is allowed.
-
-    Two timestamps in a row separate two spans. If the window has such a pair, the tokens after the last pair are an
-    unfinished span: they are dropped, and the next window starts at the first timestamp of that pair. However, if a
-    lone timestamp ends the window, those tokens are its last span, and the next window starts at this window's end.
-    Without a pair the whole window is one span. It ends at its last timestamp, or at the window's end if that timestamp
-    is 0 or missing.
-    """
-    is_time = [token >= begin_id for token in token_ids]
-    closed = is_time[-2:] == [False, True]
-    cuts = [index + 1 for index, pair in enumerate(pairwise(is_time)) if all(pair)]
-    if not cuts:
-        times = [token - begin_id for token in token_ids if token >= begin_id]
-        end = times[-1] if times and times[-1] != 0 else None
-        text = any(not time for time in is_time)
-        return WindowCut((Span(0, end, tuple(token_ids)),) if text else (), None, closed)
-    ends = [*cuts, len(token_ids)] if closed else cuts
-    parts = [tuple(token_ids[start:end]) for start, end in pairwise([0, *ends])]
-    spans, reached = [], 0
-    for part, first in zip(parts, [0, *cuts], strict=False):
-        start = part[0] - begin_id if part[0] >= begin_id else reached
-        reached = part[-1] - begin_id
-        spans.append(Span(start, reached, part, first))
-    return WindowCut(tuple(spans), None if closed else reached, closed)
 
 
 def compression_ratio(text: str) -> float:
@@ -146,11 +94,12 @@ class Assessment:
 
 @frozen
 class Attempt:
-    """A window's text at one temperature, and the encoder item that it was read from."""
+    """A window's text at one temperature, and what it was read from."""
 
     generated: Generated
     assessment: Assessment
-    item: EncoderItem
+    sound: Sound
+    ask: Ask
 
 
 def likeliest(sampled: Iterable[Generated], length_penalty: float = 1.0) -> Generated:

@@ -25,16 +25,11 @@ from attrs import evolve, frozen
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ...core.plan import AlignedTokens
-from ...core.request import Alignment, EncoderItem, Request
+from ...core.speech import WordTokens
 from ..outputs.results import Segment, Word
 
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Languages without spaces between words. Here each character is a word, or all characters of one token together."""
-
-LEAD = 1
-"""The number of frames by which the alignment heads are assumed to be ahead of the sound. The heads of whisper-base are
-ahead by 45 to 65 ms (medians over four recordings of synthetic speech with known word times). Only one frame is
-corrected, so that times stay near those of other programs."""
 
 _SENTENCE_ENDS = ".。!！?？"
 _LONGEST_MEDIAN = 0.7  # seconds: the most that counts as a word's usual duration, however slowly somebody speaks
@@ -45,82 +40,43 @@ Decode = Callable[[Sequence[int]], str]
 
 def check_alignment(description: ModelDescription) -> None:
     """Raises `InvalidRequest` if the model cannot find the times of words."""
-    if description.alignment_fault is not None:
+    facts = None if description.speech is None else description.speech.facts
+    if facts is not None and facts.word_times is None:
         raise InvalidRequest(
             f"timestamps='word', but {description.architecture} has no times of words: "
-            f"{description.alignment_fault}. Allowed: timestamps='segment', 'none'"
+            f"{facts.word_fault}. Allowed: timestamps='segment', 'none'"
         )
 
 
-@frozen(kw_only=True)
-class WordTokens:
-    """The tokens of a window for which times are requested.
-
-    Args:
-        special: the tokens before the window's text: <|startoftranscript|>, the language, the task, and
-            <|notimestamps|> if the model wrote no timestamps.
-        written: all tokens that the model wrote in the window, including timestamps but not the end-of-text token.
-        text: the number of text tokens in the vocabulary; special tokens and timestamps come after them.
-    """
-
-    special: tuple[int, ...]
-    written: tuple[int, ...]
-    text: int
-
-    @property
-    def start(self) -> int:
-        """The position of the first token that is aligned. As in transformers, a timestamp at the beginning is not
-        aligned, but counts as a token before the first word.
-        """
-        return len(self.special) + (self.written[0] >= self.text)
-
-    @property
-    def aligned(self) -> tuple[int, ...]:
-        """The tokens that are aligned."""
-        return self.written[self.start - len(self.special) :]
-
-    def request(self, request_id: str, item: EncoderItem, *, frames: int) -> Request | None:
-        """Returns a request for the times of the tokens, or ``None`` if none of them is text.
-
-        Args:
-            item: the item of the window itself, so that its encoding and its cross-attention slot are shared.
-            frames: the number of encoder frames (20 ms) that contain audio.
-        """
-        if not any(token < self.text for token in self.written):
-            return None
-        return Request(
-            id=request_id,
-            prompt_token_ids=(*self.special, *self.written),
-            items=(item,),
-            alignment=Alignment(start=self.start, frames=max(1, frames), among=self.text),
-        )
-
-    def places(self, segments: Sequence[Segment]) -> list[int]:
-        """Returns the indices in `aligned` of the text tokens of ``segments``, in order. Text that is in no segment is
-        skipped: a window's last sentence may be read again in the next window."""
-        texts = [index for index, token in enumerate(self.aligned) if token < self.text]
-        found, first = [], 0
-        for segment in segments:
-            count = len(segment.token_ids)
-            while tuple(self.aligned[index] for index in texts[first : first + count]) != segment.token_ids:
-                first += 1
-                assert first + count <= len(texts), f"the window has no text {segment.text!r}"
-            found += texts[first : first + count]
-            first += count
-        return found
+def places(tokens: WordTokens, segments: Sequence[Segment]) -> list[int]:
+    """Returns the indices in `WordTokens.aligned` of the text tokens of ``segments``, in order. Text that is in no
+    segment is skipped: a window's last sentence may be read again in the next window."""
+    aligned = tokens.aligned
+    texts = [index for index, token in enumerate(aligned) if token < tokens.text]
+    found, first = [], 0
+    for segment in segments:
+        count = len(segment.token_ids)
+        while tuple(aligned[index] for index in texts[first : first + count]) != segment.token_ids:
+            first += 1
+            assert first + count <= len(texts), f"the window has no text {segment.text!r}"
+        found += texts[first : first + count]
+        first += count
+    return found
 
 
 @frozen(kw_only=True)
 class WordRules:
     """The rules by which a window's tokens become words. ``decode`` returns the text of tokens without special ones.
     The marks in ``prepended`` belong to the word after them, and the marks in ``appended`` to the word before them.
-    ``frame_seconds`` is the duration of an encoder frame."""
+    ``frame_seconds`` is the duration of an encoder frame, and ``lead`` the frames by which times are ahead of the
+    sound."""
 
     decode: Decode
-    language: str
+    language: str | None
     prepended: str
     appended: str
     frame_seconds: float = 0.02
+    lead: int = 0
 
 
 @frozen(kw_only=True)
@@ -166,10 +122,10 @@ def _spoken(
     """Returns the words of each segment with their aligned times."""
     if aligned is None:
         return [[] for _ in segments]
-    places = iter(tokens.places(segments))
+    found = iter(places(tokens, segments))
     return [
         [
-            timed_word(piece, [next(places) for _ in piece.token_ids], aligned, rules, offset)
+            timed_word(piece, [next(found) for _ in piece.token_ids], aligned, rules, offset)
             for piece in split_words(segment.token_ids, rules.decode, rules.language)
         ]
         for segment in segments
@@ -178,7 +134,9 @@ def _spoken(
 
 def timed_word(word: TextWord, places: Sequence[int], aligned: AlignedTokens, rules: WordRules, offset: float) -> Word:
     """Returns the word with its time. ``places`` are the indices of its tokens among the aligned tokens."""
-    start, end = (offset + (aligned.frames[at] + LEAD) * rules.frame_seconds for at in (places[0], places[-1] + 1))
+    start, end = (
+        offset + (aligned.frames[at] + rules.lead) * rules.frame_seconds for at in (places[0], places[-1] + 1)
+    )
     probability = fmean([math.exp(aligned.logprobs[at]) for at in places])
     return Word(text=word.text, start=start, end=end, probability=probability)
 
@@ -186,7 +144,7 @@ def timed_word(word: TextWord, places: Sequence[int], aligned: AlignedTokens, ru
 # -- tokens to words -------------------------------------------------------------------------------------------------
 
 
-def split_words(token_ids: Sequence[int], decode: Decode, language: str) -> list[TextWord]:
+def split_words(token_ids: Sequence[int], decode: Decode, language: str | None) -> list[TextWord]:
     """Splits ``token_ids`` into words. Each token is in exactly one word, and the joined texts of the words are the
     whole text. A word begins with a space, or is a mark. In `UNSPACED` languages a word is a character, or the
     characters of one token.

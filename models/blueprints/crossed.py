@@ -18,6 +18,7 @@ from ..native.runner import Runner
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.encoder_decoder import EncoderDecoderNetwork, encode_alike
 from ..networks.network import Network
+from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, compare_decoder
 
@@ -94,15 +95,15 @@ class CrossedBlueprint(ModuleBlueprint):
         )
         preparer = checkpoint.family.preparer(checkpoint.folder, checkpoint.tokenizer, checkpoint.config, settings)
         hears = preparer if isinstance(preparer, AudioItems) else None
-        return self.described(
+        description = self.described(
             name,
             sampling_rate=0 if hears is None else hears.sampling_rate,
             window_samples=0 if hears is None else hears.most_samples,
             processor_identity=identity,
-            whisper=None,
             preparer=preparer,
             generation=checkpoint.rules,
         )
+        return with_speech(description, checkpoint)
 
 
 def _set_apart(module: Any) -> None:

@@ -27,6 +27,7 @@ from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.network import Network
+from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
 from .comparison import LONGEST, compare_decoder, compare_encoder
 
@@ -170,18 +171,18 @@ class TextBlueprint(ModuleBlueprint):
         checkpoint = self.checkpoint
         identity = checkpoint.identity(self.fingerprint, str(self.dtype).removeprefix("torch."))
         preparer = self._preparer(identity)
-        return self.described(
+        description = self.described(
             name,
             sampling_rate=preparer.sampling_rate if isinstance(preparer, MediaPreparer) else 0,
             window_samples=0,
             processor_identity=identity,
-            whisper=None,
             kind=checkpoint.kind,
             preparer=preparer,
             whole_prompts=not checkpoint.causal,
             default_pooling=checkpoint.default_pooling,
             labels=checkpoint.labels,
         )
+        return with_speech(description, checkpoint)
 
     def _preparer(self, identity: str) -> TextPreparer:
         checkpoint = self.checkpoint

@@ -15,6 +15,7 @@ from ..networks.features import LogMel
 from ..networks.whisper import WhisperModel
 from ..networks.whisper_network import WhisperNetwork, encode_windows
 from ..networks.whisper_program import unknown
+from ..speech.whisper import with_whisper
 from .blueprint import Blueprint, Own, Parts
 
 
@@ -76,11 +77,11 @@ class WhisperBlueprint(Blueprint):
     def describe(self, name: str) -> ModelDescription:
         checkpoint = self.checkpoint
         computed = f"{str(self.dtype).removeprefix('torch.')}, {self.config.quantization}"
-        return self.described(
+        description = self.described(
             name,
             sampling_rate=checkpoint.features.sampling_rate,
             window_samples=checkpoint.features.window_samples,
             processor_identity=checkpoint.identity(self.fingerprint, computed),
-            whisper=checkpoint.tokens,
             alignment_fault=checkpoint.alignment.fault,
         )
+        return evolve(description, **with_whisper(description, checkpoint.tokens))

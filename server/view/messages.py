@@ -130,8 +130,8 @@ def engine_figures(statistics: EngineStatistics, state: Overview, *, encodes: bo
 def abilities(description: ModelDescription) -> list[str]:
     """The abilities that the page knows: ``transcribe``, with ``words`` if it gives their times, ``chat``, and for a
     chat ``image`` and ``audio``."""
-    if description.whisper is not None:
-        return ["transcribe", "words"] if description.alignment_fault is None else ["transcribe"]
+    if description.speech is not None:
+        return ["transcribe"] if description.speech.facts.word_times is None else ["transcribe", "words"]
     preparer = description.preparer
     if description.kind is Kind.POOLING or preparer is None or not preparer.converses:
         return []

@@ -30,7 +30,7 @@ class TextModel(SimModel):
     """One whose tokens are all text, but for the end."""
 
     def describe(self) -> ModelDescription:
-        return evolve(super().describe(), whisper=None)
+        return evolve(super().describe(), text_tokens=None)
 
 
 def audio(number: int) -> Samples:

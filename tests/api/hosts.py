@@ -27,6 +27,7 @@ from triolet.actors.worker import Call, Deliver, Job, run_call
 from triolet.api.inputs.audio import Samples, content_key
 from triolet.core import events
 from triolet.core.model import ModelDescription
+from triolet.models.speech.whisper import special_tokens, with_whisper
 from triolet.testing.sim import SimExecutor, SimInterpreter
 from triolet.testing.sim_model import EOS, SimModel, expected_tokens
 
@@ -309,8 +310,7 @@ class SpeakingModel(SimModel):
 
     def describe(self) -> ModelDescription:
         described = SimModel.describe(self)
-        assert described.whisper is not None
-        return evolve(described, whisper=evolve(described.whisper, start_id=60))
+        return evolve(described, **with_whisper(described, evolve(special_tokens(described), start_id=60)))
 
 
 @define(eq=False)

@@ -13,12 +13,12 @@ from attrs import define, evolve, field, frozen
 
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.windows import Generated
-from triolet.api.speech.words import LEAD
 from triolet.core.model import ModelDescription
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import FinishReason, Request
+from triolet.models.speech.whisper import LEAD
 
-from .speech import DE, EN, LANGUAGES, MODEL, NO_TIMESTAMPS, RATE, START, STEP
+from .speech import DE, EN, LANGUAGES, NO_TIMESTAMPS, RATE, SPECIAL, START, STEP
 from .speech import describe as described
 
 SCALE = 2048
@@ -27,9 +27,7 @@ AUDIBLE = 0.6  # a word of which less is heard is misunderstood
 
 
 def describe(*, window: float = 30.0, languages: bool = False) -> ModelDescription:
-    whisper = evolve(
-        MODEL.whisper, language_ids=LANGUAGES if languages else {}, task_ids={}, max_initial_timestamp=None
-    )
+    whisper = evolve(SPECIAL, language_ids=LANGUAGES if languages else {}, task_ids={}, max_initial_timestamp=None)
     return described(window_samples=round(window * RATE), whisper=whisper, alignment_fault=None)
 
 

@@ -26,8 +26,10 @@ from triolet.api.speech.reader import RunRequests, WindowReader
 from triolet.api.speech.recipe import Recipe
 from triolet.api.speech.transcription import Transcription
 from triolet.api.speech.windows import Generated
+from triolet.core.config import EngineConfig
 from triolet.core.model import ModelDescription, WhisperTokens
 from triolet.core.request import FinishReason, Request
+from triolet.models.speech.whisper import with_whisper
 
 EOS, START, EN, DE, TRANSLATE, TRANSCRIBE, PREVIOUS, NO_SPEECH, NO_TIMESTAMPS, BEGIN = range(256, 266)
 RATE, WINDOW = 16_000, 480_000
@@ -49,6 +51,18 @@ class ByteTokenizer:
         return bytes(token_ids).decode(errors="replace")
 
 
+SPECIAL = WhisperTokens(
+    start_id=START,
+    no_timestamps_id=NO_TIMESTAMPS,
+    timestamp_begin_id=BEGIN,
+    previous_id=PREVIOUS,
+    no_speech_id=NO_SPEECH,
+    language_ids=LANGUAGES,
+    task_ids={"transcribe": TRANSCRIBE, "translate": TRANSLATE},
+    max_initial_timestamp=50,
+)
+
+
 def describe(**changes: object) -> ModelDescription:
     values: dict[str, object] = {
         "name": "tiny-stub",
@@ -68,24 +82,18 @@ def describe(**changes: object) -> ModelDescription:
         "sampling_rate": RATE,
         "window_samples": WINDOW,
         "processor_identity": "stub-80",
-        "whisper": WhisperTokens(
-            start_id=START,
-            no_timestamps_id=NO_TIMESTAMPS,
-            timestamp_begin_id=BEGIN,
-            previous_id=PREVIOUS,
-            no_speech_id=NO_SPEECH,
-            language_ids=LANGUAGES,
-            task_ids={"transcribe": TRANSCRIBE, "translate": TRANSLATE},
-            max_initial_timestamp=50,
-        ),
         "tokenizer": ByteTokenizer(),
+        "alignment_fault": None,
     }
-    return ModelDescription(**{**values, **changes})  # type: ignore[arg-type]
+    special = changes.pop("whisper", SPECIAL)
+    assert isinstance(special, WhisperTokens)
+    description = ModelDescription(**{**values, **changes})  # type: ignore[arg-type]
+    return attrs.evolve(description, **with_whisper(description, special))
 
 
 def describe_with(**changes: object) -> ModelDescription:
     """The model with other special tokens."""
-    return describe(whisper=attrs.evolve(MODEL.whisper, **changes))  # type: ignore[arg-type]
+    return describe(whisper=attrs.evolve(SPECIAL, **changes))  # type: ignore[arg-type]
 
 
 MODEL = describe()
@@ -364,5 +372,12 @@ def opened(
 ) -> AbstractAsyncContextManager[Transcription]:
     """A transcription as the engine opens it. Audio is no louder than full scale, so a `ramp` must be made small."""
     return open_transcription(
-        samples, options, MODEL, run, request_id="r", asked=0.0, at_once=at_once, detector=PaperVoice()
+        samples,
+        options,
+        MODEL,
+        run,
+        request_id="r",
+        asked=0.0,
+        config=EngineConfig(max_running=at_once),
+        detector=PaperVoice(),
     )

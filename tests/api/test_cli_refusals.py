@@ -74,7 +74,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     )
     yield "embed a.gguf hi", 1, "a.gguf is a file in GGUF, the format of llama.cpp; allowed: checkpoints in transf"
     yield "transcribe a.wav --model ct2", 1, "ct2 is a model of CTranslate2, the format of faster-whisper; allowed:"
-    yield "transcribe a.wav --model llama", 1, "llama (llama) cannot transcribe; allowed: Whisper models."
+    yield "transcribe a.wav --model llama", 1, "llama (llama) cannot transcribe; allowed: models of speech"
     yield (
         "transcribe a.wav",
         2,

@@ -33,6 +33,7 @@ from triolet.api.arguments import TranscribeArguments
 from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import WhisperTokens
+from triolet.models.speech.whisper import special_tokens
 from triolet.testing import live_bytes
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", max_running=8, verify=True)
@@ -58,8 +59,7 @@ def sample() -> triolet.demo.Sample:
 
 
 def tokens_of(engine: Engine) -> WhisperTokens:
-    assert engine.model.whisper is not None
-    return engine.model.whisper
+    return special_tokens(engine.model)
 
 
 def speech_prompt(engine: Engine) -> list[int]:
@@ -101,7 +101,7 @@ async def test_the_demo_checkpoint_does_not_claim_to_read_the_text_before(
 ) -> None:
     """It was trained with four sentences at most. transformers finds no token for such text either, and all others."""
     assert tokens_of(engine).previous_id is None
-    with pytest.raises(InvalidRequest, match=r"initial_prompt='names', but .* has no <\|startofprev\|> token; allowed"):
+    with pytest.raises(InvalidRequest, match=r"initial_prompt='names', which .* cannot use; allowed"):
         await engine.transcribe(sample.path, initial_prompt="names")
     folder = triolet.demo.checkpoint()
     tokenizer, config = WhisperTokenizer.from_pretrained(folder), GenerationConfig.from_pretrained(folder)

@@ -22,6 +22,7 @@ from triolet import Engine, EngineConfig, SamplingParams
 from triolet.api.inputs.audio import Samples, load_audio
 from triolet.core import events
 from triolet.core.model import ModelDescription
+from triolet.models.speech.whisper import special_tokens
 
 from .random_whisper import random_whisper
 
@@ -58,8 +59,7 @@ def speech(rng: np.random.Generator, clips: list[Samples], noisy: float) -> Samp
 
 def make_cases(model: ModelDescription) -> list[Case]:
     rng, choose = np.random.default_rng(5), random.Random(5)
-    assert model.whisper is not None
-    tokens = model.whisper
+    tokens = special_tokens(model)
     clips = [load_audio(sample.path) for sample in triolet.demo.samples()[:4]]
     is_demo = model.vocabulary_size < 10_000
     requests = 24 if is_demo or SOAK else 6

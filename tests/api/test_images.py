@@ -142,7 +142,7 @@ async def test_a_model_of_text_tells_what_it_reads(tmp_path: Path) -> None:
             InvalidRequest, match="the request has audio, but LlamaForCausalLM reads only text; leave it out"
         ):
             await engine.generate("hi", audio="absent.wav")
-        with pytest.raises(InvalidRequest, match="LlamaForCausalLM cannot transcribe; allowed: Whisper models"):
+        with pytest.raises(InvalidRequest, match="LlamaForCausalLM cannot transcribe; allowed: models of speech"):
             await engine.transcribe("absent.wav")
         with pytest.raises(InvalidRequest, match=r"cannot transcribe"):
             async with engine.stream_transcription("absent.wav"):

@@ -42,6 +42,7 @@ from triolet.models.memory.resources import ResourceStack
 from triolet.models.networks.causal import CausalNetwork
 from triolet.models.networks.encoder import EncoderNetwork
 from triolet.models.networks.whisper import WhisperModel
+from triolet.models.speech.whisper import special_tokens
 from triolet.testing import live_bytes
 from triolet.testing.families import make_checkpoint
 
@@ -93,7 +94,7 @@ class Client:
 
     def asked(self, number: int) -> dict[str, Any]:
         """A prompt with one second of noise, or with two images, one of them twice."""
-        speech = self.engine.model.whisper
+        speech = special_tokens(self.engine.model)
         if speech is None:
             images = [self.image(number), self.image(number + 1000, 32, 16), self.image(number)]
             return {"prompt": f"the cat {IMAGE} and {IMAGE} on {IMAGE} the mat", "images": images}

@@ -16,6 +16,7 @@ from transformers.generation import GenerationMixin
 
 import triolet
 from triolet.api.inputs.audio import load_audio
+from triolet.models.speech.whisper import special_tokens
 
 REAL = os.environ.get("TRIOLET_REAL", "")
 SEARCHES = (
@@ -35,7 +36,7 @@ async def test_hypotheses_on_real_speech_equal_transformers() -> None:
     recordings = sorted((Path(REAL) / "speech").glob("*.wav"))
     assert recordings
     async with triolet.Engine(folder, config=config) as engine:
-        tokens = engine.model.whisper
+        tokens = special_tokens(engine.model)
         prompt = [tokens.start_id, tokens.language_ids["en"], tokens.task_ids["transcribe"], tokens.no_timestamps_id]
         for recording in recordings:
             samples = load_audio(recording, sampling_rate=16_000)

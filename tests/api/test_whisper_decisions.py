@@ -18,17 +18,16 @@ from triolet.api.speech.windows import (
     Assessment,
     Attempt,
     Generated,
-    Span,
-    WindowCut,
     best_attempt,
     compression_ratio,
-    cut_window,
     likeliest,
 )
 from triolet.core.model import ModelDescription
 from triolet.core.plan import SampledToken
 from triolet.core.request import EncoderItem, FinishReason, Request
+from triolet.core.speech import Ask, Sound, Span, WindowCut
 from triolet.models.sampling.logits import RuleMasks, SamplerInput, sample_tokens
+from triolet.models.speech.whisper import cut_window
 
 from .speech import (
     BEGIN,
@@ -55,14 +54,14 @@ from .speech import (
 
 A, B, C, BLANK = b"abc "
 UNLIKELY = -30.0  # all timestamps at this together are still less likely than any token that a row names
-ITEM = EncoderItem(key="k", payload=None, embeddings=1500, size=1)
+SOUND = Sound(samples=(), item=EncoderItem(key="k", payload=None, embeddings=1500, size=1))
 Logits = dict[int, float]
 
 
 def request_of(options: TranscribeOptions = GREEDY, model: ModelDescription = MODEL) -> Request:
     """The first window's request."""
     recipe = Recipe(options=options, description=model)
-    return recipe.attempt(lambda: "r", ITEM, Context(name="r", language="en", first=True), 0)[0]
+    return recipe.attempt(lambda: "r", SOUND, recipe.ask(Context(name="r", language="en", first=True)), 0)[0]
 
 
 def sampled(
@@ -362,7 +361,7 @@ def attempt(avg_logprob: float, ratio: float, temperature: float) -> Attempt:
     found = Assessment(
         text="a", avg_logprob=avg_logprob, no_speech_prob=0.1, compression_ratio=ratio, temperature=temperature
     )
-    return Attempt(answer("a"), found, ITEM)
+    return Attempt(answer("a"), found, SOUND, Ask(language="en"))
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,19 @@ from triolet import InvalidRequest
 from triolet.api.outputs.results import Word
 from triolet.api.speech.options import APPENDED, PREPENDED
 from triolet.api.speech.words import (
-    LEAD,
     WordRules,
-    WordTokens,
     check_alignment,
     merge_marks,
     place_words,
+    places,
     split_words,
 )
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import EncoderItem
-from triolet.testing.sim_model import SimModel
+from triolet.core.speech import WordTokens
+from triolet.models.speech.whisper import LEAD
 
-from .speech import segment
+from .speech import describe, segment
 
 TEXT = 256  # tokens below are bytes
 START, LANGUAGE, TASK, PLAIN = 257, 258, 259, 260
@@ -34,7 +34,7 @@ def decode(token_ids) -> str:
     return bytes(token for token in token_ids if token < TEXT).decode(errors="replace")
 
 
-RULES = WordRules(decode=decode, language="en", prepended=PREPENDED, appended=APPENDED)
+RULES = WordRules(decode=decode, language="en", prepended=PREPENDED, appended=APPENDED, lead=LEAD)
 
 
 def stamp(seconds):
@@ -257,18 +257,18 @@ def test_a_window_without_text_asks_for_nothing(written):
 def test_text_that_is_in_no_segment_is_passed_over():
     written = (stamp(0), *b" a", stamp(1), stamp(1), *b" a b", stamp(2), stamp(2), *b" c")
     tokens = WordTokens(special=(START,), written=written, text=TEXT)
-    assert tokens.places([segment(" a b")]) == [4, 5, 6, 7]
-    assert tokens.places([segment(" a"), segment(" c")]) == [0, 1, 10, 11]
+    assert places(tokens, [segment(" a b")]) == [4, 5, 6, 7]
+    assert places(tokens, [segment(" a"), segment(" c")]) == [0, 1, 10, 11]
     with pytest.raises(AssertionError, match="no text ' z'"):
-        tokens.places([segment(" z")])
+        places(tokens, [segment(" z")])
 
 
 def test_a_model_that_cannot_align_says_so():
-    check_alignment(SimModel().describe())
+    check_alignment(describe())
     with pytest.raises(
-        InvalidRequest, match=r"'word', but SimForConditionalGeneration has no times of words: no heads\. Allowed"
+        InvalidRequest, match=r"'word', but WhisperForConditionalGeneration has no times of words: no heads\. Allowed"
     ):
-        check_alignment(evolve(SimModel().describe(), alignment_fault="no heads"))
+        check_alignment(describe(alignment_fault="no heads"))
 
 
 # -- any window ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 import triolet.demo
 from triolet import CheckpointError, Engine, InvalidRequest, SamplingParams
 from triolet.cluster import Cluster
+from triolet.models.speech.whisper import special_tokens
 
 from .conftest import CONFIG, NAME, assert_given_back, kill, replicas, until
 
@@ -50,7 +51,7 @@ Answers = dict[int, tuple[int, ...]]
 
 async def ask(engine: Engine, cases: list[Case], answers: Answers, begun: trio.Event | None = None) -> None:
     """All at once, as streams. ``begun``: one of them has a token."""
-    whisper = engine.model.whisper
+    whisper = special_tokens(engine.model)
     prompt = (
         whisper.start_id,
         whisper.language_ids["en"],

@@ -22,6 +22,7 @@ from triolet.cluster.replica import Replica
 from triolet.core.errors import BorrowFailed, EncodeFailed, LenderLost
 from triolet.core.plan import LentOutput
 from triolet.core.request import EncoderItem
+from triolet.models.speech.whisper import special_tokens
 from triolet.testing.families import make_checkpoint
 
 from .conftest import CONFIG, NAME, assert_given_back, kill, replicas, until
@@ -115,7 +116,7 @@ def test_a_borrow_that_is_withdrawn_answers_nothing_and_is_given_back():
 
 
 async def answer(engine: Engine, sample: int = 0) -> tuple[int, ...]:
-    whisper = engine.model.whisper
+    whisper = special_tokens(engine.model)
     language, task = whisper.language_ids["en"], whisper.task_ids["transcribe"]
     prompt = (whisper.start_id, language, task, whisper.no_timestamps_id)
     audio, sampling = triolet.demo.samples()[sample].path, SamplingParams(max_tokens=20)

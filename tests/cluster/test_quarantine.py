@@ -8,6 +8,7 @@ import trio
 import triolet.demo
 from triolet import Engine, PoisonRequest, SamplingParams
 from triolet.cluster import Cluster
+from triolet.models.speech.whisper import special_tokens
 
 from .conftest import CONFIG, NAME, POISON, assert_given_back, replicas
 
@@ -18,7 +19,7 @@ pytestmark = [pytest.mark.real_time, pytest.mark.thorough, pytest.mark.usefixtur
 
 async def ask_all(engine: Engine, seeds: tuple[int, ...]) -> dict[int, tuple[int, ...] | Exception]:
     """All at once, and all of one recording, so that one replica has them. What each has come to."""
-    whisper = engine.model.whisper
+    whisper = special_tokens(engine.model)
     prompt = (whisper.start_id, whisper.language_ids["en"], whisper.task_ids["transcribe"], whisper.no_timestamps_id)
     audio = triolet.demo.samples()[0].path
     answers: dict[int, tuple[int, ...] | Exception] = {}

@@ -275,7 +275,7 @@ def test_the_description_says_what_the_files_say(open_driver, folder, tmp_path):
     """eos from generation_config.json, then config.json, then the tokenizer; the identity is of all of it."""
     first = open_driver(folder("llama")).description
     assert first.kind is Kind.DECODER
-    assert (first.cross_slots, first.encoder_bytes, first.whisper, first.whole_prompts) == (0, 0, None, False)
+    assert (first.cross_slots, first.encoder_bytes, first.speech, first.whole_prompts) == (0, 0, None, False)
     assert first.architecture == "LlamaForCausalLM"
     copy = shutil.copytree(folder("llama"), tmp_path / "copy")
     assert open_driver(copy).description.processor_identity == first.processor_identity

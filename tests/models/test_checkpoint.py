@@ -17,6 +17,7 @@ from triolet.core.request import LogitRules, Probe
 from triolet.models.checkpoints.files import find_weights, read_config, resolve
 from triolet.models.checkpoints.whisper import check_architecture, read_checkpoint
 from triolet.models.executor import TorchExecutor
+from triolet.models.speech.whisper import special_tokens
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def greedy(driver, job, audio, ids):
 
 def test_what_is_read(checkpoint, driver, ids):
     """The description names the model's limits and special tokens."""
-    found, tokens = driver.description, driver.description.whisper
+    found, tokens = driver.description, special_tokens(driver.description)
     assert (found.architecture, found.vocabulary_size, found.max_positions) == (
         "WhisperForConditionalGeneration",
         368,

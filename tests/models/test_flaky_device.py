@@ -15,6 +15,7 @@ from triolet import Completion, Engine, EngineConfig, PoisonRequest, SamplingPar
 from triolet.models.networks.network import Feed
 from triolet.models.sampler import Sampler
 from triolet.models.sampling.answers import Answers
+from triolet.models.speech.whisper import special_tokens
 
 REQUESTS, RATE = 200, 0.05
 POISON = 2  # a token that the checkpoint suppresses: nobody draws it
@@ -59,7 +60,7 @@ class Mixed:
         return ends
 
     async def _ask(self, engine: Engine, number: int, ends: dict[int, Completion | str]) -> None:
-        tokens = engine.model.whisper
+        tokens = special_tokens(engine.model)
         assert tokens is not None
         sampling = SamplingParams(max_tokens=2 + number % 24, temperature=number % 2 * 0.8, seed=number)
         prompt = [tokens.start_id, 258, 262, tokens.no_timestamps_id, *[POISON] * (number in self.poisonous)]

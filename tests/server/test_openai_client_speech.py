@@ -129,7 +129,7 @@ def test_subtitles_have_the_rules_of_the_form(client, transcript, speech, german
         ({"vad_filter": False, "chunking_strategy": "auto"}, "vad_filter=false is given with chunking_strategy"),
         ({"max_line_width": 20}, "max_line_width is given with response_format json; allowed: srt and vtt"),
         ({"max_line_width": 0, "response_format": "srt"}, "max_line_width"),
-        ({"keywords": ["a", "b"]}, "hotwords='a, b', but WhisperForConditionalGeneration has no <|startofprev|> token"),
+        ({"keywords": ["a", "b"]}, "hotwords='a, b', which WhisperForConditionalGeneration cannot use"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(client, speech, given, message):

@@ -465,7 +465,7 @@ def test_settings_that_cannot_work_are_told(payloads, settings, told):
 def test_a_model_without_a_start_token_needs_prompts():
     class Plain(SimExecutor):
         def open(self):
-            return evolve(super().open(), whisper=None)
+            return evolve(super().open(), start_id=None)
 
     with pytest.raises(ValueError, match="give prompts="):
         check_model_adapter(Plain, PAYLOADS)

@@ -1,0 +1,30 @@
+"""The models that transcribe besides Whisper, by the ``model_type`` of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import evolve
+
+from ...core.model import ModelDescription
+from ...core.speech import SpeechModel
+from .plain import PlainSpeech
+
+Make = Callable[[ModelDescription, Any], SpeechModel]
+"""Makes the speech model of a description and a checkpoint, which has ``folder``, ``config`` and ``tokenizer``."""
+
+
+def transcribes(model_type: object) -> bool:
+    """True if checkpoints of ``model_type`` transcribe."""
+    return model_type == "whisper" or model_type in _models()
+
+
+def with_speech(description: ModelDescription, checkpoint: Any) -> ModelDescription:
+    """Returns ``description`` with the speech model of ``checkpoint``; unchanged if it does not transcribe."""
+    make = _models().get(checkpoint.config.model_type)
+    return description if make is None else evolve(description, speech=make(description, checkpoint))
+
+
+def _models() -> dict[object, Make]:
+    return {"moonshine": lambda description, _: PlainSpeech(model=description)}

@@ -1,0 +1,99 @@
+"""Models that hear one piece of audio and write plain text, without times, as `SpeechModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+
+from ...core.checks import shown
+from ...core.errors import InvalidRequest
+from ...core.model import ModelDescription
+from ...core.request import LogitRules
+from ...core.speech import SAMPLING, Ask, Draft, Sound, Span, SpeechFacts, WindowCut, WordTokens, continuing
+from ..architectures.prompts import tokenize
+
+_LEAST_SECONDS = 0.25  # shorter windows are filled with silence, since encoders need some embeddings
+_STEPS = 50  # in a second
+
+
+@frozen(kw_only=True, slots=False)
+class PlainSpeech:
+    """An encoder-decoder behind the seam. The window is its one encoder item, and the decoder writes the text.
+
+    Args:
+        model: the description of the model, with its preparer.
+        facts: the abilities and limits.
+    """
+
+    model: ModelDescription
+    facts: SpeechFacts = field()
+
+    @facts.default
+    def _facts(self) -> SpeechFacts:
+        return SpeechFacts(
+            window_samples=self.model.window_samples,
+            step_samples=self.model.sampling_rate // _STEPS,
+            most_tokens=self.model.max_positions - 1,
+            options=SAMPLING,
+            defaults={"beam_size": 1},
+        )
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """The tokens that are no text."""
+        return frozenset({*self.model.tokenizer.all_special_ids, *self.model.eos_token_ids})
+
+    def is_text(self, token: int) -> bool:
+        """True if ``token`` is not special."""
+        return token not in self.special
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Returns the tokens of ``text``. Raises `InvalidRequest` if one of them is special."""
+        encoded = tokenize(self.model.tokenizer, text, special=False)
+        if not all(map(self.is_text, encoded)):
+            raise InvalidRequest(f"{shown(text)} has a special token; allowed: plain text")
+        return encoded
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of ``token_ids`` without special tokens."""
+        kept = [token for token in token_ids if self.is_text(token)]
+        return str(self.model.tokenizer.decode(kept, skip_special_tokens=True))
+
+    def hear(self, samples: Any, *, trimmed: bool = False) -> Sound:  # noqa: ARG002  (nothing is filled up)
+        """Returns the window, with its features."""
+        preparer, least = self.model.preparer, round(_LEAST_SECONDS * self.model.sampling_rate)
+        assert preparer is not None, "a model of speech besides Whisper has a preparer"
+        filled = np.pad(samples, (0, max(least - len(samples), 0)))
+        prepared = preparer.prepare((), audio=preparer.read_media([filled]))
+        return Sound(samples=samples, item=prepared.items[0], heard=prepared.token_ids)
+
+    def detection(self, sound: Sound) -> Draft:
+        """Is never called, since the language is not detected by a request of its own."""
+        raise NotImplementedError
+
+    def draft(self, sound: Sound, ask: Ask) -> Draft:
+        """Returns the draft of a window's text."""
+        prompt = (*self.prompt(sound, ask), *ask.begun)
+        most = max(self.model.max_positions - len(prompt), 1)
+        suppress = self.model.suppress_token_ids if ask.suppress is None else ask.suppress
+        rules = LogitRules(suppress=suppress, begin_suppress=self.model.begin_suppress_token_ids)
+        if self.model.generation is not None:
+            rules = self.model.generation.of(rules, prompt_length=len(prompt), max_tokens=most)
+        return Draft(token_ids=prompt, items=(sound.item,), rules=rules, max_tokens=most)
+
+    def prompt(self, sound: Sound, ask: Ask) -> tuple[int, ...]:  # noqa: ARG002  (for other prompts)
+        """Returns the tokens before the text."""
+        start: tuple[int, ...] = sound.heard
+        return start
+
+    def cut(self, token_ids: Sequence[int], ask: Ask) -> WindowCut:  # noqa: ARG002  (it writes no times)
+        """Returns the text as one span."""
+        return WindowCut((Span(0, None, tuple(token_ids), text=continuing(self.decode(token_ids))),))
+
+    def word_tokens(self, written: tuple[int, ...], ask: Ask) -> WordTokens:
+        """Is never called, since the model knows no times."""
+        raise NotImplementedError
