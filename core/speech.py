@@ -25,11 +25,16 @@ SAMPLING = frozenset(
 _UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "MYANMAR", "KHMER", "TIBETAN", "FULLWIDTH", "IDEOGRAPHIC")
 
 
+def is_unspaced(character: str) -> bool:
+    """True if ``character`` belongs to a script that has no blanks between words."""
+    return unicodedata.name(character, "").startswith(_UNSPACED)
+
+
 def continuing(text: str) -> str:
     """Returns ``text`` without outer blanks, as it continues other text: after a blank, unless it is empty or its
     script has no blanks."""
     bare = text.strip()
-    return bare if not bare or unicodedata.name(bare[0], "").startswith(_UNSPACED) else f" {bare}"
+    return bare if not bare or is_unspaced(bare[0]) else f" {bare}"
 
 
 class Detection(enum.Enum):
@@ -54,6 +59,7 @@ class SpeechFacts:
         detection: the way in which the language is found.
         tasks: ``"transcribe"``, or ``"translate"`` too.
         writes_times: the model writes when its spans begin and end.
+        begins: the model continues the tokens that it is given as the beginning of a text.
         word_times: the way in which the model itself finds the times of words, as in `Transcript.word_times`; ``None``:
             it cannot.
         word_fault: the reason why it cannot.
@@ -70,6 +76,7 @@ class SpeechFacts:
     detection: Detection = Detection.SILENT
     tasks: tuple[str, ...] = ("transcribe",)
     writes_times: bool = False
+    begins: bool = False
     word_times: str | None = None
     word_fault: str = "it knows no times"
     lead_steps: int = 0
@@ -103,7 +110,7 @@ class Ask:
         task: one of `SpeechFacts.tasks`.
         timestamps: the text shall have times, if the model writes them.
         before: the tokens of the text before the window.
-        begun: the known first tokens of the text, which the answer continues; with them the prefix.
+        begun: the known first tokens of the text, which the answer continues (`SpeechFacts.begins` only).
         hotwords: names and words as text, for models that read them so.
         prompt: a description of the audio as text, for models that read it so.
         suppress: the tokens that the caller forbids in place of the checkpoint's; ``None``: the checkpoint's.

@@ -22,6 +22,8 @@ from ..speech.recipe import Recipe
 from ..speech.voice import VoiceActivity
 from .alternatives import background
 
+_LONGEST = 30.0  # seconds that are read at once: each reading encodes all of them
+
 
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
@@ -31,7 +33,7 @@ async def open_live(
     """Opens a live session for a block. Leaving the block ends the session's tasks and aborts their requests.
 
     Raises:
-        InvalidRequest: the model does not allow an option, or cannot find the times of words.
+        InvalidRequest: the model does not allow an option.
     """
     session = _session(options, description, run, request_id, detector)
     async with background() as start_soon:
@@ -50,7 +52,8 @@ def _session(
     if shared.seed is None:
         shared = evolve(shared, seed=secrets.randbits(62))
     recipe = Recipe(options=shared, description=description)
-    interim = evolve(shared, temperature=recipe.temperatures[:1], beam_size=1, best_of=1)
+    best = {"best_of": 1} if "best_of" in recipe.facts.options else {}
+    interim = evolve(shared, temperature=recipe.temperatures[:1], beam_size=1, **best)
     readers = [
         WindowReader(Recipe(options=one, description=description), run, request_id, once=one is interim)
         for one in (interim, shared)
@@ -61,17 +64,12 @@ def _session(
             f"hotwords={shown(shared.hotwords)} has {len(recipe.hotwords)} tokens; allowed: up to "
             f"{facts.history_tokens}"
         )
-    if facts.word_times is None:
-        raise InvalidRequest(
-            f"{description.architecture} cannot be used for a live session, since it has no times of words: "
-            f"{facts.word_fault}. Use engine.transcribe(...) for whole utterances"
-        )
     endpointer = Endpointer(
         sampling_rate=description.sampling_rate,
         frame_samples=detector.frame_samples,
         endpoint_silence=options.endpoint_silence,
         step=round(options.step * description.sampling_rate),
-        window=facts.window_samples,
+        window=min(facts.window_samples, recipe.samples(_LONGEST)),
     )
     ear = Ear(options.rate, detector, description.sampling_rate)
     return LiveTranscription(options, ear, endpointer, UtteranceReader(*readers))

@@ -10,8 +10,9 @@ Hypothesis Selection"; Macháček et al. 2023, "Turning Whisper into Real-Time T
     hypothesis  3           sat on the mat     the cat sat on | the mat
                     stable  ^ provisional
 
-The model gets the stable words as the beginning of the next text. So each hypothesis has only the words after them,
-and cannot contradict them.
+If the model continues a text that was begun (`SpeechFacts.begins`), it gets the stable words as the beginning. So each
+hypothesis has only the words after them, and cannot contradict them. Other models write the whole text each time, and
+`said_again` finds where it goes on.
 """
 
 from __future__ import annotations
@@ -33,6 +34,21 @@ def agreed(before: Sequence[TextWord], words: Sequence[TextWord]) -> int:
             break
         count += 1
     return count
+
+
+def said_again(stable: Sequence[TextWord], words: Sequence[TextWord]) -> int:
+    """Returns how many words at the beginning of ``words`` are the ``stable`` ones, said again: the number with the
+    fewest differences (words that are new, gone or changed), of several with the most words that are the same, and of
+    several the nearest to that of the stable words."""
+    row = [(count, 0) for count in range(len(words) + 1)]  # differences, and equal words as a negative number
+    for number, one in enumerate(stable, 1):
+        before, row = row, [(number, 0)]
+        for count, word in enumerate(words, 1):
+            differences, same = before[count - 1]
+            is_same = one.text.strip() == word.text.strip()
+            other = min(row[-1], before[count])
+            row.append(min((differences + (not is_same), same - is_same), (other[0] + 1, other[1])))
+    return min(range(len(row)), key=lambda count: (*row[count], abs(count - len(stable))))
 
 
 @define

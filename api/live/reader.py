@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 
 from attrs import define, field, frozen
 
@@ -13,10 +13,10 @@ from ..speech.history import History
 from ..speech.reader import WindowReader
 from ..speech.recipe import Context
 from ..speech.windows import Attempt
-from ..speech.words import TextWord, split_words
-from .agreement import Agreement, agreed, text_of
+from ..speech.words import TextWord, split_text, split_words
+from .agreement import Agreement, agreed, said_again, text_of
 from .endpoints import Reading
-from .timed_words import TimedWord, cut, joined, timed
+from .timed_words import TimedWord, after, cut, joined, spread, timed
 
 _LEAST_HEARD = 2.0  # seconds of speech that are enough to detect its language
 _EDGE = 1.0  # seconds: words that end this near to the end of a full window may be cut off
@@ -35,6 +35,20 @@ class Heard:
     def words(self) -> tuple[Word, ...]:
         """The stable words, with the marks that belong to them."""
         return joined(self.stable)
+
+
+@frozen(kw_only=True)
+class _Spoken:
+    """The words of a hypothesis. The first ``again`` of ``whole`` are the stable ones, said again."""
+
+    language: str | None
+    whole: tuple[TextWord, ...] = ()
+    again: int = 0
+
+    @property
+    def words(self) -> tuple[TextWord, ...]:
+        """The words after the stable ones."""
+        return self.whole[self.again :]
 
 
 @define(eq=False)
@@ -73,20 +87,21 @@ class UtteranceReader:
 
     async def read(self, reading: Reading, samples: Samples) -> Heard:
         """Reads ``samples``, the audio of ``reading``. Returns the changes."""
+        final = reading.pauses or reading.full
         sound = await self.thorough.sound(samples)
         language, decided = await self._language_of(reading, sound)
         attempt = await self._attempt(reading, sound, language)
-        words = self._words(reading, attempt, language)
-        if words is None or not (decided or reading.pauses or reading.full):
+        spoken = self._spoken(attempt, final=final)
+        if spoken is None or not (decided or final):
             self.language = language
-            self._agreement.provisional = self._agreement.provisional if words is None else words
+            self._agreement.provisional = self._agreement.provisional if spoken is None else spoken.words
             return Heard()
         placed: tuple[TimedWord, ...] = ()
-        if reading.pauses or reading.full or agreed(self._agreement.provisional, words):
-            placed = await self._placed(reading, attempt, (*self._agreement.stable, *words))
-        self.language, self._decided = language, decided
+        if final or agreed(self._agreement.provisional, spoken.words):
+            placed = await self._placed(reading, attempt, spoken)
+        self.language, self._decided = spoken.language, decided
         self._temperature = attempt.assessment.temperature
-        return self._heard(reading, words, placed)
+        return self._heard(reading, spoken.words, placed)
 
     def end(self) -> Heard:
         """Ends the utterance. Returns the rest of its words, which are stable now."""
@@ -114,38 +129,53 @@ class UtteranceReader:
         return language, is_enough and found[language] >= self.thorough.recipe.options.language_detection_threshold
 
     async def _attempt(self, reading: Reading, sound: Sound, language: str | None) -> Attempt:
-        begun = tuple(token for word in self._agreement.stable for token in word.token_ids)
+        begins, stable = self.thorough.recipe.facts.begins, self._agreement.stable
+        begun = tuple(token for word in stable for token in word.token_ids) if begins else ()
         reader, name = (self.thorough, "text") if reading.pauses or reading.full else (self.interim, "interim")
         before = self.history.last(taken=len(begun))
         return await reader.read(sound, Context(name=name, language=language, before=before, begun=begun))
 
-    async def _placed(self, reading: Reading, attempt: Attempt, words: Sequence[TextWord]) -> tuple[TimedWord, ...]:
+    async def _placed(self, reading: Reading, attempt: Attempt, spoken: _Spoken) -> tuple[TimedWord, ...]:
         """Returns all words of the utterance's audio with their times."""
-        recipe = self.thorough.recipe
+        recipe, stable = self.thorough.recipe, self._agreement.stable
+        start, known = recipe.seconds(reading.start), self._timed[: len(stable)]
+        if recipe.facts.word_times is None:
+            begin, probability = known[-1].word.end if known else start, math.exp(attempt.assessment.avg_logprob)
+            end = max(recipe.seconds(reading.stop), begin)
+            return after(known, spread(spoken.words, begin, end, probability))
+        words = (*stable, *spoken.words) if recipe.facts.begins else spoken.whole
         tokens = recipe.model.word_tokens(tuple(token for word in words for token in word.token_ids), attempt.ask)
         aligned = await self.thorough.aligned("words", tokens, attempt.sound)
         if aligned is None:
             return ()
-        return timed(
-            words, aligned, rules=recipe.word_rules(attempt.ask.language), offset=recipe.seconds(reading.start)
-        )
+        placed = timed(words, aligned, rules=recipe.word_rules(spoken.language), offset=start)
+        return placed if recipe.facts.begins else after(known, placed[spoken.again :])
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def _words(self, reading: Reading, attempt: Attempt, language: str | None) -> tuple[TextWord, ...] | None:
+    def _spoken(self, attempt: Attempt, *, final: bool) -> _Spoken | None:
         """Returns the words of the hypothesis, or ``None`` if it is not good enough to count."""
-        recipe = self.thorough.recipe
+        recipe, language = self.thorough.recipe, attempt.ask.language
         if attempt.assessment.is_silent(recipe.options):
-            return ()
-        if not (reading.pauses or reading.full or attempt.assessment.is_good(recipe.options)):
+            return _Spoken(language=language)
+        if not (final or attempt.assessment.is_good(recipe.options)):
             return None
-        tokens = [token for token in attempt.generated.token_ids if recipe.model.is_text(token)]
-        return tuple(split_words(tokens, recipe.model.decode, language))
+        written = attempt.generated.token_ids
+        found = recipe.model.cut(written, attempt.ask)
+        language = language or found.language
+        if recipe.facts.begins or recipe.facts.word_times is not None:
+            tokens = [token for token in written if recipe.model.is_text(token)]
+            whole = tuple(split_words(tokens, recipe.model.decode, language))
+        else:
+            whole = tuple(split_text("".join(map(recipe.text_of, found.spans))))
+        again = 0 if recipe.facts.begins else said_again(self._agreement.stable, whole)
+        return _Spoken(language=language, whole=whole, again=again)
 
     def _heard(self, reading: Reading, words: tuple[TextWord, ...], placed: tuple[TimedWord, ...]) -> Heard:
         known = len(self._agreement.stable)
         count = len(self._agreement.hear(words, goes_on=not (reading.pauses or reading.full)))
-        self._timed = placed
+        keeps = self.thorough.recipe.facts.begins and self.thorough.recipe.facts.word_times is not None
+        self._timed = placed if placed or keeps else self._timed[:known]
         if reading.full:
             sure = self.thorough.recipe.seconds(reading.stop) - _EDGE
             rest = placed[known + count :]
@@ -164,7 +194,7 @@ class UtteranceReader:
         recipe, stable = self.thorough.recipe, self._agreement.stable
         is_long = 2 * (reading.stop - reading.start) > recipe.facts.window_samples
         is_wordy = 2 * self._written > recipe.facts.most_tokens
-        if not (self._timed and (reading.full or is_long or is_wordy)):
+        if recipe.facts.word_times is None or not (self._timed and (reading.full or is_long or is_wordy)):
             return None
         found = cut(self._timed, len(stable), self.thorough.recipe.seconds(reading.start))
         if found is None:
@@ -181,7 +211,9 @@ class UtteranceReader:
 
     @property
     def _written(self) -> int:
-        """The number of tokens in the stable words. The next reading begins with them."""
+        """The number of tokens in the stable words, if the next reading begins with them."""
+        if not self.thorough.recipe.facts.begins:
+            return 0
         return sum(len(word.token_ids) for word in self._agreement.stable)
 
     def _leave(self, count: int) -> None:

@@ -46,6 +46,25 @@ def timed(
     return _mended(found)
 
 
+def spread(words: Sequence[TextWord], start: float, end: float, probability: float) -> tuple[TimedWord, ...]:
+    """Returns the words of a model that knows no times. Each has a share of the time from ``start`` to ``end`` by the
+    number of its characters."""
+    total, found, at = sum(len(word.text) for word in words), list[TimedWord](), start
+    for number, word in enumerate(words):
+        until = at + (end - start) * len(word.text) / total
+        timed_word = Word(text=word.text, start=round(at, 3), end=round(until, 3), probability=probability)
+        found.append(TimedWord(number=number, word=timed_word))
+        at = until
+    return tuple(found)
+
+
+def after(words: Sequence[TimedWord], later: Sequence[TimedWord]) -> tuple[TimedWord, ...]:
+    """Returns ``words`` and the ``later`` ones of another hypothesis, which count on."""
+    first = words[-1].number + 1 if words else 0
+    least = later[0].number if later else 0
+    return (*words, *(evolve(one, number=one.number - least + first) for one in later))
+
+
 def _numbers(words: Sequence[TextWord], rules: WordRules) -> list[int]:
     """Returns the number of each word, counting up. A mark has the number of the word to which it belongs."""
     numbers: list[int] = []

@@ -15,6 +15,7 @@ aligned start, or its end after its aligned end: so words never overlap, and seg
 from __future__ import annotations
 
 import math
+import re
 import string
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -25,7 +26,7 @@ from attrs import evolve, frozen
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ...core.plan import AlignedTokens
-from ...core.speech import WordTokens
+from ...core.speech import WordTokens, is_unspaced
 from ..outputs.results import Segment, Word
 
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
@@ -159,6 +160,13 @@ def split_words(token_ids: Sequence[int], decode: Decode, language: str | None) 
         else:
             words[-1] = TextWord(text=words[-1].text + piece.text, token_ids=words[-1].token_ids + piece.token_ids)
     return words
+
+
+def split_text(text: str) -> list[TextWord]:
+    """Splits ``text`` into words without tokens, at blanks. In scripts without blanks a word is a character."""
+    parts = re.findall(r"\s*\S+", text)
+    found = [list(part) if is_unspaced(part.strip()[0]) else [part] for part in parts]
+    return [TextWord(text=word, token_ids=()) for words in found for word in words]
 
 
 def _characters(token_ids: Sequence[int], decode: Decode) -> list[TextWord]:

@@ -38,6 +38,7 @@ class PlainSpeech:
             window_samples=self.model.window_samples,
             step_samples=self.model.sampling_rate // _STEPS,
             most_tokens=self.model.max_positions - 1,
+            begins=True,
             options=SAMPLING,
             defaults={"beam_size": 1},
         )

@@ -50,6 +50,7 @@ class WhisperSpeech:
             detection=Detection.PROBED,
             tasks=tuple(tokens.task_ids) or ("transcribe",),
             writes_times=True,
+            begins=True,
             word_times="cross-attention" if fault is None else None,
             word_fault=fault or "",
             lead_steps=LEAD,

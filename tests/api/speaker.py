@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import trio
@@ -16,7 +17,8 @@ from triolet.api.speech.windows import Generated
 from triolet.core.model import ModelDescription
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import FinishReason, Request
-from triolet.models.speech.whisper import LEAD
+from triolet.core.speech import SpeechFacts
+from triolet.models.speech.whisper import LEAD, WhisperSpeech
 
 from .speech import DE, EN, LANGUAGES, NO_TIMESTAMPS, RATE, SPECIAL, START, STEP
 from .speech import describe as described
@@ -26,9 +28,20 @@ WORD = 0.4  # seconds
 AUDIBLE = 0.6  # a word of which less is heard is misunderstood
 
 
-def describe(*, window: float = 30.0, languages: bool = False) -> ModelDescription:
+@frozen(kw_only=True, slots=False)
+class _Other(WhisperSpeech):
+    """A model with the tokens of Whisper and other abilities."""
+
+    facts: SpeechFacts = field()
+
+
+def describe(*, window: float = 30.0, languages: bool = False, **facts: Any) -> ModelDescription:
+    """The speaker's model; ``facts`` are those in which it differs from Whisper."""
     whisper = evolve(SPECIAL, language_ids=LANGUAGES if languages else {}, task_ids={}, max_initial_timestamp=None)
-    return described(window_samples=round(window * RATE), whisper=whisper, alignment_fault=None)
+    model = described(window_samples=round(window * RATE), whisper=whisper)
+    assert model.speech is not None
+    other = _Other(model=model, tokens=whisper, facts=evolve(model.speech.facts, **facts))
+    return evolve(model, speech=other) if facts else model
 
 
 def name(number: int) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import random
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from hypothesis import strategies as st
 from triolet import EngineError, EngineStateError, InvalidRequest, LiveText
 from triolet.api.hosts.live import open_live
 from triolet.api.inputs.audio import Samples
+from triolet.api.live.agreement import said_again
 from triolet.api.live.audio import Ear, read_chunk
 from triolet.api.live.options import read_live_options
 from triolet.api.live.session import LiveTranscription
+from triolet.api.speech.words import TextWord
 from triolet.testing.trio_tools import run_virtually
 
 from .speaker import WORD, Speaker, describe, int16, name, speech
@@ -32,9 +35,14 @@ CHUNK = 0.1  # seconds
 
 @asynccontextmanager
 async def session_of(
-    speaker: Speaker, *, window: float = 30.0, languages: bool = False, **options: Any
+    speaker: Speaker,
+    *,
+    window: float = 30.0,
+    languages: bool = False,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
 ) -> AsyncIterator[LiveTranscription]:
-    model = describe(window=window, languages=languages)
+    model = describe(window=window, languages=languages, **facts)
     async with open_live(
         read_live_options(options), model, speaker, request_id="live", detector=PaperVoice()
     ) as session:
@@ -311,6 +319,37 @@ def test_whatever_the_pace_every_word_is_stable_once_and_in_order(
     assert all(len(one) <= round(window * RATE) for one in speaker.windows)
     ends = [update.utterance for _, update in updates if update.ends_utterance]
     assert ends == list(range(len(ends)))
+
+
+@pytest.mark.parametrize(
+    "facts", [{"begins": False}, {"word_times": None}, {"begins": False, "word_times": None}], ids=str
+)
+@given(said=st.lists(st.integers(1, 12) | st.floats(0.1, 3.0), max_size=6), latency=st.floats(0.01, 3.0))
+@settings(max_examples=10)
+def test_models_that_continue_no_text_or_know_no_times_lose_no_word(
+    facts: dict[str, Any], said: list[int | float], latency: float
+) -> None:
+    numbers = itertools.count()
+    parts: list[int | float] = []
+    for part in said:
+        parts += [next(numbers) for _ in range(part)] if isinstance(part, int) else [part]
+    updates = [one for _, one in heard(speech(*parts, 0.5), Speaker(seconds=latency), facts=facts)]
+    found = [word for update in updates for word in update.words]
+    assert "".join(update.stable for update in updates) == words(*range(next(numbers)))
+    assert "".join(word.text for word in found) == words(*range(len(found)))
+    times = [time for word in found for time in (word.start, word.end)]
+    assert times == sorted(times)
+    assert all(update.start == update.words[0].start for update in updates if update.words)
+
+
+@given(stable=st.text("ab", max_size=6), later=st.text("ab", max_size=6), spoiled=st.text("abc", max_size=6))
+def test_what_is_said_again_is_found_where_the_text_goes_on(stable: str, later: str, spoiled: str) -> None:
+    def as_words(text: str) -> list[TextWord]:
+        return [TextWord(text=f" {one}", token_ids=()) for one in text]
+
+    assert said_again(as_words(stable), as_words(stable + later)) == len(stable)
+    assert 0 <= said_again(as_words(stable), as_words(spoiled)) <= len(spoiled)
+    assert said_again(as_words(stable + "c"), as_words("b" + stable + "c" + later)) == len(stable) + 2
 
 
 # ---- chunks ----------------------------------------------------------------------------------------------------------

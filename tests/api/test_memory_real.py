@@ -94,11 +94,11 @@ class Client:
 
     def asked(self, number: int) -> dict[str, Any]:
         """A prompt with one second of noise, or with two images, one of them twice."""
-        speech = special_tokens(self.engine.model)
-        if speech is None:
+        if self.engine.model.speech is None:
             images = [self.image(number), self.image(number + 1000, 32, 16), self.image(number)]
             return {"prompt": f"the cat {IMAGE} and {IMAGE} on {IMAGE} the mat", "images": images}
         noise = (0.1 * np.random.default_rng(number).standard_normal(16_000)).astype(np.float32)
+        speech = special_tokens(self.engine.model)
         begin = [speech.start_id, speech.language_ids["en"], speech.task_ids["transcribe"], speech.no_timestamps_id]
         return {"prompt_token_ids": begin, "audio": noise}
 
