@@ -60,6 +60,7 @@ class SpeechFacts:
         tasks: ``"transcribe"``, or ``"translate"`` too.
         writes_times: the model writes when its spans begin and end.
         begins: the model continues the tokens that it is given as the beginning of a text.
+        names_speakers: the model writes who speaks. A name belongs to one window, so windows are as long as can be.
         word_times: the way in which the model itself finds the times of words, as in `Transcript.word_times`; ``None``:
             it cannot.
         word_fault: the reason why it cannot.
@@ -77,6 +78,7 @@ class SpeechFacts:
     tasks: tuple[str, ...] = ("transcribe",)
     writes_times: bool = False
     begins: bool = False
+    names_speakers: bool = False
     word_times: str | None = None
     word_fault: str = "it knows no times"
     lead_steps: int = 0

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import trio
-from attrs import evolve
+from attrs import evolve, fields_dict
 
 from ...core.config import EngineConfig
 from ...core.model import ModelDescription
@@ -30,6 +30,7 @@ from .alternatives import background
 
 _PAUSE = 0.3  # seconds: a window may be cut in a silence of this length
 _MARGIN = 0.1  # seconds that count as speech before and after it, since its first and last sounds are quiet
+_BREAK = 300.0  # seconds of silence that end a window in which the model knows who is who
 _EARLIEST = 2 / 3  # the part of a window before which the window is not cut
 
 
@@ -75,9 +76,11 @@ def _plan(recipe: Recipe, recording: Recording, detector: VoiceActivity) -> Plan
     read = tuple(clips) or ((0, math.inf),)
     longest, silence = options.vad_max_speech_duration_s or math.inf, options.vad_min_silence_duration_ms / 1_000
     window = int(min(recipe.facts.window_samples, longest * rate))
+    is_default = silence == fields_dict(TranscribeOptions)["vad_min_silence_duration_ms"].default / 1_000
+    gap = _BREAK if recipe.facts.names_speakers and is_default else silence
     rules = CutRules(
         window=window,
-        gap=round(silence * rate),
+        gap=round(gap * rate),
         padding=round(min(options.vad_speech_pad_ms / 1_000, silence / 2) * rate),
         earliest=round(_EARLIEST * window),
     )

@@ -92,7 +92,7 @@ def resolve_language(language: str | None, facts: SpeechFacts) -> str | None:
             f"language={language!r}, but the model knows only {only}; allowed: None, {known[0]!r}. For other languages "
             "use a multilingual model"
         )
-    if language_code(language) is not None:
+    if language_code(language) is not None or facts.detection is not Detection.PROBED:
         raise InvalidRequest(
             f"language={language!r}, which the model does not know; allowed: {', '.join(sorted(known))}"
         )

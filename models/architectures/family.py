@@ -84,6 +84,7 @@ class Family:
         names = (identity, config.model_type, str(dtype), processor.to_json_string())
         return MediaPreparer(
             tokenizer=settled(tokenizer),
+            processor=processor,
             read=partial(self.read, processor, config, placeholder),
             medium=self.medium,
             media=frozenset({self.medium}),

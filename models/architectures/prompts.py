@@ -115,6 +115,7 @@ class MediaPreparer(TextPreparer):
     embedding_bytes: int
     unread: tuple[tuple[str, int], ...]  # tokens of media that are not read, such as videos, with ids
     medium: str  # "image" or "audio"
+    processor: Any = field(repr=False)  # as `Family.processor` returns it
     _read: Callable[[Any], Read]  # see `Family.read`
 
     def with_items(self, prompt: str, count: int) -> str:

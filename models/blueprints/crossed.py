@@ -103,7 +103,7 @@ class CrossedBlueprint(ModuleBlueprint):
             preparer=preparer,
             generation=checkpoint.rules,
         )
-        return with_speech(description, checkpoint)
+        return with_speech(description, checkpoint, self.config.encoder_cache_bytes)
 
 
 def _set_apart(module: Any) -> None:

@@ -182,7 +182,7 @@ class TextBlueprint(ModuleBlueprint):
             default_pooling=checkpoint.default_pooling,
             labels=checkpoint.labels,
         )
-        return with_speech(description, checkpoint)
+        return with_speech(description, checkpoint, self.config.encoder_cache_bytes)
 
     def _preparer(self, identity: str) -> TextPreparer:
         checkpoint = self.checkpoint

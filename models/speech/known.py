@@ -9,6 +9,7 @@ from attrs import evolve
 
 from ...core.model import ModelDescription
 from ...core.speech import SpeechModel
+from .placed import find_manner, placed_speech
 from .plain import PlainSpeech
 
 Make = Callable[[ModelDescription, Any], SpeechModel]
@@ -17,12 +18,16 @@ Make = Callable[[ModelDescription, Any], SpeechModel]
 
 def transcribes(model_type: object) -> bool:
     """True if checkpoints of ``model_type`` transcribe."""
-    return model_type == "whisper" or model_type in _models()
+    return model_type == "whisper" or model_type in _models() or find_manner(model_type) is not None
 
 
-def with_speech(description: ModelDescription, checkpoint: Any) -> ModelDescription:
-    """Returns ``description`` with the speech model of ``checkpoint``; unchanged if it does not transcribe."""
+def with_speech(description: ModelDescription, checkpoint: Any, cache_bytes: int) -> ModelDescription:
+    """Returns ``description`` with the speech model of ``checkpoint``; unchanged if it does not transcribe.
+    ``cache_bytes`` is the size of the encoder cache."""
     make = _models().get(checkpoint.config.model_type)
+    placed = placed_speech(description, checkpoint.config.model_type, cache_bytes)
+    if placed is not None:
+        return evolve(description, speech=placed)
     return description if make is None else evolve(description, speech=make(description, checkpoint))
 
 
