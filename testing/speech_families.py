@@ -171,8 +171,58 @@ def _save(folder: Path, model: Any, processor: Any) -> None:
     processor.save_pretrained(folder)
 
 
+_FAST_CONFORMER = {
+    "model_type": "parakeet_encoder",
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "conv_kernel_size": 9,
+    "subsampling_factor": 8,
+    "subsampling_conv_channels": 8,
+    "num_mel_bins": _MELS,
+    "max_position_embeddings": 400,
+    "layerdrop": 0.0,
+    "scale_input": False,
+}
+"""The settings of a small FastConformer: an embedding for each 80 ms of audio."""
+
+_PROMPT = ("<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>", "<|en|>", "<|de|>")
+_OPTIONS = ("<|pnc|>", "<|nopnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>")
+
+
+def _cohere_asr(folder: Path, seed: int) -> None:
+    """Writes a checkpoint whose encoder is narrower than its decoder, with two of the languages."""
+    from transformers import (
+        CohereAsrConfig,
+        CohereAsrFeatureExtractor,
+        CohereAsrForConditionalGeneration,
+        CohereAsrProcessor,
+    )
+
+    tokenizer = LLAMA.with_media(*_PROMPT, *_OPTIONS, "▁", media="").make()
+    start = tokenizer.convert_tokens_to_ids("▁")
+    make_config: Any = CohereAsrConfig  # the annotations are stricter than the code
+    config = make_config(
+        encoder_config=_FAST_CONFORMER,
+        vocab_size=len(tokenizer),
+        hidden_size=HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=2 * HIDDEN,
+        max_position_embeddings=TARGETS,
+        decoder_start_token_id=start,
+        **special_ids(tokenizer),
+    )
+    model = random_model(CohereAsrForConditionalGeneration, config, seed)
+    save_checkpoint(folder, model, tokenizer, decoder_start_token_id=start)
+    make: Any = CohereAsrProcessor
+    make(CohereAsrFeatureExtractor(feature_size=_MELS), tokenizer).save_pretrained(folder)
+
+
 SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "moonshine": _moonshine,
+    "cohere_asr": _cohere_asr,
     "qwen3_asr": _qwen3_asr,
     "glmasr": partial(
         _windowed,

@@ -27,7 +27,11 @@ from .prompts import settled
 Forward = tuple[nn.Module, Callable[..., Any]]
 """A module, and the function that replaces its ``forward`` during a call; see `memory.module.forwards`."""
 
-_MOST_SECONDS = 30  # the longest audio in Moonshine's training (Jeffries et al. 2024)
+Arguments = tuple[tuple[str, torch.dtype | None], ...]
+"""The arguments of an encoder, each with its dtype; ``None``: that of the weights."""
+
+_MOST_SECONDS = 30  # the longest audio in Moonshine's training (Jeffries et al. 2024); others cut longer audio
+_FRAMES = 100  # of a spectrogram, in a second
 _USUAL_POSITIONS = 512  # for T5, whose relative positions have no limit
 
 
@@ -37,7 +41,8 @@ class CrossedFamily:
 
     loader: str  # the class of transformers that loads it
     crossing: str = "encoder_attn"  # the name of the cross-attention module in each layer
-    payload: tuple[str, torch.dtype | None] = ("input_ids", torch.long)  # argument, dtype (None: the weights')
+    states: str = "key_value_states"  # the argument of these modules that is the encoder output
+    payload: Arguments = (("input_ids", torch.long),)
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         """Returns the sizes that ``config`` names for the checkpoint in ``folder``.
@@ -49,26 +54,35 @@ class CrossedFamily:
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [embeddings, hidden], in
-        storage of its own.
+        storage of its own, without embeddings that the encoder masks.
         """
         device, own = place_of(module)
-        name, dtype = self.payload
-        batch = torch.stack([payload[name] for payload in payloads]).to(device, dtype or own)
+        batch = {
+            name: torch.stack([payload[name] for payload in payloads]).to(device, dtype or own)
+            for name, dtype in self.payload
+        }
         encoder: Any = module
         with torch.no_grad():
-            hidden: Tensor = encoder.get_encoder()(**{name: batch}).last_hidden_state
-        return apart(list(hidden.to(own)))
+            output = encoder.get_encoder()(**batch)
+        hidden, mask = output.last_hidden_state.to(own), getattr(output, "attention_mask", None)
+        length = hidden.shape[1] if mask is None else int(mask[0].sum())  # equal lengths have equal masks
+        return apart(list(hidden[:, :length]))
+
+    def projected(self, module: nn.Module, output: Tensor) -> Tensor:  # noqa: ARG002
+        """Returns what the decoder makes of an encoder ``output`` before its layers read it."""
+        return output
 
     def distances(self, module: nn.Module, positions: int) -> Tensor | None:  # noqa: ARG002
         """Returns the numbers [distances, heads] that the decoder adds to its scores by the distance of query and key.
         The last row applies to all greater distances, up to ``positions``. ``None``: nothing is added."""
         return None
 
-    def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:
+    def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:  # noqa: ARG002
         """Returns the calls that replace some of the decoder's own. Through them the decoder gets the ``positions``
-        [rows] of its rows, and the ``distances`` that it adds to its scores.
+        [rows] of its rows, here as an argument, and the ``distances`` that it adds to its scores.
         """
-        raise NotImplementedError
+        decoder = _decoder(module)
+        return [(decoder, partial(told, decoder.forward, {"position_ids": positions[None]}))]
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
         """Returns the preparer that turns text or audio into encoder items."""
@@ -88,6 +102,7 @@ def crossed_model_types() -> tuple[str, ...]:
 def _families() -> dict[str, CrossedFamily]:
     return {
         "moonshine": Moonshine(),
+        "cohere_asr": Conformer("CohereAsrForConditionalGeneration"),
         "bart": Bart("BartForConditionalGeneration"),
         "mbart": Bart("MBartForConditionalGeneration"),
         "pegasus": Bart("PegasusForConditionalGeneration"),
@@ -102,7 +117,7 @@ class Moonshine(CrossedFamily):
     padded to a multiple of some size."""
 
     loader: str = "MoonshineForConditionalGeneration"
-    payload: tuple[str, torch.dtype | None] = ("input_values", None)
+    payload: Arguments = (("input_values", None),)
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         number = partial(whole, folder, config)
@@ -119,33 +134,35 @@ class Moonshine(CrossedFamily):
             embeddings=moonshine_embeddings(_MOST_SECONDS * 16_000),
         )
 
-    def instead(self, module: nn.Module, positions: Tensor, distances: Tensor | None) -> list[Forward]:  # noqa: ARG002
-        decoder = _decoder(module)
-        return [(decoder, partial(told, decoder.forward, {"position_ids": positions[None]}))]
-
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:  # noqa: ARG002
-        extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
-        if type(extractor).__name__ != "Wav2Vec2FeatureExtractor":
-            raise UnsupportedModel(
-                f"the feature extractor of {folder} is a {type(extractor).__name__}; allowed: Wav2Vec2FeatureExtractor"
-            )
+        extractor = _extractor(folder, "Wav2Vec2FeatureExtractor")
         rate = int(extractor.sampling_rate)
         return AudioItems(
             tokenizer=settled(tokenizer),
             settings=settings,
-            read=partial(_normalized, extractor) if extractor.do_normalize else np.asarray,
+            read=partial(_samples, extractor),
             sampling_rate=rate,
             most_samples=_MOST_SECONDS * rate,
             count=moonshine_embeddings,
         )
 
 
-def _normalized(extractor: Any, samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Normalizes one piece of audio as the feature extractor does. A call of the extractor itself would leave a
-    reference cycle.
+def _extractor(folder: Path, *allowed: str) -> Any:
+    """Returns the feature extractor in ``folder``. Raises `UnsupportedModel` unless its class is ``allowed``."""
+    extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
+    if type(extractor).__name__ not in allowed:
+        raise UnsupportedModel(
+            f"the feature extractor of {folder} is a {type(extractor).__name__}; allowed: {' or '.join(allowed)}"
+        )
+    return extractor
+
+
+def _samples(extractor: Any, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+    """Reads one piece of audio as the feature extractor does. A call of the extractor itself would leave a reference
+    cycle.
     """
-    read: np.ndarray[Any, Any] = extractor.zero_mean_unit_var_norm([samples], attention_mask=None)[0]
-    return read
+    read = extractor.zero_mean_unit_var_norm([samples], attention_mask=None)[0] if extractor.do_normalize else samples
+    return {"input_values": torch.from_numpy(np.array(read, np.float32))}
 
 
 def moonshine_embeddings(samples: int) -> int:
@@ -154,6 +171,57 @@ def moonshine_embeddings(samples: int) -> int:
     for size, stride in ((127, 64), (7, 3), (3, 2)):
         samples = (samples - size) // stride + 1
     return samples
+
+
+@frozen
+class Conformer(CrossedFamily):
+    """Speech as a log-mel spectrogram, through a FastConformer (Rekesh et al. 2023) to a decoder with a table of
+    positions: Cohere Transcribe."""
+
+    states: str = "encoder_hidden_states"
+    payload: Arguments = (("input_features", None), ("attention_mask", torch.bool))
+
+    def shape(self, folder: Path, config: Any) -> DecoderShape:
+        encoder, number = config.encoder_config, partial(whole, folder, config)
+        most = whole(folder, encoder, "max_position_embeddings") - 1  # one more for padding, which is masked
+        return DecoderShape(
+            layers=number("num_hidden_layers"),
+            kv_heads=number("num_key_value_heads"),
+            head_dim=number("head_dim"),
+            hidden=whole(folder, encoder, "hidden_size"),
+            vocabulary=number("vocab_size"),
+            positions=number("max_position_embeddings"),
+            embeddings=min(most, _MOST_SECONDS * _FRAMES // encoder.subsampling_factor),
+        )
+
+    def projected(self, module: nn.Module, output: Tensor) -> Tensor:
+        projected: Tensor = _decoder(module).proj(output)
+        return projected
+
+    def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:
+        extractor = _extractor(folder, "CohereAsrFeatureExtractor")
+        rate, factor = int(extractor.sampling_rate), config.encoder_config.subsampling_factor
+        uncut = extractor.max_audio_clip_s - extractor.overlap_chunk_second  # the extractor cuts what is longer
+        return AudioItems(
+            tokenizer=settled(tokenizer),
+            settings=settings,
+            read=partial(_features, extractor),
+            sampling_rate=rate,
+            most_samples=min(int(uncut * rate), settings.most_embeddings * factor * extractor.hop_length),
+            count=partial(conformer_embeddings, hop=extractor.hop_length, factor=factor),
+        )
+
+
+def _features(extractor: Any, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+    read = extractor([samples], sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    return {name: read[name][0] for name in ("input_features", "attention_mask")}
+
+
+def conformer_embeddings(samples: int, *, hop: int, factor: int) -> int:
+    """The number of embeddings that convolutions of stride 2, which together make one of ``factor`` frames, make of
+    ``samples`` samples; 0 if there are fewer than two frames, which have no variance."""
+    frames = samples // hop
+    return -(-frames // factor) if frames > 1 else 0
 
 
 @frozen

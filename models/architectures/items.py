@@ -76,7 +76,7 @@ class AudioItems(TextPreparer):
     settings: ItemSettings
     sampling_rate: int  # Hz
     most_samples: int
-    _read: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]] = field(repr=False)  # prepares samples
+    _read: Callable[[np.ndarray[Any, Any]], Mapping[str, Tensor]] = field(repr=False)  # makes a payload of samples
     _count: Callable[[int], int]  # the embeddings of a number of samples; less than 1: too few samples
 
     @property
@@ -99,8 +99,7 @@ class AudioItems(TextPreparer):
                 "Give audio=..."
             )
         samples = self._checked(audio[0])
-        values = torch.from_numpy(np.array(self._read(samples), np.float32))
-        item = self.settings.item({"input_values": values}, self._count(len(samples)))
+        item = self.settings.item(self._read(samples), self._count(len(samples)))
         return Prepared(token_ids=self._begin(prompt), items=(item,))
 
     def _begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:

@@ -111,6 +111,8 @@ def _set_apart(module: Any) -> None:
     attention would be set for the encoder too."""
     decoder = module.get_decoder()
     shared, own = decoder.config, copy.deepcopy(decoder.config)
+    for name in own.sub_configs:  # the encoder's, in which transformers would set our attention, with a warning
+        setattr(own, name, None)
     for part in decoder.modules():
         if getattr(part, "config", None) is shared:
             part.config = own

@@ -38,12 +38,17 @@ _ENCODERS = (  # in the names of unquantized weights
     "connector",
     "tokenizer_encoder",
 )
-_DECODERS = frozenset({"decoder", "lm_head", "proj_out", "final_logits_bias"})  # names in encoder-decoders
+_DECODERS = frozenset(  # names in encoder-decoders; the last three are those of NeMo
+    {"decoder", "lm_head", "proj_out", "final_logits_bias", "transf_decoder", "log_softmax", "encoder_decoder_proj"}
+)
 _CROSS = (  # torch multiplies with these, not the native library
     "encoder_attn.k_proj.weight",
     "encoder_attn.v_proj.weight",
     "EncDecAttention.k.weight",
     "EncDecAttention.v.weight",
+    "second_sub_layer.key_net.weight",  # of NeMo
+    "second_sub_layer.value_net.weight",
+    "decoder_proj.weight",
 )
 _SHARED = "shared.weight"  # the token embedding that encoder and decoder share
 _SCALED = (

@@ -2,7 +2,7 @@
 
 Each layer has self-attention, cross-attention and a feed-forward part, each with a residual sum and a norm. The norm
 follows the sum in BART (Lewis et al. 2020); it precedes attention or the feed-forward part in mBART (Liu et al. 2020),
-Pegasus (Zhang et al. 2020), T5 (Raffel et al. 2020) and Moonshine (Jeffries et al. 2024).
+Pegasus (Zhang et al. 2020), T5 (Raffel et al. 2020) and models of speech.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .panels import PANEL, Panels
 from .parts import is_known, norm_of, pack_linears, pack_words, plain, scale_of, turns_of, unknown_turns
 from .program import MULTIPLE, Attention, Normed, Program
 
-MODEL_TYPES = frozenset({"bart", "mbart", "pegasus", "t5", "mt5", "moonshine"})
+MODEL_TYPES = frozenset({"bart", "mbart", "pegasus", "t5", "mt5", "moonshine", "cohere_asr"})
 """Model types of configurations whose decoder layers this module knows."""
 
 
@@ -108,7 +108,7 @@ def _of_t5(layer: Any) -> _Layer:
     )
 
 
-def _of_moonshine(layer: Any) -> _Layer:
+def _of_speech(layer: Any) -> _Layer:
     return _layer(
         layer.self_attn,
         layer.encoder_attn,
@@ -118,7 +118,7 @@ def _of_moonshine(layer: Any) -> _Layer:
         "fc2",
         norms=(layer.input_layernorm, layer.post_attention_layernorm, layer.final_layernorm),
         activation=layer.self_attn.config.hidden_act,
-        ending=Ending.GATED_BY,
+        ending=Ending.GATED_BY if "Moonshine" in type(layer).__name__ else Ending.ACTIVATED,
     )
 
 
@@ -128,7 +128,8 @@ _KINDS: dict[str, Callable[[Any], _Layer]] = {
     "PegasusDecoderLayer": _of_bart,
     "T5Block": _of_t5,
     "MT5Block": _of_t5,
-    "MoonshineDecoderLayer": _of_moonshine,
+    "MoonshineDecoderLayer": _of_speech,
+    "CohereAsrDecoderLayer": _of_speech,
 }
 
 
@@ -247,13 +248,16 @@ class CrossedDecoder:
 
     def _embed(self, program: Program, hidden: int, positions: int) -> None:
         """Adds the operations that compute embeddings of tokens as the decoder does."""
-        base, tokens = self.base, self.base.embed_tokens
-        if not hasattr(base, "embed_positions"):  # positions enter in attention
+        base, tokens, counted = self.base, self.base.embed_tokens, torch.arange(positions)
+        norm = getattr(base, "layernorm_embedding", getattr(base, "embedding_layernorm", None))
+        if hasattr(base, "embed_positions"):
+            added = base.embed_positions(None, position_ids=counted).view(positions, -1)
+        elif hasattr(base, "embedding_layernorm"):
+            added = base.pos_emb(counted)
+        else:  # positions enter in attention
             program.look_up(hidden, tokens.panels(), tokens.scale)
             return
-        added = plain(base.embed_positions(None, position_ids=torch.arange(positions)).view(positions, -1))
-        program.look_up(hidden, tokens.panels(), tokens.scale * getattr(base, "embed_scale", 1.0), added)
-        norm = getattr(base, "layernorm_embedding", None)
+        program.look_up(hidden, tokens.panels(), tokens.scale * getattr(base, "embed_scale", 1.0), plain(added))
         if norm is not None:
             program.norm(hidden, hidden, norm_of(norm))
 

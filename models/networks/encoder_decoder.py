@@ -79,15 +79,16 @@ class EncoderDecoderNetwork(CrossedNetwork):
         with one dummy row. In a packed decoder only the module's linear layers are called.
         """
         self.cross.begin(slot, len(output))
+        output = self.family.projected(self.model.module, output)
         if self.native is not None:
             decoder = CrossedDecoder(self.model.module)
             for layer in range(self.cross.layers):
                 self.cross.write(slot, layer, *decoder.keys_values(layer, output))
             return
         call = WriteCall(cross=self.cross, slot=slot)
-        row = output.new_zeros(1, 1, self.hidden)
+        row = output.new_zeros(1, 1, output.shape[-1])
         for module in self._crossing:
-            module(hidden_states=row, key_value_states=output[None], triolet=call)
+            module(hidden_states=row, triolet=call, **{self.family.states: output[None]})
 
     def logits(self, feeds: Sequence[Feed], wanted: Sequence[tuple[int, int]], outputs: EncoderOutputs) -> Tensor:
         if self.native is not None:

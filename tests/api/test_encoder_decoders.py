@@ -22,6 +22,7 @@ from .scarcity import ask_until_preempted
 
 CLASSES = {
     "moonshine": transformers.MoonshineForConditionalGeneration,
+    "cohere_asr": transformers.CohereAsrForConditionalGeneration,
     "bart": transformers.BartForConditionalGeneration,
     "t5": transformers.T5ForConditionalGeneration,
 }
@@ -68,7 +69,7 @@ class Reference:
 
     @property
     def hears(self) -> bool:
-        return self.name == "moonshine"
+        return self.name not in ("bart", "t5")
 
     def item(self, number: int) -> Any:
         if not self.hears:
@@ -94,7 +95,8 @@ class Reference:
             encoded = self.tokenizer(self.item(ask.item), return_tensors="pt")
             return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
         extractor = transformers.AutoFeatureExtractor.from_pretrained(self.folder)
-        inputs = dict(extractor(self.item(ask.item), sampling_rate=16_000, return_tensors="pt"))
+        read = extractor(self.item(ask.item), sampling_rate=16_000, return_tensors="pt")
+        inputs = {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
         begin = self.tokenizer(ask.begin, add_special_tokens=False)["input_ids"]
         start = self.module.config.decoder_start_token_id
         return {**inputs, "decoder_input_ids": torch.tensor([[start, *begin]])}
@@ -125,14 +127,18 @@ def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
 def scarce(reference: Reference, **changes: Any) -> triolet.EngineConfig:
     """Pages for one full sequence and little more, four slots for six items, room for the largest encoding and little
     more, steps shorter than prompts."""
-    width = {"moonshine": 4 * 16, "bart": 4 * 12, "t5": 4 * 16}[reference.name]
+    width, most, largest = {
+        "moonshine": (4 * 16, 1_248, 160 * 48),
+        "cohere_asr": (4 * 12, 375, 40 * 32),
+        "bart": (4 * 12, 256, 160 * 48),
+        "t5": (4 * 16, 256, 160 * 48),
+    }[reference.name]
     position = 2 * 2 * width * 4  # keys and values of two layers
-    most = 1_248 if reference.hears else 256
     settings = {
         "dtype": "float32",
         "self_kv_bytes": (256 // 16 + 3) * 16 * position,
         "cross_kv_bytes": 4 * most * position,
-        "encoder_cache_bytes": 160 * 48 * 4,
+        "encoder_cache_bytes": largest * 4,
         "max_step_tokens": 24,
         "max_running": 12,
         "verify": True,
@@ -269,3 +275,16 @@ async def test_what_a_model_does_not_read_is_refused(tmp_path: Path) -> None:
             await engine.generate(audio=np.zeros(500_000, np.float32))
         with pytest.raises(triolet.InvalidRequest, match="too short for one embedding"):
             await engine.generate(audio=np.full(500, 0.1, np.float32))
+
+
+async def test_the_prompt_of_a_models_own_processor_gets_the_tokens_of_generate(tmp_path: Path) -> None:
+    reference = Reference.of("cohere_asr", tmp_path)
+    processor = transformers.CohereAsrProcessor.from_pretrained(tmp_path)
+    inputs = processor(reference.item(5), language="de", punctuation=False, sampling_rate=16_000)
+    prompt = inputs["decoder_input_ids"][0].tolist()
+    with torch.inference_mode():
+        expected = reference.module.generate(**inputs, max_new_tokens=30, do_sample=False)[0, len(prompt) :].tolist()
+    async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
+        found = await engine.generate(audio=reference.item(5), prompt_token_ids=prompt, max_tokens=30)
+    assert found.usage.prompt_tokens == len(prompt)
+    assert list(found.token_ids) == expected

@@ -154,7 +154,7 @@ def sound(samples: int, seed: int = 0) -> np.ndarray[Any, Any]:
 def items_of(name: str, path: Path, description: ModelDescription) -> list[EncoderItem]:
     """Two items of different sizes."""
     prepare = description.preparer.prepare
-    if name == "moonshine":
+    if "audio" in description.preparer.media and name not in PLACEHOLDERS:
         return [prepare((), audio=[sound(size)]).items[0] for size in (5000, 900)]
     if name not in PLACEHOLDERS:
         return [prepare(text).items[0] for text in ("a cat", "the dog in the hat")]

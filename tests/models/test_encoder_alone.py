@@ -48,6 +48,7 @@ ENCODERS = {  # the parts that encode, as transformers names them
         "model.multi_modal_projector.",
     ),
     "moonshine": ("model.encoder.",),
+    "cohere_asr": ("model.encoder.",),
     "bart": ("model.encoder.",),
     "t5": ("encoder.",),
 }

@@ -24,18 +24,20 @@ from triolet.models.sampling.logits import SamplerInput, apply_rules, repeats
 
 from .texts import SMALL
 
-NAMES = ("moonshine", "bart", "t5")
+WIDTHS = {"moonshine": 48, "cohere_asr": 32, "bart": 48, "t5": 48}  # of an encoder output
+HEARING = ("moonshine", "cohere_asr")
 
 
 @pytest.fixture
 def changed(folder, tmp_path):
-    """``changed(name, file, key=value)``: a copy of the checkpoint with other settings."""
+    """``changed(name, file, key=value)``: a copy of the checkpoint with other settings; a function gets the old."""
 
     def make(name, file, **settings):
         copy = tmp_path / "copy"
         shutil.copytree(folder(name), copy)
         written = json.loads((copy / file).read_text())
-        (copy / file).write_text(json.dumps({**written, **settings}))
+        new = {key: value(written[key]) if callable(value) else value for key, value in settings.items()}
+        (copy / file).write_text(json.dumps({**written, **new}))
         return copy
 
     return make
@@ -43,7 +45,7 @@ def changed(folder, tmp_path):
 
 def jobs_of(description, name):
     """Items of several lengths, two of them equal in length."""
-    if name == "moonshine":
+    if name in HEARING:
         sounds = [
             np.random.default_rng(n).standard_normal(size).astype(np.float32)
             for n, size in enumerate((5000, 900, 5000, 20_000))
@@ -59,7 +61,7 @@ def jobs_of(description, name):
 # -- encoders ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WIDTHS)
 def test_an_item_is_encoded_beside_others_as_alone(opens, folder, name):
     executor, description = opens(folder(name))
     jobs = jobs_of(description, name)
@@ -69,17 +71,30 @@ def test_an_item_is_encoded_beside_others_as_alone(opens, folder, name):
     for job, beside in zip(jobs, together, strict=True):
         executor.encode((job,))
         alone = executor._open.outputs.get(job.key)
-        assert alone.shape == (job.embeddings, 48)
+        assert alone.shape == (job.embeddings, WIDTHS[name])
         torch.testing.assert_close(alone, beside, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("samples", [895, 896, 1_087, 1_279, 5_000, 16_000, 480_000])
-def test_moonshine_has_as_many_embeddings_as_its_convolutions_make(opens, folder, samples):
-    executor, description = opens(folder("moonshine"))
+@pytest.mark.parametrize("name", HEARING)
+@pytest.mark.parametrize("samples", [895, 896, 1_087, 1_279, 1_280, 1_440, 5_000, 16_000, 480_000])
+def test_audio_has_as_many_embeddings_as_the_convolutions_make(opens, folder, name, samples):
+    executor, description = opens(folder(name))
     item = description.preparer.prepare((), audio=[np.zeros(samples, np.float32)]).items[0]
-    assert item.size == item.embeddings * 48 * 4
+    assert item.size == item.embeddings * WIDTHS[name] * 4
     executor.encode((item,))
     assert len(executor._open.outputs.get(item.key)) == item.embeddings <= description.encoder_embeddings
+
+
+@pytest.mark.parametrize("clip", [{"max_audio_clip_s": 12.0}, {"overlap_chunk_second": 25.0}])
+def test_audio_that_the_feature_extractor_would_cut_is_refused(changed, opens, clip):
+    """Of one piece, it would make several."""
+    _, description = opens(
+        changed("cohere_asr", "processor_config.json", feature_extractor=lambda old: {**old, **clip})
+    )
+    longest = int((clip.get("max_audio_clip_s", 35.0) - clip.get("overlap_chunk_second", 5.0)) * 16_000)
+    assert len(description.preparer.prepare((), audio=[np.zeros(longest, np.float32)]).items) == 1
+    with pytest.raises(RequestTooLarge, match=f"allowed: up to {longest // 16_000} s"):
+        description.preparer.prepare((), audio=[np.zeros(longest + 1, np.float32)])
 
 
 @pytest.mark.parametrize("normalizes", [False, True])
@@ -173,7 +188,7 @@ def test_a_checkpoint_without_a_start_token_is_refused(changed):
 
 def test_another_encoder_decoder_is_refused_with_those_that_are_known(changed):
     path = changed("bart", "config.json", model_type="blenderbot", architectures=["BlenderbotForConditionalGeneration"])
-    with pytest.raises(UnsupportedModel, match=r"not supported \(supported: whisper, moonshine, bart"):
+    with pytest.raises(UnsupportedModel, match=r"not supported \(supported: whisper, moonshine, cohere_asr, bart"):
         TorchExecutor(path, SMALL).open()
 
 
@@ -196,10 +211,13 @@ def test_a_draft_model_is_refused(folder):
         ("t5", "distances", lambda self, module, positions: torch.zeros(positions, 4)),
         ("bart", "instead", lambda self, module, positions, distances: []),
         ("moonshine", "instead", lambda self, module, positions, distances: []),
+        ("cohere_asr", "instead", lambda self, module, positions, distances: []),
+        ("cohere_asr", "projected", lambda self, module, output: output.repeat(1, 2)[:, :48]),
     ],
 )
 def test_the_comparison_refuses_a_family_that_misleads_the_decoder(folder, monkeypatch, name, method, broken):
-    """Without the bias by distance, or with positions that the module counts over all rows of a step."""
+    """Without the bias by distance, with positions that the module counts over all rows of a step, or with an encoder
+    output that the decoder projects."""
     monkeypatch.setattr(type(crossed.find_crossed_family(name)), method, broken)
     with pytest.raises(UnsupportedModel, match="computes other numbers"):
         TorchExecutor(folder(name), SMALL).open()

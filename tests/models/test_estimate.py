@@ -35,6 +35,8 @@ CASES = [
     *((name, {}) for name in SPEECH),
     ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
+    ("cohere_asr", {}),
+    ("cohere_asr", {"dtype": "bfloat16"}),
     ("bart", {}),
     ("bart", {"dtype": "bfloat16"}),
     ("t5", {"dtype": "bfloat16"}),

@@ -69,6 +69,16 @@ MOONSHINE = {
     "decoder_num_hidden_layers": 2,
     "decoder_num_attention_heads": 4,
 }
+FAST_CONFORMER = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20, "num_mel_bins": 8}
+COHERE = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 100,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
+    "encoder_config": {**FAST_CONFORMER, "hidden_size": 32},
+}
 CONFIGS = {
     "bart": transformers.BartConfig(**SHAPE, scale_embedding=True),
     "bart with a head of its own": transformers.BartConfig(**SHAPE, tie_word_embeddings=False),
@@ -85,6 +95,7 @@ CONFIGS = {
         attention_bias=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.7},
     ),
+    "cohere": transformers.CohereAsrConfig(**COHERE),
 }
 
 
@@ -109,7 +120,9 @@ def module(name: str) -> Any:
 def output(name: str, number: int) -> Tensor:
     """An encoder output, of another length for each number."""
     length = (1, 40, 129, 300, POSITIONS)[number]
-    return torch.randn(length, module(name).config.hidden_size, generator=torch.Generator().manual_seed(number))
+    config = module(name).config
+    width = getattr(config, "encoder_config", config).hidden_size
+    return torch.randn(length, width, generator=torch.Generator().manual_seed(number))
 
 
 def expected_of(one: Told, name: str, module: Any) -> Tensor:
@@ -202,7 +215,7 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
 
 @pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("level", [1, 3, 4])
-@pytest.mark.parametrize("name", ["bart", "t5", "moonshine, turned in part"])
+@pytest.mark.parametrize("name", ["bart", "t5", "moonshine, turned in part", "cohere"])
 def test_slots_and_pages_of_16_bits_cost_what_they_round(name: str, level: int, kept: torch.dtype) -> None:
     draw = random.Random(3)
     told = sequences([150, 1, 40, 300], 16, draw)
