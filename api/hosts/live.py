@@ -19,7 +19,7 @@ from ..live.reader import UtteranceReader
 from ..live.session import LiveTranscription
 from ..speech.reader import RunRequests, WindowReader
 from ..speech.recipe import Recipe
-from ..speech.voice import VoiceActivity
+from ..speech.voice import VoiceActivity, at_rate
 from .alternatives import background
 
 _LONGEST = 30.0  # seconds that are read at once: each reading encodes all of them
@@ -48,7 +48,7 @@ async def open_live(
 def _session(
     options: LiveOptions, description: ModelDescription, run: RunRequests, request_id: str, detector: VoiceActivity
 ) -> LiveTranscription:
-    shared = options.transcribe
+    shared, detector = options.transcribe, at_rate(detector, description.sampling_rate)
     if shared.seed is None:
         shared = evolve(shared, seed=secrets.randbits(62))
     recipe = Recipe(options=shared, description=description)

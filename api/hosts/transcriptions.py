@@ -25,7 +25,7 @@ from ..speech.reader import RunRequests, WindowReader
 from ..speech.recipe import Recipe
 from ..speech.spans import SpanRules
 from ..speech.transcription import Transcription
-from ..speech.voice import VoiceActivity
+from ..speech.voice import VoiceActivity, at_rate
 from .alternatives import background
 
 _PAUSE = 0.3  # seconds: a window may be cut in a silence of this length
@@ -86,7 +86,7 @@ def _plan(recipe: Recipe, recording: Recording, detector: VoiceActivity) -> Plan
     )
     if options.voice_activity == "off":
         return Plan(rules, read)
-    voice = detector if isinstance(options.voice_activity, str) else options.voice_activity
+    voice = at_rate(detector, rate) if isinstance(options.voice_activity, str) else options.voice_activity
     return Plan(rules, read, Hearing(recording, voice, _voice(options)))
 
 

@@ -191,7 +191,8 @@ class PlacedSpeech(PlainSpeech):
 
 
 def _span(turn: Turn, token_ids: Sequence[int], ends: Sequence[int]) -> Span:
-    first, stop = bisect_right(ends, turn.first), bisect_left(ends, turn.stop) + 1
+    first = bisect_right(ends, turn.first)
+    stop = bisect_right(ends, ends[bisect_left(ends, turn.stop)])  # with all tokens of its last character
     return Span(
         round((turn.start or 0.0) * _STEPS),
         None if turn.end is None else round(turn.end * _STEPS),

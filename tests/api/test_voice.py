@@ -25,7 +25,7 @@ from triolet.api.inputs.recording import Recording
 from triolet.api.speech.hearing import Hearing
 from triolet.api.speech.silero import FRAME, Silero, _Weights
 from triolet.api.speech.spans import SpanRules, SpeechSpan
-from triolet.api.speech.voice import Probabilities
+from triolet.api.speech.voice import Probabilities, at_rate
 from triolet.core.errors import CheckpointError
 
 RATE = 16_000
@@ -100,18 +100,29 @@ def test_probabilities_are_those_of_the_packages_own_network(name: str) -> None:
     assert found.min() < 0.1
 
 
-@given(sizes=st.lists(st.integers(0, 5_000), max_size=8))
+@given(sizes=st.lists(st.integers(0, 5_000), max_size=8), rate=st.sampled_from([RATE, 24_000]), cut=st.integers(0, 800))
 @settings(max_examples=15, deadline=None)
-def test_the_division_of_the_stream_changes_nothing(sizes: list[int]) -> None:
+def test_the_division_of_the_stream_changes_nothing(sizes: list[int], rate: int, cut: int) -> None:
     """A microphone's blocks of any size, or all at once: the same probabilities, of the same frames."""
-    samples = load_audio(SAMPLES["es-command.ogg"])[:20_000]
-    silero = Silero()
+    samples = load_audio(SAMPLES["es-command.ogg"], sampling_rate=rate)[: 20_000 - cut]
+    silero = at_rate(Silero(), rate)
     whole, listener, at, parts = heard(silero, samples), silero.listen(), 0, []
     for size in [*sizes, len(samples)]:
         parts.append(listener.hear(samples[at : at + size]))
         at = min(at + size, len(samples))
-        assert sum(map(len, parts)) == at // FRAME
+        assert sum(map(len, parts)) == at // silero.frame_samples
     np.testing.assert_allclose(np.concatenate([*parts, listener.end()]), whole, atol=1e-5)
+    assert len(whole) == -(-len(samples) // silero.frame_samples)
+
+
+@pytest.mark.parametrize("name", ["en-noisy.flac", "de-command.wav", "es-command.ogg"])
+def test_samples_at_another_rate_are_heard_alike(name: str, silero: Silero) -> None:
+    found = heard(at_rate(silero, 24_000), load_audio(SAMPLES[name], sampling_rate=24_000))
+    expected = heard(silero, load_audio(SAMPLES[name]))
+    count = min(len(found), len(expected))
+    assert np.mean((found[:count] > 0.5) != (expected[:count] > 0.5)) < 0.03
+    assert at_rate(silero, RATE) is silero
+    assert at_rate(silero, 22_050) is silero, "its frames would not be whole samples"
 
 
 def test_listeners_do_not_hear_each_other(silero: Silero) -> None:

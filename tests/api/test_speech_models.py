@@ -1,0 +1,119 @@
+"""Speech models that read audio in their prompts through `Engine.transcribe`: the text of each window is that of
+transformers' `generate` for transformers' own request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import triolet.demo
+from triolet import Engine, EngineConfig, InvalidRequest
+from triolet.api.inputs.audio import Samples, load_audio
+from triolet.testing.families import make_checkpoint
+
+from ..models.media import SPEECH, sound
+
+CONFIG = EngineConfig(device="cpu", dtype="float32", verify=True)
+TOKENS = 12
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": TOKENS}
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``made(name)`` gives the folder of a tiny checkpoint. Nobody changes it."""
+    return cache(lambda name: make_checkpoint(name, tmp_path_factory.mktemp(name)))
+
+
+def generated(folder: Path, samples: Samples, **asked: Any) -> tuple[int, ...]:
+    """What transformers generates, as the text tokens before the end of text."""
+    processor: Any = transformers.AutoProcessor.from_pretrained(folder)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    module: Any = getattr(transformers, config.architectures[0]).from_pretrained(folder).eval()
+    inputs = processor.apply_transcription_request(samples, return_tensors="pt", **asked)
+    quiet = {"sample": False} if config.model_type == "vibevoice_asr" else {}
+    with torch.inference_mode():
+        found = module.generate(**inputs, max_new_tokens=TOKENS, do_sample=False, **quiet)
+    tokens = found[0, inputs["input_ids"].shape[1] :].tolist()
+    return tuple(token for token in tokens if token not in processor.tokenizer.all_special_ids)
+
+
+@pytest.mark.parametrize("name", SPEECH)
+async def test_each_window_has_the_tokens_of_generate(name: str, made: Callable[[str], Path]) -> None:
+    async with Engine(made(name), config=CONFIG) as engine:
+        rate = engine.model.sampling_rate
+        samples = sound(4 * rate, 1)
+        options = {**GREEDY, "voice_activity": "off"}
+        transcript = await engine.transcribe(samples, **options)
+        assert tuple(token for one in transcript.segments for token in one.token_ids) == generated(made(name), samples)
+        assert transcript.segments[-1].end == transcript.duration == 4.0
+        async with engine.stream_transcription(samples, **options) as stream:
+            streamed = [one async for one in stream]
+        assert streamed == list(transcript.segments)
+        assert engine.statistics().encoder_cache.encoded == 1, "the same window has the same key"
+
+
+async def test_language_and_hotwords_are_in_the_request(made: Callable[[str], Path]) -> None:
+    async with Engine(made("qwen3_asr"), config=CONFIG) as engine:
+        samples = sound(32_000, 2)
+        transcript = await engine.transcribe(
+            samples, language="german", hotwords=["Anna", "Otto"], voice_activity="off", **GREEDY
+        )
+    (segment,) = transcript.segments
+    assert transcript.language == "de"
+    assert segment.token_ids == generated(made("qwen3_asr"), samples, language="German", prompt="Anna, Otto")
+
+
+@pytest.mark.parametrize("name", SPEECH)
+async def test_speech_is_found_at_the_models_rate_and_read_in_parallel_too(
+    name: str, made: Callable[[str], Path]
+) -> None:
+    path = next(sample.path for sample in triolet.demo.samples() if sample.path.stem == "en-many")
+    async with Engine(made(name), config=CONFIG) as engine:
+        samples = load_audio(path, sampling_rate=engine.model.sampling_rate)
+        options = {**GREEDY, "vad_max_speech_duration_s": 4.0}
+        for parallel in (False, True):
+            transcript = await engine.transcribe(samples, parallel=parallel, **options)
+            times = [time for one in transcript.segments for time in (one.start, one.end)]
+            assert len(transcript.segments) > 8
+            assert [0.0, *times, transcript.duration] == sorted([0.0, *times, transcript.duration])
+            assert {one.kind for one in transcript.coverage} <= {"speech", "silent"}
+
+
+@pytest.mark.parametrize("name", ["qwen3_asr", "vibevoice_asr"])
+async def test_a_live_session_reads_what_is_fed(name: str, made: Callable[[str], Path]) -> None:
+    """Audio at the recording's rate, for models at another one."""
+    path = next(sample.path for sample in triolet.demo.samples() if sample.path.stem == "es-command")
+    async with Engine(made(name), config=CONFIG) as engine, engine.live(**GREEDY, no_speech_threshold=None) as session:
+        await session.feed(load_audio(path))
+        await session.finish()
+        updates = [update async for update in session]
+    assert "".join(update.stable for update in updates).strip()
+    assert updates[-1].ends_utterance
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "told"),
+    [
+        ("glmasr", {"language": "en"}, "the model finds the language itself; allowed: None"),
+        ("glmasr", {"hotwords": "Anna"}, "hotwords='Anna', which GlmAsr.* cannot use; allowed: None"),
+        ("audioflamingo3", {"prefix": "so"}, "prefix='so', which AudioFlamingo3.* cannot use"),
+        ("qwen3_asr", {"language": "la"}, r"language='la', which the model does not know; allowed: .*\ben, .*\bzh\b"),
+        ("qwen3_asr", {"language": "xx"}, r"language='xx', which the model does not know; allowed: .*\ben, "),
+        ("qwen3_asr", {"timestamps": "word"}, "has no times of words: it writes no times of words. Allowed: "),
+        ("moss_transcribe_diarize", {"initial_prompt": "a talk"}, "initial_prompt='a talk', which Moss.* cannot use"),
+        ("vibevoice_asr", {"task": "translate"}, "task='translate', but VibeVoice.* knows only: 'transcribe'"),
+    ],
+)
+async def test_what_a_model_cannot_use_is_refused_by_name(
+    name: str, option: dict[str, str], told: str, made: Callable[[str], Path]
+) -> None:
+    async with Engine(made(name), config=CONFIG) as engine:
+        with pytest.raises(InvalidRequest, match=told):
+            await engine.transcribe(np.zeros(engine.model.sampling_rate, np.float32), **option)
