@@ -100,9 +100,10 @@ class AudioItems(TextPreparer):
             )
         samples = self._checked(audio[0])
         item = self.settings.item(self._read(samples), self._count(len(samples)))
-        return Prepared(token_ids=self._begin(prompt), items=(item,))
+        return Prepared(token_ids=self.begin(prompt), items=(item,))
 
-    def _begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+    def begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Returns the tokens of ``prompt`` after the start token."""
         start = self.settings.start_id
         if isinstance(prompt, str):
             return (start, *tokenize(self.tokenizer, prompt, special=False))

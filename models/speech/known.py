@@ -11,6 +11,7 @@ from ...core.model import ModelDescription
 from ...core.speech import SpeechModel
 from .placed import find_manner, placed_speech
 from .plain import PlainSpeech
+from .prompted import cohere_speech
 
 Make = Callable[[ModelDescription, Any], SpeechModel]
 """Makes the speech model of a description and a checkpoint, which has ``folder``, ``config`` and ``tokenizer``."""
@@ -32,4 +33,4 @@ def with_speech(description: ModelDescription, checkpoint: Any, cache_bytes: int
 
 
 def _models() -> dict[object, Make]:
-    return {"moonshine": lambda description, _: PlainSpeech(model=description)}
+    return {"moonshine": lambda description, _: PlainSpeech(model=description), "cohere_asr": cohere_speech}

@@ -17,7 +17,7 @@ from ...core.speech import SAMPLING, Ask, Draft, Sound, Span, SpeechFacts, Windo
 from ..architectures.prompts import tokenize
 
 _LEAST_SECONDS = 0.25  # shorter windows are filled with silence, since encoders need some embeddings
-_STEPS = 50  # in a second
+STEPS = 50  # in a second
 
 
 @frozen(kw_only=True, slots=False)
@@ -36,7 +36,7 @@ class PlainSpeech:
     def _facts(self) -> SpeechFacts:
         return SpeechFacts(
             window_samples=self.model.window_samples,
-            step_samples=self.model.sampling_rate // _STEPS,
+            step_samples=self.model.sampling_rate // STEPS,
             most_tokens=self.model.max_positions - 1,
             begins=True,
             options=SAMPLING,
@@ -46,7 +46,9 @@ class PlainSpeech:
     @cached_property
     def special(self) -> frozenset[int]:
         """The tokens that are no text."""
-        return frozenset({*self.model.tokenizer.all_special_ids, *self.model.eos_token_ids})
+        tokenizer = self.model.tokenizer
+        added = (token for token, text in tokenizer.added_tokens_decoder.items() if text.special)
+        return frozenset({*added, *tokenizer.all_special_ids, *self.model.eos_token_ids})
 
     def is_text(self, token: int) -> bool:
         """True if ``token`` is not special."""

@@ -1,0 +1,56 @@
+"""Models of several languages whose decoder begins with a prompt that names the language, as `SpeechModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from ...core.model import ModelDescription
+from ...core.speech import SAMPLING, Ask, Detection, Sound, SpeechFacts
+from ..architectures.items import AudioItems
+from ..checkpoints.loading import load_part
+from .plain import STEPS, PlainSpeech
+
+Prompts = Mapping[tuple[str, str], tuple[int, ...]]
+"""The tokens of each prompt, by the code of the language and the task."""
+
+
+@frozen(kw_only=True, slots=False)
+class PromptedSpeech(PlainSpeech):
+    """An encoder-decoder behind the seam that must be given the language. ``prompts`` are those of the checkpoint's own
+    processor."""
+
+    prompts: Prompts = field(repr=False)
+    facts: SpeechFacts = field(init=False)
+
+    @facts.default
+    def _facts(self) -> SpeechFacts:
+        return SpeechFacts(
+            window_samples=self.model.window_samples,
+            step_samples=self.model.sampling_rate // STEPS,
+            most_tokens=self.model.max_positions - max(map(len, self.prompts.values())),
+            languages=tuple(dict.fromkeys(language for language, _ in self.prompts)),
+            detection=Detection.NAMED,
+            tasks=tuple(dict.fromkeys(task for _, task in self.prompts)),
+            begins=True,
+            options=SAMPLING,
+            defaults={"beam_size": 1},
+        )
+
+    def prompt(self, sound: Sound, ask: Ask) -> tuple[int, ...]:  # noqa: ARG002  (see `PlainSpeech`)
+        """Returns the tokens before the text."""
+        assert ask.language is not None, "a model that does not detect the language is given one"
+        assert isinstance(self.model.preparer, AudioItems), "an encoder-decoder that reads audio has it"
+        return self.model.preparer.begin(self.prompts[ask.language, ask.task])
+
+
+def cohere_speech(description: ModelDescription, checkpoint: Any) -> PromptedSpeech:
+    """Returns the speech model of Cohere Transcribe, with the languages whose tokens the tokenizer has."""
+    from transformers.models.cohere_asr.processing_cohere_asr import LANGUAGES
+
+    processor, known = load_part("CohereAsrProcessor", checkpoint.folder), checkpoint.tokenizer.get_vocab()
+    codes = [code for code in sorted(LANGUAGES) if f"<|{code}|>" in known]
+    prompts = {(code, "transcribe"): tuple(processor.get_decoder_prompt_ids(code)) for code in codes}
+    return PromptedSpeech(model=description, prompts=prompts)

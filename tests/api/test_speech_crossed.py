@@ -1,0 +1,111 @@
+"""Transcriptions by encoder-decoders besides Whisper: each window's text is that of transformers' own prompt and
+`generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from attrs import field, frozen
+
+import triolet
+from triolet import demo
+from triolet.api.inputs.audio import load_audio
+from triolet.testing.families import make_checkpoint
+
+RATE = 16_000
+Folder = Callable[[str], Path]
+
+
+@frozen(kw_only=True)
+class Spoken:
+    """How transformers' class ``loader`` is asked, and which of its inputs ``read`` makes of samples."""
+
+    loader: str
+    read: Callable[[Path, Any], Any]
+    options: dict[str, Any] = field(factory=dict)
+
+
+def _moonshine(folder: Path, samples: Any) -> Any:
+    return transformers.AutoFeatureExtractor.from_pretrained(folder)(samples, sampling_rate=RATE, return_tensors="pt")
+
+
+def _cohere(folder: Path, samples: Any) -> Any:
+    processor = transformers.CohereAsrProcessor.from_pretrained(folder)
+    return processor(samples, language="de", sampling_rate=RATE)
+
+
+SPOKEN = {
+    "moonshine": Spoken(loader="MoonshineForConditionalGeneration", read=_moonshine),
+    "cohere_asr": Spoken(loader="CohereAsrForConditionalGeneration", read=_cohere, options={"language": "de"}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    """The folder of a tiny checkpoint; each is made once."""
+    return cache(lambda name: make_checkpoint(name, tmp_path_factory.mktemp(name)))
+
+
+def noise(seconds: float) -> Any:
+    return (np.random.default_rng(5).standard_normal(round(seconds * RATE)) * 0.3).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+async def test_each_window_gets_the_text_of_transformers_own_request(name: str, folder: Folder) -> None:
+    """The last window is so short that it is filled with silence."""
+    spoken, audio = SPOKEN[name], noise(60.2)
+    module = getattr(transformers, spoken.loader).from_pretrained(folder(name)).eval()
+    expected = []
+    for start in (0, 30, 60):
+        window = audio[start * RATE : (start + 30) * RATE]
+        inputs = spoken.read(folder(name), np.pad(window, (0, max(RATE // 4 - len(window), 0))))
+        given = inputs["decoder_input_ids"].shape[1] if "decoder_input_ids" in inputs else 1
+        with torch.inference_mode():
+            tokens = module.generate(**inputs, max_new_tokens=12, do_sample=False)[0, given:].tolist()
+        end = module.generation_config.eos_token_id
+        expected.append(tuple(tokens[: tokens.index(end)] if end in tokens else tokens))
+    config = triolet.EngineConfig(device="cpu", dtype="float32", threads=1, verify=True)
+    async with triolet.Engine(folder(name), config=config) as engine:
+        transcript = await engine.transcribe(
+            audio, voice_activity="off", temperature=0.0, max_new_tokens=12, **spoken.options
+        )
+    assert [segment.token_ids for segment in transcript.segments] == expected
+    assert transcript.language == spoken.options.get("language")
+    assert len({token for tokens in expected for token in tokens}) > 1, "they prove too little"
+
+
+async def test_a_prompted_model_refuses_what_it_cannot_do_and_names_what_is_allowed(folder: Folder) -> None:
+    async with triolet.Engine(folder("cohere_asr")) as engine:
+        for options, told in (
+            ({}, "does not detect the language; allowed: de, en"),
+            ({"language": "fr"}, "does not know; allowed: de, en"),
+            ({"language": "de", "task": "translate"}, "knows only: 'transcribe'"),
+            ({"language": "de", "hotwords": "Anna"}, "hotwords='Anna', which CohereAsrForConditionalGeneration cannot"),
+            ({"language": "de", "prefix": "<|en|>"}, "prefix='<|en|>' has a special token"),
+            ({"language": "de", "timestamps": "word"}, "word"),
+        ):
+            with pytest.raises(triolet.InvalidRequest) as caught:
+                await engine.transcribe(noise(1.0), **options)
+            assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+async def test_a_live_session_reads_all_that_was_said(name: str, folder: Folder) -> None:
+    sample = next(one for one in demo.samples() if one.path.stem == "en-command")
+    audio = load_audio(sample.path)
+    config = triolet.EngineConfig(device="cpu", dtype="float32", threads=1)
+    options = {"temperature": 0.0, "max_new_tokens": 6, **SPOKEN[name].options}
+    async with triolet.Engine(folder(name), config=config) as engine, engine.live(**options) as session:
+        await session.feed(audio)
+        await session.finish()
+        updates = [update async for update in session]
+    assert updates[-1].ends_utterance
+    assert updates[-1].position > 4.0, "the last word ends there"
+    assert updates[-1].language == SPOKEN[name].options.get("language")
