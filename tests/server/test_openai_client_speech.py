@@ -16,8 +16,10 @@ from triolet import Transcript, demo
 from triolet.api.formats.objects import as_verbose_object
 from triolet.api.formats.settings import SubtitleSettings
 from triolet.api.formats.writers import SRT, VTT, WriterSettings, written
+from triolet.testing.families import make_checkpoint
 
-from .served import Served
+from .openai_client import openai_client
+from .served import Served, served
 
 pytestmark = pytest.mark.real_time
 
@@ -177,6 +179,19 @@ def test_a_stream_tells_logprobs_with_each_piece_and_all_at_the_end(client, spee
     *deltas, done = transcribe(client, speech, stream=True, include=["logprobs"])
     told = [one.to_dict() for delta in deltas for one in delta.logprobs]
     assert told == [one.to_dict() for one in done.logprobs] != []
+
+
+def test_another_speech_model_than_whisper_takes_a_prompt_and_refuses_what_it_cannot_do(tmp_path, speech):
+    models = {name: str(make_checkpoint(name, tmp_path / name)) for name in ("qwen3_asr", "glmasr")}
+    with served(models) as running, openai_client(running, _strict_response_validation=True) as client:
+        given = {"language": "en", "prompt": "a talk", "temperature": 0.2, "response_format": "verbose_json"}
+        told = transcribe(client, speech, model="qwen3_asr", extra_body={"seed": 1}, **given)
+        options = {"language": "en", "initial_prompt": "a talk", "temperature": 0.2, "seed": 1}
+        expected = transcribed(running, speech, "qwen3_asr", **options)
+        assert (told.language, told.text) == ("english", expected.text)
+        assert [one.text for one in told.segments] == [one.text for one in expected.segments]
+        with pytest.raises(openai.BadRequestError, match=r"prompt='a talk', which GlmAsr.* cannot use"):
+            transcribe(client, speech, model="glmasr", prompt="a talk")
 
 
 # -- translations ------------------------------------------------------------------------------------------------------
