@@ -304,6 +304,7 @@ class TimestampRules:
     begin_id: int  # <|0.00|>; every id from here on is a timestamp of 20 ms steps
     no_timestamps_id: int
     max_initial: int | None
+    begun: tuple[int, ...] = ()  # the first tokens of the text, if they are in the prompt
 
 
 @frozen(kw_only=True)

@@ -102,8 +102,6 @@ def read_flags(
     options = dict(given)
     if options.get("language") == _NONE:
         options["language"] = None
-    if options.get("suppress_tokens") == (-1,):
-        options["suppress_tokens"] = None
     if word_timestamps is not None:
         timestamps = options.setdefault("timestamps", "word" if word_timestamps else "segment")
         if (timestamps == "word") is not word_timestamps:

@@ -108,7 +108,7 @@ def _hotwords(value: Any) -> str:
 
 def _token(value: Any) -> int:
     found = as_integer(value)
-    if found < 0:
+    if found < -1:
         raise Refused
     return found
 
@@ -159,7 +159,9 @@ _TEXT = instance(str, "a text")
 _HOTWORDS = Check(_hotwords, "a text, or a list of texts").or_none("none")
 _CHECKPOINT = "as the checkpoint says"
 _THRESHOLD = number(-math.inf, math.inf).or_none("off")
-_TOKENS = several(_token, _MOST_TOKENS, "a list of token ids (integers, 0 or more)").or_none(_CHECKPOINT)
+_TOKENS = several(_token, _MOST_TOKENS, "a list of token ids (integers, 0 or more; -1: the checkpoint's)").or_none(
+    _CHECKPOINT
+)
 _VOICE = Check(_voice_activity, "'skip', 'off', or an object that is a VoiceActivity")
 _CLIPS = Check(
     _read_clips,
@@ -226,8 +228,8 @@ class TranscribeOptions:
             without the last end, the last part reaches to the end of the audio.
         max_initial_timestamp: the latest time at which a window's first segment may begin, in seconds. ``None``: as the
             checkpoint says.
-        suppress_tokens: the ids of the tokens that are never sampled, in place of the checkpoint's list. Special tokens
-            that no text has are never sampled in any case.
+        suppress_tokens: the ids of the tokens that are never sampled, in place of the checkpoint's list; -1 stands for
+            that list. Special tokens that no text has are never sampled in any case.
         prepend_punctuations: the punctuation marks that belong to the word after them.
         append_punctuations: the punctuation marks that belong to the word before them.
         voice_activity: ``"skip"``: stretches without voice are not read; ``"off"``: everything is read. A

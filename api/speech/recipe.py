@@ -239,6 +239,7 @@ class Recipe:
         options, half = self.options, self.facts.most_tokens // 2
         prefix = self.prefix[max(len(self.prefix) - half, 0) :] if context.first else ()
         as_text = not self.facts.history_tokens
+        given, listed = options.suppress_tokens, self.description.suppress_token_ids
         return Ask(
             language=context.language,
             task=options.task,
@@ -247,7 +248,7 @@ class Recipe:
             begun=(*prefix, *context.begun),
             hotwords=(options.hotwords or "").strip() if as_text else "",
             prompt=(options.initial_prompt or "").strip() if as_text else "",
-            suppress=options.suppress_tokens,
+            suppress=given and tuple(token for one in given for token in (listed if one == -1 else (one,))),
             latest=options.max_initial_timestamp,
         )
 

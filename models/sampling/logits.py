@@ -249,6 +249,7 @@ def timestamp_bans(
     """Returns ranges ``[start, stop)`` of tokens that may not come next, as transformers'
     `WhisperTimeStampLogitsProcessor` bans them."""
     begin = rules.begin_id
+    generated = [*rules.begun, *generated] if rules.begun else generated
     bans = [(rules.no_timestamps_id, rules.no_timestamps_id + 1)]
     if not generated:  # a timestamp comes first, and not too late
         latest = vocabulary if rules.max_initial is None else min(begin + rules.max_initial + 1, vocabulary)

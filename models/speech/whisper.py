@@ -122,12 +122,13 @@ class WhisperSpeech:
         """Returns the draft of a window's text, with a probe for "no speech"."""
         previous, silence = self.tokens.previous_id, self.tokens.no_speech_id
         before = () if previous is None or not ask.before else (previous, *ask.before)
-        prompt = (*before, *self._start(ask), *ask.begun)
+        begun = (self.tokens.timestamp_begin_id, *ask.begun) if ask.timestamps and ask.begun else ask.begun
+        prompt = (*before, *self._start(ask), *begun)
         probe = None if silence is None else Probe(position=prompt.index(self.tokens.start_id), token_ids=(silence,))
         return Draft(
             token_ids=prompt,
             items=(sound.item,),
-            rules=self._rules(ask),
+            rules=self._rules(ask, begun),
             probe=probe,
             max_tokens=max(min(self.facts.most_tokens, self.model.max_positions - len(prompt)), 1),
         )
@@ -145,13 +146,14 @@ class WhisperSpeech:
             ids.append(tokens.no_timestamps_id)
         return tuple(ids)
 
-    def _rules(self, ask: Ask) -> LogitRules:
+    def _rules(self, ask: Ask, begun: tuple[int, ...]) -> LogitRules:
         tokens = self.tokens
         latest = None if ask.latest is None else round(ask.latest / tokens.seconds_per_timestamp)
         timestamps = TimestampRules(
             begin_id=tokens.timestamp_begin_id,
             no_timestamps_id=tokens.no_timestamps_id,
             max_initial=tokens.max_initial_timestamp if latest is None else latest,
+            begun=begun,
         )
         return LogitRules(
             suppress=self._suppressed(ask.suppress),

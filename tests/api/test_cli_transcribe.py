@@ -65,7 +65,7 @@ VALUES = {
     "hallucination_silence_threshold": ("2", 2.0),
     "clip_timestamps": ("1,2.5,4", "1,2.5,4"),
     "max_initial_timestamp": ("1", 1.0),
-    "suppress_tokens": ("1,2", (1, 2)),
+    "suppress_tokens": ("-1,2", (-1, 2)),
     "prepend_punctuations": ("(", "("),
     "append_punctuations": (")", ")"),
     "voice_activity": ("off", "off"),
@@ -203,7 +203,7 @@ def test_a_script_for_whisper_runs_as_it_is(
     assert sorted(os.listdir(folder / "out")) == ["a.json", "a.srt", "a.tsv", "a.txt", "a.vtt"]
     ((_, options),) = engine.asked
     assert options["temperature"] == (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    assert options["suppress_tokens"] is None
+    assert options["suppress_tokens"] == (-1,)
     assert TranscribeOptions(**options).timestamps == "word"
 
 

@@ -75,7 +75,7 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
         (lambda: options_of(seed=2**63), r"seed=9223372036854775808; allowed: an integer"),
         (lambda: options_of(logprob_threshold=math.nan), r"logprob_threshold=nan; allowed: a number"),
         (lambda: options_of(beam_size=0), r"beam_size=0; allowed: an integer.*1 is greedy"),
-        (lambda: options_of(suppress_tokens=[-1]), r"suppress_tokens=\[-1\]; allowed: a list of token ids"),
+        (lambda: options_of(suppress_tokens=[-2]), r"suppress_tokens=\[-2\]; allowed: a list of token ids"),
         (lambda: options_of(suppress_tokens="1,2"), r"suppress_tokens='1,2'; allowed: a list of token ids"),
         (lambda: options_of(hotwords=7), r"hotwords=7; allowed: a text, or a list of texts; None: none"),
         (lambda: options_of(hotwords=["Åsa", 7]), r"hotwords=\['Åsa', 7\]; allowed: a text, or a list of texts"),
@@ -222,7 +222,7 @@ async def test_each_request_says_all_that_the_engine_must_know() -> None:
     assert request.rules.suppress == (1, 2)
     assert request.rules.begin_suppress == (32, EOS)
     assert request.rules.timestamps is not None
-    assert attrs.astuple(request.rules.timestamps) == (BEGIN, NO_TIMESTAMPS, 50)
+    assert attrs.astuple(request.rules.timestamps) == (BEGIN, NO_TIMESTAMPS, 50, ())
     assert request.probe is not None
     assert attrs.astuple(request.probe) == (0, (NO_SPEECH,))
     (item,) = request.items
@@ -251,7 +251,7 @@ async def test_a_prompt_that_is_cut_is_told() -> None:
         "initial_prompt has 501 tokens; only the last 223 are used",
         "prefix has 121 tokens; only the last 112 are used",
     )
-    assert script.requests[0].prompt_token_ids == (PREVIOUS, *b"x" * 223, START, EN, TRANSCRIBE, *b"y" * 112)
+    assert script.requests[0].prompt_token_ids == (PREVIOUS, *b"x" * 223, START, EN, TRANSCRIBE, BEGIN, *b"y" * 112)
     assert not recipe(initial_prompt="x" * 222, prefix="y" * 111).warnings
     assert not recipe(hotwords="x" * 111, initial_prompt="y" * 110).warnings
     assert recipe(hotwords="x" * 223, initial_prompt="y").warnings == (
@@ -311,11 +311,11 @@ async def test_penalties_and_the_longest_text_go_to_the_engine_as_faster_whisper
 
 
 async def test_the_prefix_begins_the_first_window_alone_and_is_no_part_of_its_text() -> None:
-    """Its tokens follow <|transcribe|>; what the model writes begins behind them."""
+    """Its tokens follow <|0.00|>; what the model writes begins behind them."""
     script = Script(answer(0.0, " a", 5.0))
     transcript = await begin(ramp(40), script, options_of(prefix=" So ")).transcript()
     first, second = (request.prompt_token_ids for request in script.requests)
-    assert first == (START, EN, TRANSCRIBE, *b" So")
+    assert first == (START, EN, TRANSCRIBE, BEGIN, *b" So")
     assert second[second.index(START) :] == (START, EN, TRANSCRIBE)
     assert transcript.text == "a a"
 

@@ -137,8 +137,11 @@ ROWS: list[tuple[tuple[int, ...], Logits, int, dict[str, Any]]] = [
     (tokens(0.0, "a", 0.5, 0.6, "b"), {at(0.3): 9, C: 3, at(0.62): 1}, C, {}),
     # <|notimestamps|> is never written
     (tokens(0.0, "a"), {NO_TIMESTAMPS: 9, B: 1}, B, {}),
-    # the prefix stands in the prompt: what is written begins behind it, with a timestamp
-    ((), {A: 9, at(0.2): 1}, at(0.2), {"options": options_of(prefix="So")}),
+    # the prefix stands in the prompt behind <|0.00|>, as in faster-whisper: what is written goes on with its text
+    ((), {A: 9, at(0.2): 1}, A, {"options": options_of(prefix="So")}),
+    # ... or ends it, and not at 0
+    ((), {at(0.0): 9, at(0.2): 8, A: 1}, at(0.2), {"options": options_of(prefix="So")}),
+    (tokens(0.2), {A: 9, at(0.2): 1}, at(0.2), {"options": options_of(prefix="So")}),
     # without timestamps neither a blank nor the end may come first
     ((), {BLANK: 9, EOS: 8, A: 1}, A, {"options": PLAIN}),
     # ... but both may come second
@@ -149,6 +152,8 @@ ROWS: list[tuple[tuple[int, ...], Logits, int, dict[str, Any]]] = [
     (tokens(0.0), {A: 9, B: 1}, B, {"options": options_of(suppress_tokens=[A])}),
     # ... in the place of the checkpoint's
     (tokens(0.0), {1: 9, A: 1}, 1, {"options": options_of(suppress_tokens=[A])}),
+    # ... or beside them, which -1 stands for
+    (tokens(0.0), {1: 9, A: 8, B: 1}, B, {"options": options_of(suppress_tokens=[-1, A])}),
     # special tokens that are no text never are, whatever the caller names
     (
         tokens(0.0),
