@@ -20,6 +20,11 @@ _ENCODER = {  # as Whisper's
 }
 _KEYWORDS = "{% elif part['type'] == 'keywords' %}Hotwords: {{ part['keywords'] | join(', ') }}{% else %}"
 
+_MARKED = (
+    "{% for part in messages[0]['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}<timestamp><timestamp>"
+    "{% else %}MEDIA{% endif %}{% endfor %}"
+)
+
 
 def _moonshine(folder: Path, seed: int) -> None:
     """Writes a checkpoint with an embedding for each 24 ms of audio, and with heads that are padded from 12 numbers to
@@ -47,18 +52,17 @@ def _moonshine(folder: Path, seed: int) -> None:
     make(feature_size=1, do_normalize=False, return_attention_mask=True).save_pretrained(folder)
 
 
-def _qwen3_asr(folder: Path, seed: int) -> None:
-    """Writes a checkpoint with windows of two seconds in the encoder's attention."""
-    from transformers import (
-        Qwen3ASRConfig,
-        Qwen3ASRFeatureExtractor,
-        Qwen3ASRForConditionalGeneration,
-        Qwen3ASRProcessor,
-    )
+def _qwen3_asr(model: str, folder: Path, seed: int) -> None:
+    """Writes a checkpoint with windows of two seconds in the encoder's attention. As an aligner it knows 64 times, and
+    writes two marks after each word of a prompt."""
+    import transformers
+    from transformers import Qwen3ASRConfig, Qwen3ASRFeatureExtractor, Qwen3ASRProcessor
 
     marks = {"audio_bos_token": "<|audio_start|>", "audio_token": "<|audio_pad|>", "audio_eos_token": "<|audio_end|>"}
     words = QWEN.with_media(*marks.values(), "<asr_text>", "<timestamp>", media="".join(marks.values()))
     tokenizer = words.make()
+    if model.endswith("ForTokenClassification"):
+        tokenizer.chat_template = _MARKED.replace("MEDIA", "".join(marks.values()))
     for name, mark in marks.items():
         setattr(tokenizer, name, mark)
     tokenizer.init_kwargs.update(marks)
@@ -79,10 +83,16 @@ def _qwen3_asr(folder: Path, seed: int) -> None:
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         tie_word_embeddings=False,
+        num_labels=64,
     )
     extractor = Qwen3ASRFeatureExtractor(feature_size=_MELS)
     processor = Qwen3ASRProcessor(extractor, tokenizer, chat_template=tokenizer.chat_template)
-    _save(folder, random_model(Qwen3ASRForConditionalGeneration, config, seed), processor)
+    made = random_model(getattr(transformers, model), config, seed)
+    if not hasattr(made, "lm_head"):  # marks shall differ by their places
+        made.get_input_embeddings().weight.data[config.timestamp_token_id] *= 0.02
+        for layer in made.get_decoder().layers:
+            layer.self_attn.q_norm.weight.data *= 60
+    _save(folder, made, processor)
 
 
 def _windowed(
@@ -223,7 +233,8 @@ def _cohere_asr(folder: Path, seed: int) -> None:
 SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "moonshine": _moonshine,
     "cohere_asr": _cohere_asr,
-    "qwen3_asr": _qwen3_asr,
+    "qwen3_aligner": partial(_qwen3_asr, "Qwen3ASRForTokenClassification"),
+    "qwen3_asr": partial(_qwen3_asr, "Qwen3ASRForConditionalGeneration"),
     "glmasr": partial(
         _windowed,
         "GlmAsr",

@@ -84,6 +84,8 @@ async def build_request(
         raise InvalidRequest(
             f"{description.architecture} gives vectors, not text; use engine.embed(...) or engine.score(...)"
         )
+    if description.kind is Kind.ALIGNER:
+        raise InvalidRequest(f"{description.architecture} gives the times of words, not text; use engine.align(...)")
     sampling = resolved(query.sampling, tools=bool(query.tools))
     priority = read_priority(query.priority)
     prepared = await _prepare(description, query, reading)

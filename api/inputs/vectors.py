@@ -77,9 +77,7 @@ def scoring_pooling(description: ModelDescription) -> Pooling:
 
 def _default(description: ModelDescription) -> Pooling:
     if description.kind is not Kind.POOLING or description.default_pooling is None:
-        raise InvalidRequest(
-            f"{description.architecture} generates text, not vectors; use an embedding model or a classifier"
-        )
+        raise InvalidRequest(f"{description.architecture} gives no vectors; use an embedding model or a classifier")
     return description.default_pooling
 
 

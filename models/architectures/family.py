@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from ...core.aligning import TextAligner
 from ...core.errors import CheckpointError
 from ...core.request import Placeholder
 from ..checkpoints.loading import load_module, load_part, processor_template
@@ -97,6 +98,10 @@ class Family:
             chat_template=processor_template(folder) or self.template(processor, tokenizer),
             unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in self.unread(config)),
         )
+
+    def aligner(self, folder: Path, config: Any, preparer: MediaPreparer) -> TextAligner | None:  # noqa: ARG002
+        """Returns the aligner of a checkpoint that classifies tokens by time (`Kind.ALIGNER`)."""
+        return None
 
     def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002
         """Returns transformers' processor for images or audio. Raises the errors of `preparer`."""

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ...core.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from ..checkpoints.loading import apart, load_part, place_of
 from .family import Family
-from .prompts import Read
+from .forced import ForcedAligner
+from .prompts import MediaPreparer, Read
 
 _ROWS = "embeddings"  # in a payload: how many rows of the encoder's output are the item's
 _TOGETHER = 16  # windows or items of one call; an hour of windows at once would take gigabytes
@@ -62,7 +63,8 @@ class HeardAudio(Family):
         device, dtype = place_of(module)
         joined = {name: _joined([payload[name] for payload in payloads]) for name in payloads[0] if name != _ROWS}
         cut = [value.split(_TOGETHER) for value in joined.values()]
-        rows, made = list[Tensor](), cast(Any, module)
+        made: Any = module if hasattr(module, "get_audio_features") else module.base_model
+        rows = list[Tensor]()
         for parts in zip(*cut, strict=True):
             given = {
                 name: part.to(device, dtype) if part.is_floating_point() else part.to(device)
@@ -82,6 +84,12 @@ class HeardAudio(Family):
         self._check_windows(found, folder, config)
         rate = found.feature_extractor.sampling_rate
         return Hearing(processor=found, settings={"sampling_rate": rate, **merged, "return_tensors": "pt"})
+
+    def aligner(self, folder: Path, config: Any, preparer: MediaPreparer) -> ForcedAligner:
+        processor = self.processor(folder, config).processor
+        return ForcedAligner(
+            preparer=preparer, processor=processor, mark=config.timestamp_token_id, classes=config.num_labels
+        )
 
     def _check_windows(self, processor: Any, folder: Path, config: Any) -> None:
         if not self.windows:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ...core.errors import CheckpointError, UnsupportedModel
 from ...core.model import Kind
@@ -83,7 +83,10 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
             f"{folder} ({plain.get('model_type')}) {reason}; allowed: decoders whose layers all have the same causal "
             "attention, full or within a sliding window; and encoders of texts"
         )
+    aligns = architecture.endswith(_ALIGN)
     family = find_family(config)
+    if aligns and family is not None:
+        family = evolve(family, architecture=architecture)
     find_weights(folder)
     generation = Settings.read_if_there(folder / "generation_config.json")
     tokenizer = read_tokenizer(folder)
@@ -93,6 +96,7 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
     causal = _is_causal(text)
     default = Pooling(kind="classify") if classifies else sentence or Pooling(kind="last" if causal else "mean")
     pools = classifies or sentence is not None or not causal or not architecture.endswith(_GENERATE)
+    kind = Kind.ALIGNER if aligns else Kind.POOLING if pools else Kind.DECODER
     return TextCheckpoint(
         folder=folder,
         architecture=architecture,
@@ -100,13 +104,13 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
         family=family,
         config=config,
         shape=shape,
-        kind=Kind.POOLING if pools else Kind.DECODER,
+        kind=kind,
         causal=causal,
         tokenizer=tokenizer,
         eos_token_ids=_eos(generation, plain, text, tokenizer, shape.vocabulary),
         suppress_token_ids=_listed(generation, "suppress_tokens", shape.vocabulary),
         begin_suppress_token_ids=_listed(generation, "begin_suppress_tokens", shape.vocabulary),
-        default_pooling=default if pools else None,
+        default_pooling=default if kind is Kind.POOLING else None,
         labels=tuple(str(config.id2label[index]) for index in range(len(config.id2label))) if classifies else (),
         stamps=stamps,
     )
@@ -115,6 +119,8 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
 QUANTIZED_BY = ("compressed-tensors", "torchao")
 """The libraries that transformers uses to read int8 weights."""
 
+_ALIGN = "ForTokenClassification"
+_OTHERS = ("ForSequenceClassification", "Model", "ForMaskedLM", "ForPreTraining")
 _GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -154,10 +160,12 @@ def _architecture(plain: Settings, config: Any) -> str:
             f"{plain.path} has the architecture {found[0]!r} with model_type {plain.get('model_type')!r}; allowed: "
             "an architecture of that model type that transformers has"
         )
-    if not found[0].endswith((*_GENERATE, "ForSequenceClassification", "Model", "ForMaskedLM", "ForPreTraining")):
+    aligns = (_ALIGN,) if hasattr(config, "timestamp_token_id") else ()
+    if not found[0].endswith((*_GENERATE, *_OTHERS, *aligns)):
         raise UnsupportedModel(
-            f"{plain.path} has the architecture {found[0]!r}; allowed: models that generate text, give vectors or "
-            "classify texts (...ForCausalLM, ...Model, ...ForMaskedLM, ...ForSequenceClassification)"
+            f"{plain.path} has the architecture {found[0]!r}; allowed: models that generate text, give vectors, "
+            "classify texts (...ForCausalLM, ...Model, ...ForMaskedLM, ...ForSequenceClassification) or align words "
+            "(Qwen3ASRForTokenClassification)"
         )
     return str(found[0])
 

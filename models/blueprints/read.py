@@ -60,7 +60,7 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
     text = read_text_checkpoint(folder)
     if not text.causal:
         _refuse(config, text.architecture)
-    if text.kind is Kind.POOLING:
+    if text.kind is not Kind.DECODER:
         _refuse_template(config, text.architecture)
     if config.chat_template is not None:
         replace_template(text.tokenizer, config.chat_template)

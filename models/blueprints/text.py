@@ -117,7 +117,7 @@ class TextBlueprint(ModuleBlueprint):
             paged=paged,
             positions=shape.positions,
             device=self.device,
-            generates=checkpoint.kind is not Kind.POOLING,
+            generates=checkpoint.kind is Kind.DECODER,
             classifies=bool(checkpoint.labels),
             family=checkpoint.family,
             pipeline=Pipeline.of(model, self._places(model)) if self.stages else None,
@@ -170,7 +170,9 @@ class TextBlueprint(ModuleBlueprint):
     def describe(self, name: str) -> ModelDescription:
         checkpoint = self.checkpoint
         identity = checkpoint.identity(self.fingerprint, str(self.dtype).removeprefix("torch."))
-        preparer = self._preparer(identity)
+        preparer, aligner = self._preparer(identity), None
+        if checkpoint.kind is Kind.ALIGNER and checkpoint.family is not None and isinstance(preparer, MediaPreparer):
+            aligner = checkpoint.family.aligner(checkpoint.folder, checkpoint.config, preparer)
         description = self.described(
             name,
             sampling_rate=preparer.sampling_rate if isinstance(preparer, MediaPreparer) else 0,
@@ -181,6 +183,7 @@ class TextBlueprint(ModuleBlueprint):
             whole_prompts=not checkpoint.causal,
             default_pooling=checkpoint.default_pooling,
             labels=checkpoint.labels,
+            aligner=aligner,
         )
         return with_speech(description, checkpoint, self.config.encoder_cache_bytes)
 

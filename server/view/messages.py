@@ -133,7 +133,7 @@ def abilities(description: ModelDescription) -> list[str]:
     if description.speech is not None:
         return ["transcribe"] if description.speech.facts.word_times is None else ["transcribe", "words"]
     preparer = description.preparer
-    if description.kind is Kind.POOLING or preparer is None or not preparer.converses:
+    if description.kind in {Kind.POOLING, Kind.ALIGNER} or preparer is None or not preparer.converses:
         return []
     return ["chat", *sorted(preparer.media & {"image", "audio"})]
 

@@ -134,7 +134,7 @@ async def test_a_text_that_is_too_long_is_told_which_limit_it_is_over(tmp_path: 
             ("a", ["b"]),
             r"has 3 labels; engine\.score needs a reranker, which has one label\. Use engine\.classify",
         ),
-        ("llama", "embed", ("a cat",), "generates text"),
+        ("llama", "embed", ("a cat",), "no vectors"),
     ],
 )
 async def test_what_a_model_does_not_do_is_told_and_nothing_runs_for_it(

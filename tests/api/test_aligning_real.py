@@ -1,0 +1,92 @@
+"""Tiny checkpoints of aligners through the whole engine: words and times are those of transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import trio
+
+from triolet import ContextLengthExceeded, Engine, EngineConfig, InvalidRequest, SamplingParams
+from triolet.testing import make_checkpoint
+
+TEXTS = (
+    " Turn the heating off, please; it's 22 degrees.",
+    "你好，世界 and more.",
+    "One",
+    " ".join(f"word{number}" for number in range(30)),
+)
+
+
+def sound(seconds: float, seed: int) -> Any:
+    return np.random.default_rng(seed).uniform(-0.5, 0.5, round(16_000 * seconds)).astype(np.float32)
+
+
+def reference(folder: Path, samples: Any, text: str, language: str | None) -> list[tuple[str, float, float]]:
+    processor: Any = transformers.AutoProcessor.from_pretrained(folder)
+    model = transformers.Qwen3ASRForTokenClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    inputs, words = processor.prepare_forced_aligner_inputs(audio=samples, transcript=text, language=language)
+    inputs.pop("num_audio_tokens", None)
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    (found,) = processor.decode_forced_alignment(logits, inputs["input_ids"], words, model.config.timestamp_token_id)
+    return [(one["text"], one["start_time"], one["end_time"]) for one in found]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen3_aligner", tmp_path_factory.mktemp("qwen3_aligner"))
+
+
+@pytest.mark.parametrize("native", [True, False])
+async def test_words_and_times_are_those_of_transformers_alone_and_together(
+    folder: Path, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks, with shared encoder outputs, and with pages that other texts of the same audio have filled."""
+    if not native:
+        monkeypatch.setattr("triolet.models.native.library.Library.load", lambda: None)
+    asked = [(sound(3.4 + 0.7 * (index % 3), index % 3), text) for index, text in enumerate(TEXTS * 2)]
+    config = EngineConfig(dtype="float32", device="cpu", verify=True, max_step_tokens=24, max_running=4)
+    found: dict[int, Any] = {}
+
+    async def ask(engine: Engine, index: int) -> None:
+        found[index] = await engine.align(*asked[index], "en")
+
+    async with Engine(folder, config=config) as engine:
+        async with trio.open_nursery() as nursery:
+            for index in range(len(asked)):
+                nursery.start_soon(ask, engine, index)
+        statistics = engine.statistics()
+    assert statistics.encoder_cache.encoded == 3
+    assert statistics.requests.tokens_cached > 0
+    assert len({word.start for words in found.values() for word in words}) > 3
+    for index, (samples, text) in enumerate(asked):
+        expected = reference(folder, samples, text, "en")
+        words, seconds = found[index], len(samples) / 16_000
+        assert "".join(word.text for word in words) == text
+        assert [word.text.strip(" .,;，") for word in words] == [one for one, _, _ in expected]
+        within = [tuple(min(time, round(seconds, 3)) for time in times) for _, *times in expected]
+        assert [(word.start, word.end) for word in words] == within
+        assert all(0 < word.probability <= 1 for word in words)
+
+
+async def test_what_it_cannot_do_is_refused_by_name(folder: Path) -> None:
+    samples = sound(1, 0)
+    async with Engine(folder, config=EngineConfig(dtype="float32", device="cpu")) as engine:
+        with pytest.raises(InvalidRequest, match=r"use engine\.align"):
+            await engine.generate("hello", sampling=SamplingParams(max_tokens=1))
+        with pytest.raises(InvalidRequest, match="no vectors"):
+            await engine.embed("hello")
+        with pytest.raises(InvalidRequest, match=r"language='ar'; allowed: de, en, .*, zh, or None"):
+            await engine.align(samples, "hello", "ar")
+        with pytest.raises(InvalidRequest, match="nagisa"):
+            await engine.align(samples, "こんにちは", "ja")
+        with pytest.raises(InvalidRequest, match=r"5\.50 s; allowed: up to 5\.12 s"):
+            await engine.align(sound(5.5, 0), "hello")
+        with pytest.raises(ContextLengthExceeded, match="positions"):
+            await engine.align(samples, "a " * 300)
+        assert [word.probability for word in await engine.align(samples, "!?")] == [0.0]
