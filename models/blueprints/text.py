@@ -58,7 +58,7 @@ class TextBlueprint(ModuleBlueprint):
     def read(self) -> nn.Module:
         checkpoint, folder = self.checkpoint, self.checkpoint.folder
         if checkpoint.family is not None:
-            without = None if self.config.decodes else lambda made: [self._language(made), made.get_output_embeddings()]
+            without = None if self.config.decodes else lambda made: [self._language(made), _head(made)]
             return checkpoint.family.load(folder, self.dtype, without=without)
         quantized = checkpoint.quantized
         module = load_module(checkpoint.loader, folder, self.dtype, spare="pooler", quantized=quantized)
@@ -185,6 +185,8 @@ class TextBlueprint(ModuleBlueprint):
             labels=checkpoint.labels,
             aligner=aligner,
         )
+        if aligner is not None:
+            return description
         return with_speech(description, checkpoint, self.config.encoder_cache_bytes)
 
     def _preparer(self, identity: str) -> TextPreparer:
@@ -201,3 +203,9 @@ class TextBlueprint(ModuleBlueprint):
         )
         given = self.config.chat_template
         return preparer if given is None else evolve(preparer, chat_template=given)
+
+
+def _head(module: Any) -> nn.Module:
+    """The head of a multimodal model: for tokens, or for classes of tokens."""
+    head: nn.Module = module.get_output_embeddings() or module.score
+    return head
