@@ -36,14 +36,14 @@ WHISPER_NAMES = {name: f"openai/whisper-{name}" for name in (*_SIZES, *(f"{size}
 }
 """Hub ids for the names that openai/whisper's command knows."""
 _NO_MODEL = (
-    "--model is missing; give the folder or the hub id of a Whisper checkpoint in transformers' layout, such as "
+    "--model is missing; give the folder or the hub id of a checkpoint of speech in transformers' layout, such as "
     "openai/whisper-base (fast), openai/whisper-small or openai/whisper-large-v3-turbo (best). --model demo is a toy "
     "that is installed with triolet and understands only its own sample recordings"
 )
 _ALIASES = {"txt": "text"}
 _FORMATS = click.Choice([*FORMATS, *_ALIASES, ALL])
 _INCREMENT = "--temperature-increment-on-fallback"
-_MODEL = "A Whisper checkpoint: its folder, its hub id, or a name of openai/whisper such as turbo. demo: a toy model."
+_MODEL = "A checkpoint of speech: its folder, its hub id, or a name of openai/whisper such as turbo. demo: a toy model."
 _ALL = "The format of the output. all: one file in each of text, json, srt, vtt and tsv."
 _FOLDER = "Write files into DIR, named after FILES: talk.mp3 gives talk.srt. Default: standard output."
 _RISES = "A single --temperature rises by this, up to 1, until a text is good. None: it does not rise."

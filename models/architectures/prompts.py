@@ -100,6 +100,7 @@ class Read:
     text: str = field(repr=False)  # its text in the prompt: ``embeddings`` placeholders, and texts around
     embeddings: int
     grid: tuple[int, ...] = ()  # see `Placeholder`
+    key: str = ""  # the key of its payload, if it is known
     notes: Mapping[str, str] = field(factory=dict)  # each text of the prompt that the item replaces, the first time
 
 
@@ -216,7 +217,7 @@ class MediaPreparer(TextPreparer):
 
     def _item(self, read: Read, places: list[int]) -> EncoderItem:
         return EncoderItem(
-            key=payload_key(self.identity, read.payload),
+            key=read.key or payload_key(self.identity, read.payload),
             payload=read.payload,
             embeddings=read.embeddings,
             size=read.embeddings * self.embedding_bytes,

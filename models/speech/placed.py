@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from ...core.errors import CheckpointError
 from ...core.model import ModelDescription
@@ -117,20 +117,21 @@ class PlacedSpeech(PlainSpeech):
 
     def _window(self) -> int:
         """Returns the most samples of a window: as many as the model takes and the encoder cache holds, in half of the
-        positions, since the other half is for the text."""
+        positions, since the other half is for the text; at least a second's."""
         rate, preparer = self.model.sampling_rate, self._preparer
         longest = getattr(preparer.processor, "longest", None) or round(_LONG * rate)
         tried = min(10 * rate, longest)
         sample = preparer.prepare(preparer.written, audio=[np.zeros(tried, np.float32)])
         within = self.model.max_positions // 2 * tried // len(sample.token_ids)
         held = self.cache_bytes * tried // sample.items[0].size
-        return min(round((_LONG if self.manner.in_turns else _SHORT) * rate), longest, within, held)
+        wanted = round((_LONG if self.manner.in_turns else _SHORT) * rate)
+        return max(min(wanted, longest, within, held), min(rate, longest))
 
     def hear(self, samples: Any, *, trimmed: bool = False) -> Sound:  # noqa: ARG002  (nothing is filled up)
         """Returns the window, with its features."""
-        (heard,) = self._preparer.read_media([samples])
+        (heard,) = self._preparer.read_media([self.filled(samples)])
         (item,) = self._preparer.prepare(self._preparer.written, audio=[heard]).items
-        return Sound(samples=samples, item=item, heard=heard)
+        return Sound(samples=samples, item=item, heard=evolve(heard, key=item.key))
 
     def draft(self, sound: Sound, ask: Ask) -> Draft:
         """Returns the draft of a window's text."""

@@ -68,11 +68,15 @@ class PlainSpeech:
 
     def hear(self, samples: Any, *, trimmed: bool = False) -> Sound:  # noqa: ARG002  (nothing is filled up)
         """Returns the window, with its features."""
-        preparer, least = self.model.preparer, round(_LEAST_SECONDS * self.model.sampling_rate)
+        preparer = self.model.preparer
         assert preparer is not None, "a model of speech besides Whisper has a preparer"
-        filled = np.pad(samples, (0, max(least - len(samples), 0)))
-        prepared = preparer.prepare((), audio=preparer.read_media([filled]))
+        prepared = preparer.prepare((), audio=preparer.read_media([self.filled(samples)]))
         return Sound(samples=samples, item=prepared.items[0], heard=prepared.token_ids)
+
+    def filled(self, samples: Any) -> Any:
+        """Returns ``samples``, with silence after them if they are too few for an encoder."""
+        least = round(_LEAST_SECONDS * self.model.sampling_rate)
+        return np.pad(samples, (0, max(least - len(samples), 0)))
 
     def detection(self, sound: Sound) -> Draft:
         """Is never called, since the language is not detected by a request of its own."""

@@ -3,6 +3,7 @@ is cut into spans."""
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -87,6 +88,15 @@ def test_a_window_is_what_the_model_takes(name: str, described: Described) -> No
     assert facts.writes_times is facts.names_speakers is (name in ("moss_transcribe_diarize", "vibevoice_asr"))
     assert facts.begins is ("prefix" in facts.options) is (name == "glmasr")
     assert facts.detection is (Detection.WRITTEN if name == "qwen3_asr" else Detection.SILENT)
+
+
+@pytest.mark.parametrize("name", SPEECH)
+def test_the_shortest_window_is_filled_with_silence(name: str, described: Described) -> None:
+    model = pickle.loads(pickle.dumps(described(name).speech))
+    shortest = sound(model.facts.step_samples)
+    heard = model.hear(shortest)
+    assert heard.samples is shortest
+    assert heard.item.embeddings >= 1
 
 
 def test_a_window_fits_into_the_encoder_cache(folder: Callable[[str], Path]) -> None:
