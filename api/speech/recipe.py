@@ -96,8 +96,7 @@ def resolve_language(language: str | None, facts: SpeechFacts) -> str | None:
         raise InvalidRequest(
             f"language={language!r}, which the model does not know; allowed: {', '.join(sorted(known))}"
         )
-    detects = "" if facts.detection is Detection.NAMED else "; None: the model detects it"
-    raise InvalidRequest(f"language={unknown_language(language)}{detects}")
+    raise InvalidRequest(f"language={unknown_language(language)}; None: the model detects it")
 
 
 @frozen(kw_only=True)
