@@ -52,8 +52,8 @@ def _session(
     if shared.seed is None:
         shared = evolve(shared, seed=secrets.randbits(62))
     recipe = Recipe(options=shared, description=description)
-    best = {"best_of": 1} if "best_of" in recipe.facts.options else {}
-    interim = evolve(shared, temperature=recipe.temperatures[:1], beam_size=1, **best)
+    best_of = 1 if "best_of" in recipe.facts.options else shared.best_of
+    interim = evolve(shared, temperature=recipe.temperatures[:1], beam_size=1, best_of=best_of)
     readers = [
         WindowReader(Recipe(options=one, description=description), run, request_id, once=one is interim)
         for one in (interim, shared)
