@@ -56,7 +56,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/checkpoints": set(),
     "models/architectures": {"checkpoints"},
     "models/sampling": {"native"},
-    "models/speech": {"architectures"},
+    "models/speech": {"architectures", "checkpoints"},
     "models/networks": {
         "architectures",
         "attention",
