@@ -230,9 +230,38 @@ def _cohere_asr(folder: Path, seed: int) -> None:
     make(CohereAsrFeatureExtractor(feature_size=_MELS), tokenizer).save_pretrained(folder)
 
 
+def _canary(folder: Path, seed: int) -> None:
+    """Writes a checkpoint whose head is the token embedding, and whose chat template writes the prompt."""
+    from transformers import CanaryConfig, CanaryForConditionalGeneration, CanaryProcessor, ParakeetFeatureExtractor
+
+    tokenizer = LLAMA.with_media(*_PROMPT, *_OPTIONS, media="").make()
+    languages = "<|{{ part['source_language'] }}|><|{{ part['target_language'] }}|>"
+    tokenizer.chat_template = (
+        f"{''.join(_PROMPT[:3])}{{% for part in messages[0]['content'] if part['type'] == 'text' %}}{languages}"
+        f"{{{{ '<|pnc|>' if part['punctuation'] else '<|nopnc|>' }}}}{{% endfor %}}{''.join(_OPTIONS[2:])}"
+    )
+    start = tokenizer.convert_tokens_to_ids(_PROMPT[0])
+    make_config: Any = CanaryConfig  # the annotations are stricter than the code
+    decoder = {**text_settings(tokenizer), "num_key_value_heads": 4, "head_dim": 12, "max_position_embeddings": TARGETS}
+    config = make_config(
+        encoder_config={**_FAST_CONFORMER, "hidden_size": HIDDEN},
+        decoder_config=decoder,
+        vocab_size=len(tokenizer),
+        decoder_start_token_id=start,
+        **special_ids(tokenizer),
+    )
+    save_checkpoint(
+        folder, random_model(CanaryForConditionalGeneration, config, seed), tokenizer, decoder_start_token_id=start
+    )
+    make: Any = CanaryProcessor
+    extractor = ParakeetFeatureExtractor(feature_size=_MELS)
+    make(extractor, tokenizer, chat_template=tokenizer.chat_template).save_pretrained(folder)
+
+
 SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "moonshine": _moonshine,
     "cohere_asr": _cohere_asr,
+    "canary": _canary,
     "qwen3_aligner": partial(_qwen3_asr, "Qwen3ASRForTokenClassification"),
     "qwen3_asr": partial(_qwen3_asr, "Qwen3ASRForConditionalGeneration"),
     "glmasr": partial(

@@ -103,6 +103,7 @@ def _families() -> dict[str, CrossedFamily]:
     return {
         "moonshine": Moonshine(),
         "cohere_asr": Conformer("CohereAsrForConditionalGeneration"),
+        "canary": Conformer("CanaryForConditionalGeneration"),
         "bart": Bart("BartForConditionalGeneration"),
         "mbart": Bart("MBartForConditionalGeneration"),
         "pegasus": Bart("PegasusForConditionalGeneration"),
@@ -176,13 +177,13 @@ def moonshine_embeddings(samples: int) -> int:
 @frozen
 class Conformer(CrossedFamily):
     """Speech as a log-mel spectrogram, through a FastConformer (Rekesh et al. 2023) to a decoder with a table of
-    positions: Cohere Transcribe."""
+    positions: Cohere Transcribe, Canary."""
 
     states: str = "encoder_hidden_states"
     payload: Arguments = (("input_features", None), ("attention_mask", torch.bool))
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
-        encoder, number = config.encoder_config, partial(whole, folder, config)
+        encoder, number = config.encoder_config, partial(whole, folder, config.get_text_config())
         most = whole(folder, encoder, "max_position_embeddings") - 1  # one more for padding, which is masked
         return DecoderShape(
             layers=number("num_hidden_layers"),
@@ -195,13 +196,14 @@ class Conformer(CrossedFamily):
         )
 
     def projected(self, module: nn.Module, output: Tensor) -> Tensor:
-        projected: Tensor = _decoder(module).proj(output)
+        projected: Tensor = getattr(_decoder(module), "proj", nn.Identity())(output)
         return projected
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:
-        extractor = _extractor(folder, "CohereAsrFeatureExtractor")
+        extractor = _extractor(folder, "CohereAsrFeatureExtractor", "ParakeetFeatureExtractor")
         rate, factor = int(extractor.sampling_rate), config.encoder_config.subsampling_factor
-        uncut = extractor.max_audio_clip_s - extractor.overlap_chunk_second  # the extractor cuts what is longer
+        cuts = hasattr(extractor, "max_audio_clip_s")  # the extractor cuts what is longer
+        uncut = extractor.max_audio_clip_s - extractor.overlap_chunk_second if cuts else _MOST_SECONDS
         return AudioItems(
             tokenizer=settled(tokenizer),
             settings=settings,

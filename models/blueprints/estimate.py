@@ -120,7 +120,14 @@ def stored_shapes(blueprint: AnyBlueprint) -> dict[str, StoredShape]:
 
 def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:
     """The bytes of all tensors once they are loaded."""
-    return sum(_bytes_of(blueprint, name, one) for name, one in _used(blueprint, stored))
+    return sum(_bytes_of(blueprint, name, one) for name, one in _used(blueprint, stored)) + _computed(blueprint)
+
+
+def _computed(blueprint: AnyBlueprint) -> int:
+    """The bytes of Canary's table of positions, which is computed and not stored."""
+    if blueprint.checkpoint.architecture != "CanaryForConditionalGeneration" or not blueprint.config.decodes:
+        return 0
+    return 4 * blueprint.decoder.positions * blueprint.decoder.hidden
 
 
 def native_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:

@@ -11,7 +11,7 @@ from ...core.model import ModelDescription
 from ...core.speech import SpeechModel
 from .placed import find_manner, placed_speech
 from .plain import PlainSpeech
-from .prompted import cohere_speech
+from .prompted import canary_speech, cohere_speech
 
 Make = Callable[[ModelDescription, Any], SpeechModel]
 """Makes the speech model of a description and a checkpoint, which has ``folder``, ``config`` and ``tokenizer``."""
@@ -33,4 +33,8 @@ def with_speech(description: ModelDescription, checkpoint: Any, cache_bytes: int
 
 
 def _models() -> dict[object, Make]:
-    return {"moonshine": lambda description, _: PlainSpeech(model=description), "cohere_asr": cohere_speech}
+    return {
+        "moonshine": lambda description, _: PlainSpeech(model=description),
+        "cohere_asr": cohere_speech,
+        "canary": canary_speech,
+    }

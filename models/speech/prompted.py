@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from attrs import field, frozen
 
 from ...core.model import ModelDescription
 from ...core.speech import SAMPLING, Ask, Detection, Sound, SpeechFacts
 from ..architectures.items import AudioItems
+from ..architectures.prompts import tokenize
 from ..checkpoints.loading import load_part
 from .plain import STEPS, PlainSpeech
 
@@ -53,4 +55,22 @@ def cohere_speech(description: ModelDescription, checkpoint: Any) -> PromptedSpe
     processor, known = load_part("CohereAsrProcessor", checkpoint.folder), checkpoint.tokenizer.get_vocab()
     codes = [code for code in sorted(LANGUAGES) if f"<|{code}|>" in known]
     prompts = {(code, "transcribe"): tuple(processor.get_decoder_prompt_ids(code)) for code in codes}
+    return PromptedSpeech(model=description, prompts=prompts)
+
+
+def canary_speech(description: ModelDescription, checkpoint: Any) -> PromptedSpeech:
+    """Returns the speech model of Canary, which also translates into English."""
+    from transformers.models.canary.processing_canary import LANGUAGE_CODE_TO_NAME
+
+    processor, known = load_part("CanaryProcessor", checkpoint.folder), checkpoint.tokenizer.get_vocab()
+    codes = [code for code in LANGUAGE_CODE_TO_NAME if f"<|{code}|>" in known]
+    tasks = {"transcribe": None, **({"translate": "en"} if "en" in codes else {})}
+    asked = [(code, task) for task in tasks for code in codes]
+    texts = processor.apply_transcription_request(
+        [np.zeros(1, np.float32)] * len(asked),
+        source_language=[code for code, _ in asked],
+        target_language=[tasks[task] or code for code, task in asked],
+        tokenize=False,
+    )
+    prompts = {one: tokenize(checkpoint.tokenizer, text, special=False) for one, text in zip(asked, texts, strict=True)}
     return PromptedSpeech(model=description, prompts=prompts)

@@ -49,6 +49,7 @@ ENCODERS = {  # the parts that encode, as transformers names them
     ),
     "moonshine": ("model.encoder.",),
     "cohere_asr": ("model.encoder.",),
+    "canary": ("model.encoder.",),
     "bart": ("model.encoder.",),
     "t5": ("encoder.",),
 }

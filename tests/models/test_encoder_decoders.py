@@ -24,8 +24,8 @@ from triolet.models.sampling.logits import SamplerInput, apply_rules, repeats
 
 from .texts import SMALL
 
-WIDTHS = {"moonshine": 48, "cohere_asr": 32, "bart": 48, "t5": 48}  # of an encoder output
-HEARING = ("moonshine", "cohere_asr")
+WIDTHS = {"moonshine": 48, "cohere_asr": 32, "canary": 48, "bart": 48, "t5": 48}  # of an encoder output
+HEARING = ("moonshine", "cohere_asr", "canary")
 
 
 @pytest.fixture
@@ -188,7 +188,9 @@ def test_a_checkpoint_without_a_start_token_is_refused(changed):
 
 def test_another_encoder_decoder_is_refused_with_those_that_are_known(changed):
     path = changed("bart", "config.json", model_type="blenderbot", architectures=["BlenderbotForConditionalGeneration"])
-    with pytest.raises(UnsupportedModel, match=r"not supported \(supported: whisper, moonshine, cohere_asr, bart"):
+    with pytest.raises(
+        UnsupportedModel, match=r"not supported \(supported: whisper, moonshine, cohere_asr, canary, bart"
+    ):
         TorchExecutor(path, SMALL).open()
 
 

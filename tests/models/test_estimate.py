@@ -36,6 +36,7 @@ CASES = [
     ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
     ("cohere_asr", {}),
+    ("canary", {}),
     ("cohere_asr", {"dtype": "bfloat16"}),
     ("bart", {}),
     ("bart", {"dtype": "bfloat16"}),

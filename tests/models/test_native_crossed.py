@@ -96,6 +96,11 @@ CONFIGS = {
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.7},
     ),
     "cohere": transformers.CohereAsrConfig(**COHERE),
+    "canary": transformers.CanaryConfig(
+        encoder_config={**FAST_CONFORMER, "hidden_size": 48},
+        decoder_config={**COHERE, "num_key_value_heads": 4, "head_dim": 12},
+        vocab_size=VOCABULARY,
+    ),
 }
 
 
