@@ -153,11 +153,13 @@ class Recipe:
 
     @hotwords.default
     def _hotwords(self) -> tuple[int, ...]:
-        return self._encoded("hotwords", slice(_MOST_READ)) if self.facts.history_tokens else ()
+        found = self._encoded("hotwords", slice(_MOST_READ))
+        return found if self.facts.history_tokens else ()
 
     @initial.default
     def _initial(self) -> tuple[int, ...]:
-        return self._encoded("initial_prompt", slice(-_MOST_READ, None)) if self.facts.history_tokens else ()
+        found = self._encoded("initial_prompt", slice(-_MOST_READ, None))
+        return found if self.facts.history_tokens else ()
 
     @prefix.default
     def _prefix(self) -> tuple[int, ...]:
@@ -201,8 +203,9 @@ class Recipe:
             ("prefix", self.prefix, "last", half),
         ):
             length = len(getattr(self.options, name) or "")
-            if tokens and length > _MOST_READ:
-                found.append(f"{name} has {length:,} characters; only its {which} {most} tokens are used")
+            if length > _MOST_READ and (tokens or not room):
+                used = f"{most} tokens" if tokens else f"{_MOST_READ:,} characters"
+                found.append(f"{name} has {length:,} characters; only its {which} {used} are used")
             elif len(tokens) > most:
                 found.append(f"{name} has {len(tokens)} tokens; only the {which} {most} are used")
         return tuple(found)
@@ -245,8 +248,8 @@ class Recipe:
             timestamps=options.timestamps != "none",
             before=context.before,
             begun=(*prefix, *context.begun),
-            hotwords=(options.hotwords or "").strip() if as_text else "",
-            prompt=(options.initial_prompt or "").strip() if as_text else "",
+            hotwords=(options.hotwords or "").strip()[:_MOST_READ] if as_text else "",
+            prompt=(options.initial_prompt or "").strip()[-_MOST_READ:] if as_text else "",
             suppress=given and tuple(token for one in given for token in (listed if one == -1 else (one,))),
             latest=options.max_initial_timestamp,
         )

@@ -16,6 +16,8 @@ import transformers
 import triolet.demo
 from triolet import Engine, EngineConfig, InvalidRequest
 from triolet.api.inputs.audio import Samples, load_audio
+from triolet.api.speech.options import TranscribeOptions
+from triolet.api.speech.recipe import Context, Recipe
 from triolet.testing.families import make_checkpoint
 
 from ..models.media import SPEECH, sound
@@ -65,6 +67,9 @@ async def test_language_and_hotwords_are_in_the_request(made: Callable[[str], Pa
         transcript = await engine.transcribe(
             samples, language="german", hotwords=["Anna", "Otto"], voice_activity="off", **GREEDY
         )
+        recipe = Recipe(options=TranscribeOptions(hotwords="Anna " * 2_001), description=engine.model)
+    assert recipe.warnings == ("hotwords has 10,005 characters; only its first 10,000 characters are used",)
+    assert len(recipe.ask(Context(name="", language=None)).hotwords) == 10_000
     (segment,) = transcript.segments
     assert transcript.language == "de"
     assert segment.token_ids == generated(made("qwen3_asr"), samples, language="German", prompt="Anna, Otto")
@@ -108,6 +113,8 @@ async def test_a_live_session_reads_what_is_fed(name: str, made: Callable[[str],
         ("qwen3_asr", {"language": "xx"}, r"language='xx', which the model does not know; allowed: .*\ben, "),
         ("qwen3_asr", {"timestamps": "word"}, "has no times of words: it writes no times of words. Allowed: "),
         ("moss_transcribe_diarize", {"initial_prompt": "a talk"}, "initial_prompt='a talk', which Moss.* cannot use"),
+        ("qwen3_asr", {"hotwords": "a<|audio_pad|>"}, r"hotwords='a<\|audio_pad\|>' has a special token"),
+        ("vibevoice_asr", {"initial_prompt": "<|im_end|>"}, r"initial_prompt='<\|im_end\|>' has a special token"),
         ("vibevoice_asr", {"task": "translate"}, "task='translate', but VibeVoice.* knows only: 'transcribe'"),
     ],
 )
