@@ -100,6 +100,8 @@ class TranscribeArguments(_SpeechArguments, total=False):
     vad_speech_pad_ms: float
     parallel: bool
     language_detection_segments: int
+    speakers: bool | int | tuple[int, int] | str | None
+    known_speakers: Mapping[str, AudioSource]
     strict: bool
 
 

@@ -32,7 +32,8 @@ _LEAVES = 2**17  # bytes: memory of a larger body is given back to the system
 _LARGE = 2**20  # bytes: memory of larger copies is given back at once
 _MOST_NAME = 100  # characters of a member's name that are compared and shown
 _MOST_FIELDS = 128  # fields of a form beside its file
-_MOST_FIELD = 256 * 2**10  # bytes; all of them together stay in memory
+_MOST_FIELD = 8 * 2**20  # bytes: the reference of a known speaker is a field
+_MOST_FIELDS_TOGETHER = 32 * 2**20  # bytes, which stay in memory
 _NEAR = 0.75  # likeness from which a name counts as mistyped
 _CHARSETS = frozenset({"utf-8", "utf8"})
 _MOST_OBJECT = 4_096  # characters of a field that may be JSON: parsed in the event loop
@@ -152,7 +153,7 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
 async def _parsed(request: Request, spool_bytes: int) -> FormData:
     try:
         async with aclosing(request.stream()) as stream:
-            parser = MultiPartParser(
+            parser = _FormParser(
                 request.headers, stream, max_files=1, max_fields=_MOST_FIELDS, max_part_size=_MOST_FIELD
             )
             parser.spool_max_size = spool_bytes
@@ -160,6 +161,20 @@ async def _parsed(request: Request, spool_bytes: int) -> FormData:
     except (MultiPartException, KeyError, UnicodeError) as error:
         told = getattr(error, "message", None) or "its boundary or a header of a part is missing or damaged"
         raise BadBody(f"the form cannot be read: {told}") from None
+
+
+class _FormParser(MultiPartParser):
+    """Bounds the memory of all fields together."""
+
+    _taken = 0  # bytes of fields
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        """Takes a piece of a part, as the parser asks."""
+        if self._current_part.file is None:
+            self._taken += end - start
+        if self._taken > _MOST_FIELDS_TOGETHER:
+            raise MultiPartException(f"its fields have more than {_MOST_FIELDS_TOGETHER:,} bytes together")
+        super().on_part_data(data, start, end)
 
 
 def _members(form: FormData) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("core", "models", "actors", "api", "bench", "cluster", "server", "testing")
-DATA = ("demo/checkpoint", "demo/samples", "server/view/page")
+DATA = ("demo/checkpoint", "demo/samples", "models/weights", "server/view/page")
 COPY = """
 import sys
 from setuptools.dist import Distribution

@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 
 from ..formats.cues import one_line
 from ..formats.settings import SubtitleSettings
-from ..formats.writers import TEXT, Format, Writer, WriterSettings, timed_line
+from ..formats.writers import TEXT, Format, Writer, WriterSettings, said_by, timed_line
 from ..outputs.results import Segment, Transcript
 from .given import STDIN
 from .terminal import OutputError, is_utf8, visible, write
@@ -110,12 +110,21 @@ def _into(path: Path) -> Callable[[str, bool], None]:
 
 @define
 class OneLine(Writer):
-    """A writer of plain text in one line, for a pipe: it writes the segments' texts as they come."""
+    """A writer of plain text in one line, for a pipe: it writes the segments' texts as they come. Each turn of another
+    speaker begins a line."""
 
     _blanks: str = field(default="", init=False)
     _begun: bool = field(default=False, init=False)
+    _speaker: str | None = field(default=None, init=False)
 
     def add(self, segment: Segment) -> str:
+        if segment.speaker != self._speaker and segment.text.strip():
+            line_end = "\n" if self._begun else ""
+            self._blanks, self._begun, self._speaker = "", False, segment.speaker
+            return line_end + said_by(segment.speaker) + self._text(segment)
+        return self._text(segment)
+
+    def _text(self, segment: Segment) -> str:
         text = self._blanks + one_line(segment.text)
         if not self._begun:
             text = text.lstrip()
@@ -156,7 +165,8 @@ class Lines:
 
     def _line(self, name: str, transcript: Transcript) -> str:
         if self.format is TEXT:
-            text = one_line(transcript.text)
+            writer = OneLine()
+            text = one_line("".join(map(writer.add, transcript.segments)))
             return f"{name}: {visible(text) if self.out.isatty() else text}\n"
         return self.format.make(evolve(self.settings, file=name)).end(transcript)
 

@@ -61,6 +61,8 @@ def _option(attribute: attrs.Attribute[Any], told: str) -> Callable[[Command], C
         shown = "on for files over two minutes" if name == "parallel" else "on" if default else "off"
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=f"{told} Default: {shown}.")
     shown = f" Default: {default}." if isinstance(default, str | int | float) else ""
+    if name == "known_speakers":
+        return click.option("--known-speaker", name, metavar="NAME=FILE", multiple=True, help=told)
     completes = languages if name == "language" else None
     return click.option(flag, name, type=_type_of(attribute), default=None, shell_complete=completes, help=told + shown)
 
@@ -100,6 +102,8 @@ def read_flags(
         InvalidRequest: a value that is not allowed.
     """
     options = dict(given)
+    if "known_speakers" in options:
+        options["known_speakers"] = dict(one.partition("=")[::2] for one in options["known_speakers"])
     if options.get("language") == _NONE:
         options["language"] = None
     if word_timestamps is not None:

@@ -7,6 +7,7 @@ table.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import click
@@ -16,6 +17,7 @@ from .pages import Page
 
 WARNINGS = "triolet.other_programs.warnings"  # in click's `Context.meta`
 _ANY = "*"
+_COUNT = re.compile(r"any|\d+(-\d+)?", re.ASCII)  # of speakers
 
 
 @frozen
@@ -35,7 +37,8 @@ class Foreign:
 
 
 _OFF = {"False": ""}
-_SPEAKERS = "speakers are not distinguished"
+_TOKEN = "no token is needed to find out who speaks; give --speakers"
+_NAMES = "speakers are called A, B and so on; --known-speaker NAME=FILE gives one a name"
 _LIVE = "this command does not read a microphone; use Engine.live in a program"
 _CACHE = "checkpoints are in the cache of the hub; set HF_HUB_CACHE in the environment to move it"
 _WEIGHTS = "the model computes in the types of --dtype, or in int8 on the CPU (--quantization int8)"
@@ -55,14 +58,15 @@ FOREIGN: Mapping[str, Foreign] = {
     "--compute-type": Foreign(_COMPUTE_TYPES, _WEIGHTS),
     "--device-index": Foreign({"0": ""}, "give the number with the device, as in --device cuda:1"),
     "--suppress-blank": Foreign({"True": ""}, "a window never begins with a blank"),
-    "--hf-token": Foreign({"": ""}, _SPEAKERS),
+    "--hf-token": Foreign({"": ""}, _TOKEN, is_ignored=True),
+    "--speaker-num": Foreign({_ANY: "--speakers {}"}),
+    "--speaker-name": Foreign({}, _NAMES, is_ignored=True),
     "--live-transcribe": Foreign(_OFF, _LIVE),
     "--local-files-only": Foreign(_OFF, "set HF_HUB_OFFLINE=1 in the environment", is_ignored=True),
     "--pretty-json": Foreign(_OFF, "JSON has one line for each file", is_ignored=True),
     "--print-colors": Foreign(_OFF, "texts are written without colors", is_ignored=True),
     "--model-dir": Foreign({}, _CACHE, is_ignored=True),
     "--batch-size": Foreign({}, "the engine chooses the sizes of its batches", is_ignored=True),
-    **{f"--speaker-{name}": Foreign({}, _SPEAKERS, is_ignored=True) for name in ("name", "num")},
     **{
         f"--live-{name}": Foreign({}, _LIVE, is_ignored=True)
         for name in ("volume-threshold", "input-device", "input-device-sample-rate")
@@ -103,6 +107,8 @@ def translated(words: Sequence[str], parameters: Sequence[click.Parameter]) -> t
             if value not in ("True", "False"):
                 raise click.UsageError(f"{name}={value}; allowed: {' or '.join([name, *opposite])}")
             found += [name] if value == "True" else opposite
+        elif name == "--speakers" and not equals and not (left and _COUNT.fullmatch(left[0])):
+            found.append("--speakers=any")  # what follows is a file
         else:
             found.append(name + equals + value)
             if not equals and not option.is_flag:

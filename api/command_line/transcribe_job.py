@@ -136,8 +136,9 @@ class Job:
             file.stream = segments
             try:
                 async for segment in segments:
-                    self.destination.add(name, segment)
-                    file.given += 1
+                    if "speakers" not in self.options:  # who speaks is known at the end
+                        self.destination.add(name, segment)
+                        file.given += 1
                     progress.show(shown(name) if len(self.names) > 1 else None, segment)
                     self._count(file)
                 file.is_complete = True

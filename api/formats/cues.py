@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ...core.errors import InvalidRequest
 from ..outputs.results import Segment, Word
@@ -18,11 +18,12 @@ _LINE_END = re.compile(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]+")
 
 @frozen
 class Cue:
-    """``text``, of one or more lines, is shown from ``start`` to ``end``, both in milliseconds."""
+    """``text``, of one or more lines, is shown from ``start`` to ``end``, both in milliseconds. ``speaker`` says it."""
 
     start: int
     end: int
     text: str
+    speaker: str | None = None
 
 
 def milliseconds(seconds: float) -> int:
@@ -49,6 +50,7 @@ class CueMaker:
     """Makes cues from segments, one after the other. ``escape`` is applied to the text of each word and segment.
 
     Segments with words are cut as openai/whisper cuts them, by `SubtitleSettings`. A segment without words is one cue.
+    No cue has the words of two speakers.
     """
 
     settings: SubtitleSettings
@@ -57,6 +59,7 @@ class CueMaker:
     _width: int = field(default=0, init=False)  # characters of its last line
     _lines: int = field(default=1, init=False)
     _last: float | None = field(default=None, init=False)  # seconds: the start of the last word
+    _speaker: str | None = field(default=None, init=False)  # of the cue that is not finished
 
     def add(self, segment: Segment) -> list[Cue]:
         """Adds ``segment``. Returns the cues that are now finished.
@@ -64,16 +67,18 @@ class CueMaker:
         Raises:
             InvalidRequest: the settings need words, and the segment has none.
         """
+        finished = self.end() if segment.speaker != self._speaker else []
+        self._speaker = segment.speaker
         if segment.words is not None:
-            return [cue for chunk in self._chunks(segment.words) for cue in self._add_chunk(chunk)]
+            return finished + [cue for chunk in self._chunks(segment.words) for cue in self._add_chunk(chunk)]
         if self.settings.needing_words is not None:
             raise InvalidRequest(
                 f"{self.settings.needing_words} needs a transcript with the times of words, and this one has none; "
                 "transcribe with timestamps='word'"
             )
         text = _without_arrow(self.escape(one_line(segment.text).strip()))
-        plain = [Cue(milliseconds(segment.start), milliseconds(segment.end), text)] if text else []
-        return self.end() + plain
+        cue = Cue(milliseconds(segment.start), milliseconds(segment.end), text, segment.speaker)
+        return [*finished, *self.end(), *([cue] if text else [])]
 
     def end(self) -> list[Cue]:
         """Finishes the current cue and returns it, as several cues if words are highlighted."""
@@ -81,7 +86,8 @@ class CueMaker:
         self._width, self._lines = 0, 1
         if not any(piece.text.strip() for piece in pieces):
             return []
-        return list(_highlighted(pieces)) if self.settings.highlight_words else [_joined(pieces)]
+        cues = _highlighted(pieces) if self.settings.highlight_words else [_joined(pieces)]
+        return [evolve(cue, speaker=self._speaker) for cue in cues]
 
     def _chunks(self, words: Sequence[Word]) -> Iterator[Sequence[Word]]:
         size = self.settings.max_words_per_line or max(1, len(words))

@@ -12,19 +12,20 @@ from typing import Any
 import attrs
 
 from ..outputs.languages import language_name
-from ..outputs.results import Segment, Transcript
+from ..outputs.results import Segment, Transcript, Word
 
 _SEEK_STEPS = 100  # a second: Whisper counts frames of 10 ms
-_WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities")
+_WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities", "turns")
 
 
 def as_object(transcript: Transcript) -> dict[str, Any]:
     """Returns the members that openai/whisper's JSON has (``text``, ``segments``, ``language``), and after them those
-    that only a `Transcript` has, without its timings. Empty ``coverage``, ``warnings`` and ``language_probabilities``
-    are left out, and so are the ``words`` of a segment that has none.
+    that only a `Transcript` has, without its timings. Empty ``coverage``, ``warnings``, ``language_probabilities``,
+    ``speakers`` and ``turns`` are left out, and so are the ``words`` of a segment that has none.
     """
     segments = [_whisper_segment(segment) for segment in transcript.segments]
-    return {"text": transcript.text, "segments": segments, **attrs.asdict(transcript, filter=_is_shown)}
+    speakers = {"speakers": transcript.speakers} if transcript.speakers else {}
+    return {"text": transcript.text, "segments": segments, **speakers, **attrs.asdict(transcript, filter=_is_shown)}
 
 
 def _is_shown(attribute: attrs.Attribute[Any], value: Any) -> bool:
@@ -46,7 +47,7 @@ def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
     }
     if any(segment.words is not None for segment in transcript.segments):
         members["words"] = [
-            {"word": word.text.strip(), "start": word.start, "end": word.end}
+            {"word": word.text.strip(), "start": word.start, "end": word.end} | _speaker(word)
             for segment in transcript.segments
             for word in segment.words or ()
         ]
@@ -55,15 +56,20 @@ def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
 
 def _whisper_segment(segment: Segment) -> dict[str, Any]:
     words = [
-        {"word": word.text, "start": word.start, "end": word.end, "probability": word.probability}
+        {"word": word.text, "start": word.start, "end": word.end, "probability": word.probability} | _speaker(word)
         for word in segment.words or ()
     ]
     return _segment(segment) | ({"words": words} if words else {})
 
 
+def _speaker(spoken: Segment | Word) -> dict[str, Any]:
+    return {} if spoken.speaker is None else {"speaker": spoken.speaker}
+
+
 def _segment(segment: Segment) -> dict[str, Any]:
     """Returns the members of a segment, which have the same names in openai/whisper and in OpenAI's API. ``seek`` is
-    the start of the segment in frames of 10 ms, since a transcript does not have the starts of windows.
+    the start of the segment in frames of 10 ms, since a transcript does not have the starts of windows. ``speaker`` is
+    left out if nobody asked for it.
     """
     return {
         "id": segment.id,
@@ -76,6 +82,7 @@ def _segment(segment: Segment) -> dict[str, Any]:
         "avg_logprob": segment.avg_logprob,
         "compression_ratio": segment.compression_ratio,
         "no_speech_prob": segment.no_speech_prob,
+        **_speaker(segment),
     }
 
 

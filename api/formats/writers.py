@@ -48,9 +48,15 @@ def timestamp(milliseconds: int, *, hours: bool, mark: str = ".") -> str:
 
 
 def timed_line(segment: Segment) -> str:
-    """Returns ``[00:00.000 --> 00:05.000] text`` for a segment, for people who watch."""
+    """Returns ``[00:00.000 --> 00:05.000] text`` for a segment, for people who watch; ``A: text`` if its speaker is
+    known."""
     start, end = (timestamp(milliseconds(time), hours=False) for time in (segment.start, segment.end))
-    return f"[{start} --> {end}] {one_line(segment.text).strip()}"
+    return f"[{start} --> {end}] {said_by(segment.speaker)}{one_line(segment.text).strip()}"
+
+
+def said_by(speaker: str | None) -> str:
+    """Returns ``A: ``, which comes before the text of speaker A, or "" if the speaker is not known."""
+    return "" if speaker is None else f"{one_line(speaker)}: "
 
 
 @frozen
@@ -59,7 +65,7 @@ class TextWriter(Writer):
 
     def add(self, segment: Segment) -> str:
         text = one_line(segment.text).strip()
-        return f"{text}\n" if text else ""
+        return f"{said_by(segment.speaker)}{text}\n" if text else ""
 
 
 @frozen
@@ -102,7 +108,7 @@ class SrtWriter(Writer):
     def _text(self, cue: Cue) -> str:
         self._number += 1
         start, end = (timestamp(time, hours=True, mark=",") for time in (cue.start, cue.end))
-        return f"{self._number}\n{start} --> {end}\n{cue.text}\n\n"
+        return f"{self._number}\n{start} --> {end}\n{said_by(cue.speaker)}{cue.text}\n\n"
 
 
 class VttWriter(SrtWriter):
@@ -116,7 +122,12 @@ class VttWriter(SrtWriter):
 
     def _text(self, cue: Cue) -> str:
         start, end = (timestamp(time, hours=False) for time in (cue.start, cue.end))
-        return f"{start} --> {end}\n{cue.text}\n\n"
+        voice = "" if cue.speaker is None else f"<v {self._name(cue.speaker)}>"
+        return f"{start} --> {end}\n{voice}{cue.text}\n\n"
+
+    def _name(self, speaker: str) -> str:
+        """Returns ``speaker`` as the annotation of a voice span (WebVTT, section 4.2.2), which ends with ``>``."""
+        return self.escaped(one_line(speaker)).replace(">", "&gt;")
 
 
 # ---- objects ---------------------------------------------------------------------------------------------------------

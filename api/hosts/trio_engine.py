@@ -51,7 +51,7 @@ from .backend import Backend
 from .door import Door
 from .live import open_live
 from .state import Spelling, State
-from .transcriptions import open_transcription
+from .transcriptions import Detectors, open_transcription
 
 
 class TrioEngine:
@@ -70,7 +70,7 @@ class TrioEngine:
         self.config = config
         self.state = State.NEW
         self.backend: Backend | None = None  # set when the engine is entered
-        self._voice_activity = Silero(shortened_by(config.switch_interval))
+        self._detectors = Detectors(Silero(shortened_by(config.switch_interval)))
         self._make_backend = make_backend
         self._trim = trim
         self._description: ModelDescription | None = None
@@ -131,7 +131,7 @@ class TrioEngine:
         """Drops what is left after the device is released, above all the tokenizer."""
         self._device, self._description = self.device, None
         self._end_sessions()
-        self._voice_activity.release()
+        self._detectors = Detectors()  # without weights
         self._trim()
 
     async def aclose(self, drain: float) -> None:
@@ -347,7 +347,7 @@ class TrioEngine:
         _, description = self._opened()
         run = partial(self._run_together, priority=read_priority(priority), wait=wait)
         name = self._new_id(request_id)
-        async with open_live(options, description, run, request_id=name, detector=self._voice_activity) as session:
+        async with open_live(options, description, run, request_id=name, detector=self._detectors.voice) as session:
             self._live.add(session)
             try:
                 yield session
@@ -368,7 +368,7 @@ class TrioEngine:
             request_id=self._new_id(request_id),
             asked=asked,
             config=self.config,
-            detector=self._voice_activity,
+            detectors=self._detectors,
         )
 
     # -- requests ----------------------------------------------------------------------------------------------------

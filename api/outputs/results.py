@@ -71,13 +71,16 @@ class Word:
     """One word: ``text`` as the model wrote it, usually with a leading space and with the marks that belong to it.
 
     ``start`` and ``end`` are seconds from the beginning of the audio; ``probability``, 0 to 1, is the mean of the
-    probabilities of its tokens.
+    probabilities of its tokens. ``speaker`` is the name of who says it; ``None``: nobody asked, or it is not known yet.
+    ``token_ids`` are its tokens, where they are known.
     """
 
     text: str
     start: float
     end: float
     probability: float
+    speaker: str | None = None
+    token_ids: tuple[int, ...] = field(default=(), eq=False, repr=False)
 
 
 @frozen(kw_only=True)
@@ -98,6 +101,7 @@ class Segment:
         temperature: the sampling temperature with which the window's text was sampled.
         words: the words with their times, if they were asked for; their joined texts are ``text``.
         logprobs: the natural log-probability of each of ``token_ids``.
+        speaker: the name of who speaks; ``None``: nobody asked, or it is not known yet.
     """
 
     id: int
@@ -111,6 +115,7 @@ class Segment:
     temperature: float
     words: tuple[Word, ...] | None = None
     logprobs: tuple[float, ...] = field(default=(), eq=False, repr=False)
+    speaker: str | None = None
 
 
 @frozen(kw_only=True)
@@ -174,6 +179,15 @@ class Stretch:
 
 
 @frozen(kw_only=True)
+class Turn:
+    """``speaker`` speaks from ``start`` to ``end``, in seconds from the beginning of the audio."""
+
+    start: float
+    end: float
+    speaker: str
+
+
+@frozen(kw_only=True)
 class Transcript:
     """The text of one audio.
 
@@ -186,6 +200,8 @@ class Transcript:
         duration: the length of the audio in seconds.
         task: ``"transcribe"`` or ``"translate"``.
         coverage: the stretches of the audio, in order, and what became of each.
+        turns: who speaks when, ordered by the starts, if ``speakers`` asked for it. The default diarizer does not know
+            when two people speak at once, so its turns never overlap: one of the two has the time.
         warnings: sentences; each reports something that was not done as asked.
         timings: the time that each stage took; comparisons of transcripts ignore it.
     """
@@ -200,6 +216,12 @@ class Transcript:
     coverage: tuple[Stretch, ...] = ()
     warnings: tuple[str, ...] = ()
     language_probabilities: Mapping[str, float] | None = None
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def speakers(self) -> tuple[str, ...]:
+        """The names of the speakers who have text, in the order in which it begins."""
+        return tuple(dict.fromkeys(one.speaker for one in self.segments if one.speaker is not None))
 
 
 @frozen(kw_only=True)

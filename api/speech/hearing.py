@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import trio
@@ -11,6 +13,7 @@ from ...core.errors import InvalidRequest
 from ..inputs.audio import Samples
 from ..inputs.recording import Recording
 from ..inputs.threads import run_in_thread
+from .diarizer import Diarization, SpeakerListener
 from .spans import SpanRules, SpeechSpan, SpeechSpans
 from .voice import Listener, Probabilities, VoiceActivity
 
@@ -31,12 +34,20 @@ class Hearing:
         recording: an open recording.
         detector: a detector at the recording's rate.
         rules: the rules that decide what counts as speech.
+        listen: returns a listener that finds out who speaks, for a detector's number of samples in a frame; it hears
+            all that the detector hears. ``None``: nobody asks.
 
     Raises:
         InvalidRequest: the detector has another rate, or answers with something other than probabilities.
     """
 
-    def __init__(self, recording: Recording, detector: VoiceActivity, rules: SpanRules) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        detector: VoiceActivity,
+        rules: SpanRules,
+        listen: Callable[[int], SpeakerListener] | None = None,
+    ) -> None:
         if detector.sampling_rate != recording.sampling_rate:
             raise InvalidRequest(
                 f"the voice activity detector has {detector.sampling_rate} Hz; allowed: "
@@ -46,6 +57,8 @@ class Hearing:
         self._recording = recording
         self._detector = detector
         self._listener: Listener | None = None
+        self._listen = listen
+        self._speakers: SpeakerListener | None = None
         self._decides = SpeechSpans(rules, detector.sampling_rate, detector.frame_samples)
         self._final: list[SpeechSpan] = []
         self.heard = 0
@@ -70,6 +83,17 @@ class Hearing:
         """Hears the recording up to sample ``until`` or to its end."""
         while self.heard < until and not self.ended:
             await self._hear_on()
+
+    @trio.lowlevel.enable_ki_protection
+    async def diarization(self) -> Diarization:
+        """Returns who speaks when in all that was heard. Nothing can be heard afterwards."""
+        return Diarization() if self._speakers is None else await run_in_thread(self._speakers.diarization)
+
+    @trio.lowlevel.enable_ki_protection
+    async def voice(self) -> Any:
+        """Returns the voice of the one person who speaks in all that was heard. Nothing can be heard afterwards."""
+        assert self._speakers is not None, "nothing was heard"
+        return await run_in_thread(self._speakers.voice)
 
     @trio.lowlevel.enable_ki_protection  # a ^C after the listener's answer would lose the answer
     async def _hear_on(self) -> None:
@@ -100,4 +124,7 @@ class Hearing:
                 f"the voice activity detector returned {answer.dtype} of shape {answer.shape}; allowed: {due} "
                 f"probabilities (floats from 0 to 1), one for each frame of {frame} samples"
             )
+        if self._listen is not None:
+            self._speakers = self._speakers or self._listen(frame)
+            self._speakers.hear(samples, answer)
         return answer

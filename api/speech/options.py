@@ -28,6 +28,7 @@ from ...core.checks import (
 )
 from ...core.errors import InvalidRequest
 from ...core.speech import SAMPLING
+from ..inputs.audio import AudioSource
 from .voice import VoiceActivity
 
 TASKS = ("transcribe", "translate")
@@ -39,21 +40,29 @@ PREPENDED = "\"'“¿([{-"
 APPENDED = "\"'.。,，!！?？:：”)]}、"
 _MOST_TOKENS = 1_000_000
 _MOST_CLIPS = 100_000
+_MOST_SPEAKERS, ANY_SPEAKERS = 50, (1, 10)
+_COUNT = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)  # of speakers, as a text
+_LONGEST_NAME = 64  # characters
 
 _ELSEWHERE = {
     "audio_ctx": "encoder_context",
+    "diarize": "speakers",
     "beams": "beam_size",
     "clips": "clip_timestamps",
     "detect_language": "language=None",
     "fp16": "EngineConfig(dtype='float16')",
     "keywords": "hotwords",
     "lang": "language",
+    "max_speakers": "speakers=(least, most)",
     "max_tokens": "max_new_tokens",
+    "min_speakers": "speakers=(least, most)",
     "num_beams": "beam_size",
+    "num_speakers": "speakers",
     "prompt": "initial_prompt",
     "return_timestamps": "timestamps",
     "sample_len": "max_new_tokens",
     "sample_rate": "sampling_rate",
+    "speaker_labels": "speakers",
     "vad": "voice_activity",
     "vad_filter": "voice_activity='skip'",
     "vad_parameters": "vad_threshold=..., vad_speech_pad_ms=..., one option for each member",
@@ -104,6 +113,25 @@ def _hotwords(value: Any) -> str:
     if not all(isinstance(text, str) for text in texts):
         raise Refused
     return ", ".join(texts)
+
+
+def _speakers(value: Any) -> tuple[int, int] | None:
+    if isinstance(value, str) and (found := _COUNT.fullmatch(value)) is not None:
+        value = (int(found[1]), int(found[2])) if found[2] else int(found[1])
+    if value is None or isinstance(value, bool) or value == "any":
+        return ANY_SPEAKERS if value else None
+    least, most = map(as_integer, value if isinstance(value, list | tuple) and len(value) == 2 else (value, value))
+    if not 1 <= least <= most <= _MOST_SPEAKERS:
+        raise Refused
+    return least, most
+
+
+def _known_speakers(value: Any) -> Mapping[str, AudioSource]:
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name.strip() for name in value):
+        raise Refused
+    if any(len(name) > _LONGEST_NAME or not name.isprintable() for name in value):
+        raise Refused
+    return dict(value)
 
 
 def _token(value: Any) -> int:
@@ -169,6 +197,13 @@ _CLIPS = Check(
 )
 _TEMPERATURE = Check(_read_temperatures, "one or more numbers, 0 (greedy) or positive").or_none("those of the model")
 _BEAMS = integer(1, 64, "; 1 is greedy").or_none("that of the model")
+_SPEAKERS = Check(
+    _speakers,
+    f"True ('any') or False, a number of speakers (1 to {_MOST_SPEAKERS}), or the least and the most: (2, 5) or '2-5'",
+)
+_KNOWN_SPEAKERS = Check(
+    _known_speakers, f"audio by the name of its speaker (a text of up to {_LONGEST_NAME} characters, without line ends)"
+)
 _SEED = integer(-(2**63), 2**63 - 1).or_none("a fresh seed for each transcription")
 _PATIENCE = number(0, 100, above=True).or_none("search until no better text can come")
 
@@ -249,6 +284,12 @@ class TranscribeOptions:
         language_detection_segments: the language is detected in up to this many windows, until it is certain.
         language_detection_threshold: a language with this probability or more is certain.
         multilingual: detect the language of each window.
+        speakers: find out who speaks, and name the speakers A, B and so on. ``True`` (``"any"``): up to 10 speakers; or
+            their number, or the least and the most of them as ``(2, 5)`` or ``"2-5"``. The transcript has the speakers
+            of segments and words, and its ``turns``. Streamed segments have none, since voices are told apart only when
+            all are heard.
+        known_speakers: audio in which a speaker speaks alone, by the name of the speaker, which then replaces A or B.
+            Each audio has 1.6 s of speech or more (4 s are safer), and is up to 60 s long.
         strict: refuse audio that is damaged or cut short. By default the audio is transcribed up to the break, and
             `Transcript.warnings` says so.
         seed: the seed of sampling above temperature 0; each further temperature takes the next seed. ``None``: a fresh
@@ -302,6 +343,10 @@ class TranscribeOptions:
     language_detection_segments: int = _option(1, integer(1, 1_000))
     language_detection_threshold: float = _option(0.5, number(0, 1), LIVE)
     multilingual: bool = _option(False, flag(), LIVE, WHISPER_CT2)
+    speakers: tuple[int, int] | None = _option(None, _SPEAKERS, form="speakers")
+    known_speakers: Mapping[str, AudioSource] = field(
+        factory=dict, eq=False, metadata=by(_KNOWN_SPEAKERS) | {"option": Option(frozenset())}
+    )
     strict: bool = _option(False, flag())
     seed: int | None = _option(0, _SEED, LIVE, DECODING, form="seed")
 
@@ -324,6 +369,16 @@ class TranscribeOptions:
         if unused and self.voice_activity == "off":
             raise InvalidRequest(
                 f"{unused[0]} is given with voice_activity='off', which reads everything; leave one of the two out"
+            )
+        if self.speakers is not None and self.voice_activity == "off":
+            raise InvalidRequest(
+                "voice_activity='off' with speakers; allowed: voice_activity='skip', which finds where somebody speaks"
+            )
+        if len(self.known_speakers) > (self.speakers or (0, 0))[1]:
+            told = "no speakers" if self.speakers is None else f"speakers up to {self.speakers[1]}"
+            raise InvalidRequest(
+                f"known_speakers has {len(self.known_speakers)} names, with {told}; allowed: speakers=True, or as many "
+                "speakers as names, or more"
             )
         if self.prefix is not None and self.parallel:
             raise InvalidRequest(

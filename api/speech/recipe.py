@@ -16,7 +16,7 @@ from ...core.request import Request, SamplingParams
 from ...core.speech import Ask, Detection, Sound, Span, SpeechFacts, SpeechModel
 from ..outputs.languages import language_code, unknown_language
 from .history import History
-from .options import OF_MODELS, TEMPERATURES, TranscribeOptions
+from .options import ANY_SPEAKERS, OF_MODELS, TEMPERATURES, TranscribeOptions
 from .windows import Generated
 from .words import WordRules, check_alignment
 
@@ -130,6 +130,12 @@ class Recipe:
             raise InvalidRequest(
                 f"task={self.options.task!r}, but {self.description.architecture} knows only: "
                 f"{', '.join(map(repr, self.facts.tasks))}"
+            )
+        counted = self.options.speakers not in (None, ANY_SPEAKERS)
+        if self.facts.names_speakers and (counted or self.options.known_speakers):
+            raise InvalidRequest(
+                f"{'speakers' if counted else 'known_speakers'} is given, but {self.description.architecture} itself "
+                "counts and names speakers; allowed: speakers=True, without known_speakers"
             )
         for name in sorted(OF_MODELS - self.facts.options):
             value, default = getattr(self.options, name), fields_dict(TranscribeOptions)[name].default

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 from ...core.timings import Timings
 from ..outputs.results import Progress, Segment, Transcript
+from .speakers import with_speakers
 
 
 class ReadSoFar:
@@ -25,8 +26,11 @@ class ReadSoFar:
         program that stops early, or is stopped, keeps its text. Under asyncio and in threads, the text ahead and the
         coverage are added when the block is left, or when a reader was cancelled or got an error, but not between two
         segments.
+
+        With ``speakers`` the stream gives segments without a speaker, since voices are told apart only when all are
+        heard. The complete transcript has the speakers, and segments that are split where another speaker begins.
         """
-        return self.progress(whole=True).transcript(self._found)
+        return with_speakers(self.progress(whole=True).transcript(self._found))
 
     def progress(self, *, whole: bool = False) -> Progress:
         """Returns the state of the transcription. With ``whole``, adds the segments ahead and the coverage, which takes

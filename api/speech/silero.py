@@ -62,10 +62,6 @@ class Silero:
                 self._weights = _Weights.read(_find())
             return SileroListener(self._weights, self.within)
 
-    def release(self) -> None:
-        """Drops the weights. Listeners that exist keep them to their end."""
-        self._weights = None
-
 
 def _find() -> Path:
     """Returns the path of the file with the weights, without importing the package."""

@@ -22,10 +22,11 @@ from attrs import evolve
 from ...core.errors import EngineStateError, InvalidRequest
 from ...core.timings import Timings
 from ..inputs.recording import Recording
-from ..outputs.results import Progress, Segment, Stretch, Transcript
+from ..outputs.results import Progress, Segment, Stretch, Transcript, Turn
 from .coverage import coverage
 from .plan import Plan
 from .reader import WindowReader
+from .speakers import named_turns, with_speakers
 from .walk import Walk, sound_of
 
 
@@ -54,6 +55,7 @@ class Transcription:
         self._pending: list[Segment] = []  # segments of the last window, while it is iterated over
         self._timings: Timings | None = None
         self._warnings: tuple[str, ...] = ()
+        self._turns: tuple[Turn, ...] = ()  # known after the last window
         self._started = False
         self._busy = False
 
@@ -76,6 +78,7 @@ class Transcription:
             coverage=self.coverage if whole else (),
             warnings=(*recipe.warnings, *self._warnings, *([] if broken is None else [broken])),
             timings=self._timings,
+            turns=self._turns,
         )
         return Progress(
             so_far=so_far,
@@ -151,6 +154,8 @@ class Transcription:
             segments = await self._next()
             if segments is None:
                 self._check_clips()
+                if self.reader.recipe.options.speakers is not None and self.plan.hearing is not None:
+                    self._turns = named_turns(await self.plan.hearing.diarization(), self._times)
                 self.ended = True
                 self._timings = self.reader.timings()
                 return None
@@ -172,7 +177,7 @@ class Transcription:
     async def transcript(self) -> Transcript:
         """Transcribes the rest of the audio."""
         segments = [one async for one in self]
-        return self.progress().transcript(segments)
+        return with_speakers(self.progress().transcript(segments))
 
     async def _start(self) -> None:
         """Detects the language if it is not known, in up to ``language_detection_segments`` windows. The first window

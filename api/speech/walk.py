@@ -253,4 +253,5 @@ class Walk:
             no_speech_prob=assessment.no_speech_prob,
             compression_ratio=assessment.compression_ratio,
             temperature=assessment.temperature,
+            speaker=span.speaker,
         )

@@ -139,7 +139,7 @@ def timed_word(word: TextWord, places: Sequence[int], aligned: AlignedTokens, ru
         offset + (aligned.frames[at] + rules.lead) * rules.frame_seconds for at in (places[0], places[-1] + 1)
     )
     probability = fmean([math.exp(aligned.logprobs[at]) for at in places])
-    return Word(text=word.text, start=start, end=end, probability=probability)
+    return Word(text=word.text, start=start, end=end, probability=probability, token_ids=word.token_ids)
 
 
 # -- tokens to words -------------------------------------------------------------------------------------------------
@@ -191,16 +191,21 @@ def merge_marks(words: Sequence[Word], prepended: str, appended: str) -> list[Wo
     later: list[Word] = []
     for word in reversed(words):
         if later and word.text.startswith(" ") and word.text.strip() in prepended:
-            later[-1] = evolve(later[-1], text=word.text + later[-1].text)
+            later[-1] = _joined(word, later[-1], later[-1])
         else:
             later.append(word)
     merged: list[Word] = []
     for word in reversed(later):
         if merged and not merged[-1].text.endswith(" ") and word.text in appended:
-            merged[-1] = evolve(merged[-1], text=merged[-1].text + word.text)
+            merged[-1] = _joined(merged[-1], word, merged[-1])
         else:
             merged.append(word)
     return merged
+
+
+def _joined(first: Word, second: Word, timed: Word) -> Word:
+    """Returns the two words as one, with the time and probability of ``timed``."""
+    return evolve(timed, text=first.text + second.text, token_ids=first.token_ids + second.token_ids)
 
 
 # -- long words ------------------------------------------------------------------------------------------------------

@@ -11,14 +11,16 @@ from starlette.responses import PlainTextResponse, Response
 
 from ...api.formats.objects import as_line, as_verbose_object
 from ...api.formats.settings import SubtitleSettings
-from ...api.formats.writers import SRT, VTT, WriterSettings, written
+from ...api.formats.writers import SRT, TEXT, VTT, WriterSettings, written
 from ...api.inputs.sources import NamedPath
 from ...api.outputs.results import Segment, Transcript
-from ...api.speech.options import OPTIONS
+from ...api.speech.options import OPTIONS, read_options
 from ...core.errors import RequestTooLarge
 from ..body import audio_of, read_form
 from ..event_stream import Events, EventStream
 from ..schemas.speech import (
+    DiarizedAnswer,
+    DiarizedSegment,
     DurationUsage,
     SpeechForm,
     SpeechLogprob,
@@ -45,6 +47,14 @@ async def transcribe(request: Request) -> Response:
     if "word" in form.timestamp_granularities:
         options["timestamps"] = "word"
     options["parallel"] = form.chunking_strategy is not None
+    if form.response_format == "diarized_json":
+        options.setdefault("speakers", True)
+    server, where = server_of(request), "known_speaker_references"
+    options["known_speakers"] = {
+        name: await server.media.fetch(url, where, server.settings.max_body_bytes)
+        for name, url in zip(form.known_speaker_names, form.known_speaker_references, strict=True)
+    }
+    read_options(options)  # a wrong value is refused before a stream begins
     if form.stream:
         return EventStream(partial(_streamed, request, form, audio_of(upload), options), named=True)
     return await _whole(request, form, audio_of(upload), options)
@@ -72,8 +82,15 @@ async def _whole(request: Request, form: SpeechForm, audio: bytes | NamedPath, o
         rules = WriterSettings(subtitles=SubtitleSettings(**form.subtitles))
         return PlainTextResponse(written(transcript, _SUBTITLES[form.response_format], rules), media_type=kind)
     if form.response_format == "text":
-        return PlainTextResponse(transcript.text + "\n")
+        return PlainTextResponse(written(transcript, TEXT) if transcript.speakers else transcript.text + "\n")
     usage = DurationUsage(type="duration", seconds=math.ceil(transcript.duration))
+    if form.response_format == "diarized_json":
+        segments = _diarized(transcript)
+        return answered(
+            DiarizedAnswer(
+                task="transcribe", duration=transcript.duration, text=transcript.text, segments=segments, usage=usage
+            )
+        )
     if form.response_format == "verbose_json":
         told = {**_verbose(transcript, form), "usage": usage.model_dump()}
         return Response(as_line(told), media_type="application/json")
@@ -87,6 +104,9 @@ async def _streamed(
     request: Request, form: TranscriptionForm, audio: bytes | NamedPath, options: dict[str, Any], events: Events
 ) -> None:
     transcript, logprobs = await _read(request, form, audio, options, events)
+    if form.response_format == "diarized_json":
+        for segment in _diarized(transcript):
+            await events.write(segment)
     languages = _languages(transcript)
     done = TextDone(type="transcript.text.done", text=transcript.text, languages=languages, **logprobs)
     await events.write(done, last=True)
@@ -121,6 +141,21 @@ async def _read(
         transcript = segments.transcript()
     exchange.ended(transcript.timings, audio_seconds=round(transcript.duration, 3), language=transcript.language)
     return transcript, all_logprobs
+
+
+def _diarized(transcript: Transcript) -> list[DiarizedSegment]:
+    """Returns the segments with their speakers. If no voice could be told from others, all have the first letter."""
+    return [
+        DiarizedSegment(
+            type="transcript.text.segment",
+            id=f"seg_{one.id + 1:03d}",
+            start=one.start,
+            end=one.end,
+            text=one.text.strip(),
+            speaker=one.speaker or "A",
+        )
+        for one in transcript.segments
+    ]
 
 
 def _times(segment: Segment) -> dict[str, Any]:

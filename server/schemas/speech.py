@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from .base import Answer, Body, Name, Share, Short, Text, up_to
 
-Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Words = Text | Annotated[list[Text], up_to(128)]
 Least = Annotated[int | None, Field(ge=1, le=100_000)]
 
@@ -37,7 +36,11 @@ class SpeechForm(Body):
     vad_filter: Annotated[
         bool | None, Field(description="Skip stretches without voice, which is the default; false: read everything.")
     ] = None
-    response_format: Format = "json"
+    speakers: Annotated[
+        Short | None,
+        Field(description="Find out who speaks: any, a number of speakers, or the least and the most, such as 2-5."),
+    ] = None
+    response_format: str = "json"
     max_line_width: Annotated[Least, Field(description="The most characters of a line in subtitles.")] = None
     max_line_count: Annotated[Least, Field(description="The most lines of a subtitle, beside max_line_width.")] = None
     max_words_per_line: Annotated[Least, Field(description="The most words of a subtitle.")] = None
@@ -67,6 +70,15 @@ class SpeechForm(Body):
 class TranscriptionForm(SpeechForm):
     """The members of a form that asks for a transcription, beside the ``file``."""
 
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"] = "json"
+    known_speaker_names: Annotated[
+        list[Short], up_to(10), Field(default_factory=list, description="The names of speakers that have a reference.")
+    ]
+    known_speaker_references: Annotated[
+        list[Text],
+        up_to(10),
+        Field(default_factory=list, description="Audio in which the speaker of each name speaks alone, as data: URLs."),
+    ]
     keywords: Annotated[Words | None, Field(description="The same as hotwords, which OpenAI calls keywords.")] = None
     timestamp_granularities: Annotated[
         list[Literal["word", "segment"]],
@@ -86,8 +98,18 @@ class TranscriptionForm(SpeechForm):
 
     @model_validator(mode="after")
     def _fits_together(self) -> TranscriptionForm:
-        if self.stream and self.response_format not in ("json", "text"):
-            raise ValueError(f"stream is given with response_format {self.response_format}; allowed: json and text")
+        if self.stream and self.response_format not in ("json", "text", "diarized_json"):
+            raise ValueError(
+                f"stream is given with response_format {self.response_format}; allowed: json, text and diarized_json"
+            )
+        names, references = self.known_speaker_names, self.known_speaker_references
+        if len({*names}) != len(references) or len(names) != len(references):
+            raise ValueError(
+                f"known_speaker_names has {len({*names})} different names, known_speaker_references {len(references)} "
+                "items; allowed: a reference for each name"
+            )
+        if names and self.response_format != "diarized_json" and self.speakers is None:
+            raise ValueError("known_speaker_names needs response_format=diarized_json, or speakers")
         streams_json = self.stream and self.response_format == "json"
         if self.timestamp_granularities and self.response_format != "verbose_json" and not streams_json:
             raise ValueError(
@@ -104,6 +126,8 @@ class TranscriptionForm(SpeechForm):
 
 class TranslationForm(SpeechForm):
     """The members of a form that asks for a translation into English, beside the ``file``."""
+
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
 
 
 class DurationUsage(Answer):
@@ -151,6 +175,7 @@ class VerboseSegment(Answer):
     avg_logprob: float | None
     compression_ratio: float
     no_speech_prob: float
+    speaker: str | None = None
 
 
 class VerboseWord(Answer):
@@ -159,6 +184,7 @@ class VerboseWord(Answer):
     word: str
     start: float
     end: float
+    speaker: str | None = None
 
 
 class VerboseAnswer(Answer):
@@ -172,6 +198,27 @@ class VerboseAnswer(Answer):
     text: str
     segments: list[VerboseSegment] | None = None
     words: list[VerboseWord] | None = None
+    usage: DurationUsage
+
+
+class DiarizedSegment(Answer):
+    """A segment in diarized_json, and an event of its stream. Times in seconds."""
+
+    type: Literal["transcript.text.segment"]
+    id: str
+    start: float
+    end: float
+    text: str
+    speaker: str
+
+
+class DiarizedAnswer(Answer):
+    """The format diarized_json: who says what."""
+
+    task: Literal["transcribe"]
+    duration: float
+    text: str
+    segments: list[DiarizedSegment]
     usage: DurationUsage
 
 

@@ -7,7 +7,7 @@ from .api.event_log import EventLog
 from .api.live.options import LiveOptions
 from .api.live.session import LiveSession
 from .api.model_spec import ModelSpec
-from .api.outputs.results import Completion, Delta, LiveText, Segment, Stretch, Transcript, Usage, Word
+from .api.outputs.results import Completion, Delta, LiveText, Segment, Stretch, Transcript, Turn, Usage, Word
 from .api.outputs.streams import DeltaStream
 from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
@@ -104,6 +104,7 @@ __all__ = [
     "ToolReader",
     "TranscribeOptions",
     "Transcript",
+    "Turn",
     "TrioletError",
     "UnknownModel",
     "UnsupportedAudio",

@@ -15,7 +15,7 @@ import trio
 from attrs import define, field
 
 from triolet.api.hosts.alternatives import background
-from triolet.api.hosts.transcriptions import open_transcription
+from triolet.api.hosts.transcriptions import Detectors, open_transcription
 from triolet.api.inputs.audio import Samples
 from triolet.api.outputs.results import Segment, Word
 from triolet.api.speech.cuts import CutRules
@@ -368,7 +368,12 @@ class PaperListener:
 
 
 def opened(
-    samples: Samples, run: RunRequests, options: TranscribeOptions, *, at_once: int = 4
+    samples: Samples,
+    run: RunRequests,
+    options: TranscribeOptions,
+    *,
+    at_once: int = 4,
+    detectors: Detectors | None = None,
 ) -> AbstractAsyncContextManager[Transcription]:
     """A transcription as the engine opens it. Audio is no louder than full scale, so a `ramp` must be made small."""
     return open_transcription(
@@ -379,5 +384,5 @@ def opened(
         request_id="r",
         asked=0.0,
         config=EngineConfig(max_running=at_once),
-        detector=PaperVoice(),
+        detectors=detectors or Detectors(PaperVoice()),
     )

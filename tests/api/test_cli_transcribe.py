@@ -80,6 +80,8 @@ VALUES = {
     "language_detection_segments": ("3", 3),
     "language_detection_threshold": ("0.9", 0.9),
     "multilingual": (None, True),
+    "speakers": ("2-5", "2-5"),
+    "known_speakers": ("Ada=a.wav", {"Ada": "a.wav"}),
     "strict": (None, True),
     "seed": ("None", None),
 }
@@ -89,11 +91,13 @@ VALUES = {
 def test_a_flag_reaches_the_engine_under_its_fields_name(name: str, engine: PaperEngine) -> None:
     """And no other option does."""
     text, value = VALUES[name]
-    flag = f"--{name.replace('_', '-')}"
+    flag = "--known-speaker" if name == "known_speakers" else f"--{name.replace('_', '-')}"
     words = [flag] if text is None else [flag, text]
-    also = ["--word-timestamps"] if name == "hallucination_silence_threshold" else []
-    assert run(["transcribe", "a.wav", *words, *also], engine) == 0
-    expected = {name: value, **({"timestamps": "word"} if also else {})}
+    needed = {"hallucination_silence_threshold": ("timestamps", "word"), "known_speakers": ("speakers", "any")}
+    also = [needed[name]] if name in needed else []
+    given = [word for option, setting in also for word in (f"--{option}", setting)]
+    assert run(["transcribe", "a.wav", *words, *given], engine) == 0
+    expected = {name: value, **dict(also)}
     assert engine.asked == [("a.wav", expected)]
 
 
@@ -163,6 +167,12 @@ def test_languages_are_those_of_the_table_of_transformers() -> None:
         ("--compute_type int8_float32", "--quantization int8 --dtype float32"),
         ("--prompt_reset_on_temperature 0.4", "--prompt-reset-temperature 0.4"),
         ("--initial_prompt --batched", "--initial-prompt --batched"),
+        ("--speaker_num 3", "--speakers 3"),
+        ("--speakers 3 a.wav", "--speakers 3 a.wav"),
+        ("--speakers 2-5", "--speakers 2-5"),
+        ("--speakers a.wav", "--speakers=any a.wav"),
+        ("a.wav --speakers", "a.wav --speakers=any"),
+        ("--speakers --strict", "--speakers=any --strict"),
         ("-o out -f srt", "-o out -f srt"),
         ("-- --output_dir", "-- --output_dir"),
         ("--unheard_of x", "--unheard_of x"),

@@ -149,16 +149,13 @@ def test_the_network_runs_within_what_it_is_given() -> None:
     assert inside == [1, -1]
 
 
-def test_the_weights_are_read_once_when_somebody_listens_and_dropped_on_release() -> None:
+def test_the_weights_are_read_once_when_somebody_listens() -> None:
     silero = Silero()
     assert silero._weights is None
-    listener = silero.listen()
+    silero.listen()
     weights = silero._weights
     silero.listen()
     assert silero._weights is weights
-    silero.release()
-    assert silero._weights is None
-    assert len(listener.hear(np.zeros(FRAME, np.float32))) == 1, "who listens may go on"
 
 
 @pytest.mark.real_time

@@ -117,6 +117,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     samples = {sample.path.stem: sample.path for sample in demo.samples()}
     shutil.copy(samples["en-command"], "talk.wav")  # the format is found in the file, not in its name
+    shutil.copy(samples["en-command"], "ada.wav")
     shutil.copy(samples["de-command"], "gruss.wav")
     audio, rate = soundfile.read(samples["en-command"], dtype="int16")
     Path("talk.pcm").write_bytes(soxr.resample(audio, rate, 16_000).astype("<i2").tobytes())
@@ -134,7 +135,7 @@ def test_every_piece_of_code_prints_what_the_page_says(
     monkeypatch.setattr(websockets.sync.client, "connect", connect)
     known: dict[str, Any] = {}
     wrong = []
-    assert len(snippets()) == 34
+    assert len(snippets()) == 35
     for language, code, kind, expected in snippets():
         url = locked_server.url if code.startswith("# keys:") else page_server.url
         here = code.replace(ADDRESS, url.removeprefix("http:"))

@@ -1,0 +1,116 @@
+"""Clusters of voices: windows of speech whose vectors are near each other come from the same voice. Pure functions,
+which give the same result in each run.
+
+Spectral clustering (von Luxburg 2007) of the cosines between windows, of which each window keeps the largest (Wang et
+al. 2018, "Speaker diarization with LSTM"). The number of voices is the place of the largest gap between eigenvalues.
+Then voices that are too much alike are merged, and those that spoke for moments alone are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_MOST_WINDOWS = 1_000  # that are compared with each other: 1,000 take half a second, and ten times as many 500 s
+_KEPT, _LEAST_KEPT = 0.06, 6  # the part of the cosines that each window keeps, and the least number of them
+_ALIKE = 0.89  # two voices whose means have this cosine are one
+_FEW = 4  # a voice with fewer windows is a cough, or two people at once
+_KNOWN = 0.78  # the least cosine at which a voice is a known one
+_ROUNDS = 50  # of k-means, which has always settled before
+
+
+def cluster(vectors: Array, least: int, most: int) -> Array:
+    """Returns the means of the voices, shape (voices, width), of ``vectors`` of length 1, shape (n, width). There are
+    ``least`` to ``most`` voices; fewer if there are fewer vectors."""
+    chosen = vectors[np.unique(np.linspace(0, len(vectors) - 1, min(_MOST_WINDOWS, len(vectors))).astype(int))]
+    if len(chosen) < 3:
+        return _means(chosen, np.zeros(len(chosen), int))
+    labels = _merged(chosen, _spectral(chosen, least, most), least)
+    counts = np.bincount(labels)
+    enough = np.argsort(-counts, kind="stable")[: max(least, int((counts >= _FEW).sum()), 1)]
+    return _means(chosen, labels)[np.sort(enough)]
+
+
+def nearest(vectors: Array, means: Array) -> Array:
+    """Returns the number of the nearest mean for each vector."""
+    found: Array = (vectors @ means.T).argmax(axis=1)
+    return found
+
+
+def recognized(means: Array, known: Array) -> dict[int, int]:
+    """Returns the number of the known voice for each mean that is near enough to one. The nearest pairs come first, and
+    each known voice is found once."""
+    cosines = means @ known.T
+    found: dict[int, int] = {}
+    for mean, name in zip(
+        *np.unravel_index(np.argsort(-cosines, axis=None, kind="stable"), cosines.shape), strict=True
+    ):
+        if cosines[mean, name] >= _KNOWN and int(mean) not in found and int(name) not in found.values():
+            found[int(mean)] = int(name)
+    return found
+
+
+def _means(vectors: Array, labels: Array) -> Array:
+    means = np.array([vectors[labels == one].mean(axis=0) for one in range(labels.max() + 1)])
+    return unit(means)
+
+
+def unit(vectors: Array) -> Array:
+    """Returns ``vectors`` with length 1."""
+    found: Array = vectors / (np.linalg.norm(vectors, axis=-1, keepdims=True) + 1e-9)
+    return found
+
+
+def _affinity(vectors: Array) -> Array:
+    cosines = np.clip(vectors @ vectors.T, 0, 1)
+    count = len(vectors)
+    kept = min(count, max(_LEAST_KEPT, int(_KEPT * count)))
+    cosines[cosines < np.partition(cosines, count - kept, axis=1)[:, count - kept, None]] = 0
+    np.fill_diagonal(cosines, 0)
+    return (cosines + cosines.T) / 2
+
+
+def _spectral(vectors: Array, least: int, most: int) -> Array:
+    """Returns the label of each vector."""
+    affinity = _affinity(vectors.astype(float))
+    degree = affinity.sum(axis=1) + 1e-9
+    laplacian = np.eye(len(vectors)) - affinity / np.sqrt(degree[:, None] * degree)
+    values, rows = np.linalg.eigh(laplacian)
+    gaps = np.diff(values[least - 1 : most + 1])
+    count = min(least + int(np.argmax(gaps)) if len(gaps) else least, len(vectors))
+    rows = unit(rows[:, :count])
+    first = [int(degree.argmax())]
+    while len(first) < count:  # the row that is farthest from all that are chosen
+        first.append(int((rows @ rows[first].T).max(axis=1).argmin()))
+    return _settled(rows, rows[first])
+
+
+def _settled(rows: Array, means: Array) -> Array:
+    """Runs k-means from ``means``. Returns the labels, numbered without a gap."""
+    for _ in range(_ROUNDS):
+        labels = nearest(rows, means)
+        means = unit(
+            np.array([rows[labels == n].mean(axis=0) if n in labels else mean for n, mean in enumerate(means)])
+        )
+    return _numbered(labels)
+
+
+def _merged(vectors: Array, labels: Array, least: int) -> Array:
+    """Returns the labels after the most similar voices were merged, while they are too much alike and more than
+    ``least`` are left."""
+    while (means := _means(vectors, labels)).shape[0] > least:
+        cosines = np.tril(means @ means.T, -1)
+        later, earlier = np.unravel_index(int(cosines.argmax()), cosines.shape)
+        if cosines[later, earlier] < _ALIKE:
+            break
+        labels = _numbered(np.where(labels == later, earlier, labels))
+    return labels
+
+
+def _numbered(labels: Array) -> Array:
+    found: Array = np.unique(labels, return_inverse=True)[1]
+    return found

@@ -1,0 +1,100 @@
+"""The speakers of a transcript: each word and segment gets the speaker whose turns it overlaps most. Pure functions;
+times are in seconds."""
+
+from __future__ import annotations
+
+import itertools
+import string
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from attrs import evolve, frozen
+
+from ..outputs.results import Segment, Transcript, Turn
+from .diarizer import Diarization
+
+
+def named_turns(found: Diarization, spoken: Sequence[tuple[float, float]]) -> tuple[Turn, ...]:
+    """Returns the turns of ``found`` with the names of their speakers. Known voices have their names, and others the
+    letters A, B and so on, in the order in which their text begins.
+
+    Args:
+        spoken: the times of the segments, in order. Voices without text come last.
+    """
+    ends = [end for _, end in spoken]
+
+    def has_text(start: float, end: float) -> bool:
+        at = bisect_right(ends, start)
+        return at < len(spoken) and spoken[at][0] < end
+
+    ordered = sorted(found.turns, key=lambda turn: not has_text(turn.start, turn.end))  # keeps the order of starts
+    names, letters = dict(found.names), string.ascii_uppercase
+    free = (one for one in (*letters, *(a + b for a in letters for b in letters)) if one not in names.values())
+    for voice in dict.fromkeys(turn.voice for turn in ordered):
+        if voice not in names:
+            names[voice] = next(free)
+    return tuple(Turn(start=turn.start, end=turn.end, speaker=names[turn.voice]) for turn in found.turns)
+
+
+def with_speakers(transcript: Transcript) -> Transcript:
+    """Returns ``transcript`` with the speakers of its segments and words, by its turns. A segment in which several
+    people speak is split between two words; without words it has the speaker who speaks longest. Segments to which the
+    model itself gave a speaker keep it.
+    """
+    turns = _Turns.of(transcript.turns)
+    parts = [part for segment in transcript.segments for part in _parts(segment, turns)]
+    return evolve(transcript, segments=tuple(evolve(part, id=number) for number, part in enumerate(parts)))
+
+
+@frozen
+class _Turns:
+    """Turns ordered by their starts. ``reached`` has the latest end of the turns up to each one."""
+
+    turns: Sequence[Turn]
+    starts: Sequence[float]
+    reached: Sequence[float]
+
+    @classmethod
+    def of(cls, turns: Iterable[Turn]) -> _Turns:
+        ordered = sorted(turns, key=lambda turn: turn.start)
+        reached = itertools.accumulate((turn.end for turn in ordered), max)
+        return cls(ordered, [turn.start for turn in ordered], list(reached))
+
+    def speaker(self, start: float, end: float) -> str | None:
+        """Returns who speaks longest from ``start`` to ``end``, or if nobody does, whose turn is nearest."""
+        first, stop = bisect_right(self.reached, start), bisect_left(self.starts, end)
+        near = self.turns[max(first - 1, 0) : max(first, stop) + 1]
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for turn in near:
+            seconds[turn.speaker] += max(0.0, min(turn.end, end) - max(turn.start, start))
+        if any(seconds.values()):
+            return max(seconds, key=seconds.__getitem__)
+        nearest = min(near, key=lambda turn: max(turn.start - end, start - turn.end), default=None)
+        return None if nearest is None else nearest.speaker
+
+
+def _parts(segment: Segment, turns: _Turns) -> Iterator[Segment]:
+    if segment.speaker is not None or not segment.words:
+        speaker = segment.speaker or turns.speaker(segment.start, segment.end)
+        words = segment.words and tuple(evolve(word, speaker=speaker) for word in segment.words)
+        yield evolve(segment, speaker=speaker, words=words)
+        return
+    words = [evolve(word, speaker=turns.speaker(word.start, word.end)) for word in segment.words]
+    runs = [(speaker, tuple(run)) for speaker, run in itertools.groupby(words, key=lambda word: word.speaker)]
+    if len(runs) == 1:
+        yield evolve(segment, words=runs[0][1], speaker=runs[0][0])
+        return
+    logprobs = iter(segment.logprobs)
+    for number, (speaker, run) in enumerate(runs):
+        tokens = tuple(token for word in run for token in word.token_ids)
+        yield evolve(
+            segment,
+            start=run[0].start if number else segment.start,
+            end=segment.end if number == len(runs) - 1 else run[-1].end,
+            text="".join(word.text for word in run),
+            token_ids=tokens,
+            logprobs=tuple(itertools.islice(logprobs, len(tokens))),
+            words=run,
+            speaker=speaker,
+        )
