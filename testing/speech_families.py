@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoints import HIDDEN, LAYERS, TARGETS, random_model, save_checkpoint, special_ids, text_settings
+from .tower_families import TOWER_MAKERS
 from .words import LLAMA, QWEN
 
 _MELS = 16
@@ -275,5 +276,6 @@ SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "audioflamingo3": partial(_windowed, "AudioFlamingo3", "qwen2", ("<sound>",), {"max_source_positions": 50}, 1),
     "moss_transcribe_diarize": _moss,
     "vibevoice_asr": _vibevoice,
+    **TOWER_MAKERS,
 }
 """The families, each with the function that writes a checkpoint to a folder, from a seed."""

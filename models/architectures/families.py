@@ -12,6 +12,7 @@ from ...core.errors import UnsupportedModel
 from .audio import QwenAudio
 from .family import Family
 from .heard import HeardAudio
+from .towers import FunAsr, GraniteSpeech, Voxtral
 from .vision import Llava, QwenVision, Tiled
 
 _MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config")
@@ -62,4 +63,8 @@ def _families() -> dict[str, Family]:
             options={"sample": False},  # equal audio has equal embeddings
             duration="<|AUDIO_DURATION|>",
         ),
+        "voxtral": Voxtral(),
+        "granite_speech": GraniteSpeech(architecture="GraniteSpeechForConditionalGeneration"),
+        "granite_speech_plus": GraniteSpeech(architecture="GraniteSpeechPlusForConditionalGeneration"),
+        "fun_asr_nano": FunAsr(),
     }

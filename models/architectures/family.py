@@ -112,6 +112,10 @@ class Family:
         template is used."""
         return None
 
+    def buffer_bytes(self, config: Any) -> int:  # noqa: ARG002
+        """The bytes of large buffers of the encoder that are computed when it is loaded, and not stored."""
+        return 0
+
     def unread(self, config: Any) -> tuple[int, ...]:  # noqa: ARG002
         """The ids of tokens that stand for media which are not read, such as videos."""
         return ()

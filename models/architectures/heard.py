@@ -81,7 +81,7 @@ class HeardAudio(Family):
                 f"the {type(found).__name__} of this transformers has no _process_audio; allowed: transformers 5.23"
             )
         merged = found._merge_kwargs(tokenizer_init_kwargs=found.tokenizer.init_kwargs)["audio_kwargs"]
-        self._check_windows(found, folder, config)
+        self.check_windows(found.feature_extractor, folder, config)
         rate = found.feature_extractor.sampling_rate
         return Hearing(processor=found, settings={"sampling_rate": rate, **merged, "return_tensors": "pt"})
 
@@ -91,10 +91,11 @@ class HeardAudio(Family):
             preparer=preparer, processor=processor, mark=config.timestamp_token_id, classes=config.num_labels
         )
 
-    def _check_windows(self, processor: Any, folder: Path, config: Any) -> None:
+    def check_windows(self, extractor: Any, folder: Path, config: Any) -> None:
+        """Raises `CheckpointError` if the windows of a feature extractor are not the encoder's."""
         if not self.windows:
             return
-        made, wanted = processor.feature_extractor.nb_max_frames, 2 * config.audio_config.max_source_positions
+        made, wanted = extractor.nb_max_frames, 2 * config.audio_config.max_source_positions
         if made != wanted:
             raise CheckpointError(
                 f"the feature extractor of {folder} makes {made} frames; config.json asks for {wanted}"

@@ -117,6 +117,7 @@ class MediaPreparer(TextPreparer):
     unread: tuple[tuple[str, int], ...]  # tokens of media that are not read, such as videos, with ids
     medium: str  # "image" or "audio"
     processor: Any = field(repr=False)  # as `Family.processor` returns it
+    needs_item: bool = False  # the weights are right for prompts with items alone
     _read: Callable[[Any], Read]  # see `Family.read`
 
     def with_items(self, prompt: str, count: int) -> str:
@@ -135,6 +136,11 @@ class MediaPreparer(TextPreparer):
         """
         given, other = (images, ("audio", audio)) if self.medium == "image" else (audio, ("images", images))
         _refuse(*other, f"reads text and {self.medium}")
+        if self.needs_item and not given:
+            raise InvalidRequest(
+                f"the prompt has no {self.medium}, but the checkpoint's adapter, which is merged into the weights, is "
+                f"for prompts with {self.medium}; give {self.medium}=..., or open a model of text"
+            )
         if not isinstance(prompt, str):
             return self._prepare_tokens(tuple(prompt), given)
         self._check_unread([text for text, _ in self.unread if text in prompt])

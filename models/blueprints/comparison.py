@@ -162,7 +162,8 @@ def refused(refusal: Callable[[str], UnsupportedModel]) -> Iterator[None]:
 
 def _prompts(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[list[int]]:
     """Returns prompts with tokens from all over the vocabulary, but without multimodal placeholders."""
-    special = {getattr(checkpoint.config, name, None) for name in vars(checkpoint.config) if name.endswith("token_id")}
+    config = checkpoint.config
+    special = {getattr(config, name) for name in vars(config) if name.endswith(("token_id", "token_index"))}
     special |= set(checkpoint.tokenizer.all_special_ids)
     size = checkpoint.shape.vocabulary
     plain = (token for step in range(7 * size) if (token := (step * 7919 + 13) % size) not in special)

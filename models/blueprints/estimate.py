@@ -30,14 +30,7 @@ from .whisper import WhisperBlueprint
 
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
-_ENCODERS = (  # in the names of unquantized weights
-    "visual",
-    "vision",
-    "audio",
-    "projector",
-    "connector",
-    "tokenizer_encoder",
-)
+_ENCODERS = ("visual", "vision", "audio", "projector", "connector", "encoder")  # in the names of unquantized weights
 _DECODERS = frozenset(  # names in encoder-decoders; the last three are those of NeMo
     {"decoder", "lm_head", "proj_out", "final_logits_bias", "transf_decoder", "log_softmax", "encoder_decoder_proj"}
 )
@@ -124,7 +117,10 @@ def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> 
 
 
 def _computed(blueprint: AnyBlueprint) -> int:
-    """The bytes of Canary's table of positions, which is computed and not stored."""
+    """The bytes of tables of positions that are computed and not stored: Canary's, and that of a family's encoder."""
+    if isinstance(blueprint, TextBlueprint):
+        family = blueprint.checkpoint.family
+        return 0 if family is None else family.buffer_bytes(blueprint.checkpoint.config)
     if blueprint.checkpoint.architecture != "CanaryForConditionalGeneration" or not blueprint.config.decodes:
         return 0
     return 4 * blueprint.decoder.positions * blueprint.decoder.hidden

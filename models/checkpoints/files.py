@@ -30,6 +30,8 @@ _SETTINGS = (
     "tokenizer.model",
     "chat_template.jinja",
     "chat_template.json",
+    "tekken.json",
+    "adapter_config.json",
     "modules.json",
     "1_Pooling/config.json",
 )
@@ -46,7 +48,15 @@ _GGUF = (
 )
 _FOREIGN_FILES = {b"GGUF": _GGUF, b"lmgg": f"GGML, the format of whisper.cpp; {_OF_WHISPER}"}  # by magic number
 _WHISPER_SIZES = ("tiny", "base", "small", "medium", "large", "tiny.en", "base.en", "small.en", "medium.en", "large-v3")
-_SHARDS = ("*.json", "*.txt", "model.safetensors", "model-*-of-*.safetensors")
+_SHARDS = (
+    "*.json",
+    "*.txt",
+    "*.jinja",
+    "model.safetensors",
+    "model-*-of-*.safetensors",
+    "adapter_model.safetensors",
+)
+_MERGED = frozenset({"granite_speech", "granite_speech_plus"})  # model types whose adapter is merged when loading
 
 
 def resolve(model: str | Path) -> Path:
@@ -120,8 +130,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         UnsupportedModel: the folder holds an adapter, or a model in the format of another program.
     """
     path = folder / "config.json"
-    if (folder / "adapter_config.json").is_file():  # beside a model, the adapter would be ignored silently
-        raise UnsupportedModel(
+    config = read_json(path) if path.is_file() else {}
+    if (folder / "adapter_config.json").is_file() and config.get("model_type") not in _MERGED:
+        raise UnsupportedModel(  # beside a model, the adapter would be ignored silently
             f"{folder} is an adapter (adapter_config.json); allowed: whole models. Merge the adapter into its model "
             "(merge_and_unload of peft) and save the result"
         )
@@ -134,7 +145,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder} has no config.json, so it is not a checkpoint; give a folder that save_pretrained has written"
         )
-    return read_json(path)
+    return config
 
 
 def find_weights(folder: Path) -> tuple[Path, ...]:

@@ -19,6 +19,13 @@ from .parts import Find, cut_off, leaving_out
 from .settings import Settings
 from .stored import StoredTensor, stored_tensors
 
+_TEKKEN = {  # a tekken.json does not say what its special tokens are for
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "add_bos_token": True,
+}
 _NAMED = 3  # how many missing weights an error names
 
 
@@ -140,8 +147,15 @@ def read_tokenizer(folder: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
+    tekken = (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file()
     try:
-        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            str(folder),
+            local_files_only=True,
+            trust_remote_code=False,
+            mistral_format=False,  # else the class depends on whether mistral_common is installed
+            **(_TEKKEN if tekken else {}),
+        )
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         if "custom code" in str(error):  # transformers has no class of its own for this error
             raise UnsupportedModel(

@@ -16,6 +16,9 @@ from triolet.core.model import ModelDescription
 from triolet.core.request import EncoderItem
 from triolet.models.architectures.families import Family, find_family
 from triolet.models.architectures.prompts import MediaPreparer
+from triolet.models.checkpoints.loading import read_tokenizer
+
+from .towers import TOWERS, processed
 
 HIDDEN = 48
 _HEARD = {
@@ -33,9 +36,10 @@ PLACEHOLDERS = {  # one item, as a user writes it
     "smolvlm": "<image>",
     "qwen2_audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
     **_HEARD,
+    **TOWERS,
 }
 SPEECH = tuple(_HEARD)  # their folders have processors of their own
-HEARING = ("qwen2_audio", *SPEECH)
+HEARING = ("qwen2_audio", *SPEECH, *TOWERS)
 _PROCESSORS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl": ("Qwen2VLProcessor", {"video_processor": None}),
     "qwen2_5_vl": ("Qwen2_5_VLProcessor", {"video_processor": None}),
@@ -62,7 +66,7 @@ class Checkpoint:
     @classmethod
     def open(cls, name: str, folder: Path) -> Checkpoint:
         config = AutoConfig.from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = read_tokenizer(folder)
         family = find_family(config)
         assert family is not None
         return cls(
@@ -81,6 +85,8 @@ class Checkpoint:
 
     def items(self, *seeds: int) -> list[Any]:
         """Pictures, or sounds, each of another size."""
+        if self.name in TOWERS:
+            return [sound(3000 + 16_000 * seed, seed) for seed in seeds]
         if self.name in SPEECH:  # up to three windows
             return [sound(3000 + 12_000 * seed, seed) for seed in seeds]
         if self.name == "qwen2_audio":
@@ -94,6 +100,8 @@ class Checkpoint:
 
     def process(self, prompt: str, items: list[Any]) -> dict[str, Any]:
         """What the checkpoint's own processor makes of it."""
+        if self.name in TOWERS:
+            return processed(self.folder, self.module, self.tokenizer, prompt, items)
         processor = make_processor(self.name, self.folder)
         if self.name in SPEECH:
             return listened(processor, prompt, items)

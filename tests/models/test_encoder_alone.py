@@ -39,7 +39,15 @@ ENCODERS = {  # the parts that encode, as transformers names them
     "smolvlm": ("model.vision_model.", "model.connector."),
     "qwen2_audio": ("model.audio_tower.", "model.multi_modal_projector."),
     **dict.fromkeys(
-        ("qwen3_asr", "qwen3_aligner", "glmasr", "audioflamingo3", "moss_transcribe_diarize"),
+        (
+            "qwen3_asr",
+            "qwen3_aligner",
+            "glmasr",
+            "audioflamingo3",
+            "moss_transcribe_diarize",
+            "voxtral",
+            "fun_asr_nano",
+        ),
         ("model.audio_tower.", "model.multi_modal_projector."),
     ),
     "vibevoice_asr": (
@@ -47,6 +55,7 @@ ENCODERS = {  # the parts that encode, as transformers names them
         "model.semantic_tokenizer_encoder.",
         "model.multi_modal_projector.",
     ),
+    **dict.fromkeys(("granite_speech", "granite_speech_plus"), ("model.encoder.", "model.projector.")),
     "moonshine": ("model.encoder.",),
     "cohere_asr": ("model.encoder.",),
     "canary": ("model.encoder.",),

@@ -20,6 +20,7 @@ from triolet.testing import make_checkpoint
 from .media import SPEECH
 from .test_budget import BASE, SMOL
 from .test_stored_int8 import compressed
+from .towers import TOWERS
 
 CASES = [
     ("demo", {}),
@@ -32,7 +33,8 @@ CASES = [
     ("bert", {}),
     ("qwen2_vl", {"quantization": "int8"}),
     ("qwen2_audio", {}),
-    *((name, {}) for name in SPEECH),
+    *((name, {}) for name in (*SPEECH, *TOWERS)),
+    ("granite_speech", {"quantization": "int8"}),
     ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
     ("cohere_asr", {}),

@@ -1,0 +1,124 @@
+"""Features of audio in torch, for speech models whose feature extractors in transformers need torchaudio. Settings have
+the names and defaults that they have there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from attrs import fields, frozen
+from torch import Tensor
+
+from ...core.errors import CheckpointError, UnsupportedModel
+from ..checkpoints.settings import Settings
+
+_FrontEnd = TypeVar("_FrontEnd", bound="FrontEnd")
+
+
+@frozen(kw_only=True)
+class FrontEnd:
+    """A kind of features."""
+
+    sampling_rate: int = 16_000  # Hz
+
+    @classmethod
+    def read(cls: type[_FrontEnd], folder: Path) -> _FrontEnd:
+        """Reads the settings of the checkpoint in ``folder``.
+
+        Raises:
+            CheckpointError: they are missing or wrong.
+            UnsupportedModel: they ask for another window function.
+        """
+        settings = audio_settings(folder)
+        if settings.get("window") not in (None, "hamming"):
+            raise UnsupportedModel(f"{settings.path} has window={settings.get('window')!r}; allowed: 'hamming'")
+        return cls(**{one.name: settings.whole(one.name) for one in fields(cls) if one.name in settings})
+
+    @property
+    def least(self) -> int:
+        """The fewest samples that have features."""
+        raise NotImplementedError
+
+    def __call__(self, samples: np.ndarray[Any, Any]) -> Tensor:
+        """Returns the features [rows, values], float32, of ``samples`` [n], float32."""
+        raise NotImplementedError
+
+    def to_json_string(self) -> str:
+        """All that the features depend on, as text."""
+        return repr(self)
+
+
+@frozen(kw_only=True)
+class PairedMel(FrontEnd):
+    """The features of Granite Speech (Saon et al. 2025): logarithmic mel spectra, two in each row."""
+
+    n_fft: int = 512
+    win_length: int = 400
+    hop_length: int = 160
+    n_mels: int = 80
+
+    @property
+    def least(self) -> int:
+        return max(self.hop_length, self.n_fft // 2 + 1)
+
+    def __call__(self, samples: np.ndarray[Any, Any]) -> Tensor:
+        wave, window = torch.tensor(samples), torch.hann_window(self.win_length)
+        spectrum = torch.stft(wave, self.n_fft, self.hop_length, self.win_length, window, return_complex=True)
+        mel = spectrum.abs().square().T @ _bank(self.n_fft, self.n_mels, self.sampling_rate, mel_scale="htk")
+        mel = mel.clamp_(min=1e-10).log10_()
+        mel = torch.maximum(mel, mel.max() - 8.0).div_(4.0).add_(1.0)
+        return mel[: len(mel) // 2 * 2].reshape(-1, 2 * self.n_mels)
+
+
+@frozen(kw_only=True)
+class StackedFbank(FrontEnd):
+    """The features of Fun-ASR (An et al. 2025): Kaldi's filter banks at a low frame rate. A row is every
+    ``stride_lfr``-th spectrum with its neighbours, ``num_frames_lfr`` in all."""
+
+    feature_size: int = 80
+    frame_length: int = 25  # ms
+    frame_shift: int = 10  # ms
+    num_frames_lfr: int = 7
+    stride_lfr: int = 6
+
+    @property
+    def least(self) -> int:
+        return self.sampling_rate * self.frame_length // 1000
+
+    def __call__(self, samples: np.ndarray[Any, Any]) -> Tensor:
+        frames = torch.tensor(samples).unfold(0, self.least, self.sampling_rate * self.frame_shift // 1000)
+        frames = frames - frames.mean(1, keepdim=True)
+        frames = frames - 0.97 * torch.cat([frames[:, :1], frames[:, :-1]], 1)  # emphasizes high frequencies
+        frames = frames * torch.hamming_window(self.least, periodic=False)
+        n_fft = 1 << (self.least - 1).bit_length()
+        kaldi = {"min_frequency": 20.0, "mel_scale": "kaldi", "triangularize_in_mel_space": True}
+        bank = _bank(n_fft, self.feature_size, self.sampling_rate, **kaldi)
+        power = torch.fft.rfft(frames, n_fft).abs().square()
+        mel = (power @ bank).clamp_(min=torch.finfo(torch.float32).eps).log_()
+        neighbours = torch.arange(self.num_frames_lfr) - (self.num_frames_lfr - 1) // 2
+        rows = torch.arange(0, len(mel), self.stride_lfr)[:, None] + neighbours
+        return mel[rows.clamp(0, len(mel) - 1)].flatten(1)  # the first and the last spectrum are repeated
+
+
+def audio_settings(folder: Path) -> Settings:
+    """Returns the settings of the feature extractor in ``folder``: those within processor_config.json, or else those of
+    preprocessor_config.json. Raises `CheckpointError` if there are none."""
+    path = folder / "processor_config.json"
+    whole = Settings.read_if_there(path)
+    for name in ("feature_extractor", "audio_processor"):
+        if whole is not None and name in whole:
+            return Settings(path, whole.table(name))
+    plain = Settings.read_if_there(folder / "preprocessor_config.json")
+    if plain is None:
+        raise CheckpointError(f"{folder} has no preprocessor_config.json; download or save the checkpoint again")
+    return plain
+
+
+def _bank(n_fft: int, mels: int, rate: int, *, min_frequency: float = 0.0, **scale: Any) -> Tensor:
+    """Returns the weights [bins, mels] of triangular filters up to half of ``rate``."""
+    from transformers.audio_utils import mel_filter_bank
+
+    bank = mel_filter_bank(n_fft // 2 + 1, mels, min_frequency, rate / 2, rate, **scale)
+    return torch.from_numpy(bank).float()

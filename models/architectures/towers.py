@@ -1,0 +1,140 @@
+"""Speech models whose processors in transformers need packages that are not installed with Triolet: mistral_common,
+torchaudio or peft. Prompts and features are made here instead, and adapters are merged when the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+from torch import Tensor, nn
+
+from ...core.errors import CheckpointError, InvalidRequest
+from ..checkpoints.files import is_mapped
+from ..checkpoints.loading import load_part
+from ..checkpoints.lora import merge_adapter
+from ..checkpoints.parts import Find
+from .frontends import FrontEnd, PairedMel, StackedFbank
+from .heard import HeardAudio
+from .prompts import MediaPreparer, Read
+
+_VOXTRAL_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}[BEGIN_AUDIO][AUDIO]{% endif %}"
+    "{% endfor %}{% endif %}[/INST]"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] }}{{ eos_token }}"
+    "{% else %}{{ raise_exception('roles are user and assistant') }}{% endif %}{% endfor %}"
+)
+
+
+@frozen(kw_only=True)
+class Voxtral(HeardAudio):
+    """Voxtral (Liu et al. 2025): audio of any length, filled up to whole windows of 30 seconds with 375 embeddings
+    each."""
+
+    architecture: str = "VoxtralForConditionalGeneration"
+    around_audio: tuple[str, str] = ("[BEGIN_AUDIO]", "")
+    windows: bool = True
+
+    def processor(self, folder: Path, config: Any) -> Any:
+        extractor = load_part("AutoFeatureExtractor", folder, trust_remote_code=False)
+        self.check_windows(extractor, folder, config)
+        return extractor
+
+    def template(self, processor: Any, tokenizer: Any) -> str | None:  # noqa: ARG002
+        """Returns a template with the tokens of mistral_common for checkpoints without a template."""
+        return None if tokenizer.chat_template else _VOXTRAL_CHAT
+
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:
+        if not len(item):
+            raise InvalidRequest("the audio has no samples; give one or more")
+        filled = {"padding": True, "pad_to_multiple_of": processor.n_samples, "truncation": False}
+        made = processor(item, sampling_rate=processor.sampling_rate, return_tensors="pt", **filled)
+        windows = made["input_features"][0].unflatten(1, (-1, processor.nb_max_frames)).transpose(0, 1).contiguous()
+        audio = config.audio_config
+        rows = len(windows) * audio.max_source_positions * audio.hidden_size // audio.intermediate_size
+        return heard(windows, rows, token)
+
+
+@frozen(kw_only=True)
+class Fronted(HeardAudio):
+    """A model with a `FrontEnd`."""
+
+    front: type[FrontEnd]
+
+    def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002
+        return self.front.read(folder)
+
+    def template(self, processor: Any, tokenizer: Any) -> None:
+        """Returns ``None``: the tokenizer's template is used."""
+
+    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Encodes the items one by one, since the encoder would read the padding of shorter ones."""
+        encode = super().encode
+        return [encode(module, [payload])[0] for payload in payloads]
+
+    def features(self, front: Any, item: np.ndarray[Any, Any]) -> Tensor:
+        """Returns the features [1, rows, values] of ``item``. Raises `InvalidRequest` if it is too short."""
+        if len(item) < front.least:
+            raise InvalidRequest(
+                f"the audio has {len(item)} samples; allowed: {front.least} or more, at {front.sampling_rate} Hz"
+            )
+        made: Tensor = front(item)[None]
+        return made
+
+
+@frozen(kw_only=True)
+class GraniteSpeech(Fronted):
+    """Granite Speech (Saon et al. 2025). Some checkpoints have an adapter in the decoder for prompts with audio. It is
+    merged into the weights, and prompts without audio are refused."""
+
+    front: type[FrontEnd] = PairedMel
+
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
+        module: Any = super().load(folder, dtype, without=without)
+        if module.config.has_lora_adapter and without is None:
+            if is_mapped(folder):
+                raise CheckpointError(f"{folder} has an adapter beside pickles; save the weights as safetensors")
+            merge_adapter(self.text(module), folder)
+        return module  # type: ignore[no-any-return]
+
+    def preparer(self, folder: Path, tokenizer: Any, config: Any, **about: Any) -> MediaPreparer:
+        return evolve(super().preparer(folder, tokenizer, config, **about), needs_item=config.has_lora_adapter)
+
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:
+        features = self.features(processor, item)
+        windows = -(-features.shape[1] // config.window_size)
+        return heard(features, windows * (config.window_size // config.downsample_rate), token)
+
+
+@frozen(kw_only=True)
+class FunAsr(Fronted):
+    """Fun-ASR-Nano (An et al. 2025): an embedding for each 60 ms of up to two minutes."""
+
+    architecture: str = "FunAsrNanoForConditionalGeneration"
+    front: type[FrontEnd] = StackedFbank
+
+    def buffer_bytes(self, config: Any) -> int:
+        audio = config.audio_config
+        return 4 * int(audio.max_position_embeddings * audio.input_size)
+
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:
+        features = self.features(processor, item)
+        rows, most = features.shape[1], config.audio_config.max_position_embeddings - 1  # positions count from one
+        if rows > most:
+            seconds = len(item) / processor.sampling_rate
+            raise InvalidRequest(
+                f"the audio has {seconds:.1f} seconds; allowed: up to {seconds * most / rows:.1f}. Cut it into "
+                "windows, and write a placeholder for each"
+            )
+        return heard(features, rows, token, input_features_mask=torch.ones(1, rows, dtype=torch.long))
+
+
+def heard(features: Tensor, rows: int, token: str, **others: Tensor) -> Read:
+    """Returns an item with ``rows`` embeddings. ``others`` are further inputs of the encoder."""
+    payload = {"input_features": features, **others, "embeddings": torch.tensor(rows)}
+    return Read(payload=payload, text=token * rows, embeddings=rows)

@@ -1,0 +1,127 @@
+"""Tiny checkpoints of the speech models whose processors in transformers need further packages. The settings of these
+processors are written without the packages.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .checkpoints import HIDDEN, LAYERS, random_model, save_checkpoint, text_settings
+from .words import LLAMA, QWEN
+
+_TEKKEN = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]")
+_PIECES = (*(bytes([byte]) for byte in range(256)), b"th", b"in", b" a", b"the", b" the", b"on")
+
+
+def _voxtral(folder: Path, seed: int) -> None:
+    """Writes a checkpoint with windows of two seconds. The only file about its tokens is tekken.json."""
+    from transformers import VoxtralConfig, VoxtralForConditionalGeneration, WhisperFeatureExtractor
+    from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
+
+    sizes = {"default_vocab_size": len(_TEKKEN) + len(_PIECES), "default_num_special_tokens": len(_TEKKEN)}
+    tekken = {
+        "config": {"pattern": r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", "version": "v7", **sizes},
+        "vocab": [{"rank": rank, "token_bytes": base64.b64encode(one).decode()} for rank, one in enumerate(_PIECES)],
+        "special_tokens": [{"rank": rank, "token_str": text} for rank, text in enumerate(_TEKKEN)],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tekken.json").write_text(json.dumps(tekken))
+    convert: Any = convert_tekken_tokenizer  # untyped there
+    tokenizer = convert(str(folder / "tekken.json"), chat_template="")
+    encoder = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 128}
+    config = VoxtralConfig(
+        text_config={"model_type": "llama", **text_settings(tokenizer), "head_dim": 12},
+        audio_config={**encoder, "num_mel_bins": 16, "max_source_positions": 100},
+        audio_token_id=_TEKKEN.index("[AUDIO]"),
+    )
+    save_checkpoint(folder, random_model(VoxtralForConditionalGeneration, config, seed), tokenizer)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    make: Any = WhisperFeatureExtractor
+    make(feature_size=16, chunk_length=2).save_pretrained(folder)
+
+
+def _granite_speech(name: str, folder: Path, seed: int) -> None:
+    """Writes a checkpoint that attends within blocks of 16 rows, and has 3 embeddings for 15 rows. "Plus" reads its
+    first rows beside its last ones, and the other has an adapter."""
+    import transformers
+
+    tokenizer = LLAMA.with_media("<|audio|>", media="<|audio|>").make()
+    plus = name.endswith("Plus")
+    blocks = {"context_size": 16, "max_pos_emb": 16, "conv_kernel_size": 5, "output_dim": 8, "feedforward_mult": 2}
+    queries = {"model_type": "blip_2_qformer", "cross_attention_frequency": 1, "num_hidden_layers": 1}
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    config = getattr(transformers, f"{name}Config")(
+        text_config={"model_type": "granite", **text_settings(tokenizer), "embedding_multiplier": 2.0},
+        encoder_config={
+            **blocks,
+            "num_layers": LAYERS,
+            "hidden_dim": 32,
+            "num_heads": 2,
+            **({"cat_hidden_layers": [0]} if plus else {}),
+        },
+        projector_config={**queries, **sizes, "encoder_hidden_size": 64 if plus else 32},
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|audio|>"),
+        has_lora_adapter=not plus,
+        tie_word_embeddings=False,
+    )
+    model = random_model(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed)
+    model.lm_head.weight.data[config.audio_token_id] = 0.0  # it is not written: transformers would read it as token 0
+    save_checkpoint(folder, model, tokenizer)
+    _settle(folder, "GraniteSpeechFeatureExtractor", n_mels=80)
+    if not plus:
+        _adapter(folder, seed)
+
+
+def _adapter(folder: Path, seed: int) -> None:
+    """Writes an adapter of the queries, large enough that the tokens differ."""
+    import torch
+    from safetensors.torch import save_file
+
+    draw, shapes = torch.Generator().manual_seed(seed), {"A": (4, HIDDEN), "B": (HIDDEN, 4)}
+    stem = "base_model.model.model.language_model.layers"
+    weights = {
+        f"{stem}.{layer}.self_attn.q_proj.lora_{side}.weight": torch.randn(shape, generator=draw)
+        for layer in range(LAYERS)
+        for side, shape in shapes.items()
+    }
+    save_file(weights, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 2, "bias": "none", "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
+
+
+def _fun_asr(folder: Path, seed: int) -> None:
+    """Writes a checkpoint for up to 4 seconds of audio, whose encoder has layers of each kind."""
+    from transformers import FunAsrNanoConfig, FunAsrNanoForConditionalGeneration
+
+    tokenizer = QWEN.with_media("<|object_ref_start|>", media="<|object_ref_start|>").make()
+    layers = {"num_hidden_layers": 3, "num_timestamp_prediction_layers": 1, "fsmn_kernel_size": 3}
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    config = FunAsrNanoConfig(
+        text_config={"model_type": "qwen3", "head_dim": 16, **text_settings(tokenizer)},
+        adaptor_config={**sizes, "hidden_size": HIDDEN, "intermediate_size": HIDDEN // 4, "projector_hidden_size": 64},
+        audio_config={**layers, **sizes, "num_mel_bins": 16, "max_position_embeddings": 68},
+        audio_token_id=tokenizer.convert_tokens_to_ids("<|object_ref_start|>"),
+        tie_word_embeddings=False,
+    )
+    save_checkpoint(folder, random_model(FunAsrNanoForConditionalGeneration, config, seed), tokenizer)
+    _settle(folder, "FunAsrNanoFeatureExtractor", feature_size=16, window="hamming")
+
+
+def _settle(folder: Path, kind: str, **settings: Any) -> None:
+    """Writes the settings of a feature extractor that cannot be made without its package."""
+    (folder / "preprocessor_config.json").write_text(json.dumps({"feature_extractor_type": kind, **settings}))
+
+
+TOWER_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
+    "voxtral": _voxtral,
+    "granite_speech": partial(_granite_speech, "GraniteSpeech"),
+    "granite_speech_plus": partial(_granite_speech, "GraniteSpeechPlus"),
+    "fun_asr_nano": _fun_asr,
+}
+"""The families, each with the function that writes its checkpoint to a folder, from a seed."""

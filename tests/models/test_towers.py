@@ -1,0 +1,169 @@
+"""Speech models whose processors need further packages: features, prompts and adapters are made without these."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from triolet.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
+from triolet.testing.families import make_checkpoint
+
+from .media import Checkpoint, sound
+from .towers import TOWERS, features
+
+Opened = Callable[[str], Checkpoint]
+
+
+@pytest.fixture(params=list(TOWERS))
+def checkpoint(request: pytest.FixtureRequest, opened: Opened) -> Checkpoint:
+    return opened(request.param)
+
+
+@pytest.fixture
+def granite(tmp_path: Path) -> Path:
+    return make_checkpoint("granite_speech", tmp_path)
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+# -- features and prompts --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [401, 8000, 16_117, 32_000, 50_123])
+def test_features_and_tokens_are_transformers_own(samples: int, checkpoint: Checkpoint) -> None:
+    item = sound(samples)
+    prompt = f"hear {checkpoint.placeholder} this"
+    prepared = checkpoint.prepare(prompt, [item])
+    expected = features(checkpoint.name, checkpoint.folder, item)
+    payload = prepared.items[0].payload
+    for name, values in expected.items():
+        torch.testing.assert_close(payload[name], values, atol=2e-5, rtol=1e-4)
+    assert list(prepared.token_ids) == checkpoint.process(prompt, [item])["input_ids"][0].tolist()
+
+
+def test_other_settings_give_another_key(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    folder = make_checkpoint(checkpoint.name, tmp_path)
+    name = {"voxtral": "padding_value", "fun_asr_nano": "frame_shift"}.get(checkpoint.name, "hop_length")
+    rewrite(folder / "preprocessor_config.json", **{name: 8})
+    other = Checkpoint.open(checkpoint.name, folder)
+    one, changed = (each.prepare(each.placeholder, [sound(9000)]).items[0].key for each in (checkpoint, other))
+    assert one != changed
+
+
+def test_settings_within_a_processors_are_read(tmp_path: Path) -> None:
+    """transformers saves them so since 5.0."""
+    folder = make_checkpoint("fun_asr_nano", tmp_path)
+    plain = folder / "preprocessor_config.json"
+    within = {"feature_extractor": {**json.loads(plain.read_text()), "sampling_rate": 8000}}
+    (folder / "processor_config.json").write_text(json.dumps(within))
+    assert Checkpoint.open("fun_asr_nano", folder).preparer.sampling_rate == 8000
+
+
+@pytest.mark.parametrize(
+    ("name", "samples", "told"),
+    [
+        ("voxtral", 0, "no samples"),
+        ("granite_speech_plus", 256, "256 samples; allowed: 257 or more"),
+        ("fun_asr_nano", 399, "399 samples; allowed: 400 or more, at 16000 Hz"),
+        ("fun_asr_nano", 80_000, r"5\.0 seconds; allowed: up to 4\.0\. Cut it into windows"),
+    ],
+)
+def test_audio_that_the_encoder_cannot_read_is_refused(name: str, samples: int, told: str, opened: Opened) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        opened(name).prepare(TOWERS[name], [sound(samples)])
+
+
+def test_voxtrals_prompts_have_the_tokens_of_mistral_common(opened: Opened) -> None:
+    """As mistral_common 1.13 encodes the same conversation and the same request for a transcription."""
+    voxtral = opened("voxtral")
+    parts = [{"type": "audio"}, {"type": "text", "text": "what is it?"}]
+    messages = [
+        {"role": role, "content": content} for role, content in (("user", parts), ("assistant", "a"), ("user", "b"))
+    ]
+    rendered = voxtral.preparer.render(messages)
+    assert rendered == "<s>[INST][BEGIN_AUDIO][AUDIO]what is it?[/INST]a</s>[INST]b[/INST]"
+    written = voxtral.prepare(rendered, [sound(9000)]).token_ids
+    asked = voxtral.prepare("[INST][BEGIN_AUDIO][AUDIO][/INST]lang:en[TRANSCRIBE]", [sound(9000)]).token_ids
+    assert written[:3] == asked[:3] == (1, 3, 7)
+    assert written.count(6) == asked.count(6) == 25
+    assert [asked[28], asked[-1]] == [4, 8]
+    with pytest.raises(InvalidRequest, match="roles are user and assistant"):
+        voxtral.preparer.render([{"role": "system", "content": "be brief"}])
+
+
+def test_settings_that_the_features_do_not_have_are_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint("fun_asr_nano", tmp_path)
+    rewrite(folder / "preprocessor_config.json", window="povey")
+    with pytest.raises(UnsupportedModel, match="window='povey'; allowed: 'hamming'"):
+        Checkpoint.open("fun_asr_nano", folder)
+    (folder / "preprocessor_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"has no preprocessor_config\.json"):
+        Checkpoint.open("fun_asr_nano", folder)
+
+
+# -- adapters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rslora", "scale"), [(False, 0.5), (True, 1.0)])
+def test_a_merged_adapter_computes_what_the_adapter_beside_the_weights_does(
+    rslora: bool, scale: float, granite: Path
+) -> None:
+    rewrite(granite / "adapter_config.json", use_rslora=rslora)
+    merged = Checkpoint.open("granite_speech", granite)
+    apart: Any = transformers.GraniteSpeechForConditionalGeneration.from_pretrained(granite).eval()
+    matrices = load_file(granite / "adapter_model.safetensors")
+    for number, layer in enumerate(apart.model.language_model.layers):
+        stem = f"base_model.model.model.language_model.layers.{number}.self_attn.q_proj.lora_"
+        down, up = matrices[f"{stem}A.weight"], matrices[f"{stem}B.weight"]
+
+        def beside(_: Any, given: Any, made: Any, down: Any = down, up: Any = up) -> Any:
+            return made + given[0] @ down.T @ up.T * scale
+
+        layer.self_attn.q_proj.register_forward_hook(beside)
+    inputs = merged.process("say <|audio|> now", [sound(9000)])
+    with torch.no_grad():
+        expected, found = (model(inputs_embeds=inputs["inputs_embeds"]).logits for model in (apart, merged.module))
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+    assert merged.module.state_dict().keys() == apart.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"peft_type": "IA3"}, "peft_type='IA3'"),
+        ({"bias": "all"}, "bias='all'"),
+        ({"use_dora": True}, "use_dora"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(changes: dict[str, Any], told: str, granite: Path) -> None:
+    rewrite(granite / "adapter_config.json", **changes)
+    with pytest.raises(UnsupportedModel, match=f"{told}.*allowed: LoRA without bias"):
+        Checkpoint.open("granite_speech", granite)
+
+
+def test_an_adapter_that_is_missing_or_does_not_fit_is_told(granite: Path) -> None:
+    path = granite / "adapter_model.safetensors"
+    save_file({name.replace("1.self_attn.q", "1.self_attn.z"): one for name, one in load_file(path).items()}, path)
+    with pytest.raises(CheckpointError, match=r"z_proj of .* does not fit to the model"):
+        Checkpoint.open("granite_speech", granite)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"lacks its adapter .* hears badly; download them too"):
+        Checkpoint.open("granite_speech", granite)
+
+
+@pytest.mark.parametrize("prompt", ["hello", (20, 21)])
+def test_a_prompt_without_audio_is_refused_where_an_adapter_is_merged(prompt: Any, opened: Opened) -> None:
+    """transformers computes it without the adapter."""
+    with pytest.raises(InvalidRequest, match=r"no audio, but the checkpoint's adapter.*give audio="):
+        opened("granite_speech").prepare(prompt, [])
+    assert not opened("granite_speech_plus").prepare(prompt, []).items

@@ -1,0 +1,66 @@
+"""The speech models whose processors need further packages, as transformers computes them: features by its
+`audio_utils`, in numpy, and embeddings by the model's own encoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoFeatureExtractor
+from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
+
+TOWERS = {  # one item, as a user writes it
+    "voxtral": "[BEGIN_AUDIO][AUDIO]",
+    "granite_speech": "<|audio|>",
+    "granite_speech_plus": "<|audio|>",
+    "fun_asr_nano": "<|object_ref_start|>",
+}
+
+
+def processed(folder: Path, module: Any, tokenizer: Any, prompt: str, items: list[Any]) -> dict[str, Any]:
+    """The inputs of the language model: each item's features are encoded alone."""
+    kind, token = module.config.model_type, module.config.audio_token_id
+    rows = [module.get_audio_features(**features(kind, folder, item)).pooler_output.flatten(0, -2) for item in items]
+    first, *rest = prompt.split(tokenizer.convert_ids_to_tokens(token))
+    written = tokenizer.convert_ids_to_tokens(token)
+    text = first + "".join(written * len(one) + after for one, after in zip(rows, rest, strict=True))
+    inputs = dict(tokenizer(text, return_tensors="pt", return_token_type_ids=False))
+    embeddings = module.get_input_embeddings()(inputs["input_ids"])
+    embeddings[inputs["input_ids"] == token] = torch.cat(rows)
+    return {**inputs, "inputs_embeds": embeddings}
+
+
+def features(kind: str, folder: Path, item: Any) -> dict[str, torch.Tensor]:
+    """The inputs of the encoder."""
+    if kind == "voxtral":
+        extractor = AutoFeatureExtractor.from_pretrained(folder)
+        padded = np.pad(item, (0, -len(item) % extractor.n_samples))
+        made = extractor(padded, sampling_rate=16_000, truncation=False, return_tensors="pt")["input_features"][0]
+        return {"input_features": torch.stack(made.split(extractor.nb_max_frames, -1))}
+    if kind == "fun_asr_nano":
+        made = stacked(item)
+        return {"input_features": made, "input_features_mask": torch.ones(made.shape[:2], dtype=torch.long)}
+    return {"input_features": paired(item)}
+
+
+def paired(item: Any) -> torch.Tensor:
+    """The features of Granite Speech [1, rows, 160]."""
+    window = np.pad(window_function(400, "hann"), 56)
+    bank = mel_filter_bank(257, 80, 0, 8000, 16_000)
+    mel = spectrogram(item, window, 512, 160, power=2.0, mel_filters=bank, mel_floor=1e-10, log_mel="log10").T
+    mel = np.maximum(mel, mel.max() - 8) / 4 + 1
+    return torch.from_numpy(mel[: len(mel) // 2 * 2].reshape(1, -1, 160)).float()
+
+
+def stacked(item: Any) -> torch.Tensor:
+    """The features of Fun-ASR with 16 bands [1, rows, 112]."""
+    bank = mel_filter_bank(257, 16, 20, 8000, 16_000, mel_scale="kaldi", triangularize_in_mel_space=True)
+    window = window_function(400, "hamming", periodic=False)
+    settings = {"fft_length": 512, "power": 2.0, "center": False, "preemphasis": 0.97, "remove_dc_offset": True}
+    floor = torch.finfo(torch.float32).eps
+    mel = spectrogram(item, window, 400, 160, mel_filters=bank, mel_floor=floor, log_mel="log", **settings).T
+    repeated = np.concatenate([mel[:1]] * 3 + [mel] + [mel[-1:]] * 9)
+    rows = [repeated[start : start + 7].ravel() for start in range(0, len(mel), 6)]
+    return torch.tensor(np.array([rows])).float()
