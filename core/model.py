@@ -211,6 +211,7 @@ class ModelDescription:
     default_pooling: Pooling | None = None  # only pooling models have one
     alignment_fault: str | None = "its decoder reads no audio through cross-attention"
     """The reason why an `Alignment` is not possible; ``None``: it is possible."""
+    frame_seconds: float = 0.0  # of one frame, for models that read an encoder output frame by frame; 0 for all others
     labels: tuple[str, ...] = ()  # of the classification head, in the order of the scores
     aligner: TextAligner | None = field(default=None, repr=False, eq=False)  # None: the model aligns no texts
     generation: GenerationRules | None = None  # only encoder-decoders other than Whisper have them

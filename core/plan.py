@@ -128,11 +128,12 @@ class SampledToken:
     ``token_id`` is the sampled token (``None`` for a chunk with ``samples=False``, a `Pooling` or an `Alignment`).
     ``logprob`` is its log-probability after all rules and penalties, before temperature, top-k and top-p. ``probe``
     answers a `Probe`, ``vector`` a `Pooling`, ``aligned`` an `Alignment`. ``top`` has the likeliest tokens and their
-    log-probabilities, as many as `SamplingParams.logprobs` asks for. ``error`` is the reason why the sequence cannot go
-    on, if the fault lies in its request alone (a structure that cannot be followed). The token is then an end-of-text,
-    and the caller gets `InvalidRequest`. ``accepted`` has the tokens sampled after this one because draft tokens proved
-    right; their own ``accepted`` is empty. ``hypotheses`` has the results of a beam search, the best first. They come
-    with the last chunk of the search, and ``token_id`` is ``None`` in all its chunks.
+    log-probabilities, as many as `SamplingParams.logprobs` asks for. ``frames`` are the frames ``[first, stop)``
+    at which a model emitted the token that reads an encoder output frame by frame. ``error`` is the reason why the
+    sequence cannot go on, if the fault lies in its request alone (a structure that cannot be followed). The token is
+    then an end-of-text, and the caller gets `InvalidRequest`. ``accepted`` has the tokens sampled after this one
+    because draft tokens proved right; their own ``accepted`` is empty. ``hypotheses`` has the results of a beam search,
+    the best first. They come with the last chunk of the search, and ``token_id`` is ``None`` in all its chunks.
     """
 
     token_id: int | None
@@ -141,6 +142,7 @@ class SampledToken:
     top: tuple[tuple[int, float], ...] = ()
     vector: tuple[float, ...] | None = None
     aligned: AlignedTokens | None = None
+    frames: tuple[int, int] | None = None
     error: str = ""
     accepted: tuple[SampledToken, ...] = ()
     hypotheses: tuple[Hypothesis, ...] = ()

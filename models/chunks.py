@@ -10,9 +10,7 @@ from attrs import evolve
 
 from ..core.beam_pages import Copy, pages_of_beams, prompt_pages
 from ..core.plan import Chunk
-from .blueprints.blueprint import Parts
-from .launch.pipeline import StagedKV
-from .memory.kv import PagedKV
+from .blueprints.blueprint import AnyPages, Parts
 from .networks.network import Feed, Record
 from .sampling.beams import Search
 
@@ -45,7 +43,7 @@ def _known(record: Record) -> int:
     return record.start.prompt_length + record.search.state.length
 
 
-def _check_pages(paged: PagedKV | StagedKV, part: Chunk, search: Search | None) -> None:
+def _check_pages(paged: AnyPages, part: Chunk, search: Search | None) -> None:
     end, size = part.start + part.length + part.draft_tokens, paged.page_size
     needed = -(-end // size)
     if search is not None and part.start >= search.prompt_length:

@@ -19,6 +19,7 @@ from ..core.errors import EngineError
 from ..core.plan import SampledToken
 from .launch.pipeline import StagedKV
 from .memory.encoder_outputs import EncoderOutputs
+from .memory.frames import FrameStates
 from .memory.kv import PagedKV
 from .networks.network import Feed, Network
 from .sampling.answers import Answers, Asked, answer, answers_of, draws_of
@@ -44,7 +45,7 @@ class Sampler:
     """Samples tokens from a network's logits."""
 
     network: Network
-    paged: PagedKV | StagedKV | None  # the pages of the network
+    paged: PagedKV | StagedKV | FrameStates | None  # the pages of the network
     outputs: EncoderOutputs
     masks: RuleMasks
     eos_token_ids: tuple[int, ...]
@@ -94,7 +95,10 @@ class Sampler:
         sampled |= {index: found[owner] for index in wanted.searches if (owner := feeds[index].record.search)}
         probes = dict(zip(wanted.probes, answers.probes, strict=True))
         nothing = SampledToken(token_id=None)
-        return [evolve(sampled.get(index, nothing), probe=probes.get(index)) for index in range(len(feeds))]
+        return [
+            evolve(sampled.get(index, nothing), probe=probes.get(index), frames=feed.record.frames)
+            for index, feed in enumerate(feeds)
+        ]
 
     def _answer(
         self, feeds: Sequence[Feed], rows: Sequence[tuple[int, int]], asked: Asked, copies: Sequence[Copy]
@@ -106,7 +110,7 @@ class Sampler:
             chosen = self.network.native.choose(fed, told_rows, draws, copies)
             return answers_of(chosen, asked, self.eos_token_ids)
         if copies:
-            assert self.paged is not None, "a search reads pages"
+            assert isinstance(self.paged, PagedKV | StagedKV), "a search reads pages"
             self.paged.copy(copies)
         logits = self.network.logits(feeds, rows, self.outputs)
         return answer(logits, asked.with_masks(self.masks), self.eos_token_ids)

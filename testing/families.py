@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoints import HIDDEN, LAYERS, TARGETS, random_model, save_checkpoint, special_ids, text_settings
+from .frame_families import FRAME_MAKERS
 from .speech_families import SPEECH_MAKERS
 from .words import BART, BERT, GEMMA, LLAMA, LLAVA, QWEN, QWEN_AUDIO, QWEN_VISION, T5, TILED, Words
 
@@ -254,6 +255,7 @@ _MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "smolvlm": partial(_tiled, "SmolVLM"),
     "qwen2_audio": _qwen2_audio,
     **SPEECH_MAKERS,
+    **FRAME_MAKERS,
     "bart": _bart,
     "t5": _t5,
 }

@@ -25,7 +25,7 @@ from .audio import AudioSource, load_audio
 from .images import ImageSource, load_image
 from .lengths import Limit, Pause, read_texts
 from .messages import Conversation, Message
-from .sampling import read_sampling, resolved
+from .sampling import check_greedy, read_sampling, resolved
 from .sources import is_pair
 from .threads import run_in_thread
 
@@ -87,6 +87,8 @@ async def build_request(
     if description.kind is Kind.ALIGNER:
         raise InvalidRequest(f"{description.architecture} gives the times of words, not text; use engine.align(...)")
     sampling = resolved(query.sampling, tools=bool(query.tools))
+    if description.frame_seconds:
+        check_greedy(sampling, description.architecture)
     priority = read_priority(query.priority)
     prepared = await _prepare(description, query, reading)
     _check_token_ids(description, "the prompt", prepared.token_ids)

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import evolve, fields_dict
 
-from ...core.checks import shown, unknown_name
+from ...core.checks import demand, shown, unknown_name
 from ...core.errors import InvalidRequest
 from ...core.request import ELSEWHERE, SamplingParams
 
@@ -39,6 +39,29 @@ def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[s
         name = next(iter(given))
         raise InvalidRequest(f"{name}= and sampling= are both given; give it in sampling=SamplingParams({name}=...)")
     return sampling
+
+
+_NOT_GREEDY = (
+    "min_tokens",
+    "temperature",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "ignore_eos",
+    "structure",
+    "beam_size",
+)
+
+
+def check_greedy(sampling: SamplingParams, architecture: str) -> None:
+    """Raises `InvalidRequest` if ``sampling`` would change the tokens of a model that reads frames greedily."""
+    usual = SamplingParams()
+    for name in _NOT_GREEDY:
+        value, allowed = getattr(sampling, name), getattr(usual, name)
+        demand(
+            value == allowed, f"{name}={shown(value)} for {architecture}, which reads frames greedily", shown(allowed)
+        )
 
 
 def resolved(sampling: SamplingParams, *, tools: bool) -> SamplingParams:

@@ -30,7 +30,9 @@ class Completion:
     If a stop string ended the text, the last of ``token_ids`` is the token that made the end certain. ``logprobs``
     holds each token's natural log-probability after all rules and penalties, before the temperature. ``top_logprobs``
     holds for each token the likeliest tokens of the same distribution, as many as ``SamplingParams.logprobs`` asks for
-    (fewer if fewer can be sampled); ``None`` if it asks for none.
+    (fewer if fewer can be sampled); ``None`` if it asks for none. ``frames`` holds for each token the frames
+    ``[first, stop)`` of the audio at which the model wrote it, each ``engine.model.frame_seconds`` long; it is empty
+    unless the model reads frames (CTC models and transducers).
 
     ``alternatives`` holds the other completions that ``SamplingParams(n=...)`` asks for; each has a usage of its own
     and no alternatives. After a beam search they are the next best hypotheses. ``score`` is what a beam search ranks
@@ -43,6 +45,7 @@ class Completion:
     finish_reason: FinishReason
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[TopLogprobs, ...] | None = None
+    frames: tuple[tuple[int, int], ...] = ()
     usage: Usage
     alternatives: tuple[Completion, ...] = ()
     score: float | None = None
@@ -53,15 +56,16 @@ class Completion:
 class Delta:
     """The output of a streaming request since its last delta.
 
-    ``text`` is ``""`` while a character is incomplete, or while the text may begin a stop string. ``logprobs`` and
-    ``top_logprobs`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` are set only in the last
-    delta, which may have no tokens. A beam search has a single delta, at its end.
+    ``text`` is ``""`` while a character is incomplete, or while the text may begin a stop string. ``logprobs``,
+    ``top_logprobs`` and ``frames`` belong to ``token_ids``; see `Completion`. ``finish_reason`` and ``usage`` are set
+    only in the last delta, which may have no tokens. A beam search has a single delta, at its end.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[TopLogprobs, ...] | None = None
+    frames: tuple[tuple[int, int], ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
 

@@ -176,6 +176,7 @@ class Output:
             token_ids=(sampled.token_id,),
             logprobs=(sampled.logprob,),
             top_logprobs=(sampled.top,) if self.tops else None,
+            frames=() if sampled.frames is None else (sampled.frames,),
             finish_reason=FinishReason.STOP if self.ended else None,
             usage=self._usage() if self.ended else None,
         )
@@ -223,6 +224,7 @@ class Output:
             finish_reason=reason,
             logprobs=tuple(one.logprob for one in kept),
             top_logprobs=tuple(one.top for one in kept) if self.tops else None,
+            frames=tuple(one.frames for one in kept if one.frames is not None),
             usage=self._usage(),
         )
 
@@ -279,6 +281,7 @@ def completion_of(deltas: Sequence[Delta]) -> Completion:
         finish_reason=last.finish_reason,
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
         top_logprobs=tuple(top for delta in deltas for top in delta.top_logprobs or ()) if has_tops else None,
+        frames=tuple(frame for delta in deltas for frame in delta.frames),
         usage=last.usage,
     )
 

@@ -98,9 +98,11 @@ class AudioItems(TextPreparer):
                 f"{len(images)} images and {len(audio)} pieces of audio are given; allowed: one piece of audio. "
                 "Give audio=..."
             )
-        samples = self._checked(audio[0])
-        item = self.settings.item(self._read(samples), self._count(len(samples)))
-        return Prepared(token_ids=self.begin(prompt), items=(item,))
+        return Prepared(token_ids=self.begin(prompt), items=(self.item(audio[0]),))
+
+    def item(self, samples: np.ndarray[Any, Any]) -> EncoderItem:
+        """Returns the item of one piece of audio. Raises the errors of `prepare` for its length."""
+        return self.settings.item(self._read(self._checked(samples)), self._count(len(samples)))
 
     def begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Returns the tokens of ``prompt`` after the start token."""

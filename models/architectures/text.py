@@ -25,6 +25,7 @@ from ..checkpoints.settings import Settings, read_json
 from .crossed import crossed_model_types
 from .families import find_family
 from .family import Family
+from .frames import frame_model_types
 
 _LAYERS = {"full_attention", "sliding_attention"}
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
@@ -175,7 +176,8 @@ def _reason(config: Any, text: Any) -> str | None:
     layers = set(getattr(text, "layer_types", None) or ()) - _LAYERS
     ropes = {rope.get("rope_type") for rope in _ropes(text)} - _ROPES - {"longrope"}
     if config.is_encoder_decoder or text.is_encoder_decoder:
-        return f"is an encoder-decoder that is not supported (supported: whisper, {', '.join(crossed_model_types())})"
+        known = (*crossed_model_types(), *frame_model_types())
+        return f"is an encoder-decoder that is not supported (supported: whisper, {', '.join(known)})"
     if (quantized := quantized_by(config)) not in {None, *QUANTIZED_BY}:
         return f"has weights quantized by {quantized} (supported: int8 of {' or '.join(QUANTIZED_BY)})"
     if quantized is not None and find_family(config) is not None:

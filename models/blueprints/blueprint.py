@@ -20,6 +20,7 @@ from ..checkpoints.whisper import Checkpoint, WeightFiles
 from ..launch.pipeline import StagedKV
 from ..machine.devices import find_kv_dtype
 from ..memory.budget import Budget, KVSizes
+from ..memory.frames import FrameSlots, FrameStates
 from ..memory.kv import PagedKV
 from ..memory.module import ModuleFiles, TransformerModel, fingerprint_of
 from ..memory.slots import CrossKV
@@ -41,6 +42,7 @@ NATIVE_ROWS = 256
 """The most rows in one call of the native library, few enough that results between operations stay in the caches."""
 
 AnyModel = WhisperModel | TransformerModel
+AnyPages = PagedKV | StagedKV | FrameStates
 
 
 Own = Callable[[str, Any], Any]
@@ -54,8 +56,8 @@ class Parts:
     network: Network
     model: AnyModel
     log_mel: LogMel | None = None
-    paged: PagedKV | StagedKV | None = None
-    cross: CrossKV | None = None
+    paged: AnyPages | None = None
+    cross: CrossKV | FrameSlots | None = None
     aligner: WhisperAligner | None = None
 
 

@@ -14,6 +14,7 @@ from ...core.errors import InvalidRequest
 from ...core.model import Kind, ModelDescription
 from ..architectures.conversations import replace_template
 from ..architectures.crossed_checkpoint import is_crossed, read_crossed_checkpoint
+from ..architectures.frames_checkpoint import read_frame_checkpoint
 from ..architectures.text import read_text_checkpoint
 from ..checkpoints.files import resolve
 from ..checkpoints.whisper import is_whisper, read_checkpoint
@@ -22,11 +23,12 @@ from ..machine.devices import find_device, find_devices, find_dtype
 from ..memory.budget import Available, Budget, check_sizes
 from ..native.library import Library
 from .crossed import CrossedBlueprint
+from .frames import FrameBlueprint
 from .text import TextBlueprint
 from .whisper import WhisperBlueprint
 
-AnyBlueprint = WhisperBlueprint | CrossedBlueprint | TextBlueprint
-_AnyBlueprint = TypeVar("_AnyBlueprint", "WhisperBlueprint", "CrossedBlueprint", "TextBlueprint")
+AnyBlueprint = WhisperBlueprint | CrossedBlueprint | FrameBlueprint | TextBlueprint
+_AnyBlueprint = TypeVar("_AnyBlueprint", "WhisperBlueprint", "CrossedBlueprint", "FrameBlueprint", "TextBlueprint")
 
 
 def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
@@ -57,6 +59,16 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
                 "decoders and encoders. Use quantization=None"
             )
         return _checked(CrossedBlueprint(config=config, device=device, dtype=dtype, checkpoint=crossed))
+    frames = read_frame_checkpoint(folder)
+    if frames is not None:
+        _refuse(config, frames.architecture)
+        if int8 or isinstance(config.speculation, Speculation):
+            asked = "speculation" if config.quantization is None else f"quantization={config.quantization!r}"
+            raise InvalidRequest(
+                f"{asked} is given for {frames.architecture}, which reads frames; allowed: quantization=None, and "
+                "speculation='auto' or None"
+            )
+        return _checked(FrameBlueprint(config=config, device=device, dtype=dtype, checkpoint=frames))
     text = read_text_checkpoint(folder)
     if not text.causal:
         _refuse(config, text.architecture)

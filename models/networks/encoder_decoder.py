@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...core.errors import UnsupportedModel
 from ...core.request import EncoderItem
 from ..architectures.crossed import CrossedFamily, Forward, told
+from ..architectures.frames import FrameFamily
 from ..attention.crossed import CROSSED, CrossCall, WriteCall, register_crossed
 from ..attention.layers import PagedCall, Witness
 from ..attention.paged import PagedStep
@@ -133,7 +134,9 @@ class EncoderDecoderNetwork(CrossedNetwork):
         return output
 
 
-def encode_alike(family: CrossedFamily, model: TransformerModel, jobs: Sequence[EncoderItem]) -> list[Tensor]:
+def encode_alike(
+    family: CrossedFamily | FrameFamily, model: TransformerModel, jobs: Sequence[EncoderItem]
+) -> list[Tensor]:
     """Encodes items, as `Network.encode` does. Only items of the same length share a launch, since padding could change
     the output of a shorter item."""
     outputs: dict[str, Tensor] = {}

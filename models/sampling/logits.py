@@ -314,13 +314,18 @@ def choose(logits: Tensor, inputs: Sequence[SamplerInput]) -> tuple[list[int], l
     Returns:
         The tokens and their log-probabilities. A log-probability is NaN if no token could be sampled.
     """
-    on_cpu = logits.device.type == "cpu"  # numpy finds the first of the largest ten times as fast as torch there
-    tokens = torch.from_numpy(logits.numpy().argmax(-1)) if on_cpu else logits.argmax(-1)
+    tokens = largest(logits)
     for row, one in enumerate(inputs):
         if one.sampling.temperature > 0.0:
             tokens[row] = sample(logits[row], one.sampling, len(one.generated))
     logprobs = logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
     return tokens.tolist(), logprobs.tolist()
+
+
+def largest(logits: Tensor) -> Tensor:
+    """Returns the index of the largest logit of each row of ``logits`` (float32 [rows, vocabulary])."""
+    # on the CPU numpy finds the first of the largest ten times as fast as torch
+    return torch.from_numpy(logits.numpy().argmax(-1)) if logits.device.type == "cpu" else logits.argmax(-1)
 
 
 def likeliest(logits: Tensor, inputs: Sequence[SamplerInput]) -> list[tuple[tuple[int, float], ...]]:

@@ -1,0 +1,216 @@
+"""CTC models and transducers: where their parts lie, how large these are, and how audio is encoded.
+
+A family covers some ``model_type`` of transformers. The modules of transformers compute; `core.emissions` and
+`models.networks.frames` read the frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from ...core.emissions import Emissions
+from ...core.errors import CheckpointError, InvalidRequest, UnsupportedModel
+from ...core.request import EncoderItem
+from ..checkpoints.loading import apart, load_part, place_of
+from ..checkpoints.modules import DecoderShape, whole
+from .items import AudioItems, ItemSettings
+from .prompts import settled
+
+_MOST_SECONDS = 40  # cuts at pauses hurt little there, the pieces of a recording run together, and the encoder's
+# attention, whose memory grows with the square of the length, stays below 10 MB a head
+_REFUSED = {"nemotron3_5_transcribe": "its decoder is a language model with Mamba layers"}
+
+
+@frozen
+class FrameFamily:
+    """One kind of CTC model or transducer. It has no state."""
+
+    loader: str  # the class of transformers that loads it
+    predicts: bool = True  # false: CTC, without a prediction network
+    causal: bool = False  # the subsampling convolutions see no later frames
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The names of the parts besides the encoder."""
+        return ("decoder", "joint") if self.predicts else ("ctc_head",)
+
+    def emissions(self, folder: Path, config: Any) -> Emissions:
+        """Returns the rules by which the labels become emissions.
+
+        Raises:
+            UnsupportedModel: a setting is missing, or the durations are not 0, 1, 2 and so on.
+        """
+        number = partial(whole, folder, config)
+        if not self.predicts:
+            return Emissions(blank=self.blank(folder, config))
+        durations = list(getattr(config, "durations", ()))
+        if durations != list(range(len(durations))):
+            raise UnsupportedModel(f"{folder} has durations={durations}; allowed: 0, 1, 2 and so on")
+        return Emissions(
+            blank=self.blank(folder, config), most_symbols=number("max_symbols_per_step"), durations=len(durations)
+        )
+
+    def blank(self, folder: Path, config: Any) -> int:
+        """Returns the id of the blank label. Raises `CheckpointError` if it is not in the vocabulary."""
+        name = "blank_token_id" if self.predicts else "pad_token_id"
+        found = getattr(config, name)
+        if not isinstance(found, int) or not 0 <= found < config.vocab_size:
+            raise CheckpointError(
+                f"{folder / 'config.json'} has {name}={found!r}; allowed: 0 to {config.vocab_size - 1}, the vocabulary"
+            )
+        return found
+
+    def shape(self, folder: Path, config: Any) -> DecoderShape:
+        """Returns the sizes that ``config`` names. ``head_dim`` is the width of a state, and ``layers`` the number of
+        layers of the prediction network.
+
+        Raises:
+            UnsupportedModel: a size is missing.
+        """
+        number, symbols = partial(whole, folder, config), self.emissions(folder, config).most_symbols
+        embeddings = self.embeddings(config, self.most_hops(folder, config))
+        width = number("decoder_hidden_size") if self.predicts else whole(folder, config.encoder_config, "hidden_size")
+        return DecoderShape(
+            layers=number("num_decoder_layers") if self.predicts else 0,
+            kv_heads=1,
+            head_dim=width if self.predicts else 1,
+            hidden=width,
+            vocabulary=number("vocab_size"),
+            positions=1 + embeddings * max(1, symbols),
+            embeddings=embeddings,
+        )
+
+    def most_hops(self, folder: Path, config: Any) -> int:
+        """Returns the most hops of 10 ms that the model reads at once: `_MOST_SECONDS`, or fewer if its encoder has
+        fewer positions."""
+        positions = whole(folder, config.encoder_config, "max_position_embeddings")
+        return min(100 * _MOST_SECONDS, (positions - 1) * self.factor(config))
+
+    def factor(self, config: Any) -> int:
+        """Returns the number of hops of one frame."""
+        return int(config.encoder_config.subsampling_factor)
+
+    def embeddings(self, config: Any, hops: int) -> int:
+        """Returns the number of frames that the encoder makes of ``hops`` spectra; 0 if there are too few."""
+        settings = config.encoder_config
+        size, stride = settings.subsampling_conv_kernel_size, settings.subsampling_conv_stride
+        around = size - 1 + stride - 1 if self.causal else (size - 1) // 2 * 2
+        left = settings.subsampling_factor
+        while left > 1:
+            hops, left = (hops + around - size) // stride + 1, left // 2
+        return max(hops, 0)
+
+    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [frames, width], in storage of
+        its own, projected as the joint network reads it.
+        """
+        device, own = place_of(module)
+        inputs: dict[str, Any] = {}
+        for name in payloads[0]:
+            several = torch.stack([payload[name] for payload in payloads])
+            inputs[name] = several.to(device, own if several.is_floating_point() else None)
+        if "num_lookahead_tokens" in inputs:
+            inputs["num_lookahead_tokens"] = int(inputs["num_lookahead_tokens"][0])
+        model: Any = module
+        with torch.no_grad():
+            heard = (model.get_audio_features if self.predicts else model.encoder)(**inputs, output_attention_mask=True)
+        rows = heard.pooler_output if self.predicts else heard.last_hidden_state
+        lengths = heard.attention_mask.sum(-1).tolist()
+        return apart([row[:length] for row, length in zip(rows.to(own), lengths, strict=True)])
+
+    def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> FrameItems:
+        """Returns the preparer that turns audio into encoder items.
+
+        Raises:
+            CheckpointError: the settings of the feature extractor are missing or damaged.
+        """
+        processor = load_part("AutoProcessor", folder, trust_remote_code=False)
+        extractor, chosen = processor.feature_extractor, {}
+        if self.causal:
+            chosen["num_lookahead_tokens"] = torch.tensor(processor.default_num_lookahead_tokens)
+        languages: dict[str, int] = dict(getattr(processor, "prompt_dictionary", {}))
+        hop, rate = int(extractor.hop_length), int(extractor.sampling_rate)
+        return FrameItems(
+            tokenizer=settled(tokenizer),
+            settings=settings,
+            read=partial(_features, extractor),
+            sampling_rate=rate,
+            most_samples=self.most_hops(folder, config) * hop,
+            count=partial(self._count, config, hop),
+            frame_seconds=self.factor(config) * hop / rate,
+            chosen=chosen,
+            languages=languages,
+        )
+
+    def _count(self, config: Any, hop: int, samples: int) -> int:
+        hops = samples // hop
+        return self.embeddings(config, hops) if hops > 1 else 0  # spectra are divided by their spread
+
+
+def _features(extractor: Any, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+    """Returns the spectra of one piece of audio as the feature extractor makes them, and which of them count."""
+    made = extractor([samples], sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    return {name: made[name][0] for name in ("input_features", "attention_mask")}
+
+
+@frozen(kw_only=True)
+class FrameItems(AudioItems):
+    """Audio for models that read frames: the decoder begins with the blank, and no text comes before."""
+
+    frame_seconds: float
+    chosen: Mapping[str, Tensor]  # further inputs of the encoder
+    languages: Mapping[str, int]  # "de" -> the number that the encoder reads; empty: it reads none
+
+    def item(self, samples: np.ndarray[Any, Any], language: str = "auto") -> EncoderItem:
+        payload = {**self._read(self._checked(samples)), **self.chosen}
+        if self.languages:
+            payload["prompt_ids"] = torch.tensor(self.languages[language])
+        return self.settings.item(payload, self._count(len(samples)))
+
+    def begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Returns the start token alone. Raises `InvalidRequest` if there is a prompt."""
+        start = (self.settings.start_id,)
+        if prompt and (isinstance(prompt, str) or tuple(prompt) != start):
+            raise InvalidRequest(
+                f"a prompt of {len(prompt)} tokens or characters is given, but the model writes what it hears from the "
+                "first frame on; allowed: audio=... alone"
+            )
+        return start
+
+
+def find_frame_family(folder: Path, config: Mapping[str, Any]) -> FrameFamily | None:
+    """Returns the family of a checkpoint by its config.json; ``None``: no family knows it.
+
+    Raises:
+        UnsupportedModel: the model is known, and cannot be run.
+    """
+    kind = config.get("model_type")
+    if kind in _REFUSED:
+        raise UnsupportedModel(
+            f"{folder} ({kind}) is not supported, since {_REFUSED[kind]}; allowed: {', '.join(frame_model_types())}"
+        )
+    family = _families().get(kind) if isinstance(kind, str) else None
+    return family if family is not None and config.get("architectures") == [family.loader] else None
+
+
+def frame_model_types() -> tuple[str, ...]:
+    """Every ``model_type`` with a family."""
+    return tuple(_families())
+
+
+def _families() -> dict[str, FrameFamily]:
+    return {
+        "parakeet_ctc": FrameFamily("ParakeetForCTC", predicts=False),
+        "parakeet_rnnt": FrameFamily("ParakeetForRNNT"),
+        "parakeet_tdt": FrameFamily("ParakeetForTDT"),
+        "nemotron_asr_streaming": FrameFamily("NemotronAsrStreamingForRNNT", causal=True),
+        "nemotron3_5_asr": FrameFamily("Nemotron3_5AsrForRNNT", causal=True),
+    }

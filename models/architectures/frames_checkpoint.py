@@ -1,0 +1,66 @@
+"""Reads the checkpoint of a CTC model or transducer, except the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from ...core.emissions import Emissions
+from ...core.errors import UnsupportedModel
+from ..checkpoints.files import file_stamps, find_weights, read_config
+from ..checkpoints.loading import read_tokenizer
+from ..checkpoints.modules import ModuleCheckpoint
+from ..checkpoints.settings import Settings
+from .frames import FrameFamily, find_frame_family
+from .text import read_transformers_config
+
+
+@frozen(kw_only=True)
+class FrameCheckpoint(ModuleCheckpoint):
+    """The facts in the files of a CTC model or transducer, apart from the weights."""
+
+    family: FrameFamily = field(repr=False)
+    emissions: Emissions
+    allowed: str = field(default="CTC models and transducers of transformers", repr=False)
+
+
+def read_frame_checkpoint(folder: Path) -> FrameCheckpoint | None:
+    """Reads everything but the weights of the checkpoint in ``folder``; ``None``: it is no CTC model or transducer.
+
+    Raises:
+        CheckpointError: a file is missing or damaged.
+        UnsupportedModel: the checkpoint asks for something that the engine does not do.
+    """
+    plain = Settings(folder / "config.json", read_config(folder))
+    family = find_frame_family(folder, plain.values)
+    if family is None:
+        return None
+    stamps = file_stamps(folder)
+    config = read_transformers_config(folder, plain)
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModel(f"{folder} has quantized weights; allowed: float weights, as they were trained")
+    find_weights(folder)
+    emissions = family.emissions(folder, config)
+    return FrameCheckpoint(
+        folder=folder,
+        architecture=family.loader,
+        family=family,
+        emissions=emissions,
+        config=config,
+        shape=family.shape(folder, config),
+        tokenizer=_ungrouped(read_tokenizer(folder)),
+        eos_token_ids=(emissions.blank,),
+        suppress_token_ids=(),
+        begin_suppress_token_ids=(),
+        stamps=stamps,
+    )
+
+
+def _ungrouped(tokenizer: Any) -> Any:
+    """Returns ``tokenizer`` without transformers' decoding of CTC labels, which would join tokens that were emitted
+    twice."""
+    if type(tokenizer).__name__ == "ParakeetTokenizer":
+        tokenizer.__class__ = type(tokenizer).__base__
+    return tokenizer

@@ -1,0 +1,105 @@
+"""The blueprint of CTC models and transducers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from attrs import evolve, frozen
+from torch import nn
+
+from ...core.model import ModelDescription
+from ..architectures.frames_checkpoint import FrameCheckpoint
+from ..architectures.items import ItemSettings
+from ..checkpoints.loading import load_module
+from ..memory.budget import KVSizes
+from ..memory.frames import FrameSlots, FrameStates
+from ..networks.encoder_alone import EncoderAlone
+from ..networks.encoder_decoder import encode_alike
+from ..networks.frames import FrameNetwork
+from .blueprint import ModuleBlueprint, Own, Parts
+
+
+@frozen(kw_only=True, eq=False)
+class FrameBlueprint(ModuleBlueprint):
+    """The blueprint of CTC models and transducers. A page is the state of one sequence, and a slot one encoder
+    output."""
+
+    checkpoint: FrameCheckpoint
+
+    @property
+    def sizes(self) -> KVSizes:
+        shape = self.checkpoint.shape
+        width, decodes = self.dtype.itemsize, self.config.decodes
+        return KVSizes(
+            page=(2 * shape.layers + 1) * shape.head_dim * width * decodes,
+            slot=shape.embeddings * shape.hidden * width * decodes,
+            positions=self.positions,
+            page_size=self.positions,
+        )
+
+    def read(self) -> nn.Module:
+        family, folder = self.checkpoint.family, self.checkpoint.folder
+        without = None if self.config.decodes else lambda made: [getattr(made, name) for name in family.others]
+        module = load_module(family.loader, folder, self.dtype, without=without)
+        for part in module.modules():
+            if isinstance(part, nn.LSTM):
+                part._flat_weights = []  # a second list of the weights, which nothing here reads
+        return module
+
+    def not_native(self) -> str | None:
+        return "it reads frames"
+
+    def take(self, own: Own, model: Any) -> Parts:
+        family, shape = self.checkpoint.family, self.checkpoint.shape
+        if not self.config.decodes:
+            encode = partial(encode_alike, family, model)
+            return Parts(network=EncoderAlone(positions=shape.positions, encode=encode), model=model)
+        states = FrameStates.allocate(
+            layers=shape.layers,
+            pages=self.chosen.pages,
+            page_size=self.positions,
+            width=shape.head_dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        slots = FrameSlots.allocate(
+            slots=self.chosen.slots,
+            frames=shape.embeddings,
+            width=shape.hidden,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        network = FrameNetwork(
+            model=model,
+            family=family,
+            emissions=self.checkpoint.emissions,
+            states=own("self_kv", states),
+            slots=own("cross_kv", slots),
+            positions=self.positions,
+            vocabulary=shape.vocabulary,
+            device=self.device,
+        )
+        self.log_way(self.not_native())
+        return Parts(network=network, model=model, paged=states, cross=slots)
+
+    def describe(self, name: str) -> ModelDescription:
+        checkpoint, shape = self.checkpoint, self.checkpoint.shape
+        identity = checkpoint.identity(self.fingerprint, str(self.dtype).removeprefix("torch."))
+        settings = ItemSettings(
+            start_id=checkpoint.emissions.blank,
+            identity=identity,
+            embedding_bytes=shape.hidden * self.dtype.itemsize,
+            most_embeddings=shape.embeddings,
+        )
+        preparer = checkpoint.family.preparer(checkpoint.folder, checkpoint.tokenizer, checkpoint.config, settings)
+        described = self.described(
+            name,
+            sampling_rate=preparer.sampling_rate,
+            window_samples=preparer.most_samples,
+            processor_identity=identity,
+            whisper=None,
+            preparer=preparer,
+            frame_seconds=preparer.frame_seconds,
+        )
+        return evolve(described, page_size=self.positions)

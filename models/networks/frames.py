@@ -1,0 +1,135 @@
+"""CTC models and transducers as a `Network`: an encoder output is read frame by frame, greedily, for all sequences of a
+step together.
+
+A token is an emission, and the blank is the end of the text. So a step feeds one token to each sequence's prediction
+network, then searches the frames for the next emission. Blanks on the way cost no step. A sequence that starts anew
+feeds its tokens again and searches between them, so that it comes to the same frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from ...core.emissions import Emissions
+from ...core.request import EncoderItem
+from ..architectures.frames import FrameFamily
+from ..memory.encoder_outputs import EncoderOutputs
+from ..memory.frames import FrameSlots, FrameStates
+from ..memory.module import TransformerModel
+from ..memory.rows import slot_of
+from ..sampling.logits import largest
+from .encoder_decoder import encode_alike
+from .network import Feed, Network, Record
+
+_LSTM = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # the weights of a layer
+_AHEAD = 4  # frames whose scores are computed together: a token has three or four frames on average
+
+
+@frozen(kw_only=True, eq=False)
+class FrameNetwork(Network):
+    """A CTC model or a transducer as a network."""
+
+    model: TransformerModel
+    family: FrameFamily
+    emissions: Emissions
+    states: FrameStates
+    slots: FrameSlots
+    positions: int
+    vocabulary: int
+    device: torch.device
+
+    def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
+        return encode_alike(self.family, self.model, jobs)
+
+    def write_cross(self, slot: int, output: Tensor) -> None:
+        self.slots.write(slot, output)
+
+    def start(self, record: Record) -> None:
+        start = record.start
+        assert not start.placeholders, f"sequence {start.sequence_id}: frames have no placeholders"
+        assert not start.reads_only, f"sequence {start.sequence_id}: frames are read to get tokens"
+        assert start.probe is None, f"sequence {start.sequence_id}: frames have no distribution after the prompt"
+        assert record.search is None, f"sequence {start.sequence_id}: frames are read greedily"
+
+    def logits(
+        self,
+        feeds: Sequence[Feed],
+        wanted: Sequence[tuple[int, int]],
+        outputs: EncoderOutputs,  # noqa: ARG002  (slots have them)
+    ) -> Tensor:
+        given = [feed.tokens for feed in feeds]
+        for offset in range(max(map(len, given))):
+            now = [(feed, tokens[offset]) for feed, tokens in zip(feeds, given, strict=True) if offset < len(tokens)]
+            for feed, _ in now:
+                if feed.part.start + offset == 0:
+                    self.states.begin(_page(feed), self.emissions.begin(self.slots.length(slot_of(feed.part))))
+            self._search([feed for feed, _ in now if not self.states.places[_page(feed)].searched])
+            self._predict([_page(feed) for feed, _ in now], [token for _, token in now])
+        return self._search([feeds[index] for index, _ in wanted])
+
+    def _predict(self, pages: Sequence[int], tokens: Sequence[int]) -> None:
+        """Feeds a token to the prediction network of each page."""
+        for page in pages:
+            self.states.places[page].searched = False
+        if not self.family.predicts:
+            return
+        places, fed = torch.tensor((pages, tokens), device=self.device)
+        decoder = self.model.module.decoder
+        rows = decoder.embedding(fed)
+        for layer in range(decoder.lstm.num_layers):
+            weights = [getattr(decoder.lstm, f"{name}_l{layer}") for name in _LSTM]
+            rows, cells = torch.lstm_cell(rows, self.states.cells(layer, places), *weights)
+            self.states.set_cells(layer, places, rows, cells)
+        self.states.set_predicted(places, decoder.decoder_projector(rows))
+
+    def _scores(self, slots: Tensor, frames: Tensor, pages: Tensor) -> Tensor:
+        """Returns the scores of the labels and durations, float32 [rows, vocabulary + durations], for pairs of a frame
+        in a slot and a state."""
+        module, read = self.model.module, self.slots.read(slots, frames)
+        if not self.family.predicts:
+            head: Tensor = module.ctc_head(read[None])[0]
+            return head.float()
+        scores: Tensor = module.joint(decoder_hidden_states=self.states.predicted(pages), encoder_hidden_states=read)
+        return scores.float()
+
+    def _search(self, feeds: Sequence[Feed]) -> Tensor:
+        """Searches the next emission of each sequence, and notes its frames in the record. Returns its logits [feeds,
+        vocabulary]; if nothing is left, only the blank is possible."""
+        logits = torch.full((len(feeds), self.vocabulary), -torch.inf, device=self.device)
+        logits[:, self.emissions.blank] = 0.0
+        places = [self.states.places[_page(feed)] for feed in feeds]
+        for place in places:
+            place.searched, place.emitted = True, None
+        left = [index for index, place in enumerate(places) if not place.over]
+        while left:
+            stops = [min(places[index].frame + _AHEAD, places[index].frames) for index in left]
+            rows = [
+                (slot_of(feeds[index].part), frame, _page(feeds[index]))
+                for index, stop in zip(left, stops, strict=True)
+                for frame in range(places[index].frame, stop)
+            ]
+            scores = self._scores(*torch.tensor(rows, device=self.device).T)
+            labels = largest(scores[:, : self.vocabulary]).tolist()
+            durations = largest(scores[:, self.vocabulary :]).tolist() if self.emissions.durations else ()
+            row, again = 0, []
+            for index, stop in zip(left, stops, strict=True):
+                place, count = places[index], stop - places[index].frame
+                found = self.emissions.search(place, labels[row : row + count], durations[row : row + count])
+                if found is not None:
+                    logits[index] = scores[row + found, : self.vocabulary]
+                elif not place.over:
+                    again.append(index)
+                row += count
+            left = again
+        for feed, place in zip(feeds, places, strict=True):
+            feed.record.frames = place.emitted
+        return logits
+
+
+def _page(feed: Feed) -> int:
+    """Returns the page of the sequence's state."""
+    return feed.part.page_table[0]

@@ -1,0 +1,98 @@
+"""Tiny checkpoints of models that read an encoder output frame by frame: CTC models and transducers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .checkpoints import LAYERS, random_model
+from .words import QWEN
+
+_WIDTH = 24  # of the prediction network
+_BLANK = 3.0  # the bias of the blank, in standard deviations of scores
+_SYMBOLS = 3  # the most emissions at one frame
+_ENCODER = {
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "conv_kernel_size": 9,
+    "subsampling_factor": 8,
+    "subsampling_conv_channels": 8,
+    "num_mel_bins": 16,
+    "max_position_embeddings": 101,  # windows of 8 s
+}
+_STREAMING = {
+    "model_type": "nemotron_asr_streaming_encoder",
+    **_ENCODER,
+    "sliding_window": 8,
+    "default_num_lookahead_tokens": 1,
+}
+
+
+def _frames(name: str, head: str, encoder: Mapping[str, Any], folder: Path, seed: int) -> None:
+    """Writes a checkpoint whose frames last 80 ms. Its labels differ from frame to frame, and many are blank."""
+    import torch
+    import transformers
+
+    base = QWEN.with_media("<unk>", "<pad>", "<blank>", media="").make()
+    tokenizer = transformers.ParakeetTokenizer(
+        tokenizer_object=base.backend_tokenizer, pad_token="<pad>", unk_token="<unk>"
+    )
+    blank, settings = len(tokenizer) - 1, {"vocab_size": len(tokenizer), "encoder_config": dict(encoder)}
+    if head == "CTC":
+        settings["pad_token_id"] = blank
+    else:
+        settings |= {"decoder_hidden_size": _WIDTH, "num_decoder_layers": LAYERS, "max_symbols_per_step": _SYMBOLS}
+        settings |= {"blank_token_id": blank, "pad_token_id": tokenizer.pad_token_id}
+    if name == "Nemotron3_5Asr":
+        settings |= {"prompt_intermediate_size": 32}
+    makes: Any = transformers
+    config = getattr(makes, f"{name}{'' if name.startswith('Nemotron') else head}Config")(**settings)
+    model, processor = random_model(getattr(makes, f"{name}For{head}"), config, seed), _processor(name, head, tokenizer)
+    with torch.no_grad():
+        noise = np.random.default_rng(seed).standard_normal(64_000).astype(np.float32)
+        inputs = processor([noise], sampling_rate=16_000)
+        if head == "CTC":
+            bias, scores = model.ctc_head.bias, model(**inputs).logits[0]
+        else:
+            model.decoder.decoder_projector.weight.mul_(3.0)
+            bias, heard = model.joint.head.bias, model.get_audio_features(**inputs).pooler_output[0]
+            scores = model.joint(heard[:, None], model.decoder(torch.arange(len(tokenizer))[:, None])[None, :, 0])
+            scores = scores.flatten(0, 1)
+        bias -= scores.mean(0)  # otherwise one label is the likeliest of nearly all frames
+        bias[blank] += _BLANK * scores.std(0).mean()
+    model.save_pretrained(folder)
+    if head != "CTC":
+        suppressed = range(len(tokenizer), len(bias))
+        made = makes.GenerationConfig(
+            decoder_start_token_id=blank, pad_token_id=tokenizer.pad_token_id, suppress_tokens=list(suppressed)
+        )
+        made.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def _processor(name: str, head: str, tokenizer: Any) -> Any:
+    import transformers
+
+    makes: Any = transformers
+    if name == "Parakeet":
+        return makes.ParakeetProcessor(
+            makes.ParakeetFeatureExtractor(feature_size=16), tokenizer, decoder_type=head.lower()
+        )
+    extractor = makes.NemotronAsrStreamingFeatureExtractor(feature_size=16)
+    return getattr(makes, f"{name}Processor")(extractor, tokenizer, supported_num_lookahead_tokens=[3, 1, 0])
+
+
+FRAME_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
+    "parakeet_ctc": partial(_frames, "Parakeet", "CTC", _ENCODER),
+    "parakeet_rnnt": partial(_frames, "Parakeet", "RNNT", _ENCODER),
+    "parakeet_tdt": partial(_frames, "Parakeet", "TDT", _ENCODER),
+    "nemotron_asr_streaming": partial(_frames, "NemotronAsrStreaming", "RNNT", _STREAMING),
+    "nemotron3_5_asr": partial(_frames, "Nemotron3_5Asr", "RNNT", _STREAMING),
+}
+"""The families, each with the function that writes a checkpoint to a folder, from a seed."""
