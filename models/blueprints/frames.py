@@ -98,7 +98,6 @@ class FrameBlueprint(ModuleBlueprint):
             sampling_rate=preparer.sampling_rate,
             window_samples=preparer.most_samples,
             processor_identity=identity,
-            whisper=None,
             preparer=preparer,
             frame_seconds=preparer.frame_seconds,
         )

@@ -100,7 +100,8 @@ async def test_each_sound_alone_gets_the_tokens_and_frames_of_generate(reference
 async def test_24_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
     """Sounds of all lengths that repeat, arrivals one after another, urgent requests that preempt others, clients that
     leave, and eviction of slots and outputs."""
-    width = reference.module.config.encoder_config.hidden_size
+    made = reference.module.config
+    width = getattr(made, "decoder_hidden_size", made.encoder_config.hidden_size)
     numbers = np.random.default_rng(3)
     asks = [(int(numbers.integers(0, len(SECONDS))), int(numbers.integers(0, 3))) for _ in range(24)]
     found: dict[int, triolet.Completion] = {}
@@ -120,7 +121,7 @@ async def test_24_requests_with_room_for_few_get_the_tokens_of_generate(referenc
             found[index] = [pair for delta in parts for pair in zip(delta.token_ids, delta.frames, strict=True)]
 
     settings = config(
-        cross_kv_bytes=3 * 101 * width * 4, encoder_cache_bytes=110 * width * 4, max_running=4, max_step_tokens=9
+        cross_kv_bytes=3 * 101 * width * 4, encoder_cache_bytes=90 * width * 4, max_running=4, max_step_tokens=9
     )
     async with triolet.Engine(reference.folder, config=settings) as engine:
         for _ in range(8):
