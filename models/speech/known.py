@@ -9,7 +9,7 @@ from attrs import evolve
 
 from ...core.model import ModelDescription
 from ...core.speech import SpeechModel
-from .placed import find_manner, placed_speech
+from .placed import PlacedSpeech, find_manner
 from .plain import PlainSpeech
 from .prompted import canary_speech, cohere_speech
 
@@ -25,10 +25,9 @@ def transcribes(model_type: object) -> bool:
 def with_speech(description: ModelDescription, checkpoint: Any, cache_bytes: int) -> ModelDescription:
     """Returns ``description`` with the speech model of ``checkpoint``; unchanged if it does not transcribe.
     ``cache_bytes`` is the size of the encoder cache."""
-    make = _models().get(checkpoint.config.model_type)
-    placed = placed_speech(description, checkpoint.config.model_type, cache_bytes)
-    if placed is not None:
-        return evolve(description, speech=placed)
+    make, manner = _models().get(checkpoint.config.model_type), find_manner(checkpoint.config.model_type)
+    if manner is not None:
+        return evolve(description, speech=PlacedSpeech(model=description, manner=manner, cache_bytes=cache_bytes))
     return description if make is None else evolve(description, speech=make(description, checkpoint))
 
 

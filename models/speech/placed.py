@@ -11,7 +11,6 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from ...core.errors import CheckpointError
-from ...core.model import ModelDescription
 from ...core.request import LogitRules
 from ...core.speech import SAMPLING, Ask, Detection, Draft, Sound, Span, SpeechFacts, WindowCut, continuing
 from ..architectures.conversations import Rendered
@@ -202,9 +201,3 @@ def _span(turn: Turn, token_ids: Sequence[int], ends: Sequence[int]) -> Span:
         text=continuing(turn.text),
         speaker=turn.speaker,
     )
-
-
-def placed_speech(description: ModelDescription, model_type: object, cache_bytes: int) -> PlacedSpeech | None:
-    """Returns the speech model of a description; ``None``: it does not transcribe."""
-    manner = find_manner(model_type)
-    return None if manner is None else PlacedSpeech(model=description, manner=manner, cache_bytes=cache_bytes)
