@@ -8,7 +8,7 @@ ONLY ?= tests
 WORKERS ?= $(shell nproc)
 USABLE = $(VENV)/.usable
 STAMP = $(VENV)/.installed
-SOURCES = setup.py core models actors api cluster server bench testing kit src demo tests benchmarks examples docs/site proofs .ci
+SOURCES = setup.py core models actors api cluster server bench testing kit src demo tests benchmarks examples docs/site docs/cards proofs .ci
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
