@@ -3,7 +3,7 @@ transformers' `generate` for transformers' own request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,12 @@ from triolet import Engine, EngineConfig, InvalidRequest
 from triolet.api.inputs.audio import Samples, load_audio
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.recipe import Context, Recipe
+from triolet.api.speech.windows import Generated
+from triolet.core.request import FinishReason, Request
 from triolet.testing.families import make_checkpoint
 
 from ..models.media import SPEECH, sound
+from .speech import begin, plain
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", verify=True)
 TOKENS = 12
@@ -89,6 +92,27 @@ async def test_speech_is_found_at_the_models_rate_and_read_in_parallel_too(
             assert len(transcript.segments) > 8
             assert [0.0, *times, transcript.duration] == sorted([0.0, *times, transcript.duration])
             assert {one.kind for one in transcript.coverage} <= {"speech", "silent"}
+
+
+async def test_a_model_that_writes_turns_says_who_speaks_and_reads_an_unfinished_turn_again(
+    made: Callable[[str], Path],
+) -> None:
+    written = ["[0.50][S01]one[1.00][1.50][S02]two[2.00][2.25][S01]thr", "[0.00][S01]three[1.75]"]
+    async with Engine(made("moss_transcribe_diarize"), config=CONFIG) as engine:
+        model = engine.model
+
+    async def run(requests: Sequence[Request]) -> Sequence[Generated]:
+        ids = model.speech.encode(written.pop(0))
+        return [Generated(token_ids=ids, logprobs=(-0.1,) * len(ids), finish_reason=FinishReason.LENGTH)]
+
+    plan = plain(model.speech.facts.window_samples)
+    transcript = await begin(sound(64_000), run, TranscribeOptions(seed=1), model, plan).transcript()
+    assert transcript.text == "one two three"
+    assert [(one.start, one.end, one.speaker) for one in transcript.segments] == [
+        (0.5, 1.0, "S01"),
+        (1.5, 2.0, "S02"),
+        (2.25, 4.0, "S01"),
+    ]
 
 
 @pytest.mark.parametrize("name", ["qwen3_asr", "vibevoice_asr"])
