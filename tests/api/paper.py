@@ -15,7 +15,7 @@ import trio
 from attrs import evolve
 
 from triolet.api.command_line.main import main
-from triolet.api.outputs.results import Progress, Segment, Stretch, Transcript, Word
+from triolet.api.outputs.results import Progress, Segment, Stretch, Transcript, Turn, Word
 from triolet.api.speech.segments import SegmentStream
 from triolet.core.config import EngineConfig
 from triolet.core.errors import EncodeFailed, TrioletError, UnsupportedAudio
@@ -50,6 +50,7 @@ class PaperEngine:
         self.asked: list[tuple[Any, dict[str, Any]]] = []
         self.duration: float | None = 2.5
         self.words = False
+        self.turns: tuple[Turn, ...] = ()
         self.running = self.most_running = 0
         self.closed = False
         self.finished = 0
@@ -89,6 +90,7 @@ class PaperEngine:
             language_probability=0.75,
             duration=self.duration or 0.0,
             segments=(),
+            turns=self.turns,
             warnings=("the end is missing",) if name.startswith("warned") else (),
         )
         at = [Progress(so_far=so_far, duration=self.duration, position=0.0)]

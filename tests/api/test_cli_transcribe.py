@@ -19,6 +19,7 @@ from triolet.api.command_line.pages import in_flags
 from triolet.api.command_line.transcribe import transcribe
 from triolet.api.command_line.transcribe_job import seconds_of
 from triolet.api.outputs.languages import language_code, language_name
+from triolet.api.outputs.results import Turn
 from triolet.api.speech.options import OPTIONS, WHISPER, WHISPER_CT2, TranscribeOptions
 
 from .paper import PaperEngine, Terminal, run
@@ -142,6 +143,31 @@ def test_languages_are_those_of_the_table_of_transformers() -> None:
         None,
     ]
     assert (language_name("de"), language_name("xx")) == ("german", "xx")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["a.wav", "--speakers"], "A: said in a.wav,|B: möglichst.|"),
+        (
+            ["--speakers", "a.wav", "b.wav"],
+            "a.wav: A: said in a.wav, B: möglichst.|b.wav: A: said in b.wav, B: möglichst.|",
+        ),
+        (["a.wav", "--speakers", "2-3", "-f", "vtt"], "<v A>said in a.wav,||00:01.000 --> 00:02.500|<v B>möglichst.||"),
+    ],
+)
+def test_speakers_are_written_when_all_is_heard(
+    words: list[str], expected: str, engine: PaperEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.turns = (Turn(start=0.0, end=1.0, speaker="A"), Turn(start=1.0, end=2.5, speaker="B"))
+    assert run(["transcribe", *words], engine) == 0
+    assert capsys.readouterr().out.endswith(expected.replace("|", "\n"))
+
+
+@pytest.mark.parametrize("flag", ["--speakers=0", "--speakers=many", "--known-speaker=Ada=a.wav"])
+def test_speakers_that_make_no_sense_are_refused_before_a_model_is_loaded(flag: str, engine: PaperEngine) -> None:
+    assert run(["transcribe", "a.wav", flag], engine) == 2
+    assert not engine.models
 
 
 # -- other programs --------------------------------------------------------------------------------------------------

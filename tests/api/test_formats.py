@@ -25,7 +25,7 @@ from triolet.api.formats.writers import (
     timestamp,
     written,
 )
-from triolet.api.outputs.results import Segment, Stretch, Transcript, Word
+from triolet.api.outputs.results import Segment, Stretch, Transcript, Turn, Word
 from triolet.core.errors import InvalidRequest
 
 from .speech import segment
@@ -263,3 +263,52 @@ def test_every_format_has_a_name_and_all_are_different_files() -> None:
     assert all(formats_of(name) == (format_,) for name, format_ in FORMATS.items())
     with pytest.raises(InvalidRequest, match="format='docx'; allowed: 'text', 'json', "):
         formats_of("docx")
+
+
+# -- speakers ----------------------------------------------------------------------------------------------------------
+
+
+def said(speaker: str | None, texts: str, start: float) -> Segment:
+    one = spoken(texts, start=start)
+    return evolve(one, speaker=speaker, words=[evolve(word, speaker=speaker) for word in one.words or ()])
+
+
+DIALOGUE = transcript(said("A", "Who is there?", 0.0), said("Ada & <b>", "I am.", 2.0), said("Ada & <b>", "Good.", 3.0))
+
+
+@pytest.mark.parametrize(
+    ("format_", "expected"),
+    [
+        (TEXT, "A: Who is there?|Ada & <b>: I am.|Ada & <b>: Good.|"),
+        (
+            SRT,
+            "1|00:00:00,000 --> 00:00:01,500|A: Who is there?||2|00:00:02,000 --> 00:00:03,000|Ada & <b>: I am.||"
+            "3|00:00:03,000 --> 00:00:03,500|Ada & <b>: Good.||",
+        ),
+        (
+            VTT,
+            "WEBVTT||00:00.000 --> 00:01.500|<v A>Who is there?||00:02.000 --> 00:03.000|<v Ada &amp; &lt;b&gt;>I am.||"
+            "00:03.000 --> 00:03.500|<v Ada &amp; &lt;b&gt;>Good.||",
+        ),
+    ],
+)
+def test_lines_and_subtitles_name_the_speaker(format_: Format, expected: str) -> None:
+    assert written(DIALOGUE, format_) == expected.replace("|", "\n")
+    without_words = evolve(DIALOGUE, segments=tuple(evolve(one, words=None) for one in DIALOGUE.segments))
+    assert written(without_words, format_) == expected.replace("|", "\n")
+    assert timed_line(DIALOGUE.segments[0]) == "[00:00.000 --> 00:01.500] A: Who is there?"
+
+
+def test_no_subtitle_has_two_speakers_though_it_runs_on() -> None:
+    found = subtitles(SRT, DIALOGUE, max_line_width=60, max_line_count=2)
+    assert [line for line in found.splitlines() if ": " in line] == ["A: Who is there?", "Ada & <b>: I am. Good."]
+    assert "A: Who <u>is</u> there?" in subtitles(SRT, DIALOGUE, highlight_words=True)
+
+
+def test_json_has_speakers_only_where_there_are_some() -> None:
+    found = evolve(DIALOGUE, turns=(Turn(start=0.0, end=1.5, speaker="A"),))
+    told = json.loads(written(found, JSON))
+    assert (told["speakers"], told["turns"]) == (["A", "Ada & <b>"], [{"start": 0.0, "end": 1.5, "speaker": "A"}])
+    assert {one["speaker"] for one in (told["segments"][0], *told["segments"][0]["words"])} == {"A"}
+    assert "speaker" not in written(TWO, JSON) + written(TWO, VERBOSE_JSON)
+    assert json.loads(written(found, VERBOSE_JSON))["words"][-1]["speaker"] == "Ada & <b>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from functools import partial
 from pathlib import Path
@@ -192,6 +194,85 @@ def test_another_speech_model_than_whisper_takes_a_prompt_and_refuses_what_it_ca
         assert [one.text for one in told.segments] == [one.text for one in expected.segments]
         with pytest.raises(openai.BadRequestError, match=r"prompt='a talk', which GlmAsr.* cannot use"):
             transcribe(client, speech, model="glmasr", prompt="a talk")
+
+
+# -- who speaks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dialogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two recordings of the toy, one after the other."""
+    voices = [soundfile.read(one.path, dtype="float32") for one in demo.samples() if "-many" in str(one.path)][:2]
+    path = tmp_path_factory.mktemp("dialogue") / "dialogue.wav"
+    pause = np.zeros(16_000, np.float32)
+    soundfile.write(path, np.concatenate([part for voice, _ in voices for part in (voice, pause)]), 16_000)
+    return path
+
+
+def data_url(path: Path, seconds: float = 60.0) -> str:
+    samples, rate = soundfile.read(path, frames=round(seconds * 16_000))
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="WAV")
+    return "data:audio/wav;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def test_diarized_json_has_the_speakers_whole_and_as_a_stream(client, service, dialogue):
+    expected = transcribed(service, dialogue, speakers=True)
+    told = transcribe(client, dialogue, response_format="diarized_json")
+    assert (told.task, told.duration, told.text) == ("transcribe", expected.duration, expected.text)
+    assert [(one.start, one.end, one.speaker, one.text) for one in told.segments] == [
+        (one.start, one.end, one.speaker, one.text.strip()) for one in expected.segments
+    ]
+    assert len({one.id for one in told.segments}) == len(told.segments) > 1
+    assert told.usage.type == "duration"
+    events = list(transcribe(client, dialogue, response_format="diarized_json", stream=True))
+    assert [one for one in events if one.type == "transcript.text.segment"] == [
+        type(events[-2]).construct(**one.model_dump()) for one in told.segments
+    ]
+    kinds = [one.type.rpartition(".")[2] for one in events]
+    assert kinds == sorted(kinds, key=["delta", "segment", "done"].index)
+    assert "".join(one.delta for one in events if one.type == "transcript.text.delta") == events[-1].text == told.text
+
+
+def test_known_speakers_have_their_names(client, speech, dialogue):
+    known = {"known_speaker_names": ["Ada"], "known_speaker_references": [data_url(speech)]}
+    told = transcribe(client, speech, response_format="diarized_json", **known)
+    assert [one.speaker for one in told.segments] == ["Ada"]
+    subtitles = transcribe(client, speech, response_format="vtt", extra_body={"speakers": "1"}, **known)
+    assert "<v Ada>" in str(subtitles)
+    assert str(transcribe(client, speech, response_format="text", extra_body={"speakers": "any"})).startswith("A: ")
+    many = transcribe(client, dialogue, response_format="verbose_json", extra_body={"speakers": "2"})
+    assert {one.speaker for one in many.segments} <= {"A", "B"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"known_speaker_names": ["Ada"]},
+            "1 different names, known_speaker_references 0 items; allowed: a reference",
+        ),
+        ({"known_speaker_names": ["A", "A"], "known_speaker_references": ["", ""]}, "1 different names"),
+        ({"known_speaker_names": ["Ada"], "known_speaker_references": ["Ada"]}, "the address begins with 'ada'"),
+        ({"speakers": "0"}, "speakers='0'; allowed: True"),
+        (
+            {"speakers": "1", "known_speaker_names": ["A", "B"], "known_speaker_references": ["data:,"] * 2},
+            "2 names",
+        ),
+    ],
+)
+def test_speakers_that_make_no_sense_are_refused_before_a_stream_begins(client, speech, given, message, stream):
+    with pytest.raises(openai.BadRequestError, match=message):
+        transcribe(client, speech, response_format="diarized_json", stream=stream, extra_body=given)
+
+
+def test_a_reference_that_is_too_short_is_refused(client, speech):
+    known = {"known_speaker_names": ["Ada"], "known_speaker_references": [data_url(speech, 1.2)]}
+    with pytest.raises(openai.BadRequestError, match=r"the known speaker 'Ada' has .* allowed: 1.6 s of speech"):
+        transcribe(client, speech, response_format="diarized_json", **known)
+    with pytest.raises(openai.BadRequestError, match="needs response_format=diarized_json, or speakers"):
+        transcribe(client, speech, **known)
 
 
 # -- translations ------------------------------------------------------------------------------------------------------
