@@ -182,6 +182,42 @@ def _save(folder: Path, model: Any, processor: Any) -> None:
     processor.save_pretrained(folder)
 
 
+def _moonshine_streaming(folder: Path, seed: int) -> None:
+    """Writes a checkpoint whose encoder is narrower than its decoder and sees windows of 16 embeddings, with heads that
+    are padded from 12 numbers to 16."""
+    from transformers import (
+        MoonshineStreamingConfig,
+        MoonshineStreamingForConditionalGeneration,
+        Wav2Vec2FeatureExtractor,
+    )
+
+    tokenizer = LLAMA.make()
+    make_config: Any = MoonshineStreamingConfig  # the annotations are stricter than the code
+    config = make_config(
+        encoder_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "sliding_windows": [[16, 4], [16, 0]],
+        },
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        pad_head_dim_to_multiple_of=8,
+        max_position_embeddings=TARGETS,
+        vocab_size=len(tokenizer),
+        decoder_start_token_id=tokenizer.bos_token_id,
+        **special_ids(tokenizer),
+    )
+    save_checkpoint(folder, random_model(MoonshineStreamingForConditionalGeneration, config, seed), tokenizer)
+    make: Any = Wav2Vec2FeatureExtractor
+    make(feature_size=1, do_normalize=False, return_attention_mask=True).save_pretrained(folder)
+
+
 _FAST_CONFORMER = {
     "model_type": "parakeet_encoder",
     "hidden_size": 32,
@@ -261,6 +297,7 @@ def _canary(folder: Path, seed: int) -> None:
 
 SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "moonshine": _moonshine,
+    "moonshine_streaming": _moonshine_streaming,
     "cohere_asr": _cohere_asr,
     "canary": _canary,
     "qwen3_aligner": partial(_qwen3_asr, "Qwen3ASRForTokenClassification"),

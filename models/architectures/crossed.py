@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ...core.errors import UnsupportedModel
 from ...core.model import Preparer
@@ -32,6 +33,7 @@ Arguments = tuple[tuple[str, torch.dtype | None], ...]
 
 _MOST_SECONDS = 30  # the longest audio in Moonshine's training (Jeffries et al. 2024); others cut longer audio
 _FRAMES = 100  # of a spectrogram, in a second
+_JOINED = 4  # frames of samples that become one embedding of Moonshine streaming
 _USUAL_POSITIONS = 512  # for T5, whose relative positions have no limit
 
 
@@ -102,6 +104,7 @@ def crossed_model_types() -> tuple[str, ...]:
 def _families() -> dict[str, CrossedFamily]:
     return {
         "moonshine": Moonshine(),
+        "moonshine_streaming": MoonshineStreaming(),
         "cohere_asr": Conformer("CohereAsrForConditionalGeneration"),
         "canary": Conformer("CanaryForConditionalGeneration"),
         "bart": Bart("BartForConditionalGeneration"),
@@ -172,6 +175,79 @@ def moonshine_embeddings(samples: int) -> int:
     for size, stride in ((127, 64), (7, 3), (3, 2)):
         samples = (samples - size) // stride + 1
     return samples
+
+
+@frozen
+class MoonshineStreaming(CrossedFamily):
+    """Speech as raw samples, whose embeddings see only some others around them, to a decoder with rotary positions. The
+    decoder adds positions of its own to the encoder output."""
+
+    loader: str = "MoonshineStreamingForConditionalGeneration"
+    payload: Arguments = (("input_values", None),)
+
+    def shape(self, folder: Path, config: Any) -> DecoderShape:
+        number, encoder = partial(whole, folder, config), config.encoder_config
+        positions, multiple = number("max_position_embeddings"), config.pad_head_dim_to_multiple_of or 1
+        return DecoderShape(
+            layers=number("num_hidden_layers"),
+            kv_heads=number("num_key_value_heads"),
+            head_dim=-(-number("head_dim") // multiple) * multiple,
+            hidden=whole(folder, encoder, "hidden_size"),
+            vocabulary=number("vocab_size"),
+            positions=positions,
+            embeddings=min(positions, streaming_embeddings(_MOST_SECONDS * encoder.sample_rate, frame=_frame(encoder))),
+        )
+
+    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Calls the encoder's parts as the encoder does. Its own masks would leave reference cycles."""
+        device, own = place_of(module)
+        encoder: Any = module
+        encoder = encoder.get_encoder()
+        with torch.no_grad():
+            samples = torch.stack([payload["input_values"] for payload in payloads])
+            hidden, _ = encoder.embedder(samples.to(device, own))
+            places = torch.arange(hidden.shape[1], device=device)
+            before = places[:, None] - places
+            for layer, (left, right) in zip(encoder.layers, encoder.config.sliding_windows, strict=True):
+                seen = (before < left) & (before > -max(right, 1))
+                mask = torch.zeros_like(before, dtype=own).masked_fill(~seen, -torch.inf)
+                hidden = layer(hidden, attention_mask=mask[None, None])
+            hidden = encoder.final_norm(hidden)
+        return apart(list(hidden))
+
+    def projected(self, module: nn.Module, output: Tensor) -> Tensor:
+        decoder = _decoder(module)
+        projected: Tensor = decoder.proj(output + decoder.pos_emb.weight[: len(output)])
+        return projected
+
+    def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> Preparer:
+        extractor, frame = _extractor(folder, "Wav2Vec2FeatureExtractor"), _frame(config.encoder_config)
+        return AudioItems(
+            tokenizer=settled(tokenizer),
+            settings=settings,
+            read=partial(_framed, extractor, frame),
+            sampling_rate=int(extractor.sampling_rate),
+            most_samples=settings.most_embeddings * _JOINED * frame,
+            count=partial(streaming_embeddings, frame=frame),
+        )
+
+
+def _frame(encoder: Any) -> int:
+    return round(encoder.sample_rate * encoder.frame_ms / 1000)
+
+
+def _framed(extractor: Any, frame: int, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+    """Reads samples as the processor does. It fills the last frame and masks what it has filled, so that the whole
+    frame is zero."""
+    values = _samples(extractor, samples)["input_values"]
+    whole_frames = values[: len(values) // frame * frame]
+    return {"input_values": functional.pad(whole_frames, (0, -(-len(values) // frame) * frame - len(whole_frames)))}
+
+
+def streaming_embeddings(samples: int, *, frame: int) -> int:
+    """The number of embeddings that two convolutions of stride 2 make of frames of ``frame`` samples; 0 if no frame is
+    full."""
+    return -(-samples // (_JOINED * frame)) if samples >= frame else 0
 
 
 @frozen

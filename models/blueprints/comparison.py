@@ -183,7 +183,7 @@ def _reference(network: Decoder, prompt: list[int], output: Tensor) -> Tensor:
     """Returns the row of the last position, computed by transformers alone."""
     tokens, module = torch.tensor([prompt], device=network.device), network.model.module
     if isinstance(network, EncoderDecoderNetwork):
-        read = network.encoder_output(output[None])
+        read = network.encoder_output(output[None].clone())  # some decoders add positions to it in place
         last: Tensor = module(encoder_outputs=read, decoder_input_ids=tokens, use_cache=False).logits
         return last[0, -1].float()
     positions = torch.arange(len(prompt), device=network.device)[None]

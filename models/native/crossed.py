@@ -20,7 +20,9 @@ from .panels import PANEL, Panels
 from .parts import is_known, norm_of, pack_linears, pack_words, plain, scale_of, turns_of, unknown_turns
 from .program import MULTIPLE, Attention, Normed, Program
 
-MODEL_TYPES = frozenset({"bart", "mbart", "pegasus", "t5", "mt5", "moonshine", "cohere_asr", "canary"})
+MODEL_TYPES = frozenset(
+    {"bart", "mbart", "pegasus", "t5", "mt5", "moonshine", "moonshine_streaming", "cohere_asr", "canary"}
+)
 """Model types of configurations whose decoder layers this module knows."""
 
 
@@ -129,6 +131,7 @@ _KINDS: dict[str, Callable[[Any], _Layer]] = {
     "T5Block": _of_t5,
     "MT5Block": _of_t5,
     "MoonshineDecoderLayer": _of_speech,
+    "MoonshineStreamingDecoderLayer": _of_speech,
     "CohereAsrDecoderLayer": _of_speech,
     "CanaryDecoderLayer": _of_speech,
 }

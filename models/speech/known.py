@@ -34,6 +34,7 @@ def with_speech(description: ModelDescription, checkpoint: Any, cache_bytes: int
 def _models() -> dict[object, Make]:
     return {
         "moonshine": lambda description, _: PlainSpeech(model=description),
+        "moonshine_streaming": lambda description, _: PlainSpeech(model=description),
         "cohere_asr": cohere_speech,
         "canary": canary_speech,
     }

@@ -22,6 +22,7 @@ from .scarcity import ask_until_preempted
 
 CLASSES = {
     "moonshine": transformers.MoonshineForConditionalGeneration,
+    "moonshine_streaming": transformers.MoonshineStreamingForConditionalGeneration,
     "cohere_asr": transformers.CohereAsrForConditionalGeneration,
     "canary": transformers.CanaryForConditionalGeneration,
     "bart": transformers.BartForConditionalGeneration,
@@ -96,7 +97,8 @@ class Reference:
             encoded = self.tokenizer(self.item(ask.item), return_tensors="pt")
             return {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
         extractor = transformers.AutoFeatureExtractor.from_pretrained(self.folder)
-        read = extractor(self.item(ask.item), sampling_rate=16_000, return_tensors="pt")
+        filled = {"padding": True, "pad_to_multiple_of": 80} if self.name == "moonshine_streaming" else {}
+        read = extractor(self.item(ask.item), sampling_rate=16_000, return_tensors="pt", **filled)
         inputs = {name: value for name, value in read.items() if isinstance(value, torch.Tensor)}
         begin = self.tokenizer(ask.begin, add_special_tokens=False)["input_ids"]
         start = self.module.config.decoder_start_token_id
@@ -130,6 +132,7 @@ def scarce(reference: Reference, **changes: Any) -> triolet.EngineConfig:
     more, steps shorter than prompts."""
     width, most, largest = {
         "moonshine": (4 * 16, 1_248, 160 * 48),
+        "moonshine_streaming": (4 * 16, 256, 160 * 32),
         "cohere_asr": (4 * 12, 375, 40 * 32),
         "canary": (4 * 12, 375, 40 * 48),
         "bart": (4 * 12, 256, 160 * 48),

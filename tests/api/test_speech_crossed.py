@@ -48,8 +48,15 @@ def _canary(folder: Path, samples: Any, **options: str) -> Any:
     )
 
 
+def _moonshine_streaming(folder: Path, samples: Any) -> Any:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+    return transformers.MoonshineStreamingProcessor(extractor, tokenizer)(samples, sampling_rate=RATE)
+
+
 SPOKEN = {
     "moonshine": Spoken(loader="MoonshineForConditionalGeneration", read=_moonshine),
+    "moonshine_streaming": Spoken(loader="MoonshineStreamingForConditionalGeneration", read=_moonshine_streaming),
     "cohere_asr": Spoken(loader="CohereAsrForConditionalGeneration", read=_cohere, options={"language": "de"}),
     "canary": Spoken(loader="CanaryForConditionalGeneration", read=_canary, options={"language": "de"}),
     "canary, in English": Spoken(
@@ -67,29 +74,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return lambda name: made(name.partition(",")[0])
 
 
-def noise(seconds: float) -> Any:
-    return (np.random.default_rng(5).standard_normal(round(seconds * RATE)) * 0.3).astype(np.float32)
+def noise(samples: int) -> Any:
+    return (np.random.default_rng(5).standard_normal(samples) * 0.3).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", SPOKEN)
 async def test_each_window_gets_the_text_of_transformers_own_request(name: str, folder: Folder) -> None:
     """The last window is so short that it is filled with silence."""
-    spoken, audio = SPOKEN[name], noise(60.2)
+    spoken = SPOKEN[name]
     module = getattr(transformers, spoken.loader).from_pretrained(folder(name)).eval()
-    expected = []
-    for start in (0, 30, 60):
-        window = audio[start * RATE : (start + 30) * RATE]
-        inputs = spoken.read(folder(name), np.pad(window, (0, max(RATE // 4 - len(window), 0))))
-        given = inputs["decoder_input_ids"].shape[1] if "decoder_input_ids" in inputs else 1
-        with torch.inference_mode():
-            tokens = module.generate(**inputs, max_new_tokens=12, do_sample=False)[0, given:].tolist()
-        end = module.generation_config.eos_token_id
-        expected.append(tuple(tokens[: tokens.index(end)] if end in tokens else tokens))
+    end, expected = module.generation_config.eos_token_id, []
     config = triolet.EngineConfig(device="cpu", dtype="float32", threads=1, verify=True)
     async with triolet.Engine(folder(name), config=config) as engine:
+        window = engine.model.speech.facts.window_samples
+        audio = noise(2 * window + 3_200)
         transcript = await engine.transcribe(
             audio, voice_activity="off", temperature=0.0, max_new_tokens=12, **spoken.options
         )
+    for start in range(0, len(audio), window):
+        samples = audio[start : start + window]
+        inputs = spoken.read(folder(name), np.pad(samples, (0, max(RATE // 4 - len(samples), 0))))
+        given = inputs["decoder_input_ids"].shape[1] if "decoder_input_ids" in inputs else 1
+        with torch.inference_mode():
+            tokens = module.generate(**inputs, max_new_tokens=12, do_sample=False)[0, given:].tolist()
+        expected.append(tuple(tokens[: tokens.index(end)] if end in tokens else tokens))
     assert [segment.token_ids for segment in transcript.segments] == expected
     assert transcript.language == ("de" if spoken.options else None)
     assert len({token for tokens in expected for token in tokens}) > 1, "they prove too little"
@@ -106,7 +114,7 @@ async def test_a_prompted_model_refuses_what_it_cannot_do_and_names_what_is_allo
             ({"language": "de", "timestamps": "word"}, "word"),
         ):
             with pytest.raises(triolet.InvalidRequest) as caught:
-                await engine.transcribe(noise(1.0), **options)
+                await engine.transcribe(noise(RATE), **options)
             assert told in str(caught.value)
 
 

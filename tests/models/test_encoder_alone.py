@@ -57,6 +57,7 @@ ENCODERS = {  # the parts that encode, as transformers names them
     ),
     **dict.fromkeys(("granite_speech", "granite_speech_plus"), ("model.encoder.", "model.projector.")),
     "moonshine": ("model.encoder.",),
+    "moonshine_streaming": ("model.encoder.",),
     "cohere_asr": ("model.encoder.",),
     "canary": ("model.encoder.",),
     "bart": ("model.encoder.",),

@@ -24,8 +24,15 @@ from triolet.models.sampling.logits import SamplerInput, apply_rules, repeats
 
 from .texts import SMALL
 
-WIDTHS = {"moonshine": 48, "cohere_asr": 32, "canary": 48, "bart": 48, "t5": 48}  # of an encoder output
-HEARING = ("moonshine", "cohere_asr", "canary")
+WIDTHS = {
+    "moonshine": 48,
+    "moonshine_streaming": 32,
+    "cohere_asr": 32,
+    "canary": 48,
+    "bart": 48,
+    "t5": 48,
+}  # of an encoder output
+HEARING = ("moonshine", "moonshine_streaming", "cohere_asr", "canary")
 
 
 @pytest.fixture
@@ -79,7 +86,8 @@ def test_an_item_is_encoded_beside_others_as_alone(opens, folder, name):
 @pytest.mark.parametrize("samples", [895, 896, 1_087, 1_279, 1_280, 1_440, 5_000, 16_000, 480_000])
 def test_audio_has_as_many_embeddings_as_the_convolutions_make(opens, folder, name, samples):
     executor, description = opens(folder(name))
-    item = description.preparer.prepare((), audio=[np.zeros(samples, np.float32)]).items[0]
+    longest = min(samples, description.window_samples)
+    item = description.preparer.prepare((), audio=[np.zeros(longest, np.float32)]).items[0]
     assert item.size == item.embeddings * WIDTHS[name] * 4
     executor.encode((item,))
     assert len(executor._open.outputs.get(item.key)) == item.embeddings <= description.encoder_embeddings
@@ -98,13 +106,18 @@ def test_audio_that_the_feature_extractor_would_cut_is_refused(changed, opens, c
 
 
 @pytest.mark.parametrize("normalizes", [False, True])
-def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opens, normalizes):
-    path = changed("moonshine", "preprocessor_config.json", do_normalize=normalizes)
+@pytest.mark.parametrize("name", ["moonshine", "moonshine_streaming"])
+def test_samples_are_read_as_the_feature_extractor_reads_them(changed, opens, name, normalizes):
+    """Moonshine streaming reads frames of 80 samples, and masks one that is not whole."""
+    path = changed(name, "preprocessor_config.json", do_normalize=normalizes)
     _, description = opens(path)
-    samples = np.random.default_rng(1).standard_normal(3_000).astype(np.float32)
+    samples = np.random.default_rng(1).standard_normal(3_010).astype(np.float32)
     item = description.preparer.prepare((), audio=[samples]).items[0]
     extractor = transformers.AutoFeatureExtractor.from_pretrained(path)
-    expected = extractor(samples, sampling_rate=16_000, return_tensors="pt")["input_values"][0]
+    filled = {"padding": True, "pad_to_multiple_of": 80} if "streaming" in name else {}
+    expected = extractor(samples, sampling_rate=16_000, return_tensors="pt", **filled)["input_values"][0]
+    if filled:
+        expected[-80:] = 0.0
     assert torch.equal(item.payload["input_values"], expected)
 
 
@@ -189,7 +202,8 @@ def test_a_checkpoint_without_a_start_token_is_refused(changed):
 def test_another_encoder_decoder_is_refused_with_those_that_are_known(changed):
     path = changed("bart", "config.json", model_type="blenderbot", architectures=["BlenderbotForConditionalGeneration"])
     with pytest.raises(
-        UnsupportedModel, match=r"not supported \(supported: whisper, moonshine, cohere_asr, canary, bart"
+        UnsupportedModel,
+        match=r"not supported \(supported: whisper, moonshine, moonshine_streaming, cohere_asr, canary, bart",
     ):
         TorchExecutor(path, SMALL).open()
 
@@ -214,6 +228,7 @@ def test_a_draft_model_is_refused(folder):
         ("bart", "instead", lambda self, module, positions, distances: []),
         ("moonshine", "instead", lambda self, module, positions, distances: []),
         ("cohere_asr", "instead", lambda self, module, positions, distances: []),
+        ("moonshine_streaming", "projected", lambda self, module, output: module.get_decoder().proj(output)),
         ("cohere_asr", "projected", lambda self, module, output: output.repeat(1, 2)[:, :48]),
     ],
 )

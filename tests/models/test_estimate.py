@@ -37,6 +37,7 @@ CASES = [
     ("granite_speech", {"quantization": "int8"}),
     ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
+    ("moonshine_streaming", {}),
     ("cohere_asr", {}),
     ("canary", {}),
     ("cohere_asr", {"dtype": "bfloat16"}),

@@ -17,6 +17,7 @@ from triolet.core.request import Placeholder
 from triolet.models.architectures.families import find_family
 from triolet.models.checkpoints.loading import _quiet
 from triolet.testing.families import FAMILIES, make_checkpoint
+from triolet.testing.frame_families import FRAME_MAKERS
 from triolet.testing.speech_families import SPEECH_MAKERS
 
 from .media import PLACEHOLDERS, Checkpoint, make_preparer
@@ -212,7 +213,7 @@ def test_a_tokenizer_without_the_placeholder_is_told(opened: Opened) -> None:
 
 
 def test_text_alone_has_no_family(folder: Callable[[str], Path]) -> None:
-    for name in set(FAMILIES) - {*MULTIMODAL, *SPEECH_MAKERS}:
+    for name in set(FAMILIES) - {*MULTIMODAL, *SPEECH_MAKERS, *FRAME_MAKERS}:
         assert find_family(AutoConfig.from_pretrained(folder(name))) is None
 
 

@@ -50,7 +50,7 @@ def lend(lender: TorchExecutor, borrower: TorchExecutor, job: EncoderItem) -> No
         assert theirs.untyped_storage().nbytes() == theirs.nbytes, "in storage of its own"
 
 
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_audio", "moonshine", "cohere_asr", "bart"])
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_audio", "moonshine", "moonshine_streaming", "cohere_asr", "bart"])
 def test_items_are_lent_bit_for_bit(name: str, opens: Opens, folder: Callable[[str], Path]) -> None:
     """Images and audio among the tokens, and the items of encoder-decoders."""
     (lender, description), (borrower, _) = opens(folder(name)), opens(folder(name))

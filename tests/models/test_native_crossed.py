@@ -69,6 +69,15 @@ MOONSHINE = {
     "decoder_num_hidden_layers": 2,
     "decoder_num_attention_heads": 4,
 }
+STREAMING = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": POSITIONS,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}
 FAST_CONFORMER = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20, "num_mel_bins": 8}
 COHERE = {
     "hidden_size": 48,
@@ -94,6 +103,9 @@ CONFIGS = {
         **MOONSHINE,
         attention_bias=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.7},
+    ),
+    "moonshine streaming": transformers.MoonshineStreamingConfig(
+        **STREAMING, encoder_config={**STREAMING, "hidden_size": 32, "num_attention_heads": 2}
     ),
     "cohere": transformers.CohereAsrConfig(**COHERE),
     "canary": transformers.CanaryConfig(
@@ -132,7 +144,7 @@ def output(name: str, number: int) -> Tensor:
 
 def expected_of(one: Told, name: str, module: Any) -> Tensor:
     """Logits of all tokens, by transformers' ``module``."""
-    told: Any = BaseModelOutput(last_hidden_state=output(name, one.output)[None])
+    told: Any = BaseModelOutput(last_hidden_state=output(name, one.output)[None].clone())  # some add to it
     told.attention_mask = None
     logits: Tensor = module(encoder_outputs=told, decoder_input_ids=torch.tensor([one.tokens]), use_cache=False).logits
     return logits[0]
