@@ -15,6 +15,10 @@ from .checkpoints import HIDDEN, LAYERS, random_model, save_checkpoint, text_set
 from .words import LLAMA, QWEN
 
 _TEKKEN = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]")
+_ASKED = (
+    "{% elif part['type'] == 'keywords' %}Hotwords: {{ part['keywords'] | join(', ') }}"
+    "{% elif part['type'] == 'language' %}[{{ part['language'] }}]{% else %}"
+)
 _PIECES = (*(bytes([byte]) for byte in range(256)), b"th", b"in", b" a", b"the", b" the", b"on")
 
 
@@ -100,6 +104,7 @@ def _fun_asr(folder: Path, seed: int) -> None:
     from transformers import FunAsrNanoConfig, FunAsrNanoForConditionalGeneration
 
     tokenizer = QWEN.with_media("<|object_ref_start|>", media="<|object_ref_start|>").make()
+    tokenizer.chat_template = tokenizer.chat_template.replace("{% else %}<|object", f"{_ASKED}<|object")
     layers = {"num_hidden_layers": 3, "num_timestamp_prediction_layers": 1, "fsmn_kernel_size": 3}
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     config = FunAsrNanoConfig(

@@ -22,6 +22,7 @@ class FrontEnd:
     """A kind of features."""
 
     sampling_rate: int = 16_000  # Hz
+    longest: int | None = None  # the most samples that the encoder reads; ``None``: any number
 
     @classmethod
     def read(cls: type[_FrontEnd], folder: Path) -> _FrontEnd:
@@ -87,8 +88,16 @@ class StackedFbank(FrontEnd):
     def least(self) -> int:
         return self.sampling_rate * self.frame_length // 1000
 
+    @property
+    def _shift(self) -> int:
+        return self.sampling_rate * self.frame_shift // 1000
+
+    def most_samples(self, rows: int) -> int:
+        """The most samples that have ``rows`` rows of features."""
+        return self.least + self._shift * self.stride_lfr * rows - 1
+
     def __call__(self, samples: np.ndarray[Any, Any]) -> Tensor:
-        frames = torch.tensor(samples).unfold(0, self.least, self.sampling_rate * self.frame_shift // 1000)
+        frames = torch.tensor(samples).unfold(0, self.least, self._shift)
         frames = frames - frames.mean(1, keepdim=True)
         frames = frames - 0.97 * torch.cat([frames[:, :1], frames[:, :-1]], 1)  # emphasizes high frequencies
         frames = frames * torch.hamming_window(self.least, periodic=False)

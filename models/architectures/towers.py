@@ -45,6 +45,12 @@ class Voxtral(HeardAudio):
         self.check_windows(extractor, folder, config)
         return extractor
 
+    def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:
+        lost = {"[INST]", "[/INST]", "[BEGIN_AUDIO]", "[TRANSCRIBE]"} - tokenizer.get_vocab().keys()
+        if lost:
+            raise CheckpointError(f"the tokenizer has no {', '.join(sorted(lost))}; download the checkpoint again")
+        return super().around(tokenizer, config)
+
     def template(self, processor: Any, tokenizer: Any) -> str | None:  # noqa: ARG002
         """Returns a template with the tokens of mistral_common for checkpoints without a template."""
         return None if tokenizer.chat_template else _VOXTRAL_CHAT
@@ -78,10 +84,14 @@ class Fronted(HeardAudio):
         return [encode(module, [payload])[0] for payload in payloads]
 
     def features(self, front: Any, item: np.ndarray[Any, Any]) -> Tensor:
-        """Returns the features [1, rows, values] of ``item``. Raises `InvalidRequest` if it is too short."""
-        if len(item) < front.least:
+        """Returns the features [1, rows, values] of ``item``. Raises `InvalidRequest` if it is too short or too
+        long."""
+        least, most, rate = front.least, front.longest, front.sampling_rate
+        if not least <= len(item) <= (most or len(item)):
+            allowed = f"{least} samples or more" if most is None else f"{least} to {most} samples ({most / rate:g} s)"
             raise InvalidRequest(
-                f"the audio has {len(item)} samples; allowed: {front.least} or more, at {front.sampling_rate} Hz"
+                f"the audio has {len(item)} samples; allowed: {allowed}, at {rate} Hz. Cut longer audio into windows, "
+                "and write a placeholder for each"
             )
         made: Tensor = front(item)[None]
         return made
@@ -122,15 +132,13 @@ class FunAsr(Fronted):
         audio = config.audio_config
         return 4 * int(audio.max_position_embeddings * audio.input_size)
 
-    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:
+    def processor(self, folder: Path, config: Any) -> Any:
+        front: Any = super().processor(folder, config)
+        return evolve(front, longest=front.most_samples(config.audio_config.max_position_embeddings - 1))
+
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
         features = self.features(processor, item)
-        rows, most = features.shape[1], config.audio_config.max_position_embeddings - 1  # positions count from one
-        if rows > most:
-            seconds = len(item) / processor.sampling_rate
-            raise InvalidRequest(
-                f"the audio has {seconds:.1f} seconds; allowed: up to {seconds * most / rows:.1f}. Cut it into "
-                "windows, and write a placeholder for each"
-            )
+        rows = features.shape[1]
         return heard(features, rows, token, input_features_mask=torch.ones(1, rows, dtype=torch.long))
 
 

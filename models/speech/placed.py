@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,14 @@ from ...core.speech import SAMPLING, Ask, Detection, Draft, Sound, Span, SpeechF
 from ..architectures.conversations import Rendered
 from ..architectures.prompts import MediaPreparer
 from .plain import PlainSpeech
+from .tower_prompts import (
+    FUN_ASR_LANGUAGES,
+    VOXTRAL_LANGUAGES,
+    WritePrompt,
+    fun_asr_prompt,
+    granite_prompt,
+    voxtral_prompt,
+)
 from .writings import ReadTurns, Turn, bracketed, joined, json_turns, placed, plain, unquoted
 
 _STEPS = 100  # of times, in a second
@@ -36,6 +45,8 @@ class Manner:
         prompt: the argument that takes a description of the audio; "": none does.
         languages: the names of the languages that the model knows, by code; empty: none can be named.
         marker: the token between the language and the text, if the model writes the language.
+        tasks: see `SpeechFacts.tasks`.
+        write: writes the prompt with these arguments, where the processor of transformers cannot be used.
     """
 
     read: ReadTurns = plain
@@ -44,14 +55,21 @@ class Manner:
     prompt: str = ""
     languages: Mapping[str, str] = field(factory=dict)
     marker: str = ""
+    tasks: tuple[str, ...] = ("transcribe",)
+    write: WritePrompt | None = None
 
-    def prompt_for(self, processor: Any, ask: Ask) -> str:
+    def prompt_for(self, preparer: MediaPreparer, ask: Ask) -> str:
         """Returns the prompt of a window, with one placeholder."""
         given: dict[str, Any] = {self.hotwords: ask.hotwords}
         given[self.prompt] = "\n".join(filter(None, [ask.prompt, given.get(self.prompt)]))
         given["language"] = None if ask.language is None else self.languages[ask.language]
         wanted = {name: value for name, value in given.items() if name and value}
-        (prompt,) = processor.apply_transcription_request(np.zeros(1, np.float32), tokenize=False, **wanted)
+        if len(self.tasks) > 1:
+            wanted["task"] = ask.task
+        if self.write is not None:
+            return self.write(preparer, **wanted)
+        request = preparer.processor.processor.apply_transcription_request
+        (prompt,) = request(np.zeros(1, np.float32), tokenize=False, **wanted)
         return str(prompt)
 
 
@@ -61,7 +79,12 @@ def find_manner(model_type: object) -> Manner | None:
         from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
         return Manner(prompt="prompt", hotwords="prompt", languages=LANGUAGE_CODE_TO_NAME, marker="<asr_text>")
+    granite = Manner(write=granite_prompt, hotwords="keywords")
     known: Mapping[object, Manner] = {
+        "voxtral": Manner(write=voxtral_prompt, languages=VOXTRAL_LANGUAGES),
+        "granite_speech": evolve(granite, tasks=("transcribe", "translate")),
+        "granite_speech_plus": evolve(granite, write=partial(granite_prompt, between=" ")),
+        "fun_asr_nano": Manner(write=fun_asr_prompt, hotwords="keywords", prompt="prompt", languages=FUN_ASR_LANGUAGES),
         "glmasr": Manner(),
         "audioflamingo3": Manner(read=unquoted),
         "moss_transcribe_diarize": Manner(read=bracketed, in_turns=True, hotwords="keywords"),
@@ -101,6 +124,7 @@ class PlacedSpeech(PlainSpeech):
             most_tokens=self.model.max_positions,
             languages=tuple(manner.languages),
             detection=Detection.WRITTEN if manner.marker else Detection.SILENT,
+            tasks=manner.tasks,
             writes_times=manner.in_turns,
             begins=begins,
             names_speakers=manner.in_turns,
@@ -134,7 +158,7 @@ class PlacedSpeech(PlainSpeech):
 
     def draft(self, sound: Sound, ask: Ask) -> Draft:
         """Returns the draft of a window's text."""
-        prompt = Rendered(self.manner.prompt_for(self._preparer.processor.processor, ask))
+        prompt = Rendered(self.manner.prompt_for(self._preparer, ask))
         prepared = self._preparer.prepare(prompt, audio=[sound.heard])
         token_ids = (*prepared.token_ids, *ask.begun)
         most = _LEAST_TOKENS + _TOKENS * len(sound.samples) // self.model.sampling_rate

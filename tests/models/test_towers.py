@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
+from triolet.core.model import ModelDescription
+from triolet.core.speech import Ask
+from triolet.models.blueprints.read import Blueprints
 from triolet.testing.families import make_checkpoint
 
 from .media import Checkpoint, sound
-from .towers import TOWERS, features
+from .towers import REQUESTS, TOWERS, features
 
 Opened = Callable[[str], Checkpoint]
 
@@ -72,9 +77,13 @@ def test_settings_within_a_processors_are_read(tmp_path: Path) -> None:
     ("name", "samples", "told"),
     [
         ("voxtral", 0, "no samples"),
-        ("granite_speech_plus", 256, "256 samples; allowed: 257 or more"),
-        ("fun_asr_nano", 399, "399 samples; allowed: 400 or more, at 16000 Hz"),
-        ("fun_asr_nano", 80_000, r"5\.0 seconds; allowed: up to 4\.0\. Cut it into windows"),
+        ("granite_speech_plus", 256, "256 samples; allowed: 257 samples or more, at 16000 Hz"),
+        ("fun_asr_nano", 399, "399 samples; allowed: 400 to 64719 samples"),
+        (
+            "fun_asr_nano",
+            80_000,
+            r"allowed: 400 to 64719 samples \(4\.04494 s\), .* Cut longer audio",
+        ),
     ],
 )
 def test_audio_that_the_encoder_cannot_read_is_refused(name: str, samples: int, told: str, opened: Opened) -> None:
@@ -167,3 +176,39 @@ def test_a_prompt_without_audio_is_refused_where_an_adapter_is_merged(prompt: An
     with pytest.raises(InvalidRequest, match=r"no audio, but the checkpoint's adapter.*give audio="):
         opened("granite_speech").prepare(prompt, [])
     assert not opened("granite_speech_plus").prepare(prompt, []).items
+
+
+# -- transcriptions --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def described(checkpoint: Checkpoint) -> ModelDescription:
+    return Blueprints.read(checkpoint.folder, EngineConfig(device="cpu", dtype="float32")).sized(0).describe("m")
+
+
+def test_a_request_for_a_transcription_is_the_models_own(checkpoint: Checkpoint, described: ModelDescription) -> None:
+    model, samples = pickle.loads(pickle.dumps(described.speech)), sound(9000)
+    for asked, prompt in REQUESTS[checkpoint.name]:
+        heard = model.hear(samples)
+        draft = model.draft(heard, Ask(**({"language": None} | asked)))
+        assert list(draft.token_ids) == checkpoint.process(prompt, [samples])["input_ids"][0].tolist()
+        assert [item.key for item in draft.items] == [heard.item.key]
+
+
+def test_a_transcription_takes_what_the_model_documents(checkpoint: Checkpoint, described: ModelDescription) -> None:
+    facts, languages = described.speech.facts, {"voxtral": 9, "fun_asr_nano": 3}
+    assert len(facts.languages) == languages.get(checkpoint.name, 0)
+    assert facts.tasks == ("transcribe", *(["translate"] if checkpoint.name == "granite_speech" else []))
+    assert ("hotwords" in facts.options) is (checkpoint.name != "voxtral")
+    assert ("initial_prompt" in facts.options) is (checkpoint.name == "fun_asr_nano")
+    assert (facts.window_samples == 64_719) is (checkpoint.name == "fun_asr_nano")
+    longest = described.speech.hear(sound(facts.window_samples))
+    assert longest.item.embeddings <= described.max_positions * 0.7
+
+
+def test_a_tokenizer_without_the_tokens_of_requests_is_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint("voxtral", tmp_path)
+    path = folder / "tekken.json"
+    path.write_text(path.read_text().replace("[TRANSCRIBE]", "[OTHER]"))
+    with pytest.raises(CheckpointError, match=r"the tokenizer has no \[TRANSCRIBE\]"):
+        Checkpoint.open("voxtral", folder)

@@ -64,3 +64,31 @@ def stacked(item: Any) -> torch.Tensor:
     repeated = np.concatenate([mel[:1]] * 3 + [mel] + [mel[-1:]] * 9)
     rows = [repeated[start : start + 7].ravel() for start in range(0, len(mel), 6)]
     return torch.tensor(np.array([rows])).float()
+
+
+CHAT = "<|im_start|>user\n<|object_ref_start|>{}<|im_end|>\n<|im_start|>assistant\n"
+REQUESTS: dict[str, list[tuple[dict[str, Any], str]]] = {  # what is asked, and the prompt without a first <s>
+    "voxtral": [
+        ({}, "[INST][BEGIN_AUDIO][AUDIO][/INST][TRANSCRIBE]"),
+        ({"language": "fr"}, "[INST][BEGIN_AUDIO][AUDIO][/INST]lang:fr[TRANSCRIBE]"),
+    ],
+    "granite_speech": [
+        ({}, "<|user|><|audio|>can you transcribe the speech into a written format?</s><|assistant|>"),
+        ({"task": "translate"}, "<|user|><|audio|>translate the speech to English</s><|assistant|>"),
+        (
+            {"hotwords": "Anna, Otto"},
+            "<|user|><|audio|>can you transcribe the speech into a written format? Keywords: Anna, Otto</s>"
+            "<|assistant|>",
+        ),
+    ],
+    "granite_speech_plus": [
+        ({}, "<|user|><|audio|> can you transcribe the speech into a written format?</s><|assistant|>"),
+    ],
+    "fun_asr_nano": [
+        ({}, CHAT.format("")),
+        (
+            {"language": "en", "hotwords": "Anna, Otto", "prompt": "a talk"},
+            CHAT.format("a talkHotwords: Anna, Otto[英文]"),
+        ),
+    ],
+}
