@@ -1,5 +1,5 @@
-"""Runs a checkpoint of speech with its real weights, and writes its card: word error rate, real-time factor, and how far
-its texts are from those of transformers' own class.
+"""Runs a checkpoint of speech with its real weights, and writes its card: word error rate, real-time factor, and how
+far its texts are from those of transformers' own class.
 
     python docs/cards/card.py openai/whisper-base RECORDINGS --out docs/cards/whisper-base.md
 
@@ -101,11 +101,12 @@ def main() -> None:
     reference = {name: theirs(samples) for name, samples in clips.items()}
     seconds = sum(map(len, clips.values())) / RATE
     name = given.name or given.model
+    versions = {"triolet": triolet, "transformers": transformers, "torch": torch}
     rows = {
         "checkpoint": f"{name}, {origin_of(folder)}",
         "class": f"{model.architecture}, {model.dtype}, {'native library' if model.native else 'torch'}",
         "run on": f"{datetime.date.today()}, {platform.processor() or platform.machine()}, {model.device}",
-        "versions": f"triolet {triolet.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
+        "versions": ", ".join(f"{what} {module.__version__}" for what, module in versions.items()),
         "recordings": f"{len(clips)}, {seconds:.0f} s",
         "word error rate": shown(word_error_rate(known, {name: one[0] for name, one in found.items()})),
         "word error rate of transformers": shown(word_error_rate(known, reference)),
