@@ -150,6 +150,23 @@ def test_speech_counts_wrong_words_and_words_where_nobody_speaks(said, monkeypat
     assert here(monkeypatch, "speech.py", str(said), str(demo.checkpoint()), "--only", "silence") == 1
 
 
+@pytest.mark.parametrize(
+    ("heard", "right", "errors"),
+    [
+        ("We asked Ardwick about Brenora.", [True, True], 0),
+        ("We asked art wick about Brenora.", [False, True], 0),
+        ("He asked Ardwick about it.", [True, False], 1),
+        ("We asked Ardwick a lot about Brenora and us.", [True, True], 4),
+        ("We Ardwick Brenora.", [True, True], 2),
+    ],
+)
+def test_errors_in_the_place_of_a_name_are_none_of_other_words(heard, right, errors, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    judged = runpy.run_path(str(BENCHMARKS / "hotwords.py"))["judged"]
+    found, others = judged("We asked Ardwick about Brenora.", heard, {"ardwick", "brenora"})
+    assert (found.tolist(), others) == (right, errors)
+
+
 @pytest.mark.skipif(not all(map(shutil.which, PROGRAMS)), reason=f"speaks by {', '.join(PROGRAMS)}; see recordings.py")
 def test_the_same_seed_speaks_the_same_recording_and_words_lie_in_it_in_order(tmp_path, monkeypatch):
     for name in ("first", "again"):
