@@ -128,7 +128,7 @@ class PlacedSpeech(PlainSpeech):
             writes_times=manner.in_turns,
             begins=begins,
             names_speakers=manner.in_turns,
-            word_fault="it writes no times of words",
+            word_fault="it writes times of turns only" if manner.in_turns else "it knows no times",
             options=(SAMPLING - {"prefix"}) | {name for name, has in options.items() if has},
             defaults={"temperature": (0.0,)} if manner.in_turns else {},  # long texts repeat themselves anyway
         )
