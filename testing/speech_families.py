@@ -57,7 +57,8 @@ def _qwen3_asr(model: str, folder: Path, seed: int) -> None:
     """Writes a checkpoint with windows of two seconds in the encoder's attention. As an aligner it knows 64 times, and
     writes two marks after each word of a prompt."""
     import transformers
-    from transformers import Qwen3ASRConfig, Qwen3ASRFeatureExtractor, Qwen3ASRProcessor
+
+    untyped: Any = transformers
 
     marks = {"audio_bos_token": "<|audio_start|>", "audio_token": "<|audio_pad|>", "audio_eos_token": "<|audio_end|>"}
     words = QWEN.with_media(*marks.values(), "<asr_text>", "<timestamp>", media="".join(marks.values()))
@@ -67,7 +68,7 @@ def _qwen3_asr(model: str, folder: Path, seed: int) -> None:
     for name, mark in marks.items():
         setattr(tokenizer, name, mark)
     tokenizer.init_kwargs.update(marks)
-    config = Qwen3ASRConfig(
+    config = untyped.Qwen3ASRConfig(
         text_config={"model_type": "qwen3", "head_dim": 16, **text_settings(tokenizer)},
         audio_config={
             "d_model": 32,
@@ -86,9 +87,9 @@ def _qwen3_asr(model: str, folder: Path, seed: int) -> None:
         tie_word_embeddings=False,
         num_labels=64,
     )
-    extractor = Qwen3ASRFeatureExtractor(feature_size=_MELS)
-    processor = Qwen3ASRProcessor(extractor, tokenizer, chat_template=tokenizer.chat_template)
-    made = random_model(getattr(transformers, model), config, seed)
+    extractor = untyped.Qwen3ASRFeatureExtractor(feature_size=_MELS)
+    processor = untyped.Qwen3ASRProcessor(extractor, tokenizer, chat_template=tokenizer.chat_template)
+    made = random_model(getattr(untyped, model), config, seed)
     if not hasattr(made, "lm_head"):  # marks shall differ by their places
         made.get_input_embeddings().weight.data[config.timestamp_token_id] *= 0.02
         for layer in made.get_decoder().layers:
@@ -100,81 +101,75 @@ def _windowed(
     name: str, text: str, marks: tuple[str, ...], windows: Mapping[str, int], seconds: int, folder: Path, seed: int
 ) -> None:
     """Writes a checkpoint that cuts audio into windows of ``seconds``, at most four of them."""
-    import transformers
-
     tokenizer = (LLAMA if text == "llama" else QWEN).with_media(*marks, media="".join(marks)).make()
     mark = marks[len(marks) // 2]
-    config = getattr(transformers, f"{name}Config")(
-        text_config={"model_type": text, **text_settings(tokenizer)},
-        audio_config={**_ENCODER, **windows},
-        audio_token_id=tokenizer.convert_tokens_to_ids(mark),
-    )
-    make: Any = transformers.WhisperFeatureExtractor
-    processor = getattr(transformers, f"{name}Processor")(
-        make(feature_size=_MELS, chunk_length=seconds),
-        tokenizer,
-        chat_template=tokenizer.chat_template,
-        audio_token=mark,
-        max_audio_len=4 * seconds,
-    )
-    _save(folder, random_model(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed), processor)
+    config = {
+        "text_config": {"model_type": text, **text_settings(tokenizer)},
+        "audio_config": {**_ENCODER, **windows},
+        "audio_token_id": tokenizer.convert_tokens_to_ids(mark),
+    }
+    extractor = {"feature_size": _MELS, "chunk_length": seconds}
+    options = {"audio_token": mark, "max_audio_len": 4 * seconds}
+    _placed(folder, seed, name, config, tokenizer, "WhisperFeatureExtractor", extractor, **options)
 
 
 def _moss(folder: Path, seed: int) -> None:
     """Writes a checkpoint with windows of two seconds, and with the seconds among the placeholders."""
-    from transformers import (
-        MossTranscribeDiarizeConfig,
-        MossTranscribeDiarizeFeatureExtractor,
-        MossTranscribeDiarizeForConditionalGeneration,
-        MossTranscribeDiarizeProcessor,
-    )
-
     marks = ("<|audio_start|>", "<|audio_pad|>", "<|audio_end|>")
     tokenizer = QWEN.with_media(*marks, media="".join(marks)).make()
     template = tokenizer.chat_template.replace("{% else %}<|audio_start|>", f"{_KEYWORDS}<|audio_start|>")
     tokenizer.chat_template = template
-    config = MossTranscribeDiarizeConfig(
-        text_config={"model_type": "qwen3", "head_dim": 16, **text_settings(tokenizer)},
-        audio_config={**_ENCODER, "max_source_positions": 100},
-        audio_token_id=tokenizer.convert_tokens_to_ids("<|audio_pad|>"),
-        audio_chunk_size=32_000,
-        tie_word_embeddings=False,
-    )
-    extractor = MossTranscribeDiarizeFeatureExtractor(feature_size=_MELS, chunk_length=2)
-    processor = MossTranscribeDiarizeProcessor(extractor, tokenizer, chat_template=template)
-    _save(folder, random_model(MossTranscribeDiarizeForConditionalGeneration, config, seed), processor)
+    config = {
+        "text_config": {"model_type": "qwen3", "head_dim": 16, **text_settings(tokenizer)},
+        "audio_config": {**_ENCODER, "max_source_positions": 100},
+        "audio_token_id": tokenizer.convert_tokens_to_ids("<|audio_pad|>"),
+        "audio_chunk_size": 32_000,
+        "tie_word_embeddings": False,
+    }
+    name, extractor = "MossTranscribeDiarize", {"feature_size": _MELS, "chunk_length": 2}
+    _placed(folder, seed, name, config, tokenizer, f"{name}FeatureExtractor", extractor)
 
 
 def _vibevoice(folder: Path, seed: int) -> None:
-    """Writes a checkpoint whose encoder reads a second at once, and whose prompt says how long the audio is."""
-    from transformers import (
-        VibeVoiceAcousticTokenizerFeatureExtractor,
-        VibeVoiceAsrConfig,
-        VibeVoiceAsrForConditionalGeneration,
-        VibeVoiceAsrProcessor,
-    )
-
+    """Writes a checkpoint whose encoder reads 16,000 samples at once, and whose prompt says how long the audio is."""
     marks = ("<|object_ref_start|>", "<|box_start|>", "<|object_ref_end|>")
     tokenizer = QWEN.with_media(*marks, media=f"{''.join(marks)} of <|AUDIO_DURATION|> seconds\n").make()
-    ids = dict(zip(("bos", "token", "eos"), tokenizer.convert_tokens_to_ids(list(marks)), strict=True))
-    encoder = {
-        "model_type": "vibevoice_acoustic_tokenizer_encoder",
-        "num_filters": 2,
-        "depths": [1] * 7,
-        "hidden_size": 8,
+    begin, token, end = tokenizer.convert_tokens_to_ids(list(marks))
+    kind = "vibevoice_acoustic_tokenizer_encoder"
+    encoder = {"model_type": kind, "num_filters": 2, "depths": [1] * 7, "hidden_size": 8}
+    config = {
+        "text_config": {"model_type": "qwen2", **text_settings(tokenizer)},
+        "acoustic_tokenizer_encoder_config": encoder,
+        "semantic_tokenizer_encoder_config": encoder,
+        "audio_token_id": token,
+        "audio_bos_token_id": begin,
+        "audio_eos_token_id": end,
+        "acoustic_tokenizer_chunk_size": 16_000,
     }
-    config = VibeVoiceAsrConfig(
-        text_config={"model_type": "qwen2", **text_settings(tokenizer)},
-        acoustic_tokenizer_encoder_config=encoder,
-        semantic_tokenizer_encoder_config=encoder,
-        audio_token_id=ids["token"],
-        audio_bos_token_id=ids["bos"],
-        audio_eos_token_id=ids["eos"],
-        acoustic_tokenizer_chunk_size=16_000,
+    _placed(folder, seed, "VibeVoiceAsr", config, tokenizer, "VibeVoiceAcousticTokenizerFeatureExtractor", {})
+
+
+def _placed(
+    folder: Path,
+    seed: int,
+    name: str,
+    settings: Mapping[str, Any],
+    tokenizer: Any,
+    extractor: str,
+    features: Mapping[str, Any],
+    **options: Any,
+) -> None:
+    """Writes a checkpoint of transformers' classes ``name``, and its processor with ``options``."""
+    import transformers
+
+    made = random_model(
+        getattr(transformers, f"{name}ForConditionalGeneration"),
+        getattr(transformers, f"{name}Config")(**settings),
+        seed,
     )
-    make: Any = VibeVoiceAcousticTokenizerFeatureExtractor
-    processor = VibeVoiceAsrProcessor(make(), tokenizer, chat_template=tokenizer.chat_template)
-    _save(folder, random_model(VibeVoiceAsrForConditionalGeneration, config, seed), processor)
+    processor = getattr(transformers, f"{name}Processor")
+    heard = getattr(transformers, extractor)(**features)
+    _save(folder, made, processor(heard, tokenizer, chat_template=tokenizer.chat_template, **options))
 
 
 def _save(folder: Path, model: Any, processor: Any) -> None:

@@ -132,7 +132,8 @@ def _plan(recipe: Recipe, hearing: Hearing | None) -> Plan:
     read = tuple(clips) or ((0, math.inf),)
     longest, silence = options.vad_max_speech_duration_s or math.inf, options.vad_min_silence_duration_ms / 1_000
     window = int(min(recipe.facts.window_samples, longest * rate))
-    is_default = silence == fields_dict(TranscribeOptions)["vad_min_silence_duration_ms"].default / 1_000
+    default = fields_dict(TranscribeOptions)["vad_min_silence_duration_ms"].default
+    is_default = options.vad_min_silence_duration_ms == default
     gap = _BREAK if recipe.facts.names_speakers and is_default else silence
     rules = CutRules(
         window=window,

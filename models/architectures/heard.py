@@ -62,7 +62,7 @@ class HeardAudio(Family):
         """Encodes all items at once. Shorter ones are padded with zeros, which their masks leave out."""
         device, dtype = place_of(module)
         joined = {name: _joined([payload[name] for payload in payloads]) for name in payloads[0] if name != _ROWS}
-        cut = [value.split(_TOGETHER) for value in joined.values()]
+        cut = [torch.split(value, _TOGETHER) for value in joined.values()]
         made: Any = module if hasattr(module, "get_audio_features") else module.base_model
         rows = list[Tensor]()
         for parts in zip(*cut, strict=True):
@@ -72,7 +72,7 @@ class HeardAudio(Family):
             }
             with torch.no_grad():
                 rows.append(made.get_audio_features(**given, **self.options).pooler_output.flatten(0, -2))
-        return apart(torch.cat(rows).split([int(payload[_ROWS]) for payload in payloads]))
+        return apart(torch.split(torch.cat(rows), [int(payload[_ROWS]) for payload in payloads]))
 
     def processor(self, folder: Path, config: Any) -> Hearing:
         found = load_part("AutoProcessor", folder, trust_remote_code=False)

@@ -179,8 +179,9 @@ class PlacedSpeech(PlainSpeech):
             return WindowCut((Span(0, None, tuple(token_ids), text=text),), language=language)
         written, ends = self._written(ids)
         turns, seek = placed(self.manner.read(written)), None
-        if len(turns) > 1 and turns[-1].end is None and turns[-1].start is not None:
-            seek = round(turns.pop().start * _STEPS)
+        begun = turns[-1].start if len(turns) > 1 and turns[-1].end is None else None
+        if begun is not None:
+            turns, seek = turns[:-1], round(begun * _STEPS)
         return WindowCut(tuple(_span(turn, ids, ends) for turn in turns), seek, language=language)
 
     def _after_marker(self, token_ids: Sequence[int]) -> tuple[Sequence[int], str | None]:
