@@ -80,6 +80,7 @@ class _SpeechArguments(TypedDict, total=False):
     encoder_context: str
     language_detection_threshold: float
     multilingual: bool
+    punctuation: bool
     seed: int | None
 
 

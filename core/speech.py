@@ -117,6 +117,7 @@ class Ask:
         prompt: a description of the audio as text, for models that read it so.
         suppress: the tokens that the caller forbids in place of the checkpoint's; ``None``: the checkpoint's.
         latest: the latest time, in seconds, at which the first span may begin; ``None``: the checkpoint's.
+        punctuation: the text shall have punctuation and capital letters.
     """
 
     language: str | None
@@ -128,6 +129,7 @@ class Ask:
     prompt: str = ""
     suppress: tuple[int, ...] | None = None
     latest: float | None = None
+    punctuation: bool = True
 
 
 @frozen(kw_only=True)

@@ -258,8 +258,9 @@ def _cohere_asr(folder: Path, seed: int) -> None:
     )
     model = random_model(CohereAsrForConditionalGeneration, config, seed)
     save_checkpoint(folder, model, tokenizer, decoder_start_token_id=start)
-    make: Any = CohereAsrProcessor
-    make(CohereAsrFeatureExtractor(feature_size=_MELS), tokenizer).save_pretrained(folder)
+    make: Any = CohereAsrFeatureExtractor
+    join: Any = CohereAsrProcessor
+    join(make(feature_size=_MELS), tokenizer).save_pretrained(folder)
 
 
 def _canary(folder: Path, seed: int) -> None:
@@ -285,9 +286,9 @@ def _canary(folder: Path, seed: int) -> None:
     save_checkpoint(
         folder, random_model(CanaryForConditionalGeneration, config, seed), tokenizer, decoder_start_token_id=start
     )
-    make: Any = CanaryProcessor
-    extractor = ParakeetFeatureExtractor(feature_size=_MELS)
-    make(extractor, tokenizer, chat_template=tokenizer.chat_template).save_pretrained(folder)
+    make: Any = ParakeetFeatureExtractor
+    join: Any = CanaryProcessor
+    join(make(feature_size=_MELS), tokenizer, chat_template=tokenizer.chat_template).save_pretrained(folder)
 
 
 SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {

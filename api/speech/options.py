@@ -284,6 +284,7 @@ class TranscribeOptions:
         language_detection_segments: the language is detected in up to this many windows, until it is certain.
         language_detection_threshold: a language with this probability or more is certain.
         multilingual: detect the language of each window.
+        punctuation: write punctuation and capital letters; ``False``: the model writes neither.
         speakers: find out who speaks, and name the speakers A, B and so on. ``True`` (``"any"``): up to 10 speakers; or
             their number, or the least and the most of them as ``(2, 5)`` or ``"2-5"``. The transcript has the speakers
             of segments and words, and its ``turns``. Streamed segments have none, since voices are told apart only when
@@ -343,6 +344,7 @@ class TranscribeOptions:
     language_detection_segments: int = _option(1, integer(1, 1_000))
     language_detection_threshold: float = _option(0.5, number(0, 1), LIVE)
     multilingual: bool = _option(False, flag(), LIVE, WHISPER_CT2)
+    punctuation: bool = _option(True, flag(), LIVE)
     speakers: tuple[int, int] | None = _option(None, _SPEAKERS, form="speakers")
     known_speakers: Mapping[str, AudioSource] = field(
         factory=dict, eq=False, metadata=by(_KNOWN_SPEAKERS) | {"option": Option(frozenset())}
@@ -395,6 +397,7 @@ OF_MODELS = SAMPLING | {
     "language_detection_threshold",
     "max_initial_timestamp",
     "no_speech_threshold",
+    "punctuation",
 }
 """The options that not all models have; `SpeechFacts.options` names those of a model."""
 OPTIONS: Mapping[str, Option] = {one.name: one.metadata["option"] for one in fields(TranscribeOptions)}

@@ -258,6 +258,7 @@ class Recipe:
             prompt=(options.initial_prompt or "").strip()[-_MOST_READ:] if as_text else "",
             suppress=given and tuple(token for one in given for token in (listed if one == -1 else (one,))),
             latest=options.max_initial_timestamp,
+            punctuation=options.punctuation,
         )
 
     def attempt(self, name: Callable[[], str], sound: Sound, ask: Ask, attempt: int) -> list[Request]:

@@ -233,7 +233,7 @@ class MoonshineStreaming(CrossedFamily):
 
 
 def _frame(encoder: Any) -> int:
-    return round(encoder.sample_rate * encoder.frame_ms / 1000)
+    return int(encoder.sample_rate * encoder.frame_ms / 1000 + 0.5)
 
 
 def _framed(extractor: Any, frame: int, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:

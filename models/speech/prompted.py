@@ -15,8 +15,8 @@ from ..architectures.prompts import tokenize
 from ..checkpoints.loading import load_part
 from .plain import STEPS, PlainSpeech
 
-Prompts = Mapping[tuple[str, str], tuple[int, ...]]
-"""The tokens of each prompt, by the code of the language and the task."""
+Prompts = Mapping[tuple[str, str, bool], tuple[int, ...]]
+"""The tokens of each prompt, by the code of the language, the task and whether the text has punctuation."""
 
 
 @frozen(kw_only=True, slots=False)
@@ -33,11 +33,11 @@ class PromptedSpeech(PlainSpeech):
             window_samples=self.model.window_samples,
             step_samples=self.model.sampling_rate // STEPS,
             most_tokens=self.model.max_positions - max(map(len, self.prompts.values())),
-            languages=tuple(dict.fromkeys(language for language, _ in self.prompts)),
+            languages=tuple(dict.fromkeys(language for language, _, _ in self.prompts)),
             detection=Detection.NAMED,
-            tasks=tuple(dict.fromkeys(task for _, task in self.prompts)),
+            tasks=tuple(dict.fromkeys(task for _, task, _ in self.prompts)),
             begins=True,
-            options=SAMPLING,
+            options=SAMPLING | {"punctuation"},
             defaults={"beam_size": 1},
         )
 
@@ -45,7 +45,7 @@ class PromptedSpeech(PlainSpeech):
         """Returns the tokens before the text."""
         assert ask.language is not None, "a model that does not detect the language is given one"
         assert isinstance(self.model.preparer, AudioItems), "an encoder-decoder that reads audio has it"
-        return self.model.preparer.begin(self.prompts[ask.language, ask.task])
+        return self.model.preparer.begin(self.prompts[ask.language, ask.task, ask.punctuation])
 
 
 def cohere_speech(description: ModelDescription, checkpoint: Any) -> PromptedSpeech:
@@ -54,7 +54,11 @@ def cohere_speech(description: ModelDescription, checkpoint: Any) -> PromptedSpe
 
     processor, known = load_part("CohereAsrProcessor", checkpoint.folder), checkpoint.tokenizer.get_vocab()
     codes = [code for code in sorted(LANGUAGES) if f"<|{code}|>" in known]
-    prompts = {(code, "transcribe"): tuple(processor.get_decoder_prompt_ids(code)) for code in codes}
+    prompts = {
+        (code, "transcribe", points): tuple(processor.get_decoder_prompt_ids(code, points))
+        for code in codes
+        for points in (True, False)
+    }
     return PromptedSpeech(model=description, prompts=prompts)
 
 
@@ -66,11 +70,15 @@ def canary_speech(description: ModelDescription, checkpoint: Any) -> PromptedSpe
     codes = [code for code in LANGUAGE_CODE_TO_NAME if f"<|{code}|>" in known]
     tasks = {"transcribe": None, **({"translate": "en"} if "en" in codes else {})}
     asked = [(code, task) for task in tasks for code in codes]
-    texts = processor.apply_transcription_request(
-        [np.zeros(1, np.float32)] * len(asked),
-        source_language=[code for code, _ in asked],
-        target_language=[tasks[task] or code for code, task in asked],
-        tokenize=False,
-    )
-    prompts = {one: tokenize(checkpoint.tokenizer, text, special=False) for one, text in zip(asked, texts, strict=True)}
+    prompts: dict[tuple[str, str, bool], tuple[int, ...]] = {}
+    for points in (True, False):
+        texts = processor.apply_transcription_request(
+            [np.zeros(1, np.float32)] * len(asked),
+            source_language=[code for code, _ in asked],
+            target_language=[tasks[task] or code for code, task in asked],
+            punctuation=points,
+            tokenize=False,
+        )
+        for one, text in zip(asked, texts, strict=True):
+            prompts[*one, points] = tokenize(checkpoint.tokenizer, text, special=False)
     return PromptedSpeech(model=description, prompts=prompts)

@@ -81,6 +81,7 @@ VALUES = {
     "language_detection_segments": ("3", 3),
     "language_detection_threshold": ("0.9", 0.9),
     "multilingual": (None, True),
+    "punctuation": ("True", True),
     "speakers": ("2-5", "2-5"),
     "known_speakers": ("Ada=a.wav", {"Ada": "a.wav"}),
     "strict": (None, True),

@@ -38,7 +38,7 @@ def _moonshine(folder: Path, samples: Any) -> Any:
 
 def _cohere(folder: Path, samples: Any) -> Any:
     processor = transformers.CohereAsrProcessor.from_pretrained(folder)
-    return processor(samples, language="de", sampling_rate=RATE)
+    return processor(samples, language="de", punctuation=False, sampling_rate=RATE)
 
 
 def _canary(folder: Path, samples: Any, **options: str) -> Any:
@@ -57,7 +57,9 @@ def _moonshine_streaming(folder: Path, samples: Any) -> Any:
 SPOKEN = {
     "moonshine": Spoken(loader="MoonshineForConditionalGeneration", read=_moonshine),
     "moonshine_streaming": Spoken(loader="MoonshineStreamingForConditionalGeneration", read=_moonshine_streaming),
-    "cohere_asr": Spoken(loader="CohereAsrForConditionalGeneration", read=_cohere, options={"language": "de"}),
+    "cohere_asr": Spoken(
+        loader="CohereAsrForConditionalGeneration", read=_cohere, options={"language": "de", "punctuation": False}
+    ),
     "canary": Spoken(loader="CanaryForConditionalGeneration", read=_canary, options={"language": "de"}),
     "canary, in English": Spoken(
         loader="CanaryForConditionalGeneration",
@@ -75,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 
 def noise(samples: int) -> Any:
-    return (np.random.default_rng(5).standard_normal(samples) * 0.3).astype(np.float32)
+    return (np.random.default_rng(2).standard_normal(samples) * 0.3).astype(np.float32)
 
 
 @pytest.mark.parametrize("name", SPOKEN)
