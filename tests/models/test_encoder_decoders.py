@@ -193,6 +193,13 @@ def test_a_special_token_outside_of_the_vocabulary_is_refused(changed):
         TorchExecutor(changed("bart", "generation_config.json", eos_token_id=99_999), SMALL).open()
 
 
+def test_another_feature_extractor_is_refused(changed):
+    other = {"feature_extractor_type": "WhisperFeatureExtractor"}
+    path = changed("cohere_asr", "processor_config.json", feature_extractor=lambda old: {**old, **other})
+    with pytest.raises(UnsupportedModel, match="is a WhisperFeatureExtractor; allowed: CohereAsrFeatureExtractor or"):
+        TorchExecutor(path, SMALL).open()
+
+
 def test_a_checkpoint_without_a_start_token_is_refused(changed):
     path = changed("t5", "generation_config.json", decoder_start_token_id=None, bos_token_id=None)
     with pytest.raises(UnsupportedModel, match="neither decoder_start_token_id nor bos_token_id"):
