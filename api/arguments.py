@@ -10,6 +10,7 @@ from .inputs.audio import AudioSource
 from .inputs.images import ImageSource
 from .inputs.messages import Message
 from .speech.voice import VoiceActivity
+from .speech.word_aligner import WordAligner
 
 
 class SamplingArguments(TypedDict, total=False):
@@ -89,6 +90,7 @@ class TranscribeArguments(_SpeechArguments, total=False):
 
     prefix: str | None
     timestamps: str
+    aligner: WordAligner | None
     hallucination_silence_threshold: float | None
     clip_timestamps: str | Sequence[float] | Sequence[tuple[float, float]]
     max_initial_timestamp: float | None

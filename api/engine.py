@@ -369,7 +369,7 @@ class Engine:
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: a window could not be served.
         """
-        resolved = read_options(options)
+        resolved = self._reached().outward(read_options(options))
         source = with_rate(audio, sampling_rate)
         transcribe = partial(self.inside.transcribe, source, resolved, priority, request_id, wait=wait)
         return await self._reached().call(transcribe)
@@ -386,7 +386,7 @@ class Engine:
     ) -> AbstractAsyncContextManager[SegmentStream]:
         """Transcribes like `transcribe`, and yields segment by segment:
         ``async with engine.stream_transcription(...) as segments``."""
-        resolved = read_options(options)
+        resolved = self._reached().outward(read_options(options))
         source = with_rate(audio, sampling_rate)
         stream = partial(self.inside.stream_transcription, source, resolved, priority, request_id, wait=wait)
         return StreamBlock(self._reached().stream(PortalSegments, stream), "stream_transcription")

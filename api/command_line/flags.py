@@ -14,7 +14,7 @@ import click
 
 from ...core.errors import InvalidRequest
 from ..speech.options import OPTIONS, TranscribeOptions, sentences
-from .pages import languages
+from .pages import folders, languages
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -63,8 +63,12 @@ def _option(attribute: attrs.Attribute[Any], told: str) -> Callable[[Command], C
     shown = f" Default: {default}." if isinstance(default, str | int | float) else ""
     if name == "known_speakers":
         return click.option("--known-speaker", name, metavar="NAME=FILE", multiple=True, help=told)
-    completes = languages if name == "language" else None
-    return click.option(flag, name, type=_type_of(attribute), default=None, shell_complete=completes, help=told + shown)
+    completes = {"language": languages, "aligner": folders}.get(name)
+    metavar = "MODEL" if name == "aligner" else None
+    kind = _type_of(attribute)
+    return click.option(
+        flag, name, metavar=metavar, type=kind, default=None, shell_complete=completes, help=told + shown
+    )
 
 
 def _type_of(attribute: attrs.Attribute[Any]) -> click.ParamType[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -135,12 +137,17 @@ def transcribe(
     following = Following.of("transcribe", others)
     config = following.config(others)
     given = given_options(context)
+    aligner = given.pop("aligner", None)
     options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
     subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})
     formats = formats_of(_ALIASES.get(style, style))
     _check_output(files, formats, folder, subtitles, has_words=options.get("timestamps") == "word")
     _check_language(options.get("language"))
     check_model(found_model, transcribes=True)
+    if aligner is not None:
+        check_model(aligner)
+        if options.get("timestamps") != "word":
+            raise click.UsageError("--aligner finds the times of words; give --word-timestamps, too")
     readable = _readable(files)
     if not readable:
         return FAILED
@@ -159,9 +166,18 @@ def transcribe(
             at_once=at_once,
             names_requests=config.observer is not None,
         )
-        opening = partial(open_engine, found_model, config)
-        status = following.run(opening, job.run, verbose=bool(verbose), clear=progress.clear)
+        opening, run = partial(open_engine, found_model, config), job.run
+        if aligner is not None:
+            run = partial(_with_aligner, job, partial(open_engine, aligner, attrs.evolve(config, observer=None)))
+        status = following.run(opening, run, verbose=bool(verbose), clear=progress.clear)
     return status or (FAILED if len(readable) < len(files) else 0)
+
+
+async def _with_aligner(job: Job, open_aligner: Callable[[], AbstractAsyncContextManager[Any]], engine: Any) -> int:
+    """Runs ``job`` with the words of an engine that aligns texts."""
+    async with open_aligner() as aligner:
+        job.options = {**job.options, "aligner": aligner}
+        return await job.run(engine)
 
 
 # ---- the arguments ---------------------------------------------------------------------------------------------------

@@ -15,13 +15,13 @@ from ..outputs.languages import language_name
 from ..outputs.results import Segment, Transcript, Word
 
 _SEEK_STEPS = 100  # a second: Whisper counts frames of 10 ms
-_WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities", "turns")
+_WHERE_THERE_ARE_SOME = ("coverage", "warnings", "language_probabilities", "turns", "word_times")
 
 
 def as_object(transcript: Transcript) -> dict[str, Any]:
     """Returns the members that openai/whisper's JSON has (``text``, ``segments``, ``language``), and after them those
     that only a `Transcript` has, without its timings. Empty ``coverage``, ``warnings``, ``language_probabilities``,
-    ``speakers`` and ``turns`` are left out, and so are the ``words`` of a segment that has none.
+    ``speakers``, ``turns`` and ``word_times`` are left out, and so are the ``words`` of a segment that has none.
     """
     segments = [_whisper_segment(segment) for segment in transcript.segments]
     speakers = {"speakers": transcript.speakers} if transcript.speakers else {}

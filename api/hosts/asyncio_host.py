@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import sniffio
+import trio
 from attrs import define, field
 
 from ...actors.supervisor import is_cancellation, leaving
@@ -56,6 +57,18 @@ class TaskPortal(TrioThread):
             return cancelled
         finally:
             del cancelled  # a frame in its own error's traceback would be a reference cycle
+
+    async def ask(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Implements `TrioThread.ask` in a task of the loop."""
+        ended, token = trio.Event(), trio.lowlevel.current_trio_token()
+        answer = asyncio.run_coroutine_threadsafe(function(*arguments), self._loop)
+        answer.add_done_callback(lambda _: token.run_sync_soon(ended.set))
+        try:
+            await ended.wait()
+            return answer.result()
+        finally:
+            answer.cancel()
+            del answer  # a frame in its own error's traceback would be a reference cycle
 
     @staticmethod
     def may_wait(error: BaseException | None) -> bool:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import trio
+from attrs import evolve
 
 from ...actors.supervisor import leaving
 from ...core.errors import EngineStateError
+from ..speech.options import TranscribeOptions
+from ..speech.word_aligner import AlignerElsewhere
 from .trio_engine import TrioEngine
 from .trio_thread import TrioThread
 
@@ -107,6 +111,12 @@ class PortalHost:
     def read(self, function: Callable[[], T]) -> T:
         """Calls ``function`` in the engine's loop."""
         return self._portal.read(function)
+
+    def outward(self, options: TranscribeOptions) -> TranscribeOptions:
+        """Returns ``options`` with an aligner that the engine's loop can call. Its calls run on the callers' side."""
+        if options.aligner is None:
+            return options
+        return evolve(options, aligner=AlignerElsewhere(partial(self._portal.ask, options.aligner.align)))
 
     def stream(
         self,

@@ -18,6 +18,7 @@ from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+import trio
 from attrs import define, field, frozen
 
 from ...core.errors import EngineStateError
@@ -93,6 +94,10 @@ class ThreadPortal(TrioThread):
         except BaseException:  # a signal's handler raised between two waits: the coroutine is thrown away
             hurry()
             raise
+
+    async def ask(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Implements `TrioThread.ask` in a thread, whose end a cancelled call waits for."""
+        return await trio.to_thread.run_sync(partial(function, *arguments))
 
     def may_wait(self, error: BaseException | None) -> bool:
         """Implements `TrioThread.may_wait`. The thread of the trio loop must not wait: the garbage collector may throw

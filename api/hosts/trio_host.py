@@ -10,6 +10,7 @@ from typing import TypeVar
 import trio
 
 from ...core.errors import EngineStateError
+from ..speech.options import TranscribeOptions
 from .state import State, foreign
 from .trio_engine import TrioEngine
 
@@ -71,6 +72,10 @@ class TrioHost:
         this method too."""
         self._check()
         return function()
+
+    def outward(self, options: TranscribeOptions) -> TranscribeOptions:
+        """Returns ``options``, whose aligner the engine's loop can call."""
+        return options
 
     def stream(
         self, _: object, open_block: Callable[[], AbstractAsyncContextManager[Opened]]

@@ -149,6 +149,11 @@ class TrioThread(ABC):
         """
 
     @abstractmethod
+    async def ask(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Calls a caller's ``function`` on the callers' side and returns its result. Awaited on the trio side. A
+        cancellation ends the call, as far as the callers' side can."""
+
+    @abstractmethod
     def may_wait(self, error: BaseException | None) -> bool:
         """True if a block that is left with ``error`` may wait in the present thread or task."""
 

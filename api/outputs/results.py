@@ -201,6 +201,8 @@ class Transcript:
         language_probability: the model's certainty among the languages it knows, 0 to 1; ``None`` if the language was
             not detected, because the caller named it or the model knows only one.
         language_probabilities: the probability of each language by its code, if the language was detected.
+        word_times: the way in which the times of words were found: ``"cross-attention"`` of the model's decoder,
+            ``"frames"`` of its encoder, or ``"aligner"``; ``None`` if no words were asked for.
         duration: the length of the audio in seconds.
         task: ``"transcribe"`` or ``"translate"``.
         coverage: the stretches of the audio, in order, and what became of each.
@@ -221,6 +223,7 @@ class Transcript:
     warnings: tuple[str, ...] = ()
     language_probabilities: Mapping[str, float] | None = None
     turns: tuple[Turn, ...] = ()
+    word_times: str | None = None
 
     @property
     def speakers(self) -> tuple[str, ...]:

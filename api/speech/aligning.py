@@ -1,10 +1,9 @@
-"""The times at which the words of a known text are spoken: `align`, and the words of aligners in a transcript."""
+"""`align`: the times at which the words of a known text are spoken, by a request to an engine."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from attrs import field, frozen
 
@@ -12,35 +11,12 @@ from ...core.aligning import Timed, between
 from ...core.errors import ContextLengthExceeded, InvalidRequest
 from ...core.model import ModelDescription
 from ...core.request import Request
-from ..inputs.audio import AudioSource, Samples, load_audio
+from ..inputs.audio import AudioSource, load_audio
 from ..inputs.prompts import check_kind
 from ..inputs.threads import run_in_thread
 from ..outputs.languages import language_code, unknown_language
 from ..outputs.results import Word
 from .windows import Generated
-
-
-class WordAligner(Protocol):
-    """Finds the times of words for ``engine.transcribe(..., timestamps="word", aligner=...)``. An `Engine` whose model
-    aligns texts is one, and so is an object of the caller's with this method."""
-
-    async def align(self, audio: tuple[Samples, int], text: str, language: str | None = None) -> Sequence[Word]:
-        """Returns the words of ``text`` with their times. It is awaited in the caller's event loop; the aligner of a
-        `SyncEngine` has a plain method, which is called in a thread.
-
-        Args:
-            audio: samples, float32 of shape (n,), and their rate in Hz.
-            text: the text that is spoken in the audio.
-            language: a code of ISO 639; ``None``: it is not known.
-
-        Returns:
-            The words in order. Their joined texts are ``text``, blanks included. Times are in seconds from the
-            beginning of ``audio``.
-
-        Raises:
-            InvalidRequest: the text cannot be aligned. The transcription goes on, and `Transcript.warnings` says so.
-        """
-        ...
 
 
 @frozen

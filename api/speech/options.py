@@ -17,6 +17,7 @@ from ...core.checks import (
     as_integer,
     as_number,
     by,
+    demand,
     flag,
     instance,
     integer,
@@ -30,6 +31,7 @@ from ...core.errors import InvalidRequest
 from ...core.speech import SAMPLING
 from ..inputs.audio import AudioSource
 from .voice import VoiceActivity
+from .word_aligner import WordAligner
 
 TASKS = ("transcribe", "translate")
 TIMESTAMPS = ("segment", "word", "none")
@@ -147,6 +149,12 @@ def _voice_activity(value: Any) -> Any:
     return value
 
 
+def _aligner(value: Any) -> Any:
+    if not callable(getattr(value, "align", None)) or isinstance(value, type):
+        raise Refused
+    return value
+
+
 @frozen
 class Option:
     """The declaration of an option, kept in the metadata of its field. The docstring of `TranscribeOptions` explains
@@ -191,6 +199,9 @@ _TOKENS = several(_token, _MOST_TOKENS, "a list of token ids (integers, 0 or mor
     _CHECKPOINT
 )
 _VOICE = Check(_voice_activity, "'skip', 'off', or an object that is a VoiceActivity")
+_ALIGNER = Check(_aligner, "an engine whose model aligns texts, or an object that is a WordAligner").or_none(
+    "the model finds the times of words itself"
+)
 _CLIPS = Check(
     _read_clips,
     "rising times in seconds: pairs of (start, end), or starts and ends in turn; the last end may be left out",
@@ -236,6 +247,8 @@ class TranscribeOptions:
             Text that was good at no temperature is not given to them either.
         timestamps: ``"segment"``: segments with their times; ``"word"``: their words with times, too; ``"none"``: one
             segment per window.
+        aligner: a model that finds the times of words, in place of the model that transcribes. It is an `Engine`, or a
+            `WordAligner` of the caller, and needs ``timestamps="word"``.
         temperature: one or several temperatures, tried in order until a text is good; 0 is beam search, or greedy
             decoding with ``beam_size=1``. Several are a list, a tuple or an array. ``None``: 0, 0.2, 0.4, 0.6, 0.8 and
             1; 0 alone for models whose tokens are not sampled.
@@ -309,6 +322,7 @@ class TranscribeOptions:
     condition_on_previous_text: bool = _option(True, flag(), *_SHARED, form="condition_on_previous_text")
     prompt_reset_temperature: float = _option(0.5, number(0, math.inf), LIVE)
     timestamps: str = _chosen("segment", TIMESTAMPS)
+    aligner: WordAligner | None = _option(None, _ALIGNER)  # noqa: RUF009  (a field)
     temperature: tuple[float, ...] | None = _option(None, _TEMPERATURE, *_SEARCH, form="temperature")
     beam_size: int | None = _option(None, _BEAMS, *_SEARCH, form="beam_size")
     patience: float | None = _option(1.0, _PATIENCE, *_SEARCH)
@@ -359,6 +373,9 @@ class TranscribeOptions:
                 f"hallucination_silence_threshold={self.hallucination_silence_threshold:g} with "
                 f"timestamps={self.timestamps!r}; allowed: timestamps='word', since it needs the times of words"
             )
+        if self.aligner is not None:
+            demand(self.timestamps == "word", f"aligner with timestamps={self.timestamps!r}", "timestamps='word'")
+            demand(self.task == "transcribe", f"aligner with task={self.task!r}", "task='transcribe'")
         if self.parallel and self.voice_activity == "off":
             raise InvalidRequest(
                 "voice_activity='off' with parallel=True; allowed: voice_activity='skip', which finds the places to cut"

@@ -9,6 +9,7 @@ from functools import partial
 import trio
 from attrs import define, evolve, field
 
+from ...core.errors import InvalidRequest
 from ...core.plan import AlignedTokens
 from ...core.request import Request
 from ...core.speech import Ask, Detection, Sound, WordTokens
@@ -16,8 +17,10 @@ from ...core.timings import Timings
 from ..inputs.audio import Samples
 from ..inputs.prompts import INLINE_HASHED
 from ..inputs.threads import run_in_thread
+from ..outputs.results import Segment
 from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
+from .word_aligner import segment_with_even_words, segment_with_words
 
 RunRequests = Callable[[Sequence[Request]], Awaitable[Sequence[Generated]]]  # until all have ended
 
@@ -34,6 +37,7 @@ class WindowReader:
     Attributes:
         language: the code of the language; ``None`` before it is known. With ``multilingual`` it is the first window's.
         language_probabilities: the probability of each language by code; ``None`` if no language was detected.
+        warnings: sentences about words that could not be aligned, each once, in order.
     """
 
     recipe: Recipe
@@ -43,6 +47,7 @@ class WindowReader:
     asked: float = field(factory=trio.current_time)
     language: str | None = field(init=False)
     language_probabilities: Mapping[str, float] | None = field(default=None, init=False)
+    warnings: dict[str, None] = field(factory=dict, init=False)
     _requests: Iterator[int] = field(factory=itertools.count, init=False)
     _first: Timings | None = field(default=None, init=False)  # of the first request, from `asked` on
     _first_token: float | None = field(default=None, init=False)
@@ -145,6 +150,17 @@ class WindowReader:
         frames = -(-len(sound.samples) // self.recipe.facts.step_samples)
         request = tokens.request(self.new_id(name), sound.item, frames=frames)
         return None if request is None else (await self.ask([request], is_text=False))[0].aligned
+
+    async def with_words(self, segment: Segment, samples: Samples, language: str | None) -> Segment:
+        """Returns ``segment``, whose sound is ``samples``, with the words that the aligner of the options finds."""
+        aligner, rate = self.recipe.options.aligner, self.recipe.description.sampling_rate
+        assert aligner is not None, "words are aligned by an aligner"
+        try:
+            return await segment_with_words(segment, samples, rate, language, aligner)
+        except InvalidRequest as error:
+            where = f"{segment.start:.2f} to {segment.end:.2f} s"
+            self.warnings[f"the words of {where} share this time evenly, since they were not aligned: {error}"] = None
+            return segment_with_even_words(segment, language)
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:
         """Runs requests together. Records when the first request of all had a place, and when the first text began."""

@@ -124,7 +124,7 @@ class Recipe:
 
     @language.default
     def _language(self) -> str | None:
-        if self.options.timestamps == "word":
+        if self.options.timestamps == "word" and self.options.aligner is None:
             check_alignment(self.description)
         if self.options.task not in self.facts.tasks:
             raise InvalidRequest(
@@ -198,6 +198,13 @@ class Recipe:
             goes_on=self.options.condition_on_previous_text,
             reset_above=self.options.prompt_reset_temperature,
         )
+
+    @property
+    def word_times(self) -> str | None:
+        """The way in which the times of words are found, as in `Transcript.word_times`."""
+        if self.options.timestamps != "word":
+            return None
+        return self.facts.word_times if self.options.aligner is None else "aligner"
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -76,7 +76,8 @@ class Transcription:
             segments=(),
             task=recipe.options.task,
             coverage=self.coverage if whole else (),
-            warnings=(*recipe.warnings, *self._warnings, *([] if broken is None else [broken])),
+            warnings=(*recipe.warnings, *self.reader.warnings, *self._warnings, *([] if broken is None else [broken])),
+            word_times=recipe.word_times,
             timings=self._timings,
             turns=self._turns,
         )

@@ -97,7 +97,9 @@ class Walk:
         sound = await self.reader.sound(samples)
         attempt, read = await self._read_twice(sound, await self.reader.language_of(sound), start, stop)
         if self.recipe.options.timestamps == "word" and read.segments:
-            read = self._heard(await self._with_words(read, attempt, start), start, stop)
+            by_model = self.recipe.options.aligner is None
+            words = self._with_words(read, attempt, start) if by_model else self._aligned(read, attempt, start, samples)
+            read = self._heard(await words, start, stop)
         self.reader.language = self.reader.language or read.language
         self._remember(attempt.assessment, read)
         if read.segments:
@@ -187,12 +189,21 @@ class Walk:
         )
         return evolve(read, segments=segments)
 
+    async def _aligned(self, read: Read, attempt: Attempt, start: int, samples: Samples) -> Read:
+        """Returns ``read`` with words of the aligner, which hears the sound of each segment."""
+        language, found = attempt.ask.language or read.language or self.reader.language, list[Segment]()
+        for segment in read.segments:
+            first, last = (self.recipe.samples(time) - start for time in (segment.start, segment.end))
+            found.append(await self.reader.with_words(segment, samples[first:last], language))
+        return evolve(read, segments=tuple(found))
+
     def _heard(self, read: Read, start: int, stop: int) -> Read:
         """Returns ``read`` without text that nobody spoke. The next window starts after the last word, unless the model
-        has said that nobody speaks there."""
+        has said that nobody speaks there, or an aligner, which hears no more than the segments, has found the word."""
         recipe, seek = self.recipe, read.seek
         ends = [segment.words[-1].end for segment in read.segments if segment.words]
-        if not read.closed and ends and ends[-1] > recipe.seconds(start):
+        goes_on = not read.closed and recipe.options.aligner is None
+        if goes_on and ends and ends[-1] > recipe.seconds(start):
             seek = self._far_enough(start, recipe.samples(ends[-1]), stop)
         threshold = recipe.options.hallucination_silence_threshold
         if threshold is None:

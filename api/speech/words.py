@@ -45,7 +45,8 @@ def check_alignment(description: ModelDescription) -> None:
     if facts is not None and facts.word_times is None:
         raise InvalidRequest(
             f"timestamps='word', but {description.architecture} has no times of words: "
-            f"{facts.word_fault}. Allowed: timestamps='segment', 'none'"
+            f"{facts.word_fault}. Allowed: timestamps='segment', 'none', or an aligner, such as the engine of a "
+            "Qwen3-ForcedAligner"
         )
 
 

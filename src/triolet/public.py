@@ -12,6 +12,7 @@ from .api.outputs.streams import DeltaStream
 from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
 from .api.speech.voice import VoiceActivity
+from .api.speech.word_aligner import WordAligner
 from .api.sync_engine import SyncEngine
 from .api.sync_streams import SyncDeltaStream, SyncLiveSession, SyncSegmentStream
 from .api.tools.calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
@@ -113,4 +114,5 @@ __all__ = [
     "Usage",
     "VoiceActivity",
     "Word",
+    "WordAligner",
 ]

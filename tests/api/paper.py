@@ -71,6 +71,9 @@ class PaperEngine:
         elif self.closing:
             raise self.closing
 
+    async def align(self, audio: Any, text: str, language: str | None = None) -> list[Word]:
+        raise AssertionError("only checked")
+
     @asynccontextmanager
     async def stream_transcription(self, audio: Any, **options: Any) -> AsyncIterator[SegmentStream]:
         self.asked.append((audio, options))

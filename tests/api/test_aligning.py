@@ -1,20 +1,27 @@
-"""`Engine.align` on every host, over a simulated model."""
+"""`Engine.align`, and transcriptions with an aligner, on every host, over a simulated model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import anyio
+import anyio.lowlevel
+import numpy as np
 import pytest
+from attrs import define, field
 
-from triolet import ContextLengthExceeded, InvalidRequest, Word
+from triolet import ContextLengthExceeded, InvalidRequest, TranscribeOptions, Word
 from triolet.actors.worker import Job
 from triolet.api.inputs.audio import content_key
 from triolet.core.request import Alignment
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import START, expected_alignment
 
-from .hosts import Bench, audio, on_bench, on_threads_too
+from .hosts import HOSTS, Bench, Host, Signal, SpeakingModel, audio, on_bench, on_threads_too
 from .sim_aligner import FRAMES, SECONDS, AligningModel
+from .test_hosts import ALL_OF_IT, transcribe
 
 pytestmark = pytest.mark.real_time
 
@@ -93,3 +100,141 @@ async def test_a_model_that_aligns_nothing_says_so(bench: Bench) -> None:
     async with bench.engine() as engine:
         with pytest.raises(InvalidRequest, match="allowed: Qwen3-ForcedAligner"):
             await engine.align(audio(1), TEXT)
+
+
+# -- transcriptions --------------------------------------------------------------------------------------------------
+
+
+@define(eq=False, slots=False)
+class Alike:
+    """Gives all words of a text the same time, and notes what it was asked."""
+
+    host: Host
+    answer: Callable[[str], Any]
+    asked: list[tuple[int, int, str | None]] = field(factory=list)
+    began: Signal | None = None
+    cancelled: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.host.name == "threads":
+            self.align = self._plain  # type: ignore[method-assign]
+
+    async def align(self, audio: Any, text: str, language: str | None = None) -> Any:
+        if self.began is not None:
+            self.began.set()
+            try:
+                await anyio.sleep_forever()  # fails outside of the caller's loop
+            finally:
+                self.cancelled = True
+        await anyio.lowlevel.checkpoint()
+        return self._plain(audio, text, language)
+
+    def _plain(self, audio: Any, text: str, language: str | None = None) -> Any:
+        samples, rate = audio
+        self.asked.append((len(samples), rate, language))
+        return self.answer(text)
+
+
+def words_of(text: str) -> list[Word]:
+    texts = [text] if len(text) < 2 else [text[:1], text[1:]]
+    return [Word(text=one, start=0.25, end=0.5, probability=0.5) for one in texts]
+
+
+def refuse(text: str) -> Any:
+    raise InvalidRequest(f"not {text[:0]}today")
+
+
+SPEECH = np.linspace(0, 0.01, 70 * 16_000, dtype=np.float32)
+WORDS: dict[str, Any] = {**ALL_OF_IT, "timestamps": "word"}
+
+
+@on_threads_too
+@on_bench
+async def test_an_aligner_hears_the_sound_of_each_segment_and_times_its_words(bench: Bench) -> None:
+    bench.executor = SimExecutor(SpeakingModel())
+    aligner = Alike(bench.host, words_of)
+    async with bench.engine() as engine:
+        plain = await engine.transcribe(SPEECH, **ALL_OF_IT)
+        found, streamed, _ = await transcribe(engine, SPEECH, **WORDS, aligner=aligner)
+    assert found.word_times == "aligner"
+    assert plain.word_times is None
+    assert found.text == plain.text
+    assert len(found.segments) > 2
+    assert list(found.segments) == streamed
+    for segment, whole in zip(found.segments, plain.segments, strict=True):
+        assert segment.text == "".join(word.text for word in segment.words)
+        first, *rest = segment.words
+        start = min(whole.start + 0.25, whole.end)
+        assert first.start == pytest.approx(start, abs=1e-3)
+        assert segment.start == first.start
+        assert segment.end == segment.words[-1].end <= whole.end
+        assert all(word.start == word.end == first.end for word in rest)
+    assert aligner.asked[: len(plain.segments)] == [
+        (round(16_000 * whole.end) - round(16_000 * whole.start), 16_000, "en") for whole in plain.segments
+    ]
+
+
+@on_threads_too
+@on_bench
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (refuse, "not today"),
+        (lambda text: words_of(text + "!"), "joined texts are"),
+        (lambda _: None, "a list of Word"),
+    ],
+)
+async def test_words_that_are_not_aligned_share_the_time_of_their_segment(
+    bench: Bench, answer: Callable[[str], Any], reason: str
+) -> None:
+    bench.executor = SimExecutor(SpeakingModel())
+    async with bench.engine() as engine:
+        found = await engine.transcribe(SPEECH, **WORDS, aligner=Alike(bench.host, answer))
+    assert len(found.warnings) == len(found.segments)
+    for segment, warning in zip(found.segments, found.warnings, strict=True):
+        assert warning.startswith(f"the words of {segment.start:.2f} to {segment.end:.2f} s share this time evenly")
+        assert reason in warning
+        assert segment.text == "".join(word.text for word in segment.words)
+        lengths = [word.end - word.start for word in segment.words]
+        assert lengths == pytest.approx([(segment.end - segment.start) / len(lengths)] * len(lengths), abs=2e-3)
+        assert {word.probability for word in segment.words} == {0.0}
+
+
+@on_threads_too
+@on_bench
+async def test_an_error_of_an_aligner_ends_its_transcription(bench: Bench) -> None:
+    bench.executor = SimExecutor(SpeakingModel())
+    async with bench.engine() as engine:
+        with pytest.raises(ZeroDivisionError):
+            await engine.transcribe(SPEECH, **WORDS, aligner=Alike(bench.host, lambda _: 1 / 0))
+        await engine.transcribe(SPEECH, **ALL_OF_IT)
+
+
+@on_bench
+async def test_an_aligner_is_cancelled_with_its_transcription(bench: Bench) -> None:
+    bench.executor = SimExecutor(SpeakingModel())
+    aligner = Alike(bench.host, words_of, began=bench.host.signal())
+    async with bench.engine() as engine, bench.host.group() as group:
+        handle = group.start(partial(engine.transcribe, **WORDS, aligner=aligner), SPEECH)
+        await aligner.began.wait()
+        handle.cancel()
+        await handle.ended()
+    assert handle.cancelled
+    assert aligner.cancelled
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"aligner": 3, "timestamps": "word"}, "allowed: an engine whose model aligns texts"),
+        ({"aligner": Alike, "timestamps": "word"}, "allowed: an engine whose model aligns texts"),
+        ({"aligner": Alike(HOSTS[0], words_of)}, "allowed: timestamps='word'"),
+        (
+            {"aligner": Alike(HOSTS[0], words_of), "timestamps": "word", "task": "translate"},
+            "allowed: task='transcribe'",
+        ),
+    ],
+)
+def test_an_aligner_that_makes_no_sense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        TranscribeOptions(**options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 import torch
 import transformers
 import trio
+from attrs import evolve
 
-from triolet import ContextLengthExceeded, Engine, EngineConfig, InvalidRequest, SamplingParams
+from triolet import ContextLengthExceeded, Engine, EngineConfig, InvalidRequest, SamplingParams, SyncEngine, Transcript
 from triolet.testing import make_checkpoint
 
 TEXTS = (
@@ -72,6 +74,30 @@ async def test_words_and_times_are_those_of_transformers_alone_and_together(
         within = [tuple(min(time, round(seconds, 3)) for time in times) for _, *times in expected]
         assert [(word.start, word.end) for word in words] == within
         assert all(0 < word.probability <= 1 for word in words)
+
+
+@pytest.mark.real_time
+def test_a_transcription_takes_its_words_from_the_engine_of_an_aligner(folder: Path, tmp_path: Path) -> None:
+    """On trio, on asyncio, and in threads."""
+    speech, samples = make_checkpoint("qwen3_asr", tmp_path), sound(4, 3)
+    options: dict[str, Any] = {"timestamps": "word", "voice_activity": "off", "max_new_tokens": 24}
+    config = EngineConfig(dtype="float32", device="cpu", verify=True)
+
+    async def ask() -> Transcript:
+        async with Engine(speech, config=config) as engine, Engine(folder, config=config) as aligner:
+            found = await engine.transcribe(samples, aligner=aligner, **options)
+            with pytest.raises(InvalidRequest, match=r"Allowed: .* an aligner"):
+                await engine.transcribe(samples, **options)
+            (whole,) = (await engine.transcribe(samples, **options | {"timestamps": "segment"})).segments
+            words = await aligner.align(samples, whole.text)
+            assert found.segments == (evolve(whole, words=words, start=words[0].start, end=words[-1].end),)
+        return found
+
+    with SyncEngine(speech, config=config) as engine, SyncEngine(folder, config=config) as aligner:
+        found = engine.transcribe(samples, aligner=aligner, **options)
+    assert found.word_times == "aligner"
+    assert not found.warnings
+    assert trio.run(ask) == asyncio.run(ask()) == found
 
 
 async def test_what_it_cannot_do_is_refused_by_name(folder: Path) -> None:

@@ -169,6 +169,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "--audio - <&-": "standard input: it is closed; pipe audio in, or redirect it from a file (< FILE)",
     }.items():
         yield f"{G} {words}", 1, told
+    yield "transcribe a.wav --model m --aligner n", 2, "--aligner finds the times of words; give --word-timestamps"
     yield "generate m < lines", 2, "the prompt is empty"
     yield "generate m < latin", 1, "standard input: it is not UTF-8 text (at byte 2); give images and audio with"
     yield "generate m <&-", 1, "standard input: it is closed; pipe a prompt in, or redirect it from a file (< FILE)"

@@ -52,6 +52,7 @@ VALUES = {
     "condition_on_previous_text": (None, True),
     "prompt_reset_temperature": ("0.3", 0.3),
     "timestamps": ("word", "word"),
+    "aligner": ("aligner", "the engine"),
     "temperature": ("0,0.5", (0.0, 0.5)),
     "beam_size": ("3", 3),
     "patience": ("None", None),
@@ -95,11 +96,16 @@ def test_a_flag_reaches_the_engine_under_its_fields_name(name: str, engine: Pape
     text, value = VALUES[name]
     flag = "--known-speaker" if name == "known_speakers" else f"--{name.replace('_', '-')}"
     words = [flag] if text is None else [flag, text]
-    needed = {"hallucination_silence_threshold": ("timestamps", "word"), "known_speakers": ("speakers", "any")}
+    words_too = ("timestamps", "word")
+    needed = {
+        "aligner": words_too,
+        "hallucination_silence_threshold": words_too,
+        "known_speakers": ("speakers", "any"),
+    }
     also = [needed[name]] if name in needed else []
     given = [word for option, setting in also for word in (f"--{option}", setting)]
     assert run(["transcribe", "a.wav", *words, *given], engine) == 0
-    expected = {name: value, **dict(also)}
+    expected = {name: engine if name == "aligner" else value, **dict(also)}
     assert engine.asked == [("a.wav", expected)]
 
 
