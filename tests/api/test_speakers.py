@@ -15,6 +15,7 @@ from triolet.api.speech.options import read_options
 from triolet.api.speech.segments import SegmentStream
 from triolet.api.speech.voices import VoiceClusters
 from triolet.core.errors import InvalidRequest
+from triolet.testing.trio_tools import Trial, sweep_program
 
 from .speech import RATE, PaperVoice, Script, answer, opened, options_of
 
@@ -141,3 +142,30 @@ async def test_a_reference_that_shows_no_voice_is_refused_before_a_window_is_rea
     with pytest.raises(InvalidRequest, match=f"the reference of the known speaker 'Ada'.*({told})"):
         await transcribed(TWO, run, speakers=True, known_speakers={"Ada": reference})
     assert not run.requests
+
+
+# -- every fault at every step -----------------------------------------------------------------------------------------
+
+
+async def read_on_after_a_fault(trial: Trial) -> None:
+    """A reader may be cancelled at any step, also while a thread listens; who reads on gets all speakers."""
+    run = Script(TEXT.answers[0])
+    options = options_of(speakers=True, known_speakers={"Ada": (talk((2, 4.0)), RATE)})
+    async with trial.part(), opened(TWO, run, options, detectors=detectors()):
+        pass
+    async with opened(TWO, run, options, detectors=detectors()) as transcription:
+        stream = SegmentStream(transcription, transcription.progress)
+        async with trial.part():
+            async for segment in stream:
+                assert segment.speaker is None
+        async for segment in stream:
+            assert segment.speaker is None
+        found = stream.transcript()
+    assert " ".join(f"{one.speaker}:{one.text}" for one in found.segments) == "A: a Ada: b A: c Ada: d"
+    assert [one.speaker for one in found.turns] == ["A", "Ada", "A", "Ada"]
+
+
+def test_no_fault_at_any_step_costs_a_speaker() -> None:
+    report = sweep_program(read_on_after_a_fault, runs=400)
+    assert report.failures == [], "\n".join(map(str, report.failures))
+    assert report.faults >= 100
