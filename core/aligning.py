@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 from attrs import field, frozen
 
 from .plan import AlignedTokens
 from .request import Alignment, EncoderItem
+from .speech import is_unspaced
+
+APOSTROPHES = "'’"
 
 
 @frozen
@@ -58,6 +63,20 @@ class TextAligner(Protocol):
         """Returns the time of each word of ``draft``; ``None`` for a word without a place."""
 
 
+def spoken_words(text: str) -> list[str]:
+    """Returns the words of ``text`` without marks: letters, numbers and apostrophes between blanks. In scripts without
+    blanks between words each character is a word."""
+    words = [""]
+    for character in text:
+        if character.isspace():
+            words.append("")
+        elif character in APOSTROPHES or unicodedata.category(character)[0] in "LNM":
+            words[-1] += character
+            if is_unspaced(character):
+                words[-1:] = [words[-1][:-1], character, ""]
+    return [word for word in words if word]
+
+
 def cut_words(text: str, spoken: Sequence[str]) -> tuple[str, ...]:
     """Cuts ``text`` into as many parts as there are words in ``spoken``, and at least one. Each word of ``spoken`` is a
     word of the text, or what is left of it without marks. The cut between two words is at the first blank between them,
@@ -75,6 +94,12 @@ def cut_words(text: str, spoken: Sequence[str]) -> tuple[str, ...]:
         for character in word:
             at = text.index(character, at) + 1
     return tuple(text[start:stop] for start, stop in zip(cuts, [*cuts[1:], len(text)], strict=True))
+
+
+def least_frames(tokens: Sequence[int]) -> int:
+    """Returns the number of frames that a CTC model needs for ``tokens``: one for each, and a blank between equal
+    neighbours."""
+    return len(tokens) + sum(left == right for left, right in pairwise(tokens))
 
 
 def between(times: Sequence[Timed | None], start: float, end: float) -> tuple[Timed, ...]:

@@ -160,7 +160,7 @@ class WindowReader:
         except InvalidRequest as error:
             where = f"{segment.start:.2f} to {segment.end:.2f} s"
             self.warnings[f"the words of {where} share this time evenly, since they were not aligned: {error}"] = None
-            return segment_with_even_words(segment, language)
+            return segment_with_even_words(segment)
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:
         """Runs requests together. Records when the first request of all had a place, and when the first text began."""

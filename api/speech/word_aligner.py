@@ -7,11 +7,10 @@ from typing import Any, Protocol
 
 from attrs import evolve, frozen
 
-from ...core.aligning import Timed, between, cut_words
+from ...core.aligning import Timed, between, cut_words, spoken_words
 from ...core.errors import InvalidRequest
 from ..inputs.audio import Samples
 from ..outputs.results import Segment, Word
-from .words import UNSPACED
 
 
 class WordAligner(Protocol):
@@ -68,10 +67,9 @@ async def segment_with_words(
     return _placed(segment, [word.text for word in words], known)
 
 
-def segment_with_even_words(segment: Segment, language: str | None) -> Segment:
+def segment_with_even_words(segment: Segment) -> Segment:
     """Returns ``segment`` with words that share its time evenly, with probability 0."""
-    spoken = [mark for mark in segment.text if not mark.isspace()] if language in UNSPACED else segment.text.split()
-    texts = cut_words(segment.text, spoken)
+    texts = cut_words(segment.text, spoken_words(segment.text))
     return _placed(segment, texts, [None] * len(texts))
 
 

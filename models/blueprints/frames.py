@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 from torch import nn
 
 from ...core.model import ModelDescription
+from ..architectures.ctc_texts import CtcTexts
 from ..architectures.frames_checkpoint import FrameCheckpoint
 from ..architectures.items import ItemSettings
 from ..checkpoints.loading import load_module
@@ -93,6 +94,7 @@ class FrameBlueprint(ModuleBlueprint):
             most_embeddings=shape.embeddings,
         )
         preparer = checkpoint.family.preparer(checkpoint.folder, checkpoint.tokenizer, checkpoint.config, settings)
+        texts = CtcTexts(preparer=preparer, blank=checkpoint.emissions.blank)
         described = self.described(
             name,
             sampling_rate=preparer.sampling_rate,
@@ -100,5 +102,6 @@ class FrameBlueprint(ModuleBlueprint):
             processor_identity=identity,
             preparer=preparer,
             frame_seconds=preparer.frame_seconds,
+            aligner=None if checkpoint.family.predicts else texts,
         )
         return evolve(described, page_size=self.positions)

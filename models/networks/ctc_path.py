@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...core.aligning import least_frames
 from ...core.plan import AlignedTokens
-
-
-def least_frames(tokens: Sequence[int]) -> int:
-    """Returns the number of frames that ``tokens`` need: one for each, and a blank between equal neighbours."""
-    return len(tokens) + sum(left == right for left, right in pairwise(tokens))
 
 
 def best_path(logprobs: npt.NDArray[Any], tokens: Sequence[int], blank: int) -> AlignedTokens:

@@ -15,6 +15,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ...core.emissions import Emissions
+from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem
 from ..architectures.frames import FrameFamily
 from ..memory.encoder_outputs import EncoderOutputs
@@ -22,6 +23,7 @@ from ..memory.frames import FrameSlots, FrameStates
 from ..memory.module import TransformerModel
 from ..memory.rows import slot_of
 from ..sampling.logits import largest
+from .ctc_path import best_path
 from .encoder_decoder import encode_alike
 from .network import Feed, Network, Record
 
@@ -51,7 +53,8 @@ class FrameNetwork(Network):
     def start(self, record: Record) -> None:
         start = record.start
         assert not start.placeholders, f"sequence {start.sequence_id}: frames have no placeholders"
-        assert not start.reads_only, f"sequence {start.sequence_id}: frames are read to get tokens"
+        assert start.pooling is None, f"sequence {start.sequence_id}: frames give no vector"
+        assert start.alignment is None or not self.family.predicts, f"sequence {start.sequence_id}: only CTC aligns"
         assert start.probe is None, f"sequence {start.sequence_id}: frames have no distribution after the prompt"
         assert record.search is None, f"sequence {start.sequence_id}: frames are read greedily"
 
@@ -70,6 +73,22 @@ class FrameNetwork(Network):
             self._search([feed for feed, _ in now if not self.states.places[_page(feed)].searched])
             self._predict([_page(feed) for feed, _ in now], [token for _, token in now])
         return self._search([feeds[index] for index, _ in wanted])
+
+    def align(
+        self,
+        feeds: Sequence[Feed],
+        outputs: EncoderOutputs,  # noqa: ARG002  (slots have them)
+    ) -> list[AlignedTokens | None]:
+        return [self._path(feed) if feed.part.samples else None for feed in feeds]
+
+    def _path(self, feed: Feed) -> AlignedTokens:
+        """Returns the frames of the tokens of a prompt on their likeliest path."""
+        start, slot = feed.record.start, slot_of(feed.part)
+        assert start.alignment is not None, "only a sequence with an alignment is aligned"
+        frames = torch.arange(self.slots.length(slot), device=self.device)
+        scores = self._scores(torch.full_like(frames, slot), frames, frames)[:, : self.vocabulary]
+        tokens = feed.record.tokens[start.alignment.start : start.prompt_length]
+        return best_path(scores.log_softmax(-1).cpu().numpy(), tokens, self.emissions.blank)
 
     def _predict(self, pages: Sequence[int], tokens: Sequence[int]) -> None:
         """Feeds a token to the prediction network of each page."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import trio
 from attrs import evolve
 
 from triolet import ContextLengthExceeded, Engine, EngineConfig, InvalidRequest, SamplingParams, SyncEngine, Transcript
+from triolet.models.networks.ctc_path import best_path
 from triolet.testing import make_checkpoint
 
 TEXTS = (
@@ -116,3 +120,67 @@ async def test_what_it_cannot_do_is_refused_by_name(folder: Path) -> None:
         with pytest.raises(ContextLengthExceeded, match="positions"):
             await engine.align(samples, "a " * 300)
         assert [word.probability for word in await engine.align(samples, "!?")] == [0.0]
+
+
+# -- CTC -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ctc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("parakeet_ctc", tmp_path_factory.mktemp("parakeet_ctc"))
+
+
+def likeliest(folder: Path, samples: Any, words: list[str]) -> list[tuple[float, float]]:
+    """The times of words on the likeliest path through what transformers' model computes."""
+    processor: Any = transformers.AutoProcessor.from_pretrained(folder)
+    model = transformers.ParakeetForCTC.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logits = model(**processor([samples], sampling_rate=16_000)).logits[0]
+    tokens = [processor.tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
+    path = best_path(logits.log_softmax(-1).numpy(), list(itertools.chain(*tokens)), model.config.pad_token_id)
+    stops = list(itertools.accumulate(map(len, tokens)))
+    places = [(path.frames[first], path.ends[stop - 1]) for first, stop in itertools.pairwise([0, *stops])]
+    return [(round(0.08 * start, 3), round(min(0.08 * end, len(samples) / 16_000), 3)) for start, end in places]
+
+
+async def test_words_of_a_ctc_model_have_the_times_of_the_likeliest_path(ctc: Path) -> None:
+    """In chunks and together; marks are left out, and belong to the words beside them."""
+    asked = [(sound(4, 0), " Turn it off, now!"), (sound(2, 1), "aab bb"), (sound(4, 0), "你好 ok")] * 2
+    spoken = [["Turn", "it", "off", "now"], ["aab", "bb"], ["你", "好", "ok"]] * 2
+    found: dict[int, Any] = {}
+
+    async def ask(engine: Engine, index: int) -> None:
+        found[index] = await engine.align(*asked[index])
+
+    config = EngineConfig(dtype="float32", device="cpu", verify=True, max_step_tokens=8, max_running=4)
+    async with Engine(ctc, config=config) as engine:
+        async with trio.open_nursery() as nursery:
+            for index in range(len(asked)):
+                nursery.start_soon(ask, engine, index)
+        assert engine.statistics().encoder_cache.encoded == 2
+        with pytest.raises(InvalidRequest, match=r"25 tokens, which take 49 frames or more; allowed: up to 25"):
+            await engine.align(sound(2, 0), "a" * 25)
+    for index, (samples, text) in enumerate(asked):
+        assert "".join(word.text for word in found[index]) == text
+        assert [(word.start, word.end) for word in found[index]] == likeliest(ctc, samples, spoken[index])
+        assert all(0 < word.probability < 1 for word in found[index])
+
+
+async def test_a_letter_that_the_vocabulary_lacks_is_written_small_or_left_out(ctc: Path, tmp_path: Path) -> None:
+    """A tokenizer of small letters alone; a number lies between its neighbours."""
+    shutil.copytree(ctc, tmp_path, dirs_exist_ok=True)
+    letters = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz'")}
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    added = {one["content"]: one["id"] for one in tokenizer["added_tokens"]}
+    tokenizer["model"] = {"type": "WordLevel", "vocab": {**letters, **added}, "unk_token": "<unk>"}
+    tokenizer["pre_tokenizer"] = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+    tokenizer |= {"decoder": {"type": "Fuse"}, "post_processor": None, "normalizer": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    async with Engine(tmp_path, config=EngineConfig(dtype="float32", device="cpu")) as engine:
+        upper = await engine.align(sound(4, 0), "It’S 42 ÉONS")
+        lower = await engine.align(sound(4, 0), "it's ons")
+    first, number, last = upper
+    assert [(one.start, one.end, one.probability) for one in (first, last)] == [
+        (one.start, one.end, one.probability) for one in lower
+    ]
+    assert (number.start, number.end, number.probability) == (first.end, last.start, 0.0)

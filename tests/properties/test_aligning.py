@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triolet.core.aligning import Timed, between, cut_words
-from triolet.models.networks.ctc_path import best_path, least_frames
+from triolet.core.aligning import Timed, between, cut_words, least_frames, spoken_words
+from triolet.models.networks.ctc_path import best_path
 
 BLANK = 0
 
@@ -74,8 +74,16 @@ def test_a_mark_belongs_to_the_word_that_it_touches():
     assert cut_words(" «Oui», dit-il — (bas).", ["Oui", "ditil", "bas"]) == (" «Oui»,", " dit-il", " — (bas).")
     assert cut_words("你好，世界。", ["你", "好", "世", "界"]) == ("你", "好，", "世", "界。")
     assert cut_words("...", []) == ("...",)
+    assert spoken_words(" «Oui», d’accord: 你好。é 3%") == ["Oui", "d’accord", "你", "好", "é", "3"]
     with pytest.raises(ValueError, match="substring"):
         cut_words("one", ["two"])
+
+
+@given(text=st.text("a é'’你。 ,\u0301ก", max_size=12))
+def test_a_text_can_be_cut_at_its_spoken_words(text):
+    words = cut_words(text, spoken_words(text))
+    assert "".join(words) == text
+    assert len(words) == max(1, len(spoken_words(text)))
 
 
 times = st.one_of(st.none(), st.builds(Timed, st.floats(-1, 12), st.floats(-1, 12), st.floats(0, 1)))
