@@ -438,6 +438,7 @@ class TrioEngine:
             token_ids=token_ids,
             logprobs=logprobs,
             finish_reason=reason,
+            frames=tuple(part.frames for part in mailbox.unread if part.frames is not None),
             probe=next((part.probe for part in mailbox.unread if part.probe is not None), None),
             aligned=next((part.aligned for part in mailbox.unread if part.aligned is not None), None),
             timings=mailbox.timings,

@@ -9,6 +9,7 @@ from attrs import define, field, frozen
 from ...core.speech import Sound
 from ..inputs.audio import Samples
 from ..outputs.results import Word
+from ..speech.frame_times import aligned_by_frames
 from ..speech.history import History
 from ..speech.reader import WindowReader
 from ..speech.recipe import Context
@@ -144,8 +145,11 @@ class UtteranceReader:
             end = max(recipe.seconds(reading.stop), begin)
             return after(known, spread(spoken.words, begin, end, probability))
         words = (*stable, *spoken.words) if recipe.facts.begins else spoken.whole
-        tokens = recipe.model.word_tokens(tuple(token for word in words for token in word.token_ids), attempt.ask)
-        aligned = await self.thorough.aligned("words", tokens, attempt.sound)
+        if attempt.generated.frames:
+            aligned = aligned_by_frames(attempt, recipe)
+        else:
+            tokens = recipe.model.word_tokens(tuple(token for word in words for token in word.token_ids), attempt.ask)
+            aligned = await self.thorough.aligned("words", tokens, attempt.sound)
         if aligned is None:
             return ()
         placed = timed(words, aligned, rules=recipe.word_rules(spoken.language), offset=start)

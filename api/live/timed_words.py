@@ -43,7 +43,7 @@ def timed(
         places = range(first, first + len(word.token_ids))
         found.append(TimedWord(number=number, word=timed_word(word, places, aligned, rules, offset)))
         first = places.stop
-    return _mended(found)
+    return tuple(found) if aligned.ends else _mended(found)
 
 
 def spread(words: Sequence[TextWord], start: float, end: float, probability: float) -> tuple[TimedWord, ...]:

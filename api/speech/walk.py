@@ -12,6 +12,7 @@ from ..inputs.audio import Samples
 from ..inputs.recording import Recording
 from ..outputs.results import Segment
 from .cuts import speech_within
+from .frame_times import aligned_by_frames, cut_by_frames, text_tokens
 from .hallucinations import Surroundings, without_hallucinations
 from .history import History
 from .plan import Plan
@@ -149,6 +150,9 @@ class Walk:
     def _read(self, attempt: Attempt, start: int, stop: int) -> Read:
         silent = attempt.assessment.is_silent(self.recipe.options)
         cut = WindowCut(()) if silent else self.recipe.model.cut(attempt.generated.token_ids, attempt.ask)
+        if attempt.generated.frames and not silent:
+            is_full = stop - start >= self.plan.rules.window
+            cut = cut_by_frames(cut, attempt, self.recipe, is_full=is_full)
         segments, tokens = self._segments(cut.spans, attempt, start, stop)
         read = Read(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed, language=cut.language)
         if cut.next_start is not None:
@@ -177,8 +181,11 @@ class Walk:
     async def _with_words(self, read: Read, attempt: Attempt, start: int) -> Read:
         """Returns ``read`` with the times of its words."""
         recipe = self.recipe
-        tokens = recipe.model.word_tokens(attempt.generated.token_ids, attempt.ask)
-        answer = await self.reader.aligned(f"{self.name}{self._windows}.words", tokens, attempt.sound)
+        if attempt.generated.frames:
+            tokens, answer = text_tokens(attempt.generated, recipe), aligned_by_frames(attempt, recipe)
+        else:
+            tokens = recipe.model.word_tokens(attempt.generated.token_ids, attempt.ask)
+            answer = await self.reader.aligned(f"{self.name}{self._windows}.words", tokens, attempt.sound)
         segments = place_words(
             read.segments,
             tokens,

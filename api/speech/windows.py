@@ -27,6 +27,7 @@ class Generated:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     probe: tuple[float, ...] | None = None  # the log-probabilities that `Request.probe` asked for
+    frames: tuple[tuple[int, int], ...] = ()  # of the tokens, if the model reads frames, as `SampledToken.frames`
     aligned: AlignedTokens | None = None  # the answer to `Request.alignment`
     timings: Timings | None = None
 

@@ -32,7 +32,9 @@ from ..outputs.results import Segment, Word
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Languages without spaces between words. Here each character is a word, or all characters of one token together."""
 
-_SENTENCE_ENDS = ".。!！?？"
+SENTENCE_ENDS = tuple(".。!！?？")
+"""The marks that end a sentence."""
+
 _LONGEST_MEDIAN = 0.7  # seconds: the most that counts as a word's usual duration, however slowly somebody speaks
 _HINT = 0.5  # seconds: a segment's own time counts only if it shortens a word by more than this
 
@@ -98,7 +100,8 @@ def place_words(
     offset: float,
     spoken_until: float,
 ) -> tuple[Segment, ...]:
-    """Returns a window's ``segments`` with their words. Each segment starts and ends with its first and last word.
+    """Returns a window's ``segments`` with their words. Each segment starts and ends with its first and last word. If
+    the model knows where tokens end, nothing is mended.
 
     Args:
         tokens: the tokens of the window.
@@ -108,7 +111,8 @@ def place_words(
             there is none.
     """
     parts = _spoken(segments, tokens, aligned, rules, offset)
-    usual = _usual_seconds([word for part in parts for word in part])
+    is_exact = aligned is not None and bool(aligned.ends)
+    usual = math.inf if is_exact else _usual_seconds([word for part in parts for word in part])
     placed = []
     for segment, words in zip(segments, _without_long_ends(parts, 2 * usual), strict=True):
         merged = merge_marks(words, rules.prepended, rules.appended)
@@ -136,9 +140,9 @@ def _spoken(
 
 def timed_word(word: TextWord, places: Sequence[int], aligned: AlignedTokens, rules: WordRules, offset: float) -> Word:
     """Returns the word with its time. ``places`` are the indices of its tokens among the aligned tokens."""
-    start, end = (
-        offset + (aligned.frames[at] + rules.lead) * rules.frame_seconds for at in (places[0], places[-1] + 1)
-    )
+    last = places[-1]
+    frames = aligned.frames[places[0]], aligned.ends[last] if aligned.ends else aligned.frames[last + 1]
+    start, end = (offset + (frame + rules.lead) * rules.frame_seconds for frame in frames)
     probability = fmean([math.exp(aligned.logprobs[at]) for at in places])
     return Word(text=word.text, start=start, end=end, probability=probability, token_ids=word.token_ids)
 
@@ -231,9 +235,9 @@ def _without_long_ends(parts: Sequence[Sequence[Word]], longest: float) -> list[
 def _cut(before: Word, word: Word, longest: float) -> Word:
     if not 0 < longest < _seconds(word):
         return word
-    if word.text in _SENTENCE_ENDS:
+    if word.text in SENTENCE_ENDS:
         return evolve(word, end=word.start + longest)
-    if before.text in _SENTENCE_ENDS:
+    if before.text in SENTENCE_ENDS:
         return evolve(word, start=word.end - longest)
     return word
 

@@ -6,6 +6,7 @@ A family covers some ``model_type`` of transformers. The modules of transformers
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ...core.emissions import Emissions
@@ -26,6 +27,7 @@ from .prompts import settled
 
 _MOST_SECONDS = 40  # cuts at pauses hurt little there, the pieces of a recording run together, and the encoder's
 # attention, whose memory grows with the square of the length, stays below 10 MB a head
+_CODE = re.compile(r"[a-z]{2,3}(-[A-Z]{2})?")
 _REFUSED = {"nemotron3_5_transcribe": "its decoder is a language model with Mamba layers"}
 
 
@@ -136,18 +138,19 @@ class FrameFamily:
         extractor, chosen = processor.feature_extractor, {}
         if self.causal:
             chosen["num_lookahead_tokens"] = torch.tensor(processor.default_num_lookahead_tokens)
-        languages: dict[str, int] = dict(getattr(processor, "prompt_dictionary", {}))
+        languages = getattr(processor, "prompt_dictionary", {})
+        if languages:
+            chosen["prompt_ids"] = torch.tensor(languages["auto"])
         hop, rate = int(extractor.hop_length), int(extractor.sampling_rate)
         return FrameItems(
             tokenizer=settled(tokenizer),
             settings=settings,
-            read=partial(_features, extractor),
+            read=partial(_features, extractor, chosen),
             sampling_rate=rate,
             most_samples=self.most_hops(folder, config) * hop,
             count=partial(self._count, config, hop),
             frame_seconds=self.factor(config) * hop / rate,
-            chosen=chosen,
-            languages=languages,
+            languages=_by_code(languages),
         )
 
     def _count(self, config: Any, hop: int, samples: int) -> int:
@@ -155,10 +158,20 @@ class FrameFamily:
         return self.embeddings(config, hops) if hops > 1 else 0  # spectra are divided by their spread
 
 
-def _features(extractor: Any, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
-    """Returns the spectra of one piece of audio as the feature extractor makes them, and which of them count."""
+def _features(extractor: Any, chosen: Mapping[str, Tensor], samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+    """Returns the spectra of one piece of audio as the feature extractor makes them, which of them count, and the
+    inputs in ``chosen``."""
     made = extractor([samples], sampling_rate=extractor.sampling_rate, return_tensors="pt")
-    return {name: made[name][0] for name in ("input_features", "attention_mask")}
+    return {name: made[name][0] for name in ("input_features", "attention_mask")} | chosen
+
+
+def _by_code(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Returns the ``numbers`` of languages by the codes of the languages and, in small letters, of their regions. Of a
+    language that is named with regions only, the first stands for it."""
+    found = {name.lower(): number for name, number in numbers.items() if _CODE.fullmatch(name)}
+    for name, number in list(found.items()):
+        found.setdefault(name.partition("-")[0], number)
+    return found
 
 
 @frozen(kw_only=True)
@@ -166,14 +179,12 @@ class FrameItems(AudioItems):
     """Audio for models that read frames: the decoder begins with the blank, and no text comes before."""
 
     frame_seconds: float
-    chosen: Mapping[str, Tensor]  # further inputs of the encoder
-    languages: Mapping[str, int]  # "de" -> the number that the encoder reads; empty: it reads none
+    languages: Mapping[str, int]  # "de" -> the number that the encoder reads; empty: it finds the language itself
 
-    def item(self, samples: np.ndarray[Any, Any], language: str = "auto") -> EncoderItem:
-        payload = {**self._read(self._checked(samples)), **self.chosen}
-        if self.languages:
-            payload["prompt_ids"] = torch.tensor(self.languages[language])
-        return self.settings.item(payload, self._count(len(samples)))
+    def spoken(self, item: EncoderItem, language: str) -> EncoderItem:
+        """Returns ``item`` as it is read in one of ``languages``."""
+        payload = {**item.payload, "prompt_ids": torch.tensor(self.languages[language])}
+        return evolve(item, key=f"{item.key}, {language}", payload=payload)
 
     def begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Returns the start token alone. Raises `InvalidRequest` if there is a prompt."""

@@ -18,6 +18,7 @@ from ..memory.frames import FrameSlots, FrameStates
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.encoder_decoder import encode_alike
 from ..networks.frames import FrameNetwork
+from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
 
 
@@ -104,4 +105,5 @@ class FrameBlueprint(ModuleBlueprint):
             frame_seconds=preparer.frame_seconds,
             aligner=None if checkpoint.family.predicts else texts,
         )
-        return evolve(described, page_size=self.positions)
+        described = evolve(described, page_size=self.positions)
+        return with_speech(described, checkpoint, self.config.encoder_cache_bytes)

@@ -10,19 +10,16 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
-from ...core.emissions import Place
-
 
 @define(eq=False)
 class FrameStates:
-    """The states of sequences, one for each page: hidden and cell state of the prediction network's layers, its last
-    output, and on the host the place in the encoder output."""
+    """The states of sequences, one for each page: hidden and cell state of the prediction network's layers, and its
+    last output."""
 
     page_size: int  # positions of a page: those of the longest sequence
     pages: int
     _cells: Tensor = field(repr=False)  # [layers, 2, pages + 1, width], hidden states before cell states
     _predicted: Tensor = field(repr=False)  # [pages + 1, width]
-    places: dict[int, Place] = field(init=False, factory=dict, repr=False)  # by page
 
     @classmethod
     def allocate(
@@ -32,9 +29,8 @@ class FrameStates:
         cells = torch.zeros(layers, 2, pages + 1, width, dtype=dtype, device=device)
         return cls(page_size, pages, cells, torch.zeros(pages + 1, width, dtype=dtype, device=device))
 
-    def begin(self, page: int, place: Place) -> None:
-        """Prepares the page for another sequence, which begins at ``place``."""
-        self.places[page] = place
+    def begin(self, page: int) -> None:
+        """Prepares the page for another sequence."""
         self._cells[:, :, page] = 0
         self._predicted[page] = 0
 
@@ -60,9 +56,8 @@ class FrameStates:
         return self._cells, self._predicted
 
     def release(self) -> None:
-        """Forgets everything."""
+        """Forgets the states."""
         self._cells = self._predicted = torch.empty(0)
-        self.places.clear()
 
 
 @define(eq=False)

@@ -14,7 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...core.emissions import Emissions
+from ...core.emissions import Emissions, Place
 from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem
 from ..architectures.frames import FrameFamily
@@ -69,9 +69,10 @@ class FrameNetwork(Network):
             now = [(feed, tokens[offset]) for feed, tokens in zip(feeds, given, strict=True) if offset < len(tokens)]
             for feed, _ in now:
                 if feed.part.start + offset == 0:
-                    self.states.begin(_page(feed), self.emissions.begin(self.slots.length(slot_of(feed.part))))
-            self._search([feed for feed, _ in now if not self.states.places[_page(feed)].searched])
-            self._predict([_page(feed) for feed, _ in now], [token for _, token in now])
+                    self.states.begin(_page(feed))
+                    feed.record.notes = self.emissions.begin(self.slots.length(slot_of(feed.part)))
+            self._search([feed for feed, _ in now if not _place(feed).searched])
+            self._predict(now)
         return self._search([feeds[index] for index, _ in wanted])
 
     def align(
@@ -90,15 +91,15 @@ class FrameNetwork(Network):
         tokens = feed.record.tokens[start.alignment.start : start.prompt_length]
         return best_path(scores.log_softmax(-1).cpu().numpy(), tokens, self.emissions.blank)
 
-    def _predict(self, pages: Sequence[int], tokens: Sequence[int]) -> None:
-        """Feeds a token to the prediction network of each page."""
-        for page in pages:
-            self.states.places[page].searched = False
+    def _predict(self, fed: Sequence[tuple[Feed, int]]) -> None:
+        """Feeds a token to the prediction network of each sequence."""
+        for feed, _ in fed:
+            _place(feed).searched = False
         if not self.family.predicts:
             return
-        places, fed = torch.tensor((pages, tokens), device=self.device)
+        places, tokens = torch.tensor([(_page(feed), token) for feed, token in fed], device=self.device).T
         decoder = self.model.module.decoder
-        rows = decoder.embedding(fed)
+        rows = decoder.embedding(tokens)
         for layer in range(decoder.lstm.num_layers):
             weights = [getattr(decoder.lstm, f"{name}_l{layer}") for name in _LSTM]
             rows, cells = torch.lstm_cell(rows, self.states.cells(layer, places), *weights)
@@ -120,7 +121,7 @@ class FrameNetwork(Network):
         vocabulary]; if nothing is left, only the blank is possible."""
         logits = torch.full((len(feeds), self.vocabulary), -torch.inf, device=self.device)
         logits[:, self.emissions.blank] = 0.0
-        places = [self.states.places[_page(feed)] for feed in feeds]
+        places = list(map(_place, feeds))
         for place in places:
             place.searched, place.emitted = True, None
         left = [index for index, place in enumerate(places) if not place.over]
@@ -152,3 +153,10 @@ class FrameNetwork(Network):
 def _page(feed: Feed) -> int:
     """Returns the page of the sequence's state."""
     return feed.part.page_table[0]
+
+
+def _place(feed: Feed) -> Place:
+    """Returns the sequence's place in its encoder output, which the record keeps."""
+    place = feed.record.notes
+    assert isinstance(place, Place), f"sequence {feed.part.sequence_id} was not read from its first token on"
+    return place

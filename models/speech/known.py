@@ -9,6 +9,8 @@ from attrs import evolve
 
 from ...core.model import ModelDescription
 from ...core.speech import SpeechModel
+from ..architectures.frames import frame_model_types
+from .frames import frame_speech
 from .placed import PlacedSpeech, find_manner
 from .plain import PlainSpeech
 from .prompted import canary_speech, cohere_speech
@@ -37,4 +39,5 @@ def _models() -> dict[object, Make]:
         "moonshine_streaming": lambda description, _: PlainSpeech(model=description),
         "cohere_asr": cohere_speech,
         "canary": canary_speech,
+        **dict.fromkeys(frame_model_types(), frame_speech),
     }
