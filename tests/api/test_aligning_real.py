@@ -135,7 +135,8 @@ def likeliest(folder: Path, samples: Any, words: list[str]) -> list[tuple[float,
     processor: Any = transformers.AutoProcessor.from_pretrained(folder)
     model = transformers.ParakeetForCTC.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
-        logits = model(**processor([samples], sampling_rate=16_000)).logits[0]
+        inputs = processor([samples], sampling_rate=16_000)
+        logits = model(**inputs).logits[0, : int(model._get_output_attention_mask(inputs["attention_mask"]).sum())]
     tokens = [processor.tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
     path = best_path(logits.log_softmax(-1).numpy(), list(itertools.chain(*tokens)), model.config.pad_token_id)
     stops = list(itertools.accumulate(map(len, tokens)))
