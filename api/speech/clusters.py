@@ -8,6 +8,7 @@ Then voices that are too much alike are merged, and those that spoke for moments
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,8 +28,6 @@ def cluster(vectors: Array, least: int, most: int) -> Array:
     """Returns the means of the voices, shape (voices, width), of ``vectors`` of length 1, shape (n, width). There are
     ``least`` to ``most`` voices; fewer if there are fewer vectors."""
     chosen = vectors[np.unique(np.linspace(0, len(vectors) - 1, min(_MOST_WINDOWS, len(vectors))).astype(int))]
-    if len(chosen) < 3:
-        return _means(chosen, np.zeros(len(chosen), int))
     labels = _merged(chosen, _spectral(chosen, least, most), least)
     counts = np.bincount(labels)
     enough = np.argsort(-counts, kind="stable")[: max(least, int((counts >= _FEW).sum()), 1)]
@@ -41,16 +40,14 @@ def nearest(vectors: Array, means: Array) -> Array:
     return found
 
 
-def recognized(means: Array, known: Array) -> dict[int, int]:
-    """Returns the number of the known voice for each mean that is near enough to one. The nearest pairs come first, and
+def recognized(means: Array, known: Mapping[str, Array]) -> dict[int, str]:
+    """Returns the name of the known voice for each mean that is near enough to one. The nearest pairs come first, and
     each known voice is found once."""
-    cosines = means @ known.T
-    found: dict[int, int] = {}
-    for mean, name in zip(
-        *np.unravel_index(np.argsort(-cosines, axis=None, kind="stable"), cosines.shape), strict=True
-    ):
-        if cosines[mean, name] >= _KNOWN and int(mean) not in found and int(name) not in found.values():
-            found[int(mean)] = int(name)
+    pairs = [(float(mean @ voice), number, name) for number, mean in enumerate(means) for name, voice in known.items()]
+    found: dict[int, str] = {}
+    for cosine, number, name in sorted(pairs, reverse=True):
+        if cosine >= _KNOWN and number not in found and name not in found.values():
+            found[number] = name
     return found
 
 

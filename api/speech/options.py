@@ -129,9 +129,8 @@ def _speakers(value: Any) -> tuple[int, int] | None:
 
 
 def _known_speakers(value: Any) -> Mapping[str, AudioSource]:
-    if not isinstance(value, Mapping) or not all(isinstance(name, str) and name.strip() for name in value):
-        raise Refused
-    if any(len(name) > _LONGEST_NAME or not name.isprintable() for name in value):
+    named = isinstance(value, Mapping) and all(isinstance(name, str) and name.strip() for name in value)
+    if not named or any(len(name) > _LONGEST_NAME or not name.isprintable() for name in value):
         raise Refused
     return dict(value)
 

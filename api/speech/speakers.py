@@ -42,6 +42,8 @@ def with_speakers(transcript: Transcript) -> Transcript:
     people speak is split between two words; without words it has the speaker who speaks longest. Segments to which the
     model itself gave a speaker keep it.
     """
+    if not transcript.turns and not transcript.speakers:
+        return transcript
     turns = _Turns.of(transcript.turns)
     parts = [part for segment in transcript.segments for part in _parts(segment, turns)]
     return evolve(transcript, segments=tuple(evolve(part, id=number) for number, part in enumerate(parts)))

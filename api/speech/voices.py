@@ -47,12 +47,8 @@ def _load() -> Encoder:
 
 @define(eq=False)
 class VoiceClusters:
-    """The default `Diarizer`. The first call of `listen` reads the weights, 2.8 MB, from the package. All listeners
-    share the weights. `listen` may be called in any thread. It does not know when two people speak at once.
-
-    Args:
-        load: returns the network that describes voices.
-    """
+    """The default `Diarizer`. The first call of `listen` reads the weights, 2.8 MB, from the package (``load``). All
+    listeners share them. `listen` may be called in any thread. It does not know when two people speak at once."""
 
     load: Callable[[], Encoder] = _load
     sampling_rate: int = field(default=SAMPLING_RATE, init=False)
@@ -91,13 +87,11 @@ class VoiceListener:
         vectors = self._ended()
         if not len(vectors):
             return Diarization()
-        means, names = cluster(vectors, self._least, self._most), list(self._known)
-        known = np.array([self._known[name] for name in names]).reshape(-1, means.shape[1])
-        found = {voice: names[number] for voice, number in recognized(means, known).items()}
-        return Diarization(tuple(self._turns(nearest(vectors, means))), found)
+        means = cluster(vectors, self._least, self._most)
+        return Diarization(tuple(self._turns(nearest(vectors, means))), recognized(means, self._known))
 
     def voice(self) -> Array:
-        """Ends the recording, and returns the mean of its windows, shape (width,)."""
+        """Ends the recording, and returns the mean of its vectors, shape (width,)."""
         vectors = self._ended()
         demand(len(vectors) > 0, "nobody speaks in the audio", "audio in which one person speaks")
         return unit(vectors.sum(axis=0))
@@ -105,9 +99,7 @@ class VoiceListener:
     def _ended(self) -> Array:
         """Ends the recording. Returns the vectors of its windows, in float32, shape (n, width)."""
         self._add(self._spans.end(self._held.stop))
-        if not self._vectors:
-            return np.zeros((0, 0), np.float32)
-        return np.concatenate(self._vectors).astype(np.float32)
+        return np.concatenate(self._vectors).astype(np.float32) if self._vectors else np.zeros((0, 0), np.float32)
 
     def _turns(self, voices: Array) -> Iterator[VoiceTurn]:
         first = 0
@@ -144,15 +136,12 @@ class VoiceListener:
 
 
 def turns_within(span: SpeechSpan, middles: Sequence[int], voices: Array) -> Iterator[VoiceTurn]:
-    """Yields the turns of one span of speech. They follow each other without a gap, and never overlap.
-
-    Args:
-        middles: the middle of each window of the span, in samples.
-        voices: the number of the voice of each window.
-    """
+    """Yields the turns of one span of speech, which has windows with these middles (in samples) and voices. The turns
+    follow each other without a gap, and never overlap."""
     steps = max(1, round((span.stop - span.start) / _STEP))
     times = span.start + (np.arange(steps) + 0.5) * _STEP
-    heard = voices[np.abs(np.array(middles) - times[:, None]).argmin(axis=1)]
+    between = np.add(middles[1:], middles[:-1]) / 2
+    heard = voices[np.searchsorted(between, times)]  # the voice of the nearest window
     starts = [0, *np.flatnonzero(np.diff(heard)) + 1]
     borders = [span.start, *(span.start + at * _STEP for at in starts[1:]), span.stop]
     for at, (start, stop) in zip(starts, pairwise(borders), strict=True):
