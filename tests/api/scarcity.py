@@ -8,6 +8,7 @@ from typing import TypeVar
 import trio
 
 import triolet
+from triolet.actors.statistics import EngineStatistics
 
 ROUNDS = 5
 """Who meets whom depends on threads. A round without a preemption is rare, and another one follows it."""
@@ -51,3 +52,14 @@ async def _round(
         for index in range(len(asks)):
             nursery.start_soon(client, index)
     return [completions[index] for index in range(len(asks))]
+
+
+async def settled(engine: triolet.Engine) -> EngineStatistics:
+    """The books when the last step is answered and what it used is given back."""
+    with trio.fail_after(300):
+        while True:
+            books = engine.statistics()
+            requests, cache = books.requests, books.encoder_cache
+            if not (requests.leaving or requests.steps_in_flight or cache.held or cache.waiting):
+                return books
+            await trio.sleep(0.001)

@@ -18,7 +18,7 @@ import triolet
 from triolet.testing.families import make_checkpoint
 
 from ..heap import assert_none, garbage
-from .scarcity import ask_until_preempted
+from .scarcity import ask_until_preempted, settled
 
 CLASSES = {
     "moonshine": transformers.MoonshineForConditionalGeneration,
@@ -159,7 +159,7 @@ async def test_24_requests_with_room_for_few_get_the_tokens_of_generate(referenc
         completions = await ask_until_preempted(
             engine, asks, partial(reference.ask, engine), reference.generate, at_once=14
         )
-        statistics = engine.statistics()
+        statistics = await settled(engine)
     assert len({token for one in completions for token in one.token_ids}) > 11, "they prove too little"
     assert statistics.requests.preemptions, "pages were never short"
     assert statistics.requests.cross_written > len(TEXTS), "slots were never short"

@@ -17,7 +17,7 @@ from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.testing.families import make_checkpoint
 
 from ..models.media import HEARING, PLACEHOLDERS, Checkpoint
-from .scarcity import ask_until_preempted
+from .scarcity import ask_until_preempted, settled
 
 TEXT = ("llama", "qwen3", "gemma2", "gemma3", "mistral")
 WORDS = "a cat on the mat and the dog in the hat saw this thing then that one "
@@ -125,7 +125,7 @@ async def test_32_requests_with_room_for_few_get_the_tokens_of_generate(referenc
     async with triolet.Engine(reference.folder, config=scarce(reference, asks)) as engine:
         await ask_until_preempted(engine, asks, partial(reference.ask, engine), reference.generate, at_once=16)
         await reference.ask(engine, evolve(asks[0], tokens=1))  # after a step that was ahead of an end of text
-        statistics = engine.statistics()
+        statistics = await settled(engine)
     assert statistics.requests.preemptions, "pages were never short"
     assert statistics.requests.tokens_cached, "no prefix was shared"
     assert statistics.requests.pages_free == statistics.requests.pages

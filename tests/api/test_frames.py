@@ -16,6 +16,8 @@ from attrs import field, frozen
 import triolet
 from triolet.testing.families import make_checkpoint
 
+from .scarcity import settled
+
 CLASSES = {
     "parakeet_ctc": transformers.ParakeetForCTC,
     "parakeet_rnnt": transformers.ParakeetForRNNT,
@@ -134,7 +136,7 @@ async def test_24_requests_with_room_for_few_get_the_tokens_of_generate(referenc
             if engine.statistics().requests.preemptions:
                 break
         assert read(await engine.generate(audio=reference.sound(5))) == reference.emitted(5)
-        statistics = engine.statistics()
+        statistics = await settled(engine)
     for index, pairs in found.items():
         assert [(token, first) for token, (first, _) in pairs] == reference.emitted(asks[index][0]), index
     assert len(found) > 15

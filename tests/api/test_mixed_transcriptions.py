@@ -26,6 +26,7 @@ from triolet.api.outputs.results import Segment, Transcript
 from triolet.core import events
 
 from ..models.conftest import make_audio, make_model, save_checkpoint
+from .scarcity import settled
 from .speech import PaperVoice
 
 MOST = 200
@@ -189,17 +190,6 @@ async def all_at_once(checkpoint: Path, asked: list[Case]) -> tuple[dict[int, Tr
             for index, case in enumerate(asked):
                 nursery.start_soon(ask, index, case)
         return found, await settled(engine)
-
-
-async def settled(engine: Engine) -> EngineStatistics:
-    """The books when the last step is answered and what it used is given back."""
-    with trio.fail_after(300):
-        while True:
-            books = engine.statistics()
-            requests, cache = books.requests, books.encoder_cache
-            if not (requests.leaving or requests.steps_in_flight or cache.held or cache.waiting):
-                return books
-            await trio.sleep(0.001)
 
 
 @pytest.fixture(scope="module")
