@@ -57,19 +57,21 @@ def _granite_speech(name: str, folder: Path, seed: int) -> None:
 
     tokenizer = LLAMA.with_media("<|audio|>", media="<|audio|>").make()
     plus = name.endswith("Plus")
-    blocks = {"context_size": 16, "max_pos_emb": 16, "conv_kernel_size": 5, "output_dim": 8, "feedforward_mult": 2}
-    queries = {"model_type": "blip_2_qformer", "cross_attention_frequency": 1, "num_hidden_layers": 1}
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "encoder_hidden_size": 32}
+    queries = {**sizes, "model_type": "blip_2_qformer", "cross_attention_frequency": 1, "num_hidden_layers": 1}
+    blocks: dict[str, Any] = {
+        "context_size": 16,
+        "max_pos_emb": 16,
+        "conv_kernel_size": 5,
+        "output_dim": 8,
+        "hidden_dim": 32,
+    }
+    if plus:
+        blocks["cat_hidden_layers"], queries["encoder_hidden_size"] = [0], 64
     config = getattr(transformers, f"{name}Config")(
         text_config={"model_type": "granite", **text_settings(tokenizer), "embedding_multiplier": 2.0},
-        encoder_config={
-            **blocks,
-            "num_layers": LAYERS,
-            "hidden_dim": 32,
-            "num_heads": 2,
-            **({"cat_hidden_layers": [0]} if plus else {}),
-        },
-        projector_config={**queries, **sizes, "encoder_hidden_size": 64 if plus else 32},
+        encoder_config={**blocks, "num_layers": LAYERS, "num_heads": 2},
+        projector_config=queries,
         audio_token_index=tokenizer.convert_tokens_to_ids("<|audio|>"),
         has_lora_adapter=not plus,
         tie_word_embeddings=False,

@@ -19,7 +19,8 @@ _FrontEnd = TypeVar("_FrontEnd", bound="FrontEnd")
 
 @frozen(kw_only=True)
 class FrontEnd:
-    """A kind of features."""
+    """A kind of features. A front end has `least`, the fewest samples that have features, and returns the features
+    [rows, values], float32, of samples [n], float32."""
 
     sampling_rate: int = 16_000  # Hz
     longest: int | None = None  # the most samples that the encoder reads; ``None``: any number
@@ -36,15 +37,6 @@ class FrontEnd:
         if settings.get("window") not in (None, "hamming"):
             raise UnsupportedModel(f"{settings.path} has window={settings.get('window')!r}; allowed: 'hamming'")
         return cls(**{one.name: settings.whole(one.name) for one in fields(cls) if one.name in settings})
-
-    @property
-    def least(self) -> int:
-        """The fewest samples that have features."""
-        raise NotImplementedError
-
-    def __call__(self, samples: np.ndarray[Any, Any]) -> Tensor:
-        """Returns the features [rows, values], float32, of ``samples`` [n], float32."""
-        raise NotImplementedError
 
     def to_json_string(self) -> str:
         """All that the features depend on, as text."""

@@ -48,14 +48,7 @@ _GGUF = (
 )
 _FOREIGN_FILES = {b"GGUF": _GGUF, b"lmgg": f"GGML, the format of whisper.cpp; {_OF_WHISPER}"}  # by magic number
 _WHISPER_SIZES = ("tiny", "base", "small", "medium", "large", "tiny.en", "base.en", "small.en", "medium.en", "large-v3")
-_SHARDS = (
-    "*.json",
-    "*.txt",
-    "*.jinja",
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "adapter_model.safetensors",
-)
+_SHARDS = ("*.json", "*.txt", "*.jinja", "model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors")
 _MERGED = frozenset({"granite_speech", "granite_speech_plus"})  # model types whose adapter is merged when loading
 
 

@@ -19,13 +19,8 @@ from .parts import Find, cut_off, leaving_out
 from .settings import Settings
 from .stored import StoredTensor, stored_tensors
 
-_TEKKEN = {  # a tekken.json does not say what its special tokens are for
-    "bos_token": "<s>",
-    "eos_token": "</s>",
-    "pad_token": "<pad>",
-    "unk_token": "<unk>",
-    "add_bos_token": True,
-}
+# A tekken.json does not say what its special tokens are for.
+_TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "add_bos_token": True}
 _NAMED = 3  # how many missing weights an error names
 
 

@@ -11,16 +11,8 @@ from ...core.errors import CheckpointError, UnsupportedModel
 from .settings import Settings
 from .stored import stored_tensors
 
-_OTHER_WAYS = (  # settings of peft that change more than a product of two matrices
-    "use_dora",
-    "fan_in_fan_out",
-    "modules_to_save",
-    "alpha_pattern",
-    "lora_bias",
-    "layer_replication",
-    "trainable_token_indices",
-    "target_parameters",
-)
+# Settings of peft that ask for more than a product of two matrices.
+_OTHER_WAYS = ("use_dora", "fan_in_fan_out", "modules_to_save", "alpha_pattern", "lora_bias", "layer_replication")
 
 
 def merge_adapter(decoder: nn.Module, folder: Path) -> None:
