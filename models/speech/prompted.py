@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from attrs import field, frozen
 
+from ...core.errors import CheckpointError
 from ...core.model import ModelDescription
 from ...core.speech import SAMPLING, Ask, Detection, Sound, SpeechFacts
 from ..architectures.items import AudioItems
@@ -52,11 +53,10 @@ def cohere_speech(description: ModelDescription, checkpoint: Any) -> PromptedSpe
     """Returns the speech model of Cohere Transcribe, with the languages whose tokens the tokenizer has."""
     from transformers.models.cohere_asr.processing_cohere_asr import LANGUAGES
 
-    processor, known = load_part("CohereAsrProcessor", checkpoint.folder), checkpoint.tokenizer.get_vocab()
-    codes = [code for code in sorted(LANGUAGES) if f"<|{code}|>" in known]
+    processor = load_part("CohereAsrProcessor", checkpoint.folder)
     prompts = {
         (code, "transcribe", points): tuple(processor.get_decoder_prompt_ids(code, points))
-        for code in codes
+        for code in _known(sorted(LANGUAGES), checkpoint)
         for points in (True, False)
     }
     return PromptedSpeech(model=description, prompts=prompts)
@@ -66,8 +66,9 @@ def canary_speech(description: ModelDescription, checkpoint: Any) -> PromptedSpe
     """Returns the speech model of Canary, which also translates into English."""
     from transformers.models.canary.processing_canary import LANGUAGE_CODE_TO_NAME
 
-    processor, known = load_part("CanaryProcessor", checkpoint.folder), checkpoint.tokenizer.get_vocab()
-    codes = [code for code in LANGUAGE_CODE_TO_NAME if f"<|{code}|>" in known]
+    processor, codes = load_part("CanaryProcessor", checkpoint.folder), _known(LANGUAGE_CODE_TO_NAME, checkpoint)
+    if not processor.chat_template:
+        raise CheckpointError(f"{checkpoint.folder} has no chat template, which writes the prompt; download it again")
     tasks = {"transcribe": None, **({"translate": "en"} if "en" in codes else {})}
     asked = [(code, task) for task in tasks for code in codes]
     prompts: dict[tuple[str, str, bool], tuple[int, ...]] = {}
@@ -82,3 +83,14 @@ def canary_speech(description: ModelDescription, checkpoint: Any) -> PromptedSpe
         for one, text in zip(asked, texts, strict=True):
             prompts[*one, points] = tokenize(checkpoint.tokenizer, text, special=False)
     return PromptedSpeech(model=description, prompts=prompts)
+
+
+def _known(languages: Iterable[str], checkpoint: Any) -> list[str]:
+    """Returns the codes of the languages whose tokens the tokenizer has."""
+    vocabulary = checkpoint.tokenizer.get_vocab()
+    found = [code for code in languages if f"<|{code}|>" in vocabulary]
+    if not found:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.folder} has no token of a language, such as <|en|>; download it again"
+        )
+    return found

@@ -93,6 +93,21 @@ def test_audio_has_as_many_embeddings_as_the_convolutions_make(opens, folder, na
     assert len(executor._open.outputs.get(item.key)) == item.embeddings <= description.encoder_embeddings
 
 
+@pytest.mark.parametrize("samples", [80, 81, 399, 5_001, 20_079])
+def test_moonshine_streaming_encodes_as_transformers_does(opens, folder, samples):
+    """Also a last frame that is not whole, which is masked there."""
+    executor, description = opens(folder("moonshine_streaming"))
+    audio = np.random.default_rng(1).standard_normal(samples).astype(np.float32)
+    item = description.preparer.prepare((), audio=[audio]).items[0]
+    executor.encode((item,))
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder("moonshine_streaming"))
+    module = transformers.MoonshineStreamingForConditionalGeneration.from_pretrained(folder("moonshine_streaming"))
+    inputs = extractor(audio, sampling_rate=16_000, return_tensors="pt", padding=True, pad_to_multiple_of=80)
+    with torch.inference_mode():
+        expected = module.eval().get_encoder()(**inputs).last_hidden_state[0]
+    torch.testing.assert_close(executor._open.outputs.get(item.key), expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("clip", [{"max_audio_clip_s": 12.0}, {"overlap_chunk_second": 25.0}])
 def test_audio_that_the_feature_extractor_would_cut_is_refused(changed, opens, clip):
     """Of one piece, it would make several."""
@@ -197,6 +212,21 @@ def test_another_feature_extractor_is_refused(changed):
     other = {"feature_extractor_type": "WhisperFeatureExtractor"}
     path = changed("cohere_asr", "processor_config.json", feature_extractor=lambda old: {**old, **other})
     with pytest.raises(UnsupportedModel, match="is a WhisperFeatureExtractor; allowed: CohereAsrFeatureExtractor or"):
+        TorchExecutor(path, SMALL).open()
+
+
+@pytest.mark.parametrize("name", ["cohere_asr", "canary"])
+def test_a_tokenizer_without_languages_is_refused(changed, folder, name):
+    path = changed(name, "config.json")
+    shutil.copy(folder("moonshine") / "tokenizer.json", path)
+    with pytest.raises(CheckpointError, match="has no token of a language, such as"):
+        TorchExecutor(path, SMALL).open()
+
+
+def test_a_canary_that_cannot_write_its_prompt_is_refused(changed):
+    path = changed("canary", "config.json")
+    (path / "chat_template.jinja").unlink()
+    with pytest.raises(CheckpointError, match="has no chat template, which writes the prompt"):
         TorchExecutor(path, SMALL).open()
 
 
