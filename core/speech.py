@@ -65,6 +65,8 @@ class SpeechFacts:
             it cannot.
         word_fault: the reason why it cannot.
         lead_steps: the steps by which the times of an alignment are ahead of the sound.
+        piece_samples: the samples of which a live session feeds at least so many at a time, since the model hears on
+            where it was; 0: it hears whole windows.
         options: the names of the options that not all models have, and that this model has.
         defaults: the values of options whose default is the model's.
     """
@@ -82,6 +84,7 @@ class SpeechFacts:
     word_times: str | None = None
     word_fault: str = "it knows no times"
     lead_steps: int = 0
+    piece_samples: int = 0
     options: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(factory=dict)
 
@@ -257,3 +260,20 @@ class SpeechModel(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of ``token_ids``, which are those of a window or a part of them."""
+
+
+class StreamingModel(SpeechModel, Protocol):
+    """A speech model that hears on where it was (`SpeechFacts.piece_samples`). Its frames do not change with what is
+    heard later."""
+
+    def hear_on(self, samples: Any, before: Sound | None, language: str | None, *, last: bool) -> Sound | None:
+        """Returns the next piece of an audio, or ``None`` if too little is new.
+
+        Args:
+            samples: the audio so far, float32, shape (n,). It may have more than the next piece.
+            before: the piece before; ``None``: this is the first one.
+            last: the audio ends, so that the piece has all of its rest, up to the most that one item may have.
+        """
+
+    def draft_on(self, sound: Sound, written: tuple[int, ...]) -> Draft:
+        """Returns the draft of the request for the text of a piece. ``written`` are the tokens of the pieces before."""

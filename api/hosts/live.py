@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 from attrs import evolve
@@ -17,12 +18,14 @@ from ..live.endpoints import Endpointer
 from ..live.options import LiveOptions
 from ..live.reader import UtteranceReader
 from ..live.session import LiveTranscription
+from ..live.streamed import StreamReader
 from ..speech.reader import RunRequests, WindowReader
 from ..speech.recipe import Recipe
 from ..speech.voice import VoiceActivity, at_rate
 from .alternatives import background
 
 _LONGEST = 30.0  # seconds that are read at once: each reading encodes all of them
+_LONGEST_STREAM = 300.0  # seconds of an utterance that is heard piece by piece: they are kept, to be heard again
 
 
 @asynccontextmanager
@@ -64,12 +67,17 @@ def _session(
             f"hotwords={shown(shared.hotwords)} has {len(recipe.hotwords)} tokens; allowed: up to "
             f"{facts.history_tokens}"
         )
+    reader: UtteranceReader | StreamReader = UtteranceReader(*readers)
+    longest = min(facts.window_samples, recipe.samples(_LONGEST))
+    if facts.piece_samples:
+        model: Any = recipe.model
+        reader, longest = StreamReader(readers[-1], model), recipe.samples(_LONGEST_STREAM)
     endpointer = Endpointer(
         sampling_rate=description.sampling_rate,
         frame_samples=detector.frame_samples,
         endpoint_silence=options.endpoint_silence,
         step=round(options.step * description.sampling_rate),
-        window=min(facts.window_samples, recipe.samples(_LONGEST)),
+        window=longest,
     )
     ear = Ear(options.rate, detector, description.sampling_rate)
-    return LiveTranscription(options, ear, endpointer, UtteranceReader(*readers))
+    return LiveTranscription(options, ear, endpointer, reader)

@@ -104,7 +104,7 @@ class UtteranceReader:
         self._temperature = attempt.assessment.temperature
         return self._heard(reading, spoken.words, placed)
 
-    def end(self) -> Heard:
+    async def end(self) -> Heard:
         """Ends the utterance. Returns the rest of its words, which are stable now."""
         known = len(self._agreement.stable)
         self._agreement.settle()

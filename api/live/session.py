@@ -32,6 +32,7 @@ from .audio import Ear, read_chunk
 from .endpoints import Endpointer, Reading
 from .options import LiveOptions
 from .reader import Heard, UtteranceReader
+from .streamed import StreamReader
 
 _PIECE = 1.0  # seconds of audio that are heard at once
 
@@ -94,7 +95,9 @@ class LiveTranscription:
     """Implements `LiveSession` in the engine's own loop. `listen` and `transcribe` are its two tasks. They never raise
     an error: the next call of the session's user raises it."""
 
-    def __init__(self, options: LiveOptions, ear: Ear, endpointer: Endpointer, reader: UtteranceReader) -> None:
+    def __init__(
+        self, options: LiveOptions, ear: Ear, endpointer: Endpointer, reader: UtteranceReader | StreamReader
+    ) -> None:
         self._options = options
         self._ear = ear
         self._endpointer = endpointer
@@ -265,7 +268,7 @@ class LiveTranscription:
                 await self._make(reading)
             elif self._endpointer.is_over:
                 self._endpointer.next()
-                self._tell(self._reader.end(), ends=True)
+                self._tell(await self._reader.end(), ends=True)
                 self._forget()
             elif self._heard:
                 self._read = True

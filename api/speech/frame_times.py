@@ -6,6 +6,7 @@ too, so the next window begins before that word.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from attrs import evolve
@@ -23,12 +24,17 @@ _EDGE = 0.5  # seconds before the end of a window: a word that ends later may go
 def aligned_by_frames(attempt: Attempt, recipe: Recipe) -> AlignedTokens | None:
     """Returns the times of the text tokens, or ``None`` if there are none. A token ends where its frames end, or where
     the next one begins, and none ends later than the window."""
-    generated, last = attempt.generated, _frames(attempt, recipe)
+    generated = attempt.generated
     parts = zip(generated.token_ids, generated.frames, generated.logprobs, strict=False)
-    kept = [(*frames, logprob) for token, frames, logprob in parts if recipe.model.is_text(token)]
-    if not kept:
-        return None
-    found, stops, logprobs = zip(*kept, strict=True)
+    kept = [(frames, logprob) for token, frames, logprob in parts if recipe.model.is_text(token)]
+    return aligned_frames(kept, _frames(attempt, recipe)) if kept else None
+
+
+def aligned_frames(tokens: Sequence[tuple[tuple[int, int], float]], last: int) -> AlignedTokens:
+    """Returns the times of ``tokens``, each given by its frames and its log-probability. None ends later than frame
+    ``last``."""
+    frames, logprobs = zip(*tokens, strict=True)
+    found, stops = zip(*frames, strict=True)
     starts = [min(start, last - 1) for start in found]
     ends = [min(stop, start) for stop, start in zip(stops, (*starts[1:], last), strict=True)]
     return AlignedTokens(frames=(*starts, ends[-1]), logprobs=logprobs, ends=tuple(ends))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from ...core.emissions import Emissions
@@ -24,6 +24,7 @@ from ..checkpoints.loading import apart, load_part, place_of
 from ..checkpoints.modules import DecoderShape, whole
 from .items import AudioItems, ItemSettings
 from .prompts import settled
+from .streamed import Pieces
 
 _MOST_SECONDS = 40  # cuts at pauses hurt little there, the pieces of a recording run together, and the encoder's
 # attention, whose memory grows with the square of the length, stays below 10 MB a head
@@ -141,11 +142,22 @@ class FrameFamily:
         languages = getattr(processor, "prompt_dictionary", {})
         if languages:
             chosen["prompt_ids"] = torch.tensor(languages["auto"])
-        hop, rate = int(extractor.hop_length), int(extractor.sampling_rate)
+        hop, rate, read = int(extractor.hop_length), int(extractor.sampling_rate), partial(_features, extractor, chosen)
+        pieces = None
+        if self.causal:
+            pieces = Pieces(
+                read=read,
+                hop=hop,
+                reach=int(extractor.n_fft) // 2,
+                factor=self.factor(config),
+                ahead=int(processor.default_num_lookahead_tokens),
+                most=settings.most_embeddings,
+            )
         return FrameItems(
             tokenizer=settled(tokenizer),
             settings=settings,
-            read=partial(_features, extractor, chosen),
+            read=read,
+            pieces=pieces,
             sampling_rate=rate,
             most_samples=self.most_hops(folder, config) * hop,
             count=partial(self._count, config, hop),
@@ -180,11 +192,15 @@ class FrameItems(AudioItems):
 
     frame_seconds: float
     languages: Mapping[str, int]  # "de" -> the number that the encoder reads; empty: it finds the language itself
+    pieces: Pieces | None = field(default=None, repr=False)  # None: the encoder hears whole windows
 
     def spoken(self, item: EncoderItem, language: str) -> EncoderItem:
         """Returns ``item`` as it is read in one of ``languages``."""
-        payload = {**item.payload, "prompt_ids": torch.tensor(self.languages[language])}
-        return evolve(item, key=f"{item.key}, {language}", payload=payload)
+        return evolve(item, key=f"{item.key}, {language}", payload=self.in_language(item.payload, language))
+
+    def in_language(self, inputs: Mapping[str, Tensor], language: str | None) -> dict[str, Tensor]:
+        """Returns the ``inputs`` of the encoder for one of ``languages``; ``None``: unchanged."""
+        return dict(inputs) if language is None else {**inputs, "prompt_ids": torch.tensor(self.languages[language])}
 
     def begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Returns the start token alone. Raises `InvalidRequest` if there is a prompt."""

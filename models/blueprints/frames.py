@@ -15,11 +15,14 @@ from ..architectures.items import ItemSettings
 from ..checkpoints.loading import load_module
 from ..memory.budget import KVSizes
 from ..memory.frames import FrameSlots, FrameStates
+from ..memory.heard import Memories
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.encoder_decoder import encode_alike
 from ..networks.frames import FrameNetwork
 from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
+
+_MEMORIES = 16  # live sessions whose encoders go on where they were; others hear an utterance again
 
 
 @frozen(kw_only=True, eq=False)
@@ -78,6 +81,8 @@ class FrameBlueprint(ModuleBlueprint):
             emissions=self.checkpoint.emissions,
             states=own("self_kv", states),
             slots=own("cross_kv", slots),
+            memories=own("encoder_memories", Memories(_MEMORIES)),
+            factor=family.factor(self.checkpoint.config),
             positions=self.positions,
             vocabulary=shape.vocabulary,
             device=self.device,

@@ -1,9 +1,10 @@
 """CTC models and transducers as a `Network`: an encoder output is read frame by frame, greedily, for all sequences of a
 step together.
 
-A token is an emission, and the blank is the end of the text. So a step feeds one token to each sequence's prediction
-network, then searches the frames for the next emission. Blanks on the way cost no step. A sequence that starts anew
-feeds its tokens again and searches between them, so that it comes to the same frame.
+A token is an emission, and the blank is the end of the text. A prompt has the blank, and perhaps the tokens of the
+audio before; no frame is searched between them. A step feeds one token to each sequence's prediction network, then
+searches the frames for the next emission. Blanks on the way cost no step. A sequence that starts anew feeds its tokens
+again and searches between those after its prompt, so that it comes to the same frame.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from attrs import frozen
+from attrs import fields_dict, frozen
 from torch import Tensor
 
 from ...core.emissions import Emissions, Place
 from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem
 from ..architectures.frames import FrameFamily
+from ..architectures.streamed import AudioPiece, hear_on
 from ..memory.encoder_outputs import EncoderOutputs
 from ..memory.frames import FrameSlots, FrameStates
+from ..memory.heard import Memories, Memory
 from ..memory.module import TransformerModel
 from ..memory.rows import slot_of
 from ..sampling.logits import largest
@@ -40,12 +43,27 @@ class FrameNetwork(Network):
     emissions: Emissions
     states: FrameStates
     slots: FrameSlots
+    memories: Memories
+    factor: int  # hops of a frame
     positions: int
     vocabulary: int
     device: torch.device
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
-        return encode_alike(self.family, self.model, jobs)
+        pieces = {job.key: self._hear_on(job) for job in jobs if isinstance(job.payload, AudioPiece)}
+        whole = [job for job in jobs if job.key not in pieces]
+        pieces.update(zip([job.key for job in whole], encode_alike(self.family, self.model, whole), strict=True))
+        return [pieces[job.key] for job in jobs]
+
+    def _hear_on(self, job: EncoderItem) -> Tensor:
+        """Encodes an item that continues another, with what is remembered of the audio before."""
+        piece = job.payload
+        memory = self.memories.take(piece.follows)
+        remembered = {} if memory is None else {name: getattr(memory, name) for name in fields_dict(Memory)}
+        rows, now = hear_on(self.model.module, piece, self.factor, remembered)
+        assert len(rows) == job.embeddings, f"item {job.key!r} has {len(rows)} embeddings, not {job.embeddings}"
+        self.memories.keep(job.key, Memory(**now))
+        return rows
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         self.slots.write(slot, output)
@@ -71,7 +89,8 @@ class FrameNetwork(Network):
                 if feed.part.start + offset == 0:
                     self.states.begin(_page(feed))
                     feed.record.notes = self.emissions.begin(self.slots.length(slot_of(feed.part)))
-            self._search([feed for feed, _ in now if not _place(feed).searched])
+            after = [feed for feed, _ in now if feed.part.start + offset >= feed.record.start.prompt_length]
+            self._search([feed for feed in after if not _place(feed).searched])
             self._predict(now)
         return self._search([feeds[index] for index, _ in wanted])
 

@@ -6,11 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 from attrs import evolve, field, frozen
 
-from ...core.model import ModelDescription
 from ...core.speech import Ask, Detection, Draft, Sound, Span, SpeechFacts, WindowCut
 from ..architectures.frames import FrameItems
 from .plain import PlainSpeech
@@ -27,7 +25,7 @@ class FrameSpeech(PlainSpeech):
 
     @facts.default
     def _facts(self) -> SpeechFacts:
-        languages = tuple(self._preparer.languages)
+        languages, pieces = tuple(self._preparer.languages), self._preparer.pieces
         return SpeechFacts(
             window_samples=self.model.window_samples,
             step_samples=round(self.model.frame_seconds * self.model.sampling_rate),
@@ -35,6 +33,7 @@ class FrameSpeech(PlainSpeech):
             languages=languages,
             detection=Detection.WRITTEN if languages else Detection.SILENT,
             word_times="frames",
+            piece_samples=0 if pieces is None else pieces.samples,
             defaults={"temperature": (0.0,), "beam_size": 1},
         )
 
@@ -68,8 +67,3 @@ class FrameSpeech(PlainSpeech):
         text = super().decode(kept)
         first = str(self.model.tokenizer.convert_ids_to_tokens(kept[0])) if kept else ""
         return f" {text}" if first.startswith(_BEGIN) and not text.startswith(" ") else text
-
-
-def frame_speech(description: ModelDescription, checkpoint: Any) -> FrameSpeech:  # noqa: ARG001  (see `known.Make`)
-    """Returns the speech model of a CTC model or transducer."""
-    return FrameSpeech(model=description)

@@ -10,10 +10,10 @@ from attrs import evolve
 from ...core.model import ModelDescription
 from ...core.speech import SpeechModel
 from ..architectures.frames import frame_model_types
-from .frames import frame_speech
 from .placed import PlacedSpeech, find_manner
 from .plain import PlainSpeech
 from .prompted import canary_speech, cohere_speech
+from .streamed import frame_speech
 
 Make = Callable[[ModelDescription, Any], SpeechModel]
 """Makes the speech model of a description and a checkpoint, which has ``folder``, ``config`` and ``tokenizer``."""

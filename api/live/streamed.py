@@ -1,0 +1,110 @@
+"""`StreamReader`: reads live audio with a model that hears on where it was."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+from attrs import define, field
+
+from ...core.request import Request, SamplingParams
+from ...core.speech import Sound, StreamingModel
+from ..inputs.audio import Samples
+from ..inputs.threads import run_in_thread
+from ..speech.frame_times import aligned_frames
+from ..speech.reader import WindowReader
+from ..speech.recipe import Context
+from ..speech.words import TextWord, split_words
+from .endpoints import Reading
+from .reader import Heard
+from .timed_words import TimedWord, timed
+
+
+@define(eq=False)
+class StreamReader:
+    """Reads one utterance after the other, piece by piece. A word is stable when the next one begins, since nothing
+    that was written changes.
+
+    A reading changes the state only after its last await.
+
+    Attributes:
+        language: the code of the language; ``None`` before the model has written it.
+    """
+
+    reader: WindowReader
+    model: StreamingModel
+    language: str | None = field(init=False)
+    _samples: Samples = field(factory=partial(np.zeros, 0, np.float32), init=False)  # of the utterance so far
+    _start: int = field(default=0, init=False)  # of the utterance
+    _sound: Sound | None = field(default=None, init=False)  # the piece heard last
+    _frames: int = field(default=0, init=False)  # of all pieces
+    _written: tuple[int, ...] = field(default=(), init=False)  # the tokens of all pieces
+    _open: list[tuple[int, tuple[int, int], float]] = field(factory=list, init=False)
+    """The tokens whose words are not stable, each with its frames and its log-probability."""
+
+    @language.default
+    def _named(self) -> str | None:
+        return self.reader.recipe.language
+
+    @property
+    def provisional(self) -> str:
+        """The text of the utterance after its stable part."""
+        return self.model.decode([token for token, _, _ in self._open])
+
+    async def read(self, reading: Reading, samples: Samples) -> Heard:
+        """Reads ``samples``, the audio of ``reading``. Returns the changes."""
+        self._samples, self._start = samples, reading.start
+        ends = reading.full or 2 * len(self._written) > self.reader.recipe.facts.most_tokens
+        while await self._hear_on(last=ends):
+            pass
+        return Heard(stable=self._take(ends=ends), moved=reading.stop if ends else None)
+
+    async def end(self) -> Heard:
+        """Ends the utterance. Returns the rest of its words, which are stable now."""
+        while await self._hear_on(last=True):
+            pass
+        return Heard(stable=self._take(ends=True))
+
+    async def _hear_on(self, *, last: bool) -> bool:
+        """Reads the next piece. Returns false if there is none."""
+        recipe = self.reader.recipe
+        hear = partial(self.model.hear_on, self._samples, self._sound, recipe.language, last=last)
+        sound = await run_in_thread(hear)
+        if sound is None:
+            return False
+        (answer,) = await self.reader.ask([self._request(sound)], is_text=True)
+        ask = recipe.ask(Context(name="", language=recipe.language))
+        self.language = self.language or self.model.cut(answer.token_ids, ask).language
+        later = tuple((first + self._frames, stop + self._frames) for first, stop in answer.frames)
+        self._open += list(zip(answer.token_ids, later, answer.logprobs, strict=False))
+        self._written += answer.token_ids
+        self._frames += sound.item.embeddings
+        self._sound = sound
+        return True
+
+    def _request(self, sound: Sound) -> Request:
+        draft = self.model.draft_on(sound, self._written)
+        return Request(
+            id=self.reader.new_id("piece"),
+            prompt_token_ids=draft.token_ids,
+            items=draft.items,
+            sampling=SamplingParams(max_tokens=draft.max_tokens),
+            rules=draft.rules,
+            max_tokens=draft.max_tokens,
+        )
+
+    def _take(self, *, ends: bool) -> tuple[TimedWord, ...]:
+        """Returns the words that are stable now: all but the last one, or all if the utterance ``ends``. Then all that
+        is known of the utterance is dropped."""
+        recipe, rules = self.reader.recipe, self.reader.recipe.word_rules(self.language)
+        self._open = [one for one in self._open if self.model.is_text(one[0])]
+        placed, words = tuple[TimedWord, ...](), list[TextWord]()
+        if self._open:
+            tokens = [token for token, _, _ in self._open]
+            words = split_words(tokens, self.model.decode, self.language)[: None if ends else -1]
+            aligned = aligned_frames([(frames, logprob) for _, frames, logprob in self._open], self._frames)
+            placed = timed(words, aligned, rules=rules, offset=recipe.seconds(self._start))
+        del self._open[: sum(len(word.token_ids) for word in words)]
+        if ends:
+            self._samples, self._sound, self._frames, self._written = self._samples[:0], None, 0, ()
+        return placed

@@ -1,0 +1,131 @@
+"""Encoders that hear audio piece by piece: how pieces are made, and how one is heard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from ..checkpoints.loading import place_of
+
+Remembered = Mapping[str, Any]
+"""The caches of a causal encoder, by the names of its arguments."""
+
+
+@frozen(kw_only=True, eq=False)
+class AudioPiece:
+    """The payload of an encoder item that continues another. It has all of the audio, so that it can be encoded without
+    the memory of what came before.
+
+    Args:
+        features: the spectra from the beginning of the audio to the end of the piece, float32 [hops, bands].
+        first: the first hop of the piece.
+        follows: the key of the item before; "": the piece is the first one.
+        inputs: further inputs of the encoder.
+    """
+
+    features: Tensor = field(repr=False)
+    first: int
+    follows: str
+    inputs: Mapping[str, Tensor]
+
+
+_AROUND = 4  # spectra before the new ones that are computed again: the first see silence in place of the audio before
+
+
+@frozen(kw_only=True)
+class Pieces:
+    """Makes the pieces of an audio that comes bit by bit, for a causal encoder.
+
+    Args:
+        read: the spectra of samples, "input_features" [hops, bands], and the further inputs of the encoder.
+        hop: the samples from one spectrum to the next.
+        reach: the samples after a spectrum's place that it sees.
+        factor: the hops of one frame.
+        ahead: the later frames that a frame sees.
+        most: the most frames of a piece.
+    """
+
+    read: Callable[[Any], Mapping[str, Tensor]] = field(repr=False)
+    hop: int
+    reach: int
+    factor: int
+    ahead: int
+    most: int
+
+    @property
+    def samples(self) -> int:
+        """The samples of one chunk."""
+        return self.hop * self.factor * (self.ahead + 1)
+
+    def frames(self, hops: int) -> int:
+        """Returns the number of frames of the whole chunks that the first ``hops`` spectra are."""
+        return hops // self.factor + 1 if hops else 0
+
+    def next(self, samples: Any, before: AudioPiece | None, follows: str, *, last: bool) -> AudioPiece | None:
+        """Returns the next piece: all whole chunks of ``samples`` that are new, but no more than ``most`` frames. With
+        ``last``, silence fills the last chunk up. ``None``: there is none."""
+        known = torch.empty(0) if before is None else before.features
+        first = len(known)
+        whole = len(samples) // self.hop if last else (len(samples) - self.reach) // self.hop + 1
+        ends = [
+            end
+            for end in chunk_ends(self.factor, self.ahead, first, whole, last=last)
+            if self.frames(end) - self.frames(first) <= self.most
+        ]
+        if not ends:
+            return None
+        again = min(first, _AROUND)
+        heard = samples[(first - again) * self.hop :]
+        made = dict(self.read(np.pad(heard, (0, max((ends[-1] + 1) * self.hop + self.reach - len(samples), 0)))))
+        made.pop("attention_mask", None)
+        spectra = made.pop("input_features")[again : again + ends[-1] - first]
+        features = spectra if before is None else torch.cat((known, spectra))
+        return AudioPiece(features=features, first=first, follows=follows, inputs=made)
+
+
+def chunk_ends(factor: int, ahead: int, first: int, stop: int, *, last: bool = False) -> Iterator[int]:
+    """Yields the ends, in hops, of the chunks between hop ``first``, where a chunk begins, and ``stop``. A chunk has as
+    many frames as a frame sees at most: itself and ``ahead`` later ones, each of ``factor`` hops. The first chunk of an
+    audio has ``factor - 1`` hops less, since its first frame sees one hop alone.
+
+    Args:
+        last: the chunk in which ``stop`` lies is among them.
+    """
+    while first < stop:
+        end = first + (factor * (ahead + 1) if first else factor * ahead + 1)
+        if end > stop and not last:
+            return
+        yield end
+        first = end
+
+
+def hear_on(module: Any, piece: AudioPiece, factor: int, remembered: Remembered) -> tuple[Tensor, Remembered]:
+    """Hears ``piece`` chunk by chunk.
+
+    Args:
+        factor: the hops of one frame.
+        remembered: the caches of the audio before, which are changed; empty: all is heard from the beginning.
+
+    Returns:
+        The frames of the piece, [frames, width] in storage of their own, and the caches.
+    """
+    device, own = place_of(module)
+    inputs = {name: tensor[None].to(device) for name, tensor in piece.inputs.items()}
+    ahead = int(inputs.pop("num_lookahead_tokens"))
+    start, rows = piece.first if remembered else 0, []
+    for stop in chunk_ends(factor, ahead, start, len(piece.features)):
+        features = piece.features[None, start:stop].to(device, own)
+        with torch.no_grad():
+            heard = module.get_audio_features(
+                features, num_lookahead_tokens=ahead, use_cache=True, **inputs, **remembered
+            )
+        remembered = {"past_key_values": heard.past_key_values, "padding_cache": heard.padding_cache}
+        if start >= piece.first:
+            rows.append(heard.pooler_output[0].to(own))
+        start = stop
+    return torch.cat(rows), remembered

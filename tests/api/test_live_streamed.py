@@ -1,0 +1,108 @@
+"""Live sessions of models that hear on where they were: the text is that of the whole utterance, and each piece is
+encoded once."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import trio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import triolet
+from triolet.api.hosts.live import open_live
+from triolet.api.inputs.audio import Samples
+from triolet.api.live.options import read_live_options
+from triolet.models.architectures.streamed import Pieces, chunk_ends, hear_on
+
+from .speech import PaperVoice
+from .test_frames import Reference
+
+RATE = 16_000
+CAUSAL = ("nemotron_asr_streaming", "nemotron3_5_asr")
+
+
+def noise(seconds: float, seed: int = 0) -> Samples:
+    samples = np.random.default_rng(seed).standard_normal(round(seconds * RATE)) * 0.3
+    return samples.astype(np.float32)
+
+
+@pytest.fixture(scope="module", params=CAUSAL)
+def reference(request: Any, tmp_path_factory: Any) -> Reference:
+    return Reference.of(request.param, tmp_path_factory.mktemp(request.param))
+
+
+async def live(engine: Any, samples: Samples, size: int) -> list[triolet.LiveText]:
+    """The updates of a session that is fed ``samples`` in chunks of ``size``."""
+    run = partial(engine._reached()._engine._run_together, priority=0, wait=True)
+    found = []
+    options = read_live_options({"step": 0.2})
+    async with open_live(options, engine.model, run, request_id="live", detector=PaperVoice()) as session:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_feed, session, samples, size)
+            found += [update async for update in session]
+    return found
+
+
+async def _feed(session: Any, samples: Samples, size: int) -> None:
+    for start in range(0, len(samples), size):
+        await session.feed(samples[start : start + size])
+    await session.finish()
+
+
+def filled(engine: Any, samples: Samples) -> Samples:
+    """``samples``, and silence that fills the last chunk of the encoder."""
+    pieces = engine.model.preparer.pieces
+    *_, hops = chunk_ends(pieces.factor, pieces.ahead, 0, len(samples) // pieces.hop, last=True)
+    return np.pad(samples, (0, max(hops * pieces.hop - len(samples), 0)))
+
+
+@pytest.mark.parametrize("size", [1_600, 7_001, 80_000])
+async def test_live_text_is_that_of_the_whole_utterance(reference: Reference, size: int) -> None:
+    config = triolet.EngineConfig(device="cpu", dtype="float32")
+    pause = np.zeros(2 * RATE, np.float32)
+    audio = np.concatenate([noise(4.3), pause, noise(2.1, 1), pause])
+    async with triolet.Engine(reference.folder, config=config) as engine:
+        updates = await live(engine, audio, size)
+        assert [update.utterance for update in updates if update.ends_utterance] == [0, 1]
+        end = round(next(update.position for update in updates if update.ends_utterance) * RATE)
+        whole = await engine.transcribe(filled(engine, audio[:end]), voice_activity="off", timestamps="word")
+        assert engine.statistics().encoder_cache.encoded > 2  # of the session: pieces, not windows
+    first = [word for update in updates if not update.utterance for word in update.words]
+    assert "".join(word.text for word in first) == "".join(segment.text for segment in whole.segments)
+    assert {update.stable for update in updates} == {"".join(word.text for word in update.words) for update in updates}
+    times = [time for update in updates for word in update.words for time in (word.start, word.end)]
+    assert times == sorted(times)
+
+
+@given(cuts=st.lists(st.integers(1, 40_000), max_size=4), remembers=st.booleans())
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_frames_heard_in_pieces_are_those_of_the_whole(reference: Reference, cuts: list[int], remembers: bool) -> None:
+    """With what is remembered of the audio before, and if it was lost."""
+    ahead = reference.processor.default_num_lookahead_tokens
+    chosen = {"num_lookahead_tokens": torch.tensor(ahead)}
+    if languages := getattr(reference.processor, "prompt_dictionary", {}):
+        chosen["prompt_ids"] = torch.tensor(languages["auto"])
+
+    def read(samples: Samples) -> dict[str, torch.Tensor]:
+        made = reference.processor.feature_extractor([samples], sampling_rate=RATE, return_tensors="pt")
+        return {**{name: made[name][0] for name in ("input_features", "attention_mask")}, **chosen}
+
+    pieces = Pieces(read=read, hop=160, reach=256, factor=8, ahead=ahead, most=1_000)
+    samples = noise(2.5)
+    piece, remembered, rows = None, {}, []
+    for end in [*sorted(cut for cut in cuts if cut < len(samples)), len(samples)]:
+        found = pieces.next(samples[:end], piece, "", last=end == len(samples))
+        if found is not None:
+            frames, kept = hear_on(reference.module, found, 8, remembered)
+            assert len(frames) == pieces.frames(len(found.features)) - pieces.frames(found.first)
+            piece, remembered, rows = found, kept if remembers else {}, [*rows, frames]
+    assert piece is not None
+    with torch.no_grad():
+        inputs = {name: value[None] for name, value in chosen.items() if name == "prompt_ids"}
+        whole = reference.module.get_audio_features(piece.features[None], num_lookahead_tokens=ahead, **inputs)
+    torch.testing.assert_close(torch.cat(rows), whole.pooler_output[0], rtol=0, atol=1e-4)
