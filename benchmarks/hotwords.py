@@ -44,7 +44,8 @@ My sister works with {} in a hospital near the river.
 After dinner {} told us a story about the old bridge.
 The doctor said that {} should rest for a few days.
 In the garden {} planted apples and a row of beans.
-They bought the house from {} more than ten years ago.""".splitlines()
+They bought the house from {} more than ten years ago.
+On the train {} forgot a bag with two books and a coat.""".splitlines()  # 13, so that each voice says each sentence
 VOICES = [("flite", name, 1.0) for name in ("slt", "rms", "awb")] + [("festival", "cmu_us_slt_arctic_hts", 1.0)]
 PEER = """import json, sys
 from faster_whisper import WhisperModel
