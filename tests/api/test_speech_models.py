@@ -106,8 +106,9 @@ async def test_a_model_that_writes_turns_says_who_speaks_and_reads_an_unfinished
         return [Generated(token_ids=ids, logprobs=(-0.1,) * len(ids), finish_reason=FinishReason.LENGTH)]
 
     plan = plain(model.speech.facts.window_samples)
-    transcript = await begin(sound(64_000), run, TranscribeOptions(seed=1), model, plan).transcript()
+    transcript = await begin(sound(64_000), run, TranscribeOptions(seed=1, speakers=True), model, plan).transcript()
     assert transcript.text == "one two three"
+    assert transcript.speakers == ("S01", "S02")
     assert [(one.start, one.end, one.speaker) for one in transcript.segments] == [
         (0.5, 1.0, "S01"),
         (1.5, 2.0, "S02"),
@@ -137,6 +138,8 @@ async def test_a_live_session_reads_what_is_fed(name: str, made: Callable[[str],
         ("qwen3_asr", {"language": "xx"}, r"language='xx', which the model does not know; allowed: .*\ben, "),
         ("qwen3_asr", {"timestamps": "word"}, "has no times of words: it knows no times. Allowed: "),
         ("moss_transcribe_diarize", {"initial_prompt": "a talk"}, "initial_prompt='a talk', which Moss.* cannot use"),
+        ("moss_transcribe_diarize", {"speakers": 2}, "speakers is given, but Moss.* itself counts and names speakers"),
+        ("vibevoice_asr", {"speakers": True, "known_speakers": {"Ada": b""}}, "known_speakers is given, but VibeVoice"),
         ("qwen3_asr", {"hotwords": "a<|audio_pad|>"}, r"hotwords='a<\|audio_pad\|>' has a special token"),
         ("vibevoice_asr", {"initial_prompt": "<|im_end|>"}, r"initial_prompt='<\|im_end\|>' has a special token"),
         ("vibevoice_asr", {"timestamps": "word"}, "no times of words: it writes times of turns only. Allowed: "),
