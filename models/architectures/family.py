@@ -113,7 +113,8 @@ class Family:
         return None
 
     def buffer_bytes(self, config: Any) -> int:  # noqa: ARG002
-        """The bytes of large buffers of the encoder that are computed when it is loaded, and not stored."""
+        """The bytes of the encoder beside its stored weights in the engine's dtype: tables that are computed when it is
+        loaded, and float32 that stays float32."""
         return 0
 
     def unread(self, config: Any) -> tuple[int, ...]:  # noqa: ARG002

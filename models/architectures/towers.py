@@ -45,6 +45,9 @@ class Voxtral(HeardAudio):
         self.check_windows(extractor, folder, config)
         return extractor
 
+    def buffer_bytes(self, config: Any) -> int:
+        return 2 * int(config.audio_config.max_source_positions * config.audio_config.hidden_size)  # positions
+
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:
         lost = {"[INST]", "[/INST]", "[BEGIN_AUDIO]", "[TRANSCRIBE]"} - tokenizer.get_vocab().keys()
         if lost:
@@ -127,6 +130,11 @@ class FunAsr(Fronted):
 
     architecture: str = "FunAsrNanoForConditionalGeneration"
     front: type[FrontEnd] = StackedFbank
+
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
+        module: Any = super().load(folder, dtype, without=without)
+        module.config.adaptor_config._attn_implementation = "eager"  # transformers chooses it too, with a warning
+        return module  # type: ignore[no-any-return]
 
     def buffer_bytes(self, config: Any) -> int:
         audio = config.audio_config

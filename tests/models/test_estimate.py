@@ -35,6 +35,7 @@ CASES = [
     ("qwen2_audio", {}),
     *((name, {}) for name in (*SPEECH, *TOWERS)),
     ("granite_speech", {"quantization": "int8"}),
+    ("voxtral", {"dtype": "bfloat16"}),
     ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
     ("moonshine_streaming", {}),
