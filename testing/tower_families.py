@@ -4,48 +4,36 @@ processors are written without the packages.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from attrs import evolve
+
 from .checkpoints import HIDDEN, LAYERS, random_model, save_checkpoint, text_settings
 from .words import LLAMA, QWEN
 
-_TEKKEN = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]")
 _ASKED = (
     "{% elif part['type'] == 'keywords' %}Hotwords: {{ part['keywords'] | join(', ') }}"
     "{% elif part['type'] == 'language' %}[{{ part['language'] }}]{% else %}"
 )
-_PIECES = (*(bytes([byte]) for byte in range(256)), b"th", b"in", b" a", b"the", b" the", b"on")
 
 
 def _voxtral(folder: Path, seed: int) -> None:
-    """Writes a checkpoint with windows of two seconds. The only file about its tokens is tekken.json."""
+    """Writes a checkpoint with windows of two seconds, without a chat template."""
     from transformers import VoxtralConfig, VoxtralForConditionalGeneration, WhisperFeatureExtractor
-    from transformers.integrations.mistral.tokenizer import convert_tekken_tokenizer
 
-    sizes = {"default_vocab_size": len(_TEKKEN) + len(_PIECES), "default_num_special_tokens": len(_TEKKEN)}
-    tekken = {
-        "config": {"pattern": r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", "version": "v7", **sizes},
-        "vocab": [{"rank": rank, "token_bytes": base64.b64encode(one).decode()} for rank, one in enumerate(_PIECES)],
-        "special_tokens": [{"rank": rank, "token_str": text} for rank, text in enumerate(_TEKKEN)],
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tekken.json").write_text(json.dumps(tekken))
-    convert: Any = convert_tekken_tokenizer  # untyped there
-    tokenizer = convert(str(folder / "tekken.json"), chat_template="")
+    words = LLAMA.with_media("[INST]", "[/INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[TRANSCRIBE]", media="")
+    tokenizer = evolve(words, chat=None).make()
     encoder = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 128}
     config = VoxtralConfig(
         text_config={"model_type": "llama", **text_settings(tokenizer), "head_dim": 12},
         audio_config={**encoder, "num_mel_bins": 16, "max_source_positions": 100},
-        audio_token_id=_TEKKEN.index("[AUDIO]"),
+        audio_token_id=tokenizer.convert_tokens_to_ids("[AUDIO]"),
     )
     save_checkpoint(folder, random_model(VoxtralForConditionalGeneration, config, seed), tokenizer)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
     make: Any = WhisperFeatureExtractor
     make(feature_size=16, chunk_length=2).save_pretrained(folder)
 

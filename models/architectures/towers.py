@@ -87,14 +87,12 @@ class Fronted(HeardAudio):
         return [encode(module, [payload])[0] for payload in payloads]
 
     def features(self, front: Any, item: np.ndarray[Any, Any]) -> Tensor:
-        """Returns the features [1, rows, values] of ``item``. Raises `InvalidRequest` if it is too short or too
-        long."""
-        least, most, rate = front.least, front.longest, front.sampling_rate
-        if not least <= len(item) <= (most or len(item)):
-            allowed = f"{least} samples or more" if most is None else f"{least} to {most} samples ({most / rate:g} s)"
+        """Returns the features [1, rows, values] of ``item``. Raises `InvalidRequest` for too few or too many
+        samples."""
+        if not front.least <= len(item) <= (front.longest or len(item)):
             raise InvalidRequest(
-                f"the audio has {len(item)} samples; allowed: {allowed}, at {rate} Hz. Cut longer audio into windows, "
-                "and write a placeholder for each"
+                f"the audio has {len(item)} samples; allowed: {front.least} to {front.longest or 'any number'}, at "
+                f"{front.sampling_rate} Hz. Cut longer audio into windows, and write a placeholder for each"
             )
         made: Tensor = front(item)[None]
         return made

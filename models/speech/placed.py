@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,7 @@ from ...core.speech import SAMPLING, Ask, Detection, Draft, Sound, Span, SpeechF
 from ..architectures.conversations import Rendered
 from ..architectures.prompts import MediaPreparer
 from .plain import PlainSpeech
-from .tower_prompts import (
-    FUN_ASR_LANGUAGES,
-    VOXTRAL_LANGUAGES,
-    WritePrompt,
-    fun_asr_prompt,
-    granite_prompt,
-    voxtral_prompt,
-)
+from .tower_prompts import TOWERS, WritePrompt
 from .writings import ReadTurns, Turn, bracketed, joined, json_turns, placed, plain, unquoted
 
 _STEPS = 100  # of times, in a second
@@ -79,12 +71,8 @@ def find_manner(model_type: object) -> Manner | None:
         from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
         return Manner(prompt="prompt", hotwords="prompt", languages=LANGUAGE_CODE_TO_NAME, marker="<asr_text>")
-    granite = Manner(write=granite_prompt, hotwords="keywords")
     known: Mapping[object, Manner] = {
-        "voxtral": Manner(write=voxtral_prompt, languages=VOXTRAL_LANGUAGES),
-        "granite_speech": evolve(granite, tasks=("transcribe", "translate")),
-        "granite_speech_plus": evolve(granite, write=partial(granite_prompt, between=" ")),
-        "fun_asr_nano": Manner(write=fun_asr_prompt, hotwords="keywords", prompt="prompt", languages=FUN_ASR_LANGUAGES),
+        **{name: Manner(**how) for name, how in TOWERS.items()},
         "glmasr": Manner(),
         "audioflamingo3": Manner(read=unquoted),
         "moss_transcribe_diarize": Manner(read=bracketed, in_turns=True, hotwords="keywords"),

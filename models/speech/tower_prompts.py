@@ -3,7 +3,8 @@ cards of the models write them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from ..architectures.conversations import render
@@ -12,8 +13,8 @@ from ..architectures.prompts import MediaPreparer
 WritePrompt = Callable[..., str]
 """Writes the prompt of a preparer's model, with one placeholder."""
 
-VOXTRAL_LANGUAGES = {code: code for code in ("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt")}
-FUN_ASR_LANGUAGES = {"en": "英文", "ja": "日文", "zh": "中文"}
+_VOXTRAL_LANGUAGES = ("ar", "de", "en", "es", "fr", "hi", "it", "nl", "pt")
+_FUN_LANGUAGES = {"en": "英文", "ja": "日文", "zh": "中文"}
 _GRANITE_QUESTION = "can you transcribe the speech into a written format?"
 
 
@@ -39,3 +40,12 @@ def fun_asr_prompt(preparer: MediaPreparer, *, prompt: str = "", keywords: str =
 
 def _asked(preparer: MediaPreparer, content: Any) -> str:
     return render(preparer.tokenizer, [{"role": "user", "content": content}], template=preparer.chat_template)
+
+
+TOWERS: Mapping[str, Mapping[str, Any]] = {
+    "voxtral": {"write": voxtral_prompt, "languages": {code: code for code in _VOXTRAL_LANGUAGES}},
+    "granite_speech": {"write": granite_prompt, "hotwords": "keywords", "tasks": ("transcribe", "translate")},
+    "granite_speech_plus": {"write": partial(granite_prompt, between=" "), "hotwords": "keywords"},
+    "fun_asr_nano": {"write": fun_asr_prompt, "hotwords": "keywords", "prompt": "prompt", "languages": _FUN_LANGUAGES},
+}
+"""The arguments of each model's `Manner`, by its ``model_type``."""

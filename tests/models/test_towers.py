@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from triolet.core.errors import CheckpointError, InvalidRequest, UnsupportedMode
 from triolet.core.model import ModelDescription
 from triolet.core.speech import Ask
 from triolet.models.blueprints.read import Blueprints
+from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.testing.families import make_checkpoint
 
 from .media import Checkpoint, sound
@@ -77,12 +79,12 @@ def test_settings_within_a_processors_are_read(tmp_path: Path) -> None:
     ("name", "samples", "told"),
     [
         ("voxtral", 0, "no samples"),
-        ("granite_speech_plus", 256, "256 samples; allowed: 257 samples or more, at 16000 Hz"),
-        ("fun_asr_nano", 399, "399 samples; allowed: 400 to 64719 samples"),
+        ("granite_speech_plus", 256, "256 samples; allowed: 257 to any number, at 16000 Hz"),
+        ("fun_asr_nano", 399, "399 samples; allowed: 400 to 64719"),
         (
             "fun_asr_nano",
             80_000,
-            r"allowed: 400 to 64719 samples \(4\.04494 s\), .* Cut longer audio",
+            "allowed: 400 to 64719, at 16000 Hz. Cut longer audio",
         ),
     ],
 )
@@ -91,8 +93,7 @@ def test_audio_that_the_encoder_cannot_read_is_refused(name: str, samples: int, 
         opened(name).prepare(TOWERS[name], [sound(samples)])
 
 
-def test_voxtrals_prompts_have_the_tokens_of_mistral_common(opened: Opened) -> None:
-    """As mistral_common 1.13 encodes the same conversation and the same request for a transcription."""
+def test_a_conversation_has_the_form_that_mistral_common_gives_it(opened: Opened) -> None:
     voxtral = opened("voxtral")
     parts = [{"type": "audio"}, {"type": "text", "text": "what is it?"}]
     messages = [
@@ -100,13 +101,30 @@ def test_voxtrals_prompts_have_the_tokens_of_mistral_common(opened: Opened) -> N
     ]
     rendered = voxtral.preparer.render(messages)
     assert rendered == "<s>[INST][BEGIN_AUDIO][AUDIO]what is it?[/INST]a</s>[INST]b[/INST]"
-    written = voxtral.prepare(rendered, [sound(9000)]).token_ids
-    asked = voxtral.prepare("[INST][BEGIN_AUDIO][AUDIO][/INST]lang:en[TRANSCRIBE]", [sound(9000)]).token_ids
-    assert written[:3] == asked[:3] == (1, 3, 7)
-    assert written.count(6) == asked.count(6) == 25
-    assert [asked[28], asked[-1]] == [4, 8]
+    tokens = voxtral.prepare(rendered, [sound(9000)]).token_ids
+    assert tokens.count(voxtral.tokenizer.bos_token_id) == 1
     with pytest.raises(InvalidRequest, match="roles are user and assistant"):
         voxtral.preparer.render([{"role": "system", "content": "be brief"}])
+
+
+def test_a_tokenizer_of_tekken_json_needs_no_mistral_common(tmp_path: Path) -> None:
+    """Voxtral's folder has no other file about its tokens. mistral_common gives the same numbers."""
+    special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "<pad>", "[AUDIO]", "[BEGIN_AUDIO]", "[TRANSCRIBE]"]
+    pieces = [*(bytes([byte]) for byte in range(256)), b"th", b"the", b" the"]
+    sizes = {"default_vocab_size": len(special) + len(pieces), "default_num_special_tokens": len(special)}
+    written = {
+        "config": {"pattern": r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+", "version": "v7", **sizes},
+        "vocab": [{"rank": rank, "token_bytes": base64.b64encode(one).decode()} for rank, one in enumerate(pieces)],
+        "special_tokens": [{"rank": rank, "token_str": text} for rank, text in enumerate(special)],
+    }
+    (tmp_path / "tekken.json").write_text(json.dumps(written))
+    transformers.VoxtralConfig().save_pretrained(tmp_path)
+    tokenizer = read_tokenizer(tmp_path)
+    ids = tokenizer("[INST][BEGIN_AUDIO][AUDIO][/INST]lang:en[TRANSCRIBE]")["input_ids"]
+    assert ids == [1, 3, 7, 6, 4, *(len(special) + byte for byte in b"lang:en"), 8]
+    assert tokenizer("a the")["input_ids"] == [1, len(special) + ord("a"), len(special) + 258]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "lang:en"
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (2, 5)
 
 
 def test_settings_that_the_features_do_not_have_are_refused(tmp_path: Path) -> None:
@@ -208,7 +226,7 @@ def test_a_transcription_takes_what_the_model_documents(checkpoint: Checkpoint, 
 
 def test_a_tokenizer_without_the_tokens_of_requests_is_refused(tmp_path: Path) -> None:
     folder = make_checkpoint("voxtral", tmp_path)
-    path = folder / "tekken.json"
+    path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace("[TRANSCRIBE]", "[OTHER]"))
     with pytest.raises(CheckpointError, match=r"the tokenizer has no \[TRANSCRIBE\]"):
         Checkpoint.open("voxtral", folder)
