@@ -122,12 +122,9 @@ class VttWriter(SrtWriter):
 
     def _text(self, cue: Cue) -> str:
         start, end = (timestamp(time, hours=False) for time in (cue.start, cue.end))
-        voice = "" if cue.speaker is None else f"<v {self._name(cue.speaker)}>"
+        name = self.escaped(one_line(cue.speaker or "")).replace(">", "&gt;")
+        voice = f"<v {name}>" if name else ""  # section 4.2.2
         return f"{start} --> {end}\n{voice}{cue.text}\n\n"
-
-    def _name(self, speaker: str) -> str:
-        """Returns ``speaker`` as the annotation of a voice span (WebVTT, section 4.2.2), which ends with ``>``."""
-        return self.escaped(one_line(speaker)).replace(">", "&gt;")
 
 
 # ---- objects ---------------------------------------------------------------------------------------------------------

@@ -36,8 +36,7 @@ def cluster(vectors: Array, least: int, most: int) -> Array:
 
 def nearest(vectors: Array, means: Array) -> Array:
     """Returns the number of the nearest mean for each vector."""
-    found: Array = (vectors @ means.T).argmax(axis=1)
-    return found
+    return np.asarray((vectors @ means.T).argmax(axis=1))
 
 
 def recognized(means: Array, known: Mapping[str, Array]) -> dict[int, str]:
@@ -52,27 +51,24 @@ def recognized(means: Array, known: Mapping[str, Array]) -> dict[int, str]:
 
 
 def _means(vectors: Array, labels: Array) -> Array:
-    means = np.array([vectors[labels == one].mean(axis=0) for one in range(labels.max() + 1)])
-    return unit(means)
+    return unit(np.array([vectors[labels == one].mean(axis=0) for one in range(labels.max() + 1)]))
 
 
 def unit(vectors: Array) -> Array:
     """Returns ``vectors`` with length 1."""
-    found: Array = vectors / (np.linalg.norm(vectors, axis=-1, keepdims=True) + 1e-9)
-    return found
+    return np.asarray(vectors / (np.linalg.norm(vectors, axis=-1, keepdims=True) + 1e-9))
 
 
 def _affinity(vectors: Array) -> Array:
     cosines = np.clip(vectors @ vectors.T, 0, 1)
-    count = len(vectors)
-    kept = min(count, max(_LEAST_KEPT, int(_KEPT * count)))
-    cosines[cosines < np.partition(cosines, count - kept, axis=1)[:, count - kept, None]] = 0
+    left_out = len(vectors) - min(len(vectors), max(_LEAST_KEPT, int(_KEPT * len(vectors))))
+    cosines[cosines < np.partition(cosines, left_out, axis=1)[:, left_out, None]] = 0
     np.fill_diagonal(cosines, 0)
-    return (cosines + cosines.T) / 2
+    return np.asarray((cosines + cosines.T) / 2)
 
 
 def _spectral(vectors: Array, least: int, most: int) -> Array:
-    """Returns the label of each vector."""
+    """Returns the label of each vector, by k-means of the rows of eigenvectors."""
     affinity = _affinity(vectors.astype(float))
     degree = affinity.sum(axis=1) + 1e-9
     laplacian = np.eye(len(vectors)) - affinity / np.sqrt(degree[:, None] * degree)
@@ -83,17 +79,10 @@ def _spectral(vectors: Array, least: int, most: int) -> Array:
     first = [int(degree.argmax())]
     while len(first) < count:  # the row that is farthest from all that are chosen
         first.append(int((rows @ rows[first].T).max(axis=1).argmin()))
-    return _settled(rows, rows[first])
-
-
-def _settled(rows: Array, means: Array) -> Array:
-    """Runs k-means from ``means``. Returns the labels, numbered without a gap."""
+    labels = _numbered(nearest(rows, rows[first]))
     for _ in range(_ROUNDS):
-        labels = nearest(rows, means)
-        means = unit(
-            np.array([rows[labels == n].mean(axis=0) if n in labels else mean for n, mean in enumerate(means)])
-        )
-    return _numbered(labels)
+        labels = _numbered(nearest(rows, _means(rows, labels)))
+    return labels
 
 
 def _merged(vectors: Array, labels: Array, least: int) -> Array:
@@ -109,5 +98,4 @@ def _merged(vectors: Array, labels: Array, least: int) -> Array:
 
 
 def _numbered(labels: Array) -> Array:
-    found: Array = np.unique(labels, return_inverse=True)[1]
-    return found
+    return np.asarray(np.unique(labels, return_inverse=True)[1])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
-
-from attrs import field, frozen
 
 from ..inputs.audio import Samples
 from .voice import Probabilities
@@ -19,12 +18,11 @@ class VoiceTurn(NamedTuple):
     voice: int
 
 
-@frozen
-class Diarization:
+class Diarization(NamedTuple):
     """The turns of a recording, ordered by their starts, and the names of known voices by their numbers."""
 
     turns: Sequence[VoiceTurn] = ()
-    names: Mapping[int, str] = field(factory=dict)
+    names: Mapping[int, str] = MappingProxyType({})
 
 
 class SpeakerListener(Protocol):

@@ -48,7 +48,6 @@ _LONGEST_NAME = 64  # characters
 
 _ELSEWHERE = {
     "audio_ctx": "encoder_context",
-    "diarize": "speakers",
     "beams": "beam_size",
     "clips": "clip_timestamps",
     "detect_language": "language=None",
@@ -64,7 +63,6 @@ _ELSEWHERE = {
     "return_timestamps": "timestamps",
     "sample_len": "max_new_tokens",
     "sample_rate": "sampling_rate",
-    "speaker_labels": "speakers",
     "vad": "voice_activity",
     "vad_filter": "voice_activity='skip'",
     "vad_parameters": "vad_threshold=..., vad_speech_pad_ms=..., one option for each member",

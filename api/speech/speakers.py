@@ -79,8 +79,8 @@ class _Turns:
 def _parts(segment: Segment, turns: _Turns) -> Iterator[Segment]:
     if segment.speaker is not None or not segment.words:
         speaker = segment.speaker or turns.speaker(segment.start, segment.end)
-        words = segment.words and tuple(evolve(word, speaker=speaker) for word in segment.words)
-        yield evolve(segment, speaker=speaker, words=words)
+        said = segment.words and tuple(evolve(word, speaker=speaker) for word in segment.words)
+        yield evolve(segment, speaker=speaker, words=said)
         return
     words = [evolve(word, speaker=turns.speaker(word.start, word.end)) for word in segment.words]
     runs = [(speaker, tuple(run)) for speaker, run in itertools.groupby(words, key=lambda word: word.speaker)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from attrs import define, field
@@ -33,16 +33,13 @@ _STEP = 1_600  # samples: 0.1 s
 _RULES = SpanRules(min_silence=0.25, padding=0.03)  # shorter pauses than windows of text have: a turn ends there
 
 
-class Encoder(Protocol):
-    """Turns windows of up to `WINDOW` samples into vectors of length 1, shape (n, width)."""
-
-    def embed(self, windows: Sequence[Samples]) -> Array: ...
+Embed: TypeAlias = Callable[[Sequence[Samples]], Array]  # windows of up to `WINDOW` samples to vectors of length 1
 
 
-def _load() -> Encoder:
+def _load() -> Embed:
     from ...models.networks.voices import VoiceEncoder
 
-    return VoiceEncoder.load()
+    return VoiceEncoder.load().embed
 
 
 @define(eq=False)
@@ -50,23 +47,23 @@ class VoiceClusters:
     """The default `Diarizer`. The first call of `listen` reads the weights, 2.8 MB, from the package (``load``). All
     listeners share them. `listen` may be called in any thread. It does not know when two people speak at once."""
 
-    load: Callable[[], Encoder] = _load
+    load: Callable[[], Embed] = _load
     sampling_rate: int = field(default=SAMPLING_RATE, init=False)
-    _encoder: Encoder | None = field(default=None, init=False)
+    _embed: Embed | None = field(default=None, init=False)
     _reading: threading.Lock = field(factory=threading.Lock, init=False)
 
     def listen(self, frame_samples: int, *, least: int, most: int, known: Mapping[str, Array]) -> VoiceListener:
         """Returns a listener at the beginning of a recording."""
         with self._reading:
-            self._encoder = self._encoder or self.load()
-        return VoiceListener(self._encoder, SpeechSpans(_RULES, self.sampling_rate, frame_samples), least, most, known)
+            self._embed = self._embed or self.load()
+        return VoiceListener(self._embed, SpeechSpans(_RULES, self.sampling_rate, frame_samples), least, most, known)
 
 
 @define(eq=False)
 class VoiceListener:
     """The vectors of one recording so far, and the samples of windows that are not complete."""
 
-    _encoder: Encoder
+    _embed: Embed
     _spans: SpeechSpans
     _least: int
     _most: int
@@ -118,7 +115,7 @@ class VoiceListener:
             windows += self._windows(span_open, is_final=False)
             needed = max(needed, min(self._next or 0, span_open.stop - WINDOW, self._held.stop - WINDOW))
         if windows:
-            self._vectors.append(self._encoder.embed([self._held.read(*one) for one in windows]).astype(np.float16))
+            self._vectors.append(self._embed([self._held.read(*one) for one in windows]).astype(np.float16))
             self._middles += [(start + stop) // 2 for start, stop in windows]
         self._held.forget(needed)
 

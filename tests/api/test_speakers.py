@@ -28,7 +28,7 @@ class Levels:
 
 
 def detectors() -> Detectors:
-    return Detectors(PaperVoice(), VoiceClusters(Levels))
+    return Detectors(PaperVoice(), VoiceClusters(lambda: Levels().embed))
 
 
 def talk(*turns: tuple[int, float], pause: float = 0.5) -> Samples:

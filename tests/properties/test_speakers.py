@@ -46,7 +46,7 @@ def audio_of(talk: Talk, voices: Sequence[int] = range(8)) -> Samples:
 
 def heard(samples: Samples, block: int = 8 * RATE, *, least: int = 1, most: int = 8) -> Diarization:
     """The turns, of audio in which each frame that is not silent is speech."""
-    listener = VoiceClusters(Levels).listen(FRAME, least=least, most=most, known={})
+    listener = VoiceClusters(lambda: Levels().embed).listen(FRAME, least=least, most=most, known={})
     samples = np.append(samples, np.zeros(-len(samples) % FRAME, np.float32))
     block -= block % FRAME
     for start in range(0, len(samples), block):
