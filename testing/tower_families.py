@@ -47,13 +47,7 @@ def _granite_speech(name: str, folder: Path, seed: int) -> None:
     plus = name.endswith("Plus")
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "encoder_hidden_size": 32}
     queries = {**sizes, "model_type": "blip_2_qformer", "cross_attention_frequency": 1, "num_hidden_layers": 1}
-    blocks: dict[str, Any] = {
-        "context_size": 16,
-        "max_pos_emb": 16,
-        "conv_kernel_size": 5,
-        "output_dim": 8,
-        "hidden_dim": 32,
-    }
+    blocks = dict[str, Any](context_size=16, max_pos_emb=16, conv_kernel_size=5, output_dim=8, hidden_dim=32)
     if plus:
         blocks["cat_hidden_layers"], queries["encoder_hidden_size"] = [0], 64
     config = getattr(transformers, f"{name}Config")(
