@@ -188,6 +188,14 @@ def test_an_adapter_that_is_missing_or_does_not_fit_is_told(granite: Path) -> No
         Checkpoint.open("granite_speech", granite)
 
 
+def test_an_adapter_beside_pickles_is_refused(granite: Path) -> None:
+    """torch maps them, and transformers with peft would add the adapter itself."""
+    torch.save(load_file(granite / "model.safetensors"), granite / "pytorch_model.bin")
+    (granite / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="adapter beside pickles; save the weights as safetensors"):
+        Checkpoint.open("granite_speech", granite)
+
+
 @pytest.mark.parametrize("prompt", ["hello", (20, 21)])
 def test_a_prompt_without_audio_is_refused_where_an_adapter_is_merged(prompt: Any, opened: Opened) -> None:
     """transformers computes it without the adapter."""
