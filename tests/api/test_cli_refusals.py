@@ -78,7 +78,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     yield (
         "transcribe a.wav",
         2,
-        "--model is missing; give the folder or the hub id of a Whisper checkpoint",
+        "--model is missing; give the folder or the hub id of a checkpoint of speech",
     )  # none by default
 
     # transcribe
@@ -91,7 +91,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         "--temperature-increment-on-fallback 0": "--temperature-increment-on-fallback=0.0; allowed: a number of",
         "--temperature x": "'x'; allowed: numbers separated by commas",
         "--patience x": "'x'; allowed: one number or None",
-        "--suppress-tokens=-1,5": "--suppress-tokens=(-1, 5); allowed: a list of token ids",
+        "--suppress-tokens=-2,5": "--suppress-tokens=(-2, 5); allowed: a list of token ids",
         "--hallucination-silence-threshold 2": "allowed: --timestamps='word', since it needs",
         "--timestamps none --word-timestamps": "--timestamps=none with --word-timestamps; give only one",
         "--clip-timestamps 5,1": "--clip-timestamps='5,1'; allowed: rising times in seconds",
