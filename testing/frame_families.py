@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..models.architectures.frontends import PairedDeltaMel
 from .checkpoints import LAYERS, random_model
 from .words import QWEN
 
@@ -32,6 +34,50 @@ _STREAMING = {
     "sliding_window": 8,
     "default_num_lookahead_tokens": 1,
 }
+_GRANITE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2 * LAYERS,  # the first two halve the rows
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "num_mel_bins": 8,
+    "max_position_embeddings": 32,
+    "context_size": 8,
+}
+
+
+def _granite(folder: Path, seed: int) -> None:
+    """Writes a checkpoint of Granite Speech 5, whose head is also in the middle of its encoder. transformers makes no
+    feature extractor without torchaudio."""
+    import torch
+    import transformers
+
+    makes: Any = transformers
+    base = QWEN.with_media("<blank>", media="").make()
+    size, settings = len(base), {"num_mel_bins": 8, "feature_extractor_type": "GraniteSpeech5FeatureExtractor"}
+    encoder = {**_GRANITE, "vocab_size": size}
+    config = makes.GraniteSpeech5CTCConfig(
+        vocab_size=size, encoder_config=encoder, pad_token_id=size - 1, tie_word_embeddings=False
+    )
+    model = random_model(makes.GraniteSpeech5ForCTC, config, seed)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    rows = PairedDeltaMel(num_mel_bins=8)(_noise(seed))
+    with torch.no_grad():
+        _vary(model.ctc_head.bias, model(rows[None]).logits[0], size - 1)
+    model.save_pretrained(folder)
+    base.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+
+
+def _noise(seed: int) -> Any:
+    return np.random.default_rng(seed).standard_normal(64_000).astype(np.float32)
+
+
+def _vary(bias: Any, scores: Any, blank: int) -> None:
+    """Changes the ``bias`` of ``scores`` [frames, labels] so that labels differ from frame to frame, and many are
+    blank."""
+    bias -= scores.mean(0)
+    bias[blank] += _BLANK * scores.std(0).mean()
 
 
 def _frames(name: str, head: str, encoder: Mapping[str, Any], folder: Path, seed: int) -> None:
@@ -55,8 +101,7 @@ def _frames(name: str, head: str, encoder: Mapping[str, Any], folder: Path, seed
     config = getattr(makes, f"{name}{'' if name.startswith('Nemotron') else head}Config")(**settings)
     model, processor = random_model(getattr(makes, f"{name}For{head}"), config, seed), _processor(name, head, tokenizer)
     with torch.no_grad():
-        noise = np.random.default_rng(seed).standard_normal(64_000).astype(np.float32)
-        inputs = processor([noise], sampling_rate=16_000)
+        inputs = processor([_noise(seed)], sampling_rate=16_000)
         if head == "CTC":
             bias, scores = model.ctc_head.bias, model(**inputs).logits[0]
         else:
@@ -64,8 +109,7 @@ def _frames(name: str, head: str, encoder: Mapping[str, Any], folder: Path, seed
             bias, heard = model.joint.head.bias, model.get_audio_features(**inputs).pooler_output[0]
             scores = model.joint(heard[:, None], model.decoder(torch.arange(len(tokenizer))[:, None])[None, :, 0])
             scores = scores.flatten(0, 1)
-        bias -= scores.mean(0)  # otherwise one label is the likeliest of nearly all frames
-        bias[blank] += _BLANK * scores.std(0).mean()
+        _vary(bias, scores, blank)
     model.save_pretrained(folder)
     if head != "CTC":
         suppressed = range(len(tokenizer), len(bias))
@@ -93,6 +137,7 @@ FRAME_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "parakeet_rnnt": partial(_frames, "Parakeet", "RNNT", _ENCODER),
     "parakeet_tdt": partial(_frames, "Parakeet", "TDT", _ENCODER),
     "nemotron_asr_streaming": partial(_frames, "NemotronAsrStreaming", "RNNT", _STREAMING),
+    "granite_speech5": _granite,
     "nemotron3_5_asr": partial(_frames, "Nemotron3_5Asr", "RNNT", _STREAMING),
 }
 """The families, each with the function that writes a checkpoint to a folder, from a seed."""

@@ -7,7 +7,7 @@ A family covers some ``model_type`` of transformers. The modules of transformers
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ...core.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from ...core.request import EncoderItem
 from ..checkpoints.loading import apart, load_part, place_of
 from ..checkpoints.modules import DecoderShape, whole
+from .frontends import PairedDeltaMel
 from .items import AudioItems, ItemSettings
 from .prompts import settled
 from .streamed import Pieces
@@ -30,6 +31,18 @@ _MOST_SECONDS = 40  # cuts at pauses hurt little there, the pieces of a recordin
 # attention, whose memory grows with the square of the length, stays below 10 MB a head
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Z]{2})?")
 _REFUSED = {"nemotron3_5_transcribe": "its decoder is a language model with Mamba layers"}
+
+
+@frozen(kw_only=True)
+class FrontEnd:
+    """The way in which audio becomes the inputs of an encoder, whole or in ``pieces``, and the numbers of languages that
+    may be among the inputs."""
+
+    read: Callable[[np.ndarray[Any, Any]], Mapping[str, Tensor]]
+    hop: int  # samples from one spectrum to the next
+    rate: int  # Hz
+    languages: Mapping[str, int] = field(factory=dict)
+    pieces: Pieces | None = None
 
 
 @frozen
@@ -135,15 +148,29 @@ class FrameFamily:
         Raises:
             CheckpointError: the settings of the feature extractor are missing or damaged.
         """
+        front = self.front_end(folder, config, settings)
+        return FrameItems(
+            tokenizer=settled(tokenizer),
+            settings=settings,
+            read=front.read,
+            pieces=front.pieces,
+            sampling_rate=front.rate,
+            most_samples=self.most_hops(folder, config) * front.hop,
+            count=partial(self._count, config, front.hop),
+            frame_seconds=self.factor(config) * front.hop / front.rate,
+            languages=_by_code(front.languages),
+        )
+
+    def front_end(self, folder: Path, config: Any, settings: ItemSettings) -> FrontEnd:
+        """Returns the front end of the checkpoint's own processor. Raises the errors of `preparer`."""
         processor = load_part("AutoProcessor", folder, trust_remote_code=False)
-        extractor, chosen = processor.feature_extractor, {}
+        extractor, languages = processor.feature_extractor, getattr(processor, "prompt_dictionary", {})
+        chosen, pieces, hop = dict[str, Tensor](), None, int(extractor.hop_length)
         if self.causal:
             chosen["num_lookahead_tokens"] = torch.tensor(processor.default_num_lookahead_tokens)
-        languages = getattr(processor, "prompt_dictionary", {})
         if languages:
             chosen["prompt_ids"] = torch.tensor(languages["auto"])
-        hop, rate, read = int(extractor.hop_length), int(extractor.sampling_rate), partial(_features, extractor, chosen)
-        pieces = None
+        read = partial(_features, extractor, chosen)
         if self.causal:
             pieces = Pieces(
                 read=read,
@@ -153,21 +180,41 @@ class FrameFamily:
                 ahead=int(processor.default_num_lookahead_tokens),
                 most=settings.most_embeddings,
             )
-        return FrameItems(
-            tokenizer=settled(tokenizer),
-            settings=settings,
-            read=read,
-            pieces=pieces,
-            sampling_rate=rate,
-            most_samples=self.most_hops(folder, config) * hop,
-            count=partial(self._count, config, hop),
-            frame_seconds=self.factor(config) * hop / rate,
-            languages=_by_code(languages),
-        )
+        return FrontEnd(read=read, hop=hop, rate=int(extractor.sampling_rate), languages=languages, pieces=pieces)
 
     def _count(self, config: Any, hop: int, samples: int) -> int:
         hops = samples // hop
         return self.embeddings(config, hops) if hops > 1 else 0  # spectra are divided by their spread
+
+
+@frozen
+class GraniteFamily(FrameFamily):
+    """Granite Speech 5, a CTC model: two spectra with their changes are one row, and some layers halve the rows. Its
+    attention sees blocks, so that the length has no limit of its own."""
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """None, since the encoder has the weights of the head, too."""
+        return ()
+
+    def most_hops(self, folder: Path, config: Any) -> int:  # noqa: ARG002
+        return 100 * _MOST_SECONDS
+
+    def factor(self, config: Any) -> int:
+        return int(2 << len(config.encoder_config.subsample_layers))
+
+    def embeddings(self, config: Any, hops: int) -> int:
+        return -(-hops // 2) >> len(config.encoder_config.subsample_layers)
+
+    def front_end(self, folder: Path, config: Any, settings: ItemSettings) -> FrontEnd:  # noqa: ARG002
+        front = PairedDeltaMel.read(folder)
+        return FrontEnd(read=partial(_rows, front), hop=front.hop_length, rate=front.sampling_rate)
+
+
+def _rows(front: PairedDeltaMel, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+    """Returns the rows of one piece of audio, all of which count."""
+    rows = front(samples)
+    return {"input_features": rows, "attention_mask": torch.ones(len(rows), dtype=torch.bool)}
 
 
 def _features(extractor: Any, chosen: Mapping[str, Tensor], samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
@@ -240,4 +287,5 @@ def _families() -> dict[str, FrameFamily]:
         "parakeet_tdt": FrameFamily("ParakeetForTDT"),
         "nemotron_asr_streaming": FrameFamily("NemotronAsrStreamingForRNNT", causal=True),
         "nemotron3_5_asr": FrameFamily("Nemotron3_5AsrForRNNT", causal=True),
+        "granite_speech5_ctc": GraniteFamily("GraniteSpeech5ForCTC", predicts=False),
     }

@@ -57,12 +57,39 @@ class PairedMel(FrontEnd):
         return max(self.hop_length, self.n_fft // 2 + 1)
 
     def __call__(self, samples: np.ndarray[Any, Any]) -> Tensor:
+        mel = _scaled(self._log_mel(samples, self.n_mels), 8.0)
+        return mel[: len(mel) // 2 * 2].reshape(-1, 2 * self.n_mels)
+
+    def _log_mel(self, samples: np.ndarray[Any, Any], mels: int) -> Tensor:
+        """Returns logarithmic mel spectra [hops + 1, mels]."""
         wave, window = torch.tensor(samples), torch.hann_window(self.win_length)
         spectrum = torch.stft(wave, self.n_fft, self.hop_length, self.win_length, window, return_complex=True)
-        mel = spectrum.abs().square().T @ _bank(self.n_fft, self.n_mels, self.sampling_rate, mel_scale="htk")
-        mel = mel.clamp_(min=1e-10).log10_()
-        mel = torch.maximum(mel, mel.max() - 8.0).div_(4.0).add_(1.0)
-        return mel[: len(mel) // 2 * 2].reshape(-1, 2 * self.n_mels)
+        mel = spectrum.abs().square().T @ _bank(self.n_fft, mels, self.sampling_rate, mel_scale="htk")
+        return mel.clamp_(min=1e-10).log10_()
+
+
+@frozen(kw_only=True)
+class PairedDeltaMel(PairedMel):
+    """The features of Granite Speech 5: as those of Granite Speech, each spectrum with its change. Audio of an odd
+    number of hops is filled with silence."""
+
+    num_mel_bins: int = 80
+    delta_win_length: int = 3
+    logmel_floor_db: int = 8
+
+    @classmethod
+    def read(cls, folder: Path) -> PairedDeltaMel:
+        made = super().read(folder)
+        if made.delta_win_length != 3:
+            raise UnsupportedModel(f"{folder} has delta_win_length={made.delta_win_length}; allowed: 3")
+        return made
+
+    def __call__(self, samples: np.ndarray[Any, Any]) -> Tensor:
+        count = -(-(len(samples) // self.hop_length) // 2) * 2
+        padded = np.pad(samples, (0, max((count - 1) * self.hop_length + 1 - len(samples), 0)))
+        mel = _scaled(self._log_mel(padded, self.num_mel_bins)[:count], float(self.logmel_floor_db))
+        around = torch.cat([mel[:1], mel, mel[-1:]])
+        return torch.cat([mel, (around[2:] - around[:-2]) / 2], 1).reshape(-1, 4 * self.num_mel_bins)
 
 
 @frozen(kw_only=True)
@@ -101,6 +128,11 @@ class StackedFbank(FrontEnd):
         neighbours = torch.arange(self.num_frames_lfr) - (self.num_frames_lfr - 1) // 2
         rows = torch.arange(0, len(mel), self.stride_lfr)[:, None] + neighbours
         return mel[rows.clamp(0, len(mel) - 1)].flatten(1)  # the first and the last spectrum are repeated
+
+
+def _scaled(mel: Tensor, floor: float) -> Tensor:
+    """Returns ``mel`` without what lies more than ``floor`` below its maximum, scaled to about 1."""
+    return torch.maximum(mel, mel.max() - floor).div_(4.0).add_(1.0)
 
 
 def audio_settings(folder: Path) -> Settings:

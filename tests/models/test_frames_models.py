@@ -1,0 +1,136 @@
+"""CTC models and transducers: what is refused when they open, what they hold, and their encoders."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from triolet import EngineConfig, InvalidRequest, UnsupportedModel
+from triolet.core.config import Speculation
+from triolet.models.architectures.frontends import PairedDeltaMel
+from triolet.models.blueprints.estimate import ODDS, estimate
+from triolet.models.executor import TorchExecutor
+from triolet.testing.frame_families import FRAME_MAKERS
+
+from .texts import SMALL
+
+NAMES = tuple(FRAME_MAKERS)
+
+
+def noise(samples: int) -> np.ndarray[Any, Any]:
+    return (np.random.default_rng(samples).standard_normal(samples) * 0.3).astype(np.float32)
+
+
+@pytest.fixture
+def changed(folder: Callable[[str], Path], tmp_path: Path) -> Callable[..., Path]:
+    """``changed(name, key=value)``: a copy of the checkpoint with another config.json."""
+
+    def make(name: str, **settings: Any) -> Path:
+        shutil.copytree(folder(name), tmp_path / "copy")
+        path = tmp_path / "copy" / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+        return tmp_path / "copy"
+
+    return make
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_item_has_as_many_frames_as_its_encoder_makes(name: str, opens: Any, folder: Any) -> None:
+    """Alone and beside others, of every length about a frame's border; the longest has as many as a slot."""
+    executor, description = opens(folder(name))
+    lengths = (2_000, 16_000, 16_159, 16_160, 17_280, 17_281, 17_440, 30_000, description.window_samples)
+    jobs = [description.preparer.prepare((), audio=[noise(length)]).items[0] for length in lengths]
+    executor.encode(tuple(jobs))
+    for job in jobs:
+        output = executor._open.outputs.get(job.key)
+        assert len(output) == job.embeddings <= description.encoder_embeddings
+        assert output.nbytes == job.size == output.untyped_storage().nbytes()
+    assert jobs[-1].embeddings == description.encoder_embeddings
+    executor.free((jobs[1].key,))
+    beside = executor._open.outputs.get(jobs[2].key).clone()
+    executor.free((jobs[2].key,))
+    executor.encode((jobs[2],))
+    torch.testing.assert_close(executor._open.outputs.get(jobs[2].key), beside, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_estimate_is_no_less_than_what_is_held_and_hardly_more(name: str, dtype: str, folder: Any) -> None:
+    config = EngineConfig(device="cpu", dtype=dtype, threads=1, max_running=3)
+    thought, executor = estimate(folder(name), config), TorchExecutor(folder(name), config)
+    description = executor.open()
+    held = executor.memory().by_owner
+    executor.close()
+    assert executor.released.kept == {}
+    assert thought.total - thought.by_owner["encoder_outputs"] >= sum(held.values())
+    assert held["weights"] - 10_000 <= thought.by_owner["weights"] - ODDS <= held["weights"] * 1.1
+    assert {owner: thought.by_owner[owner] for owner in ("self_kv", "cross_kv")} == {
+        owner: held[owner] for owner in ("self_kv", "cross_kv")
+    }
+    assert description.pages == 3, "a page is the state of a sequence, however long"
+    assert pickle.loads(pickle.dumps(description.speech)).facts == description.speech.facts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_encoder_alone_computes_the_same_without_the_rest(name: str, opens: Any, folder: Any) -> None:
+    (whole, description), (alone, _) = (
+        opens(folder(name), EngineConfig(device="cpu", dtype="float32", threads=1, part=part))
+        for part in ("whole", "encoder")
+    )
+    item = description.preparer.prepare((), audio=[noise(20_000)]).items[0]
+    for executor in (whole, alone):
+        executor.encode((item,))
+    assert torch.equal(*(executor._open.outputs.get(item.key) for executor in (whole, alone)))
+    left_out = whole.memory().by_owner["weights"] - alone.memory().by_owner["weights"]
+    assert left_out > 0 or name == "granite_speech5", "the head of Granite Speech 5 is in its encoder, too"
+    assert "self_kv" not in alone.memory().by_owner
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "told"),
+    [
+        ("parakeet_tdt", {"model_type": "nemotron3_5_transcribe"}, "decoder is a language model with Mamba layers"),
+        ("parakeet_tdt", {"durations": [0, 2, 4]}, r"durations=\[0, 2, 4\]; allowed: 0, 1, 2 and so on"),
+        ("parakeet_rnnt", {"blank_token_id": 9_999}, "blank_token_id=9999; allowed: 0 to 268, the vocabulary"),
+        ("parakeet_ctc", {"quantization_config": {"quant_method": "fp8"}}, "quantized weights; allowed: float weights"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_refused_by_name(
+    name: str, settings: dict[str, Any], told: str, changed: Callable[..., Path]
+) -> None:
+    with pytest.raises(Exception, match=told) as refused:
+        TorchExecutor(changed(name, **settings), SMALL).open()
+    assert isinstance(refused.value, UnsupportedModel) or "blank_token_id" in settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"quantization": "int8"}, "quantization='int8' is given for ParakeetForTDT, which reads frames"),
+        ({"speculation": Speculation()}, "speculation is given for ParakeetForTDT, which reads frames"),
+        ({"compile": True}, "compile=True is given for ParakeetForTDT"),
+        ({"kv_dtype": "float16"}, "kv_dtype='float16', but .* it reads frames"),
+        ({"chat_template": "{{ messages }}"}, "chat_template is given for ParakeetForTDT"),
+    ],
+)
+def test_settings_of_other_models_are_refused(settings: dict[str, Any], told: str, folder: Any) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        TorchExecutor(folder("parakeet_tdt"), EngineConfig(device="cpu", dtype="float32", **settings)).open()
+
+
+def test_the_features_of_granite_speech_5_are_those_of_torchaudio() -> None:
+    """The numbers of transformers' feature extractor with torchaudio 2.11, for a sine of 440 Hz and an odd hop."""
+    samples = np.sin(2 * np.pi * 440 * np.arange(1_761) / 16_000).astype(np.float32)
+    rows = PairedDeltaMel()(samples)
+    assert rows.shape == (6, 320)
+    expected = [[1.4784813, 0.7002544, -0.2579604, 1.5150421], [0.9137613, 0.1441605, 0.6409289, 1.7517205]]
+    torch.testing.assert_close(rows[[0, 5]][:, [0, 79, 80, 177]], torch.tensor(expected), atol=1e-4, rtol=1e-4)
+    assert float(rows.sum()) == pytest.approx(428.9017, abs=0.01)
