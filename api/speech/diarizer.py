@@ -26,12 +26,11 @@ class Diarization(NamedTuple):
 
 
 class SpeakerListener(Protocol):
-    """Hears one recording from its beginning to its end. One thread at a time calls it, but not always the same
-    thread."""
+    """Hears one recording. One thread at a time calls it, but not always the same thread."""
 
     def hear(self, samples: Samples, probabilities: Probabilities) -> None:
-        """Adds the next samples, and the probability of speech of each frame that they complete. At the end of the
-        recording ``samples`` may be empty."""
+        """Adds the next samples (at the end perhaps none), and the probability of speech of each frame that they
+        complete."""
         ...
 
     def diarization(self) -> Diarization:

@@ -4,15 +4,19 @@ times are in seconds."""
 from __future__ import annotations
 
 import itertools
+import math
 import string
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ..outputs.results import Segment, Transcript, Turn
 from .diarizer import Diarization
+
+SpeakerAt: TypeAlias = Callable[[float, float], str | None]
 
 
 def named_turns(found: Diarization, spoken: Sequence[tuple[float, float]]) -> tuple[Turn, ...]:
@@ -22,13 +26,8 @@ def named_turns(found: Diarization, spoken: Sequence[tuple[float, float]]) -> tu
     Args:
         spoken: the times of the segments, in order. Voices without text come last.
     """
-    ends = [end for _, end in spoken]
-
-    def has_text(start: float, end: float) -> bool:
-        at = bisect_right(ends, start)
-        return at < len(spoken) and spoken[at][0] < end
-
-    ordered = sorted(found.turns, key=lambda turn: not has_text(turn.start, turn.end))  # keeps the order of starts
+    starts, ends = [*(start for start, _ in spoken), math.inf], [end for _, end in spoken]
+    ordered = sorted(found.turns, key=lambda turn: starts[bisect_right(ends, turn.start)] >= turn.end)
     names, letters = dict(found.names), string.ascii_uppercase
     free = (one for one in (*letters, *(a + b for a in letters for b in letters)) if one not in names.values())
     for voice in dict.fromkeys(turn.voice for turn in ordered):
@@ -44,29 +43,20 @@ def with_speakers(transcript: Transcript) -> Transcript:
     """
     if not transcript.turns and not transcript.speakers:
         return transcript
-    turns = _Turns.of(transcript.turns)
-    parts = [part for segment in transcript.segments for part in _parts(segment, turns)]
+    speaker_at = _finder(transcript.turns)
+    parts = [part for segment in transcript.segments for part in _parts(segment, speaker_at)]
     return evolve(transcript, segments=tuple(evolve(part, id=number) for number, part in enumerate(parts)))
 
 
-@frozen
-class _Turns:
-    """Turns ordered by their starts. ``reached`` has the latest end of the turns up to each one."""
+def _finder(turns: Iterable[Turn]) -> SpeakerAt:
+    """Returns a function: who speaks longest from a start to an end, or, if nobody does, whose turn is nearest."""
+    ordered = sorted(turns, key=lambda turn: turn.start)
+    starts = [turn.start for turn in ordered]
+    reached = [*itertools.accumulate((turn.end for turn in ordered), max)]  # the latest end up to each turn
 
-    turns: Sequence[Turn]
-    starts: Sequence[float]
-    reached: Sequence[float]
-
-    @classmethod
-    def of(cls, turns: Iterable[Turn]) -> _Turns:
-        ordered = sorted(turns, key=lambda turn: turn.start)
-        reached = itertools.accumulate((turn.end for turn in ordered), max)
-        return cls(ordered, [turn.start for turn in ordered], list(reached))
-
-    def speaker(self, start: float, end: float) -> str | None:
-        """Returns who speaks longest from ``start`` to ``end``, or if nobody does, whose turn is nearest."""
-        first, stop = bisect_right(self.reached, start), bisect_left(self.starts, end)
-        near = self.turns[max(first - 1, 0) : max(first, stop) + 1]
+    def speaker_at(start: float, end: float) -> str | None:
+        first, stop = bisect_right(reached, start), bisect_left(starts, end)
+        near = ordered[max(first - 1, 0) : max(first, stop) + 1]
         seconds: defaultdict[str, float] = defaultdict(float)
         for turn in near:
             seconds[turn.speaker] += max(0.0, min(turn.end, end) - max(turn.start, start))
@@ -75,14 +65,16 @@ class _Turns:
         nearest = min(near, key=lambda turn: max(turn.start - end, start - turn.end), default=None)
         return None if nearest is None else nearest.speaker
 
+    return speaker_at
 
-def _parts(segment: Segment, turns: _Turns) -> Iterator[Segment]:
+
+def _parts(segment: Segment, speaker_at: SpeakerAt) -> Iterator[Segment]:
     if segment.speaker is not None or not segment.words:
-        speaker = segment.speaker or turns.speaker(segment.start, segment.end)
+        speaker = segment.speaker or speaker_at(segment.start, segment.end)
         said = segment.words and tuple(evolve(word, speaker=speaker) for word in segment.words)
         yield evolve(segment, speaker=speaker, words=said)
         return
-    words = [evolve(word, speaker=turns.speaker(word.start, word.end)) for word in segment.words]
+    words = [evolve(word, speaker=speaker_at(word.start, word.end)) for word in segment.words]
     runs = [(speaker, tuple(run)) for speaker, run in itertools.groupby(words, key=lambda word: word.speaker)]
     if len(runs) == 1:
         yield evolve(segment, words=runs[0][1], speaker=runs[0][0])

@@ -28,7 +28,7 @@ _LEVEL = 10 ** (-30 / 20)  # the root mean square to which each window is amplif
 
 
 class VoiceEncoder(nn.Module):
-    """Three recurrent layers (LSTM) over a mel spectrum, and a linear layer. The last state gives the vector."""
+    """Three recurrent layers (LSTM) over a mel spectrum. A linear layer turns the last state into the vector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,9 +59,6 @@ class VoiceEncoder(nn.Module):
     def features(self, samples: Tensor) -> Tensor:
         """Returns the mel spectrum of a window, [160, 40], not as logarithms."""
         amplified = samples * (_LEVEL / (samples.square().mean().sqrt() + 1e-9))
-        spectrum = torch.stft(
-            amplified, _N_FFT, _HOP, window=self.hann, pad_mode="constant", return_complex=True
-        )  # [bins, frames + 1]
-        mel = (self.filters @ spectrum.abs().square()).T
-        frames = WINDOW // _HOP
+        bins = torch.stft(amplified, _N_FFT, _HOP, window=self.hann, pad_mode="constant", return_complex=True)
+        mel, frames = (self.filters @ bins.abs().square()).T, WINDOW // _HOP
         return mel.repeat(-(-frames // len(mel)), 1)[:frames]
