@@ -63,8 +63,7 @@ class CtcTexts:
 
     def _known(self, letter: str) -> str:
         """Returns ``letter`` as the vocabulary has it; empty if it lacks the letter."""
-        as_written = ("'",) if letter in APOSTROPHES else ()
-        for form in (letter, letter.lower(), letter.upper(), *as_written):
+        for form in [letter, letter.lower(), letter.upper(), *("'" if letter in APOSTROPHES else "")]:
             if str(self.preparer.tokenizer.decode(self._tokens(form))).strip() == form:
                 return form
         return ""

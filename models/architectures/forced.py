@@ -40,7 +40,12 @@ class ForcedAligner:
             )
         check_characters(text)
         spoken = self._spoken(text, language)
-        words = cut_words(text, spoken)
+        try:
+            words = cut_words(text, spoken)
+        except ValueError:  # a tokenizer of words may write other characters
+            raise InvalidRequest(
+                f"the words {spoken!r:.200} are not those of text={text!r:.200}; allowed: a text in the form NFKC"
+            ) from None
         alignment = Alignment(start=1, frames=self.classes, marks=self.mark)
         if not spoken:
             return TextDraft(words=words, token_ids=(), items=(), alignment=alignment, places=(None,))
@@ -72,18 +77,13 @@ class ForcedAligner:
         """Returns the words of ``text`` as the model knows them, without marks."""
         from transformers.models.qwen3_asr import processing_qwen3_asr as known
 
-        name = known.LANGUAGE_CODE_TO_NAME.get(language)
+        codes = known.LANGUAGE_CODE_TO_NAME
+        name = None if language is None else codes.get(language)
         if language is not None and name not in known.FORCED_ALIGNER_LANGUAGES:
-            allowed = [
-                code for code, one in known.LANGUAGE_CODE_TO_NAME.items() if one in known.FORCED_ALIGNER_LANGUAGES
-            ]
-            raise InvalidRequest(f"language={language!r}; allowed: {', '.join(sorted(allowed))}, or None")
+            allowed = sorted(code for code in codes if codes[code] in known.FORCED_ALIGNER_LANGUAGES)
+            raise InvalidRequest(f"language={language!r}; allowed: {', '.join(allowed)}, or None")
         try:
             spoken: list[str] = self.processor.split_words_for_alignment(text, name)
         except ImportError as error:
             raise InvalidRequest(f"language={language!r} is not allowed here: {error}") from error
-        if not set("".join(spoken)) <= set(text):  # a tokenizer of words that writes other characters
-            raise InvalidRequest(
-                f"the words of text={text!r:.200} have other characters than the text; allowed: a text in NFKC"
-            )
         return spoken

@@ -6,7 +6,9 @@ import asyncio
 import itertools
 import json
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -120,6 +122,17 @@ async def test_what_it_cannot_do_is_refused_by_name(folder: Path) -> None:
         with pytest.raises(ContextLengthExceeded, match="positions"):
             await engine.align(samples, "a " * 300)
         assert [word.probability for word in await engine.align(samples, "!?")] == [0.0]
+
+
+async def test_words_of_japanese_are_those_of_nagisa(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which writes some characters in another way; such a text is refused."""
+    nagisa = SimpleNamespace(tagging=lambda text: SimpleNamespace(words=["アイ", "う"]))
+    monkeypatch.setitem(sys.modules, "nagisa", nagisa)
+    monkeypatch.setattr("transformers.models.qwen3_asr.processing_qwen3_asr.is_nagisa_available", lambda: True)
+    async with Engine(folder, config=EngineConfig(dtype="float32", device="cpu")) as engine:
+        assert [word.text for word in await engine.align(sound(1, 0), "アイ、う。", "ja")] == ["アイ、", "う。"]
+        with pytest.raises(InvalidRequest, match="allowed: a text in the form NFKC"):
+            await engine.align(sound(1, 0), "ｱｲう", "ja")
 
 
 # -- CTC -------------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ ENGINES = {  # the engines that the first piece of a page names, and the small c
     "encoder-decoders": {"writer": "bart", "listener": "moonshine", "prompted": "cohere_asr"},
     "pooling": {"engine": "bert", "reranker": "bert_reranker", "classifier": "bert_classifier"},
     "sampling": {"engine": DEMO},
+    "word_times": {"engine": "qwen3_asr", "aligner": "qwen3_aligner"},
     "several_models": {},
     "observability": {},
 }
@@ -43,6 +44,7 @@ PIECES = {  # how many pieces of code a page has
     "encoder-decoders": 5,
     "pooling": 4,
     "sampling": 9,
+    "word_times": 4,
     "several_models": 7,
     "observability": 4,
     "without_a_loop": 7,
