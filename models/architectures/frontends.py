@@ -121,7 +121,7 @@ class StackedFbank(FrontEnd):
         frames = frames - 0.97 * torch.cat([frames[:, :1], frames[:, :-1]], 1)  # emphasizes high frequencies
         frames = frames * torch.hamming_window(self.least, periodic=False)
         n_fft = 1 << (self.least - 1).bit_length()
-        kaldi = {"min_frequency": 20.0, "mel_scale": "kaldi", "triangularize_in_mel_space": True}
+        kaldi: dict[str, Any] = {"min_frequency": 20.0, "mel_scale": "kaldi", "triangularize_in_mel_space": True}
         bank = _bank(n_fft, self.feature_size, self.sampling_rate, **kaldi)
         power = torch.fft.rfft(frames, n_fft).abs().square()
         mel = (power @ bank).clamp_(min=torch.finfo(torch.float32).eps).log_()

@@ -106,12 +106,13 @@ class GraniteSpeech(Fronted):
     front: type[FrontEnd] = PairedMel
 
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        module: Any = super().load(folder, dtype, without=without)
-        if module.config.has_lora_adapter and without is None:
+        module = super().load(folder, dtype, without=without)
+        config: Any = module.config
+        if config.has_lora_adapter and without is None:
             if is_mapped(folder):
                 raise CheckpointError(f"{folder} has an adapter beside pickles; save the weights as safetensors")
             merge_adapter(self.text(module), folder)
-        return module  # type: ignore[no-any-return]
+        return module
 
     def preparer(self, folder: Path, tokenizer: Any, config: Any, **about: Any) -> MediaPreparer:
         return evolve(super().preparer(folder, tokenizer, config, **about), needs_item=config.has_lora_adapter)
@@ -130,9 +131,10 @@ class FunAsr(Fronted):
     front: type[FrontEnd] = StackedFbank
 
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
-        module: Any = super().load(folder, dtype, without=without)
-        module.config.adaptor_config._attn_implementation = "eager"  # transformers chooses it too, with a warning
-        return module  # type: ignore[no-any-return]
+        module = super().load(folder, dtype, without=without)
+        config: Any = module.config
+        config.adaptor_config._attn_implementation = "eager"  # transformers chooses it too, with a warning
+        return module
 
     def buffer_bytes(self, config: Any) -> int:
         audio = config.audio_config
