@@ -35,8 +35,8 @@ _REFUSED = {"nemotron3_5_transcribe": "its decoder is a language model with Mamb
 
 @frozen(kw_only=True)
 class FrontEnd:
-    """The way in which audio becomes the inputs of an encoder, whole or in ``pieces``, and the numbers of languages that
-    may be among the inputs."""
+    """The way in which audio becomes the inputs of an encoder, whole or in ``pieces``. Among these may be the number of
+    one of the ``languages``."""
 
     read: Callable[[np.ndarray[Any, Any]], Mapping[str, Tensor]]
     hop: int  # samples from one spectrum to the next

@@ -45,11 +45,8 @@ class FrameBlueprint(ModuleBlueprint):
 
     def read(self) -> nn.Module:
         family, folder = self.checkpoint.family, self.checkpoint.folder
-        without = (
-            None
-            if self.config.decodes or not family.others
-            else lambda made: [getattr(made, name) for name in family.others]
-        )
+        others = () if self.config.decodes else family.others
+        without = (lambda made: [getattr(made, name) for name in others]) if others else None
         module = load_module(family.loader, folder, self.dtype, without=without)
         for part in module.modules():
             if isinstance(part, nn.LSTM):
