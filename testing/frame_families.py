@@ -15,7 +15,7 @@ from .checkpoints import LAYERS, random_model
 from .words import QWEN
 
 _WIDTH = 24  # of the prediction network
-_BLANK = 3.0  # the bias of the blank, in standard deviations of scores
+_BLANK = 3.0  # see `_vary`
 _SYMBOLS = 3  # the most emissions at one frame
 _ENCODER = {
     "hidden_size": 32,
@@ -63,7 +63,7 @@ def _granite(folder: Path, seed: int) -> None:
     model.tie_weights()
     rows = PairedDeltaMel(num_mel_bins=8)(_noise(seed))
     with torch.no_grad():
-        _vary(model.ctc_head.bias, model(rows[None]).logits[0], size - 1)
+        _vary(model.ctc_head.bias, model(rows[None]).logits[0], size - 1, 1.5)
     model.save_pretrained(folder)
     base.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
@@ -73,11 +73,11 @@ def _noise(seed: int) -> Any:
     return np.random.default_rng(seed).standard_normal(64_000).astype(np.float32)
 
 
-def _vary(bias: Any, scores: Any, blank: int) -> None:
+def _vary(bias: Any, scores: Any, blank: int, often: float = _BLANK) -> None:
     """Changes the ``bias`` of ``scores`` [frames, labels] so that labels differ from frame to frame, and many are
-    blank."""
+    blank: ``often`` is the bias of the blank in standard deviations."""
     bias -= scores.mean(0)
-    bias[blank] += _BLANK * scores.std(0).mean()
+    bias[blank] += often * scores.std(0).mean()
 
 
 def _frames(name: str, head: str, encoder: Mapping[str, Any], folder: Path, seed: int) -> None:

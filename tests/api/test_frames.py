@@ -148,7 +148,7 @@ async def test_24_requests_with_room_for_few_get_the_tokens_of_generate(referenc
         max_step_tokens=9,
     )
     async with triolet.Engine(reference.folder, config=settings) as engine:
-        for _ in range(8):
+        for _ in range(20):  # a round without a preemption is rare
             async with trio.open_nursery() as nursery:
                 for index in range(len(asks)):
                     begun = trio.Event()
