@@ -36,6 +36,7 @@ from .common import answered, engine_of, exchange_of, server_of
 from .tokens import token_text
 
 _SUBTITLES = {"srt": SRT, "vtt": VTT}
+_MOST_REFERENCE = 8 * 2**20  # bytes of a known speaker's audio
 
 
 async def transcribe(request: Request) -> Response:
@@ -49,9 +50,9 @@ async def transcribe(request: Request) -> Response:
     options["parallel"] = form.chunking_strategy is not None
     if form.response_format == "diarized_json":
         options.setdefault("speakers", True)
-    server, where = server_of(request), "known_speaker_references"
+    media, where = server_of(request).media, "known_speaker_references"
     options["known_speakers"] = {
-        name: await server.media.fetch(url, where, server.settings.max_body_bytes)
+        name: await media.fetch(url, where, _MOST_REFERENCE)
         for name, url in zip(form.known_speaker_names, form.known_speaker_references, strict=True)
     }
     read_options(options)  # a wrong value is refused before a stream begins

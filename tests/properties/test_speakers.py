@@ -52,6 +52,7 @@ def heard(samples: Samples, block: int = 8 * RATE, *, least: int = 1, most: int 
     for start in range(0, len(samples), block):
         part = samples[start : start + block]
         listener.hear(part, np.where(part.reshape(-1, FRAME).any(axis=1), 1.0, 0.0).astype(np.float32))
+        assert listener._held.count <= WINDOW + 2 * block + RATE, "samples are dropped, however long somebody speaks"
     return listener.diarization()
 
 
