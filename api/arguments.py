@@ -9,6 +9,8 @@ from ..core.request import SamplingParams, Structure
 from .inputs.audio import AudioSource
 from .inputs.images import ImageSource
 from .inputs.messages import Message
+from .outputs.results import Turn
+from .speech.diarizer import AudioDiarizer
 from .speech.voice import VoiceActivity
 from .speech.word_aligner import WordAligner
 
@@ -105,6 +107,7 @@ class TranscribeArguments(_SpeechArguments, total=False):
     language_detection_segments: int
     speakers: bool | int | tuple[int, int] | str | None
     known_speakers: Mapping[str, AudioSource]
+    diarizer: AudioDiarizer | Sequence[Turn] | None
     strict: bool
 
 

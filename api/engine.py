@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
@@ -11,13 +10,10 @@ from types import TracebackType
 from typing import Never, Self, Unpack
 
 import trio
-from attrs import fields_dict
 
 from ..actors.gpu_runner import torch_executor
 from ..actors.statistics import EngineStatistics
-from ..actors.supervisor import Supervisor
 from ..actors.worker import ThreadWorker, Worker
-from ..core.checks import number, unknown_name
 from ..core.config import EngineConfig
 from ..core.errors import EngineStateError, InvalidRequest
 from ..core.executor import Executor
@@ -34,13 +30,13 @@ from .inputs.sources import with_rate
 from .inputs.vectors import Vectors
 from .live.options import read_live_options
 from .live.session import LiveSession
-from .outputs.results import Completion, Transcript, Word
+from .making import DRAIN, settings_of, shown, supervisor, unknown_keyword
+from .outputs.results import Completion, Transcript, Turn, Word
 from .outputs.streams import DeltaStream, StreamBlock
 from .speech.aligning import AlignQuery
+from .speech.diarizing import DiarizeQuery
 from .speech.options import read_options
 from .speech.segments import SegmentStream
-
-_DRAIN = number(0, math.inf, "; 0 aborts at once")
 
 
 class Engine:
@@ -97,9 +93,9 @@ class Engine:
             raise InvalidRequest(
                 f"model={model!r}; allowed: the folder of a checkpoint, or a hub id, as a text or a Path"
             )
-        config = _settings(config)
+        config = settings_of(config)
         self._name = str(model)
-        backend = partial(_supervisor, config, partial(torch_executor, model, config), ThreadWorker)
+        backend = partial(supervisor, config, partial(torch_executor, model, config), ThreadWorker)
         self.inside = TrioEngine(config, backend, trim)
         self._host = None
 
@@ -114,8 +110,8 @@ class Engine:
         """Makes an engine with an executor and a worker of your own, as the simulation in `triolet.testing` does."""
         engine = cls.__new__(cls)
         engine._name = "parts of its maker's"
-        config = _settings(config)
-        engine.inside = TrioEngine(config, partial(_supervisor, config, make_executor, make_worker))
+        config = settings_of(config)
+        engine.inside = TrioEngine(config, partial(supervisor, config, make_executor, make_worker))
         engine._host = None
         return engine
 
@@ -187,7 +183,7 @@ class Engine:
             RunnerCrashed, EngineTeardownError, InvariantViolation: the error that ended the engine, see `Engine`. It is
                 raised once only.
         """
-        seconds = self.inside.config.drain_seconds if drain is None else _DRAIN.of("drain", drain)
+        seconds = self.inside.config.drain_seconds if drain is None else DRAIN.of("drain", drain)
         async with AsyncExitStack() as stack:
             if self._host is not None and self._host.lasting and self.inside.state is not State.OPENING:
                 stack.push_async_exit(self._host.__aexit__)
@@ -403,16 +399,13 @@ class Engine:
         wait: bool = True,
     ) -> tuple[Word, ...]:
         """Finds the times at which the words of ``text`` are spoken, with a model that aligns texts
-        (Qwen3-ForcedAligner). An engine with such a model is an ``aligner`` of `transcribe`.
+        (Qwen3-ForcedAligner). An engine with such a model is an ``aligner`` of `transcribe`. Arguments that are not
+        listed are those of `transcribe`.
 
         Args:
             audio: as in `transcribe`; as long as the model reads at once.
             text: the text that is spoken in the audio.
             language: as in `transcribe`; ``None``: words are found by blanks and by Chinese characters.
-            sampling_rate: the rate of a bare array, in Hz.
-            priority: the smallest number runs first, see `generate`.
-            request_id: a name for the trace and for errors; it need not be unique.
-            wait: wait if the queue is full; ``False``: raise `Overloaded` at once.
 
         Returns:
             The words in order, with times in seconds. Their joined texts are ``text``; a blank text has no words. A
@@ -427,6 +420,43 @@ class Engine:
         source = with_rate(audio, sampling_rate)
         query = AlignQuery(source, text, language, priority=priority, request_id=request_id, wait=wait)
         return await self._reached().call(partial(self.inside.align, query))
+
+    async def diarize(
+        self,
+        audio: AudioSource,
+        strict: bool = True,
+        *,
+        mode: str | None = None,
+        threshold: float = 0.5,
+        min_speech: float = 0.0,
+        min_silence: float = 0.0,
+        sampling_rate: int | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+        wait: bool = True,
+    ) -> tuple[Turn, ...]:
+        """Finds who speaks when, with a model that finds speakers frame by frame (Nemotron 3 Diarization). An engine
+        with such a model is a ``diarizer`` of `transcribe`. Arguments that are not listed are those of `transcribe`.
+
+        Args:
+            audio: as in `transcribe`; it is read as a stream.
+            strict: refuse audio that is damaged or cut short; ``False``: the turns end at the break.
+            mode: ``"offline"``, the default, or a way of the checkpoint for audio that is heard as it comes, such as
+                ``"low_latency"``.
+            threshold: a speaker speaks in frames of this probability or more.
+            min_speech: shorter turns are dropped, in seconds.
+            min_silence: shorter pauses of a speaker do not end a turn, in seconds.
+
+        Returns:
+            The turns, ordered by their starts. Speakers are A, B and so on, by their first turns. Turns may overlap.
+
+        Raises:
+            InvalidRequest: the model finds no speakers, an argument is not allowed, or the audio cannot be read.
+            Overloaded, EngineError: as in `align`.
+        """
+        rules, source = (threshold, min_speech, min_silence, strict), with_rate(audio, sampling_rate)
+        query = DiarizeQuery(source, mode, *rules, priority=priority, request_id=request_id, wait=wait)
+        return await self._reached().call(partial(self.inside.diarize, query))
 
     def live(
         self,
@@ -464,33 +494,3 @@ class Engine:
         resolved = read_live_options({"rate": rate, **options})
         live = partial(self.inside.live, resolved, priority, request_id, wait=wait)
         return StreamBlock(self._reached().stream(PortalLive, live), "live")
-
-
-def shown(engine: object, statistics: Callable[[], EngineStatistics]) -> str | None:
-    """Returns the table that a notebook shows for an engine; ``None``: the engine has no statistics now, and the
-    notebook shows its repr."""
-    try:
-        return statistics().table(repr(engine))
-    except EngineStateError:
-        return None
-
-
-def unknown_keyword(name: str, owner: str) -> InvalidRequest:
-    """Returns the error for a keyword that ``owner``, such as `Engine`, does not have. If `EngineConfig` has a setting
-    of this name, the error says so."""
-    settings = {setting: f"config=EngineConfig({setting}=...)" for setting in fields_dict(EngineConfig)}
-    return unknown_name(name, ("model", "config"), settings, owner=owner)
-
-
-def _settings(config: object) -> EngineConfig:
-    if config is None:
-        return EngineConfig()
-    if not isinstance(config, EngineConfig):
-        raise InvalidRequest(f"config={config!r}; allowed: EngineConfig(...), or no config")
-    return config
-
-
-def _supervisor(
-    config: EngineConfig, make_executor: Callable[[], Executor], make_worker: Callable[[], Worker]
-) -> Supervisor:
-    return Supervisor(config, make_executor, make_worker())

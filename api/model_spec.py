@@ -101,7 +101,7 @@ def counted_memory(engine: Engine) -> DeviceMemory:
     """Returns the bytes of an open engine that count against the budget: all bytes that the engine holds, and all that
     encoder outputs may take."""
     model, held = engine.model, engine.statistics().device
-    if not (model.encoder_bytes or (model.preparer is not None and model.preparer.media)):
+    if not (model.encoder_bytes or model.diarizer is not None or (model.preparer is not None and model.preparer.media)):
         return held
     outputs = max(held.by_owner.get("encoder_outputs", 0), engine.inside.config.encoder_cache_bytes)
     return evolve(held, by_owner={**held.by_owner, "encoder_outputs": outputs})

@@ -16,10 +16,11 @@ from ..core.errors import EngineClosed, RunnerCrashed
 from ..core.executor import Executor
 from ..core.log_lines import one_line
 from ..core.model import ModelDescription
-from .engine import Engine, shown, unknown_keyword
+from .engine import Engine
 from .hosts.state import Spelling, State
 from .hosts.thread_host import ThreadHost, run
 from .hosts.trio_engine import TrioEngine
+from .making import shown, unknown_keyword
 from .sync_streams import Runner, SyncBlock, SyncDeltaStream, SyncLiveSession, SyncSegmentStream
 
 P = ParamSpec("P")
@@ -191,6 +192,7 @@ class SyncEngine:
     score = _plain(Engine.score)
     classify = _plain(Engine.classify)
     align = _plain(Engine.align)
+    diarize = _plain(Engine.diarize)
     transcribe = _plain(Engine.transcribe)
     stream_transcription = _block(Engine.stream_transcription, SyncSegmentStream)
     live = _block(Engine.live, SyncLiveSession)

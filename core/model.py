@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from attrs import evolve, field, frozen
 
 from .aligning import TextAligner
+from .diarizing import FrameDiarizer
 from .request import EncoderItem, LogitRules, Pooling, Structure
 from .speech import SpeechModel
 from .tools import Tool
@@ -80,6 +81,7 @@ class Kind(enum.Enum):
     DECODER = "decoder"  # tokens, with images or audio placed among them
     POOLING = "pooling"  # one vector of the whole prompt
     ALIGNER = "aligner"  # the times at which the words of the prompt are spoken
+    DIARIZER = "diarizer"  # which speakers speak in each frame of a recording
 
 
 @frozen(kw_only=True)
@@ -214,5 +216,6 @@ class ModelDescription:
     frame_seconds: float = 0.0  # of one frame, for models that read an encoder output frame by frame; 0 for all others
     labels: tuple[str, ...] = ()  # of the classification head, in the order of the scores
     aligner: TextAligner | None = field(default=None, repr=False, eq=False)  # None: the model aligns no texts
+    diarizer: FrameDiarizer | None = field(default=None, repr=False, eq=False)  # None: the model finds no speakers
     generation: GenerationRules | None = None  # only encoder-decoders other than Whisper have them
     native: bool = False  # the native library computes all of its layers, and Python's lock is free meanwhile

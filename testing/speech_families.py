@@ -291,6 +291,47 @@ def _canary(folder: Path, seed: int) -> None:
     join(make(feature_size=_MELS), tokenizer, chat_template=tokenizer.chat_template).save_pretrained(folder)
 
 
+def _nemotron3_diarization(folder: Path, seed: int) -> None:
+    """Writes a checkpoint of three speakers with chunks of less than a second, whose cache is full after four. The
+    classifier is so strong that speakers come and go."""
+    import torch
+    from transformers import (
+        Nemotron3DiarizationConfig,
+        Nemotron3DiarizationForAudioFrameClassification,
+        Nemotron3DiarizationProcessor,
+        NemotronAsrStreamingFeatureExtractor,
+    )
+
+    make_config: Any = Nemotron3DiarizationConfig  # the annotations are stricter than the code
+    config = make_config(
+        audio_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": 2,
+            "num_mel_bins": _MELS,
+        },
+        head_config={"hidden_size": 24, "num_speakers": 3, "audio_hidden_size": 32},
+        streaming_config={
+            "fifo_length": 12,
+            "speaker_cache_update_period": 8,
+            "speaker_cache_length": 18,
+            "num_speakers": 3,
+        },
+        chunk_length=10,
+        chunk_right_context=4,
+        fifo_length=6,
+        speaker_cache_update_period=8,
+    )
+    model = random_model(Nemotron3DiarizationForAudioFrameClassification, config, seed)
+    with torch.no_grad():
+        model.classifier.out_proj.weight.mul_(8.0)
+    model.save_pretrained(folder)
+    make: Any = NemotronAsrStreamingFeatureExtractor
+    make_processor: Any = Nemotron3DiarizationProcessor
+    make_processor(make(feature_size=_MELS)).save_pretrained(folder)
+
+
 SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "moonshine": _moonshine,
     "moonshine_streaming": _moonshine_streaming,
@@ -310,5 +351,6 @@ SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "moss_transcribe_diarize": _moss,
     "vibevoice_asr": _vibevoice,
     **TOWER_MAKERS,
+    "nemotron3_diarization": _nemotron3_diarization,
 }
 """The families, each with the function that writes a checkpoint to a folder, from a seed."""

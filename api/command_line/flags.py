@@ -63,8 +63,8 @@ def _option(attribute: attrs.Attribute[Any], told: str) -> Callable[[Command], C
     shown = f" Default: {default}." if isinstance(default, str | int | float) else ""
     if name == "known_speakers":
         return click.option("--known-speaker", name, metavar="NAME=FILE", multiple=True, help=told)
-    completes = {"language": languages, "aligner": folders}.get(name)
-    metavar = "MODEL" if name == "aligner" else None
+    completes = {"language": languages, "aligner": folders, "diarizer": folders}.get(name)
+    metavar = "MODEL" if name in ("aligner", "diarizer") else None
     kind = _type_of(attribute)
     return click.option(
         flag, name, metavar=metavar, type=kind, default=None, shell_complete=completes, help=told + shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
@@ -137,17 +137,17 @@ def transcribe(
     following = Following.of("transcribe", others)
     config = following.config(others)
     given = given_options(context)
-    aligner = given.pop("aligner", None)
+    helpers = {name: given.pop(name) for name in ("aligner", "diarizer") if name in given}
     options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
     subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})
     formats = formats_of(_ALIASES.get(style, style))
     _check_output(files, formats, folder, subtitles, has_words=options.get("timestamps") == "word")
     _check_language(options.get("language"))
     check_model(found_model, transcribes=True)
-    if aligner is not None:
-        check_model(aligner)
-        if options.get("timestamps") != "word":
-            raise click.UsageError("--aligner finds the times of words; give --word-timestamps, too")
+    for helper in helpers.values():
+        check_model(helper)
+    if "aligner" in helpers and options.get("timestamps") != "word":
+        raise click.UsageError("--aligner finds the times of words; give --word-timestamps, too")
     readable = _readable(files)
     if not readable:
         return FAILED
@@ -167,17 +167,24 @@ def transcribe(
             names_requests=config.observer is not None,
         )
         opening, run = partial(open_engine, found_model, config), job.run
-        if aligner is not None:
-            run = partial(_with_aligner, job, partial(open_engine, aligner, attrs.evolve(config, observer=None)))
+        for name, helper in helpers.items():
+            open_helper = partial(open_engine, helper, attrs.evolve(config, observer=None))
+            run = partial(_with_helper, job, name, open_helper, run)
         status = following.run(opening, run, verbose=bool(verbose), clear=progress.clear)
     return status or (FAILED if len(readable) < len(files) else 0)
 
 
-async def _with_aligner(job: Job, open_aligner: Callable[[], AbstractAsyncContextManager[Any]], engine: Any) -> int:
-    """Runs ``job`` with the words of an engine that aligns texts."""
-    async with open_aligner() as aligner:
-        job.options = {**job.options, "aligner": aligner}
-        return await job.run(engine)
+async def _with_helper(
+    job: Job,
+    name: str,
+    open_helper: Callable[[], AbstractAsyncContextManager[Any]],
+    run: Callable[[Any], Awaitable[int]],
+    engine: Any,
+) -> int:
+    """Runs ``job`` with another engine, which is the option ``name``: an aligner or a diarizer."""
+    async with open_helper() as helper:
+        job.options = {**job.options, name: helper}
+        return await run(engine)
 
 
 # ---- the arguments ---------------------------------------------------------------------------------------------------

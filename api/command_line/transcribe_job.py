@@ -136,7 +136,7 @@ class Job:
             file.stream = segments
             try:
                 async for segment in segments:
-                    if "speakers" not in self.options:  # who speaks is known at the end
+                    if not self.options.keys() & {"speakers", "diarizer"}:  # who speaks is known at the end
                         self.destination.add(name, segment)
                         file.given += 1
                     progress.show(shown(name) if len(self.names) > 1 else None, segment)

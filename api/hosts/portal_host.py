@@ -14,6 +14,7 @@ from attrs import evolve
 
 from ...actors.supervisor import leaving
 from ...core.errors import EngineStateError
+from ..speech.diarizer import DiarizerElsewhere
 from ..speech.options import TranscribeOptions
 from ..speech.word_aligner import AlignerElsewhere
 from .trio_engine import TrioEngine
@@ -113,10 +114,14 @@ class PortalHost:
         return self._portal.read(function)
 
     def outward(self, options: TranscribeOptions) -> TranscribeOptions:
-        """Returns ``options`` with an aligner that the engine's loop can call. Its calls run on the callers' side."""
-        if options.aligner is None:
+        """Returns ``options`` with an aligner and a diarizer that the engine's loop can call. Their calls run on the
+        callers' side."""
+        if options.aligner is not None:
+            options = evolve(options, aligner=AlignerElsewhere(partial(self._portal.ask, options.aligner.align)))
+        diarizer: Any = options.diarizer
+        if diarizer is None or isinstance(diarizer, tuple):
             return options
-        return evolve(options, aligner=AlignerElsewhere(partial(self._portal.ask, options.aligner.align)))
+        return evolve(options, diarizer=DiarizerElsewhere(partial(self._portal.ask, diarizer.diarize)))
 
     def stream(
         self,

@@ -20,7 +20,7 @@ from ...core.model import ModelDescription
 from ..inputs.audio import AudioSource
 from ..inputs.recording import Recording
 from ..speech.cuts import CutRules
-from ..speech.diarizer import Diarizer, SpeakerListener
+from ..speech.diarizer import Diarizer, SpeakerListener, turns_of
 from ..speech.hearing import Hearing
 from ..speech.options import TranscribeOptions
 from ..speech.parallel import ParallelTranscription
@@ -71,9 +71,13 @@ async def open_transcription(
     if options.seed is None:
         options = evolve(options, seed=secrets.randbits(62))
     facts = speech_model(description).facts
-    if options.speakers and options.timestamps == "segment" and facts.word_times and not facts.names_speakers:
+    is_diarized = options.speakers is not None or options.diarizer is not None
+    if is_diarized and options.timestamps == "segment" and facts.word_times and not facts.names_speakers:
         options = evolve(options, timestamps="word")  # a segment may have the words of two speakers
     recipe = Recipe(options=options, description=description)  # checks the options before a file is read
+    if options.diarizer is not None:
+        turns = await turns_of(options.diarizer, audio, options.strict)
+        recipe = Recipe(options=evolve(options, diarizer=turns), description=description)
     reader = WindowReader(recipe, run, request_id, asked=asked)
     rate, own = description.sampling_rate, options.voice_activity
     voice = at_rate(detectors.voice, rate) if isinstance(own, str) else own
@@ -99,7 +103,7 @@ async def _listen(recipe: Recipe, voice: VoiceActivity, diarizer: Diarizer) -> C
         InvalidRequest: a reference of a known speaker cannot be read, or is too short or too long.
     """
     options, rate = recipe.options, recipe.description.sampling_rate
-    if options.speakers is None or recipe.facts.names_speakers:
+    if options.speakers is None or options.diarizer is not None or recipe.facts.names_speakers:
         return None
     if diarizer.sampling_rate != rate:
         raise InvalidRequest(f"the diarizer has {diarizer.sampling_rate} Hz; allowed: {rate} Hz, the rate of the model")

@@ -37,10 +37,11 @@ from ..inputs.vectors import (
 )
 from ..live.options import LiveOptions
 from ..live.session import LiveSession, LiveTranscription
-from ..outputs.results import Completion, Transcript, Word
+from ..outputs.results import Completion, Transcript, Turn, Word
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
 from ..outputs.text import Output, TextDeltas, completion_of, output_of, sampled_of
 from ..speech.aligning import AlignQuery, align
+from ..speech.diarizing import DiarizeQuery, diarize
 from ..speech.options import TranscribeOptions
 from ..speech.segments import SegmentStream
 from ..speech.silero import Silero
@@ -298,15 +299,14 @@ class TrioEngine:
 
     async def _vectors(self, query: VectorQuery, *, wait: bool, told: Told) -> Vectors:
         """Computes the vectors of ``query``, [texts, width]."""
-        asked = trio.current_time()
-        new_id = partial(self._new_id, None)
+        run, new_id = partial(self._vector, asked=trio.current_time(), wait=wait), partial(self._new_id, None)
         requests = await build_requests(self.model, query, self.config, new_id=new_id, reading=self._reading)
         told(sum(len(request.prompt_token_ids) for request in requests))
-        vectors = await run_together([partial(self._vector, request, asked, wait=wait) for request in requests])
+        vectors = await run_together([partial(run, request) for request in requests])
         return np.array(vectors, np.float32).reshape(len(requests), len(vectors[0]) if vectors else 0)
 
     @trio.lowlevel.enable_ki_protection
-    async def _vector(self, request: Request, asked: float, *, wait: bool) -> tuple[float, ...]:
+    async def _vector(self, request: Request, *, asked: float, wait: bool) -> tuple[float, ...]:
         async with self._submitted(request, asked, wait=wait) as mailbox:
             await mailbox.wait_end()
         mailbox.take_end()
@@ -320,6 +320,11 @@ class TrioEngine:
         """Implements `Engine.align`."""
         run = partial(self._run, priority=read_priority(query.priority), wait=query.wait)
         return await align(query, self.model, run, self._new_id(query.request_id))
+
+    async def diarize(self, query: DiarizeQuery) -> tuple[Turn, ...]:
+        """Implements `Engine.diarize`."""
+        run, name = partial(self._vector, asked=trio.current_time(), wait=query.wait), self._new_id(query.request_id)
+        return await diarize(query, self.model, run, name)
 
     async def transcribe(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
@@ -357,16 +362,14 @@ class TrioEngine:
     def _transcription(
         self, audio: AudioSource, options: TranscribeOptions, priority: int, request_id: str | None, *, wait: bool
     ) -> AbstractAsyncContextManager[Transcription]:
-        asked = trio.current_time()
         _, description = self._opened()
-        priority = read_priority(priority)
         return open_transcription(
             audio,
             options,
             description,
-            partial(self._run_together, priority=priority, wait=wait),
+            partial(self._run_together, priority=read_priority(priority), wait=wait),
             request_id=self._new_id(request_id),
-            asked=asked,
+            asked=trio.current_time(),
             config=self.config,
             detectors=self._detectors,
         )
@@ -446,8 +449,7 @@ class TrioEngine:
 
     def _output(self, request: Request, texts: TextDeltas | None) -> Output:
         backend, description = self._opened()
-        withdraw = partial(backend.abort, request.id)
-        return output_of(request, texts, frozenset(description.eos_token_ids), withdraw)
+        return output_of(request, texts, frozenset(description.eos_token_ids), partial(backend.abort, request.id))
 
     @trio.lowlevel.enable_ki_protection
     async def _complete(

@@ -74,7 +74,7 @@ class TrioHost:
         return function()
 
     def outward(self, options: TranscribeOptions) -> TranscribeOptions:
-        """Returns ``options``, whose aligner the engine's loop can call."""
+        """Returns ``options``, whose aligner and diarizer the engine's loop can call."""
         return options
 
     def stream(

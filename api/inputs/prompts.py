@@ -86,6 +86,8 @@ async def build_request(
         )
     if description.kind is Kind.ALIGNER:
         raise InvalidRequest(f"{description.architecture} gives the times of words, not text; use engine.align(...)")
+    if description.kind is Kind.DIARIZER:
+        raise InvalidRequest(f"{description.architecture} finds speakers, not text; use engine.diarize(...)")
     sampling = resolved(query.sampling, tools=bool(query.tools))
     if description.frame_seconds:
         check_greedy(sampling, description.architecture)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from ..inputs.audio import Samples
+from attrs import frozen
+
+from ...core.errors import InvalidRequest
+from ..inputs.audio import AudioSource, Samples
+from ..outputs.results import Turn
 from .voice import Probabilities
 
 
@@ -62,3 +66,44 @@ class Diarizer(Protocol):
             known: voices by their names, as `SpeakerListener.voice` has returned them.
         """
         ...
+
+
+class AudioDiarizer(Protocol):
+    """Finds who speaks for ``engine.transcribe(..., diarizer=...)``. An `Engine` whose model finds speakers is one, and
+    so is an object of the caller's with this method."""
+
+    def diarize(self, audio: AudioSource, strict: bool) -> Awaitable[Sequence[Turn]] | Sequence[Turn]:
+        """Returns the turns, ordered by their starts. They may overlap. For an `Engine` this is an async method, which
+        is awaited in the caller's event loop. For a `SyncEngine` it is a plain method, which is called in a thread.
+
+        Args:
+            audio: the audio of the transcription: a path, bytes, or an array, alone or with its rate.
+            strict: refuse audio that is damaged or cut short; otherwise the turns end at the break.
+        """
+        ...
+
+
+@frozen
+class DiarizerElsewhere:
+    """A diarizer that another event loop, or a thread, calls."""
+
+    diarize: Callable[..., Awaitable[Any]]
+
+
+async def turns_of(diarizer: AudioDiarizer | Sequence[Turn], audio: AudioSource, strict: bool) -> tuple[Turn, ...]:
+    """Returns the turns that ``diarizer`` has found, or finds now.
+
+    Raises:
+        InvalidRequest: the audio can be read only once, or the diarizer refuses it or answers with something else.
+    """
+    found: Any = diarizer
+    if not isinstance(diarizer, Sequence):
+        if hasattr(audio, "read"):
+            raise InvalidRequest(
+                "audio is a file object, which is read once; allowed with diarizer: a path, bytes or an array"
+            )
+        asked: Any = diarizer.diarize(audio, strict)
+        found = await asked
+    if not isinstance(found, list | tuple) or not all(isinstance(turn, Turn) for turn in found):
+        raise InvalidRequest(f"the diarizer answered {found!r:.200}; allowed: a list of Turn")
+    return tuple(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ from ...core.checks import (
 from ...core.errors import InvalidRequest
 from ...core.speech import SAMPLING
 from ..inputs.audio import AudioSource
+from ..outputs.results import Turn
+from .diarizer import AudioDiarizer
 from .voice import VoiceActivity
 from .word_aligner import WordAligner
 
@@ -133,6 +135,14 @@ def _known_speakers(value: Any) -> Mapping[str, AudioSource]:
     return dict(value)
 
 
+def _diarizer(value: Any) -> Any:
+    if callable(getattr(value, "diarize", None)) and not isinstance(value, type):
+        return value
+    if not isinstance(value, list | tuple) or not all(isinstance(one, Turn) for one in value):
+        raise Refused
+    return tuple(value)
+
+
 def _token(value: Any) -> int:
     found = as_integer(value)
     if found < -1:
@@ -212,6 +222,7 @@ _SPEAKERS = Check(
 _KNOWN_SPEAKERS = Check(
     _known_speakers, f"audio by the name of its speaker (a text of up to {_LONGEST_NAME} characters, without line ends)"
 )
+_DIARIZER = Check(_diarizer, "an engine whose model finds speakers, or a list of Turn").or_none("the embedded one")
 _SEED = integer(-(2**63), 2**63 - 1).or_none("a fresh seed for each transcription")
 _PATIENCE = number(0, 100, above=True).or_none("search until no better text can come")
 
@@ -301,6 +312,9 @@ class TranscribeOptions:
             all are heard.
         known_speakers: audio in which a speaker speaks alone, by the name of the speaker, which then replaces A or B.
             Each audio has 1.6 s of speech or more (4 s are safer), and is up to 60 s long.
+        diarizer: another way to find out who speaks, in place of the embedded one: an engine whose model finds speakers
+            (see `Engine.diarize`), an object of your own with that method, or the turns that it has found. It counts
+            the speakers itself, and hears the audio first.
         strict: refuse audio that is damaged or cut short. By default the audio is transcribed up to the break, and
             `Transcript.warnings` says so.
         seed: the seed of sampling above temperature 0; each further temperature takes the next seed. ``None``: a fresh
@@ -360,6 +374,7 @@ class TranscribeOptions:
     known_speakers: Mapping[str, AudioSource] = field(
         factory=dict, eq=False, metadata=by(_KNOWN_SPEAKERS) | {"option": Option(frozenset())}
     )
+    diarizer: AudioDiarizer | Sequence[Turn] | None = _option(None, _DIARIZER)  # noqa: RUF009  (a field)
     strict: bool = _option(False, flag())
     seed: int | None = _option(0, _SEED, LIVE, DECODING, form="seed")
 
@@ -386,7 +401,12 @@ class TranscribeOptions:
             raise InvalidRequest(
                 f"{unused[0]} is given with voice_activity='off', which reads everything; leave one of the two out"
             )
-        if self.speakers is not None and self.voice_activity == "off":
+        if self.diarizer is not None and (self.known_speakers or self.speakers not in (None, ANY_SPEAKERS)):
+            named = "known_speakers" if self.known_speakers else "a number of speakers"
+            raise InvalidRequest(
+                f"{named} is given with diarizer, which counts speakers itself; allowed: speakers=True"
+            )
+        if self.speakers is not None and self.diarizer is None and self.voice_activity == "off":
             raise InvalidRequest(
                 "voice_activity='off' with speakers; allowed: voice_activity='skip', which finds where somebody speaks"
             )

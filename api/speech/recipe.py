@@ -132,10 +132,11 @@ class Recipe:
                 f"{', '.join(map(repr, self.facts.tasks))}"
             )
         counted = self.options.speakers not in (None, ANY_SPEAKERS)
-        if self.facts.names_speakers and (counted or self.options.known_speakers):
+        asked = {"speakers": counted, "known_speakers": self.options.known_speakers, "diarizer": self.options.diarizer}
+        if self.facts.names_speakers and (given := [name for name, value in asked.items() if value]):
             raise InvalidRequest(
-                f"{'speakers' if counted else 'known_speakers'} is given, but {self.description.architecture} itself "
-                "counts and names speakers; allowed: speakers=True, without known_speakers"
+                f"{given[0]} is given, but {self.description.architecture} itself "
+                "counts and names speakers; allowed: speakers=True alone"
             )
         for name in sorted(OF_MODELS - self.facts.options):
             value, default = getattr(self.options, name), fields_dict(TranscribeOptions)[name].default

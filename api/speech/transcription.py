@@ -55,7 +55,8 @@ class Transcription:
         self._pending: list[Segment] = []  # segments of the last window, while it is iterated over
         self._timings: Timings | None = None
         self._warnings: tuple[str, ...] = ()
-        self._turns: tuple[Turn, ...] = ()  # known after the last window
+        given = reader.recipe.options.diarizer
+        self._turns: tuple[Turn, ...] = given if isinstance(given, tuple) else ()  # else known after the last window
         self._started = False
         self._busy = False
 
@@ -155,7 +156,8 @@ class Transcription:
             segments = await self._next()
             if segments is None:
                 self._check_clips()
-                if self.reader.recipe.options.speakers is not None and self.plan.hearing is not None:
+                options = self.reader.recipe.options
+                if options.speakers is not None and options.diarizer is None and self.plan.hearing is not None:
                     self._turns = named_turns(await self.plan.hearing.diarization(), self._times)
                 self.ended = True
                 self._timings = self.reader.timings()

@@ -14,6 +14,7 @@ from ...core.errors import InvalidRequest
 from ...core.model import Kind, ModelDescription
 from ..architectures.conversations import replace_template
 from ..architectures.crossed_checkpoint import is_crossed, read_crossed_checkpoint
+from ..architectures.diarization import read_diarizer_checkpoint
 from ..architectures.frames_checkpoint import read_frame_checkpoint
 from ..architectures.text import read_text_checkpoint
 from ..checkpoints.files import resolve
@@ -23,12 +24,15 @@ from ..machine.devices import find_device, find_devices, find_dtype
 from ..memory.budget import Available, Budget, check_sizes
 from ..native.library import Library
 from .crossed import CrossedBlueprint
+from .diarizer import DiarizerBlueprint
 from .frames import FrameBlueprint
 from .text import TextBlueprint
 from .whisper import WhisperBlueprint
 
-AnyBlueprint = WhisperBlueprint | CrossedBlueprint | FrameBlueprint | TextBlueprint
-_AnyBlueprint = TypeVar("_AnyBlueprint", "WhisperBlueprint", "CrossedBlueprint", "FrameBlueprint", "TextBlueprint")
+AnyBlueprint = WhisperBlueprint | CrossedBlueprint | FrameBlueprint | DiarizerBlueprint | TextBlueprint
+_AnyBlueprint = TypeVar(
+    "_AnyBlueprint", "WhisperBlueprint", "CrossedBlueprint", "FrameBlueprint", "DiarizerBlueprint", "TextBlueprint"
+)
 
 
 def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
@@ -69,6 +73,15 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
                 "speculation='auto' or None"
             )
         return _checked(FrameBlueprint(config=config, device=device, dtype=dtype, checkpoint=frames))
+    diarizer = read_diarizer_checkpoint(folder)
+    if diarizer is not None:
+        _refuse(config, diarizer.architecture)
+        _refuse_part(config, diarizer.architecture)
+        if int8:
+            raise InvalidRequest(
+                f"quantization={config.quantization!r} is given for {diarizer.architecture}; allowed: quantization=None"
+            )
+        return _checked(DiarizerBlueprint(config=config, device=device, dtype=dtype, checkpoint=diarizer))
     text = read_text_checkpoint(folder)
     if not text.causal:
         _refuse(config, text.architecture)
@@ -80,12 +93,8 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
         if device.type != "cpu" or devices or config.compile:
             raise InvalidRequest(f"{folder} has quantized weights; allowed: device='cpu' without compile")
         dtype = find_dtype(config.dtype, device, int8=Library.load() is None)
-    if text.family is None and not config.decodes:
-        raise InvalidRequest(
-            f"part={config.part!r} is given for {text.architecture}, which has no encoder whose outputs are kept; "
-            "allowed: encoder-decoders, and models that read images or audio. Use part='whole', and in a cluster "
-            "encoders=0"
-        )
+    if text.family is None:
+        _refuse_part(config, text.architecture)
     stages = cut(text.shape.layers, devices) if devices and config.decodes else ()
     return _checked(TextBlueprint(config=config, device=device, dtype=dtype, checkpoint=text, stages=stages))
 
@@ -102,6 +111,14 @@ def _refuse_template(config: EngineConfig, kind: str) -> None:
     if config.chat_template is not None:
         raise InvalidRequest(
             f"chat_template is given for {kind}, which has no conversations; allowed: decoders. Leave it out"
+        )
+
+
+def _refuse_part(config: EngineConfig, kind: str) -> None:
+    if not config.decodes:
+        raise InvalidRequest(
+            f"part={config.part!r} is given for {kind}, which has no encoder whose outputs are lent; allowed: "
+            "encoder-decoders, and models that read images or audio. Use part='whole', and in a cluster encoders=0"
         )
 
 

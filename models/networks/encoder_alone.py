@@ -1,5 +1,4 @@
-"""The encoder of a model as a `Network`, without its decoder: it turns items into encoder outputs, and reads no
-tokens."""
+"""An encoder as a `Network`, without a decoder: it turns items into encoder outputs, and reads no tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +8,8 @@ from attrs import field, frozen
 from torch import Tensor
 
 from ...core.request import EncoderItem
-from .network import Network
+from ..memory.encoder_outputs import EncoderOutputs
+from .network import Feed, Network, Record
 
 
 @frozen(kw_only=True, eq=False)
@@ -21,3 +21,10 @@ class EncoderAlone(Network):
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
         return self._encode(jobs)
+
+    def start(self, record: Record) -> None:
+        assert record.start.pooling is not None, f"sequence {record.start.sequence_id}: an encoder generates no tokens"
+
+    def vectors(self, feeds: Sequence[Feed], outputs: EncoderOutputs) -> list[tuple[float, ...] | None]:
+        """Returns the encoder output of the one item of each prompt, as numbers."""
+        return [tuple(outputs.get(feed.record.start.placeholders[0].key).flatten().tolist()) for feed in feeds]

@@ -95,7 +95,7 @@ def model_figures(model: ModelStatistics, state: Overview) -> Message:
             "can": abilities(about),
         }
         if model.engine is not None:
-            reads_media = about.preparer is not None and about.preparer.media
+            reads_media = about.diarizer is not None or (about.preparer is not None and about.preparer.media)
             found["engine"] = engine_figures(model.engine, state, encodes=bool(about.encoder_bytes or reads_media))
     return found
 

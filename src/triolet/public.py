@@ -9,6 +9,7 @@ from .api.live.session import LiveSession
 from .api.model_spec import ModelSpec
 from .api.outputs.results import Completion, Delta, LiveText, Segment, Stretch, Transcript, Turn, Usage, Word
 from .api.outputs.streams import DeltaStream
+from .api.speech.diarizer import AudioDiarizer
 from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
 from .api.speech.voice import VoiceActivity
@@ -52,6 +53,7 @@ from .core.timings import Timings
 
 __all__ = [
     "ArgumentsPiece",
+    "AudioDiarizer",
     "BorrowFailed",
     "CallBegin",
     "CallerError",

@@ -71,6 +71,9 @@ class PaperEngine:
         elif self.closing:
             raise self.closing
 
+    def diarize(self, audio: Any, strict: bool) -> Any:
+        raise AssertionError(f"only an engine calls a diarizer, here with {audio} and {strict}")
+
     async def align(self, audio: Any, text: str, language: str | None = None) -> list[Word]:
         raise AssertionError("only checked")
 

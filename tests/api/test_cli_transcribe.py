@@ -85,6 +85,7 @@ VALUES = {
     "punctuation": ("True", True),
     "speakers": ("2-5", "2-5"),
     "known_speakers": ("Ada=a.wav", {"Ada": "a.wav"}),
+    "diarizer": ("diarizer", "the engine"),
     "strict": (None, True),
     "seed": ("None", None),
 }
@@ -105,7 +106,7 @@ def test_a_flag_reaches_the_engine_under_its_fields_name(name: str, engine: Pape
     also = [needed[name]] if name in needed else []
     given = [word for option, setting in also for word in (f"--{option}", setting)]
     assert run(["transcribe", "a.wav", *words, *given], engine) == 0
-    expected = {name: engine if name == "aligner" else value, **dict(also)}
+    expected = {name: engine if value == "the engine" else value, **dict(also)}
     assert engine.asked == [("a.wav", expected)]
 
 

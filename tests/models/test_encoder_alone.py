@@ -275,7 +275,7 @@ def test_a_model_without_an_encoder_is_refused(name: str, folder: Folder) -> Non
 def test_a_sequence_is_not_started(opens: Opens, checkpoint: Path) -> None:
     alone, _ = opens(checkpoint, ALONE)
     plan = StepPlan(step_id=1, epoch=0, started=(start_of(1, (1,)),), ended=(), cross_writes=(), chunks=())
-    with pytest.raises(AssertionError, match="EncoderAlone cannot start a sequence"):
+    with pytest.raises(AssertionError, match="sequence 1: an encoder generates no tokens"):
         alone.step(plan)
 
 

@@ -38,6 +38,8 @@ CASES = [
     ("voxtral", {"dtype": "bfloat16"}),
     ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
+    ("nemotron3_diarization", {}),
+    ("nemotron3_diarization", {"dtype": "bfloat16"}),
     ("moonshine_streaming", {}),
     ("cohere_asr", {}),
     ("canary", {}),

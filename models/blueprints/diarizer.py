@@ -1,0 +1,46 @@
+"""The blueprint of diarizers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+from torch import nn
+
+from ...core.model import Kind, ModelDescription
+from ..architectures.diarization import ChunkedDiarizer, DiarizerCheckpoint, diarize_chunk
+from ..checkpoints.loading import load_module
+from ..networks.encoder_alone import EncoderAlone
+from .blueprint import ModuleBlueprint, Own, Parts
+
+
+@frozen(kw_only=True, eq=False)
+class DiarizerBlueprint(ModuleBlueprint):
+    """The blueprint of diarizers. transformers' module computes everything; there are no pages and no slots."""
+
+    checkpoint: DiarizerCheckpoint
+
+    def read(self) -> nn.Module:
+        return load_module(self.checkpoint.architecture, self.checkpoint.folder, self.dtype)
+
+    def not_native(self) -> str | None:
+        return "it is an encoder"
+
+    def take(self, own: Own, model: Any) -> Parts:  # noqa: ARG002
+        # one chunk after the other, so that an answer does not depend on other requests
+        network = EncoderAlone(
+            positions=self.positions, encode=lambda jobs: [diarize_chunk(model.module, job.payload) for job in jobs]
+        )
+        return Parts(network=network, model=model)
+
+    def describe(self, name: str) -> ModelDescription:
+        identity = self.checkpoint.identity(self.fingerprint, str(self.dtype).removeprefix("torch."))
+        return self.described(
+            name,
+            sampling_rate=self.checkpoint.extractor.sampling_rate,
+            window_samples=0,
+            processor_identity=identity,
+            kind=Kind.DIARIZER,
+            whole_prompts=True,
+            diarizer=ChunkedDiarizer(self.checkpoint, identity),
+        )
