@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from .cluster_options import OPTIONS, Replicas, check_options, cluster_spec
 from .manners.keys import key_fault
 
 if TYPE_CHECKING:
+    from ..api.engine import Engine
     from ..api.engines import Engines
     from .observers import Observers
     from .server import Server
@@ -32,7 +34,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 _SECTIONS = {
-    "Models": ("models", "preload", "memory_budget", "idle_seconds", "chat_template", "tool_format"),
+    "Models": ("models", "aligner", "preload", "memory_budget", "idle_seconds", "chat_template", "tool_format"),
     "How the models run": ("max_positions", *MODEL),
     "Replicas on Ray": ("cluster", *OPTIONS),
     "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
@@ -70,6 +72,7 @@ class _Bytes(click.ParamType[int]):
 @click.option(
     "--model", "models", multiple=True, metavar="NAME=MODEL", help="Serve MODEL under the name NAME. May be repeated."
 )
+@click.option("--aligner", metavar="MODEL", help="A model that finds times of words for models that know none.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", default=8000, show_default=True, help="The port to listen on; 0 chooses a free port.")
 @click.option(
@@ -209,7 +212,7 @@ def serve(**given: Any) -> int:
     settings["api_keys"] = _keys(given["api_keys"], given["api_key_file"])
     settings["access_log"] = not given["no_access_log"]
     observers = Observers([Heap().heard])
-    server = Server(ServerSettings(**settings), _engines(observers, given), observers)
+    server = Server(ServerSettings(**settings), _engines(observers, given), observers, _aligner(given))
     _log_to_stderr()
     return _run(server, preload=given["preload"] or len(server.engines.models) == 1)
 
@@ -321,6 +324,15 @@ def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
     return Engines(specs, memory_budget=given["memory_budget"], idle_seconds=given["idle_seconds"])
 
 
+def _aligner(given: dict[str, Any]) -> Engine | None:
+    from ..api.engine import Engine
+
+    if given["aligner"] is None:
+        return None
+    check_model(given["aligner"])
+    return Engine(given["aligner"], config=EngineConfig(**{setting: given[setting] for setting in MODEL}))
+
+
 def _folder(path: str) -> Path | str:
     from .. import demo
 
@@ -334,7 +346,7 @@ def _run(server: Server, *, preload: bool) -> int:
     from .serving import until_told
 
     async def main() -> int:
-        async with server.engines:
+        async with server.aligner or nullcontext(), server.engines:
             return await until_told(server, listener, preload=preload)
 
     try:

@@ -54,11 +54,13 @@ class Server:
         settings: see `ServerSettings`.
         engines: the models.
         observers: pass on the events of the engines.
+        aligner: an open engine that finds times of words for models that know none.
     """
 
     settings: ServerSettings
     engines: Engines
     observers: Observers = field(factory=Observers)
+    aligner: Engine | None = None
     exchanges: set[Exchange] = field(factory=set, init=False)  # the server waits for them when it ends
     counted: set[Exchange] = field(factory=set, init=False)  # those that count towards `max_requests`
     watchers: Watchers = field(factory=Watchers, init=False)

@@ -17,6 +17,7 @@ from ..inputs.threads import run_in_thread
 from ..outputs.languages import language_code, unknown_language
 from ..outputs.results import Word
 from .windows import Generated
+from .word_aligner import check_aligns
 
 
 @frozen
@@ -38,11 +39,7 @@ async def align(
     request_id: str,
 ) -> tuple[Word, ...]:
     """Implements `Engine.align`. ``run`` runs one request to its end."""
-    aligner = description.aligner
-    if aligner is None:
-        raise InvalidRequest(
-            f"{description.architecture} does not align texts; allowed: Qwen3-ForcedAligner and CTC models"
-        )
+    aligner = check_aligns(description)
     if not isinstance(query.text, str):
         raise InvalidRequest(f"text={query.text!r:.200}; allowed: the text that is spoken in the audio")
     language = _code(query.language)

@@ -28,12 +28,13 @@ from ...core.checks import (
     unknown_name,
 )
 from ...core.errors import InvalidRequest
+from ...core.model import ModelDescription
 from ...core.speech import SAMPLING
 from ..inputs.audio import AudioSource
 from ..outputs.results import Turn
 from .diarizer import AudioDiarizer
 from .voice import VoiceActivity
-from .word_aligner import WordAligner
+from .word_aligner import WordAligner, check_aligns
 
 TASKS = ("transcribe", "translate")
 TIMESTAMPS = ("segment", "word", "none")
@@ -450,10 +451,15 @@ def read_options(given: Mapping[str, Any]) -> TranscribeOptions:
     """Returns the options that a caller gave by name.
 
     Raises:
-        InvalidRequest: an unknown name (the message names a similar one), or a value that is not allowed.
+        InvalidRequest: an unknown name (the message names a similar one), a value that is not allowed, or an aligner
+            that is an engine of another kind of model.
     """
     unknown = [name for name in given if name not in OPTIONS]
     if unknown:
         names = (*OPTIONS, "priority", "request_id", "sampling_rate", "wait")
         raise unknown_name(unknown[0], names, _ELSEWHERE, owner="a transcription")
-    return TranscribeOptions(**given)
+    options = TranscribeOptions(**given)
+    model = getattr(options.aligner, "model", None)
+    if isinstance(model, ModelDescription):
+        check_aligns(model)
+    return options

@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from attrs import evolve, frozen
 
-from ...core.aligning import Timed, between, cut_words, spoken_words
+from ...core.aligning import TextAligner, Timed, between, cut_words, spoken_words
 from ...core.errors import InvalidRequest
+from ...core.model import ModelDescription
 from ..inputs.audio import Samples
 from ..outputs.results import Segment, Word
 
@@ -44,6 +45,15 @@ class AlignerElsewhere:
     """An aligner that another event loop, or a thread, calls."""
 
     align: Callable[..., Awaitable[Any]]
+
+
+def check_aligns(model: ModelDescription) -> TextAligner:
+    """Returns the model's way to align texts. Raises `InvalidRequest` if it has none."""
+    if model.aligner is None:
+        raise InvalidRequest(
+            f"{model.architecture} does not align texts; allowed: Qwen3-ForcedAligner and CTC models, such as Parakeet"
+        )
+    return model.aligner
 
 
 async def segment_with_words(

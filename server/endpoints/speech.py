@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from ...api.engine import Engine
 from ...api.formats.objects import as_line, as_verbose_object
 from ...api.formats.settings import SubtitleSettings
 from ...api.formats.writers import SRT, TEXT, VTT, WriterSettings, written
@@ -127,7 +128,7 @@ async def _read(
     options = {"priority": form.priority, "request_id": exchange.id, **options}
     async with (
         engine_of(request, form.model) as engine,
-        engine.stream_transcription(audio, **options) as segments,
+        engine.stream_transcription(audio, **options, **_aligner(request, engine, options)) as segments,
     ):
         _check_length(segments.duration, most)
         async for segment in segments:
@@ -142,6 +143,14 @@ async def _read(
         transcript = segments.transcript()
     exchange.ended(transcript.timings, audio_seconds=round(transcript.duration, 3), language=transcript.language)
     return transcript, all_logprobs
+
+
+def _aligner(request: Request, engine: Engine, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the server's aligner as an option, if words are asked of a model that knows no times of words."""
+    aligner, speech = server_of(request).aligner, engine.model.speech
+    wants = options.get("timestamps") == "word" and options.get("task") != "translate"
+    needs = speech is not None and speech.facts.word_times is None
+    return {"aligner": aligner} if aligner is not None and wants and needs else {}
 
 
 def _diarized(transcript: Transcript) -> list[DiarizedSegment]:

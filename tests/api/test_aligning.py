@@ -100,6 +100,8 @@ async def test_a_model_that_aligns_nothing_says_so(bench: Bench) -> None:
     async with bench.engine() as engine:
         with pytest.raises(InvalidRequest, match="allowed: Qwen3-ForcedAligner"):
             await engine.align(audio(1), TEXT)
+        with pytest.raises(InvalidRequest, match="allowed: Qwen3-ForcedAligner"):
+            await engine.transcribe(audio(1), timestamps="word", aligner=engine)
 
 
 # -- transcriptions --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from triolet import EngineConfig, Engines, ModelSpec, demo
+from triolet import Engine, EngineConfig, Engines, ModelSpec, demo
 from triolet.api.command_line.terminal import FAILED
 from triolet.server.command import KEY_VARIABLE, _keys, _run, by_model, serve
 from triolet.server.listening import CannotListen, Listener
@@ -99,6 +99,15 @@ def test_a_setting_that_does_not_fit_the_model_ends_the_start(
     assert capsys.readouterr().err.startswith(f"triolet: {message}")
 
 
+@pytest.mark.real_time
+def test_an_aligner_that_cannot_be_opened_ends_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    aligner = Engine(demo.checkpoint(), config=EngineConfig(max_positions=449))
+    with serve.make_context("serve", ["demo"]):
+        server = Server(ServerSettings(port=0), Engines({"demo": demo.checkpoint()}), aligner=aligner)
+        assert _run(server, preload=False) == FAILED
+    assert "--max-model-len=449; allowed: up to 448" in capsys.readouterr().err
+
+
 def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:
     equal = str(tmp_path / "x=y.jinja")
     assert by_model("--f", ("chat=9", "a=b=10"), {"chat": "", "a": ""}) == {"chat": "9", "a": "b=10"}
@@ -109,6 +118,8 @@ def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:
 def test_a_missing_folder_ends_the_start_before_anybody_asks_for_its_model() -> None:
     result = CliRunner().invoke(serve, ["--model", "a=demo", "--model", "b=./absent/folder"])
     assert result.exit_code == FAILED
+    assert "there is no folder absent/folder; allowed: a checkpoint's folder or a hub id" in result.output
+    result = CliRunner().invoke(serve, ["demo", "--aligner", "./absent/folder"])
     assert "there is no folder absent/folder; allowed: a checkpoint's folder or a hub id" in result.output
 
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 import soundfile
 
-from triolet import Transcript, demo
+from triolet import Transcript, Word, demo
 from triolet.api.formats.objects import as_verbose_object
 from triolet.api.formats.settings import SubtitleSettings
 from triolet.api.formats.writers import SRT, VTT, WriterSettings, written
@@ -197,6 +197,23 @@ def test_another_speech_model_than_whisper_takes_a_prompt_and_refuses_what_it_ca
 
 
 # -- who speaks --------------------------------------------------------------------------------------------------------
+
+
+class OneWord:
+    async def align(self, audio: Any, text: str, language: str | None = None) -> list[Word]:
+        return [Word(text=text, start=0.25, end=0.5, probability=1.0)]
+
+
+def test_an_aligner_of_the_server_finds_words_of_models_that_know_no_times(tmp_path, speech):
+    models = {"speech": str(make_checkpoint("qwen3_asr", tmp_path)), "whisper": demo.checkpoint()}
+    with served(models) as running, openai_client(running) as client:
+        ask = partial(transcribe, client, speech, response_format="verbose_json", timestamp_granularities=["word"])
+        with pytest.raises(openai.BadRequestError, match="or an aligner"):
+            ask(model="speech")
+        running.server.aligner = OneWord()  # type: ignore[assignment]
+        told = ask(model="speech")
+        assert [one.word for one in told.words] == [told.text]
+        assert len(ask(model="whisper").words) > 1
 
 
 @pytest.fixture(scope="module")
