@@ -91,6 +91,18 @@ def test_drafts_answers_each_prompt_with_and_without_draft_tokens(tmp_path, monk
     assert re.search(CLAIM + r"10 ordinary chats take \d.*\n" + CLAIM + "3 texts that repeat", capfd.readouterr().out)
 
 
+def test_speakers_measures_the_recordings_of_a_folder(said, monkeypatch, capfd):
+    pytest.importorskip("pyannote.metrics", reason="a benchmark of speakers needs it; nothing else does")
+    for path in said.glob("*.json"):
+        path.write_text(json.dumps([[0.3, 3.9, "Ada"]] if path.stem == "en-command" else []))
+    status = here(monkeypatch, "speakers.py", "--folder", str(said), "--hours", "0")
+    printed = capfd.readouterr().out
+    assert re.search(
+        r"holds: en-command: error \d+\.\d %, 1 voices of 1\n" + CLAIM + "en-command: 0 minutes in ", printed
+    )
+    assert status == (1 if "FAILS" in printed else 0)
+
+
 def in_a_process_of_its_own(name: str, arguments: list[str]) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, BENCHMARKS / name, *arguments],
