@@ -138,6 +138,8 @@ def transcribe(
     config = following.config(others)
     given = given_options(context)
     helpers = {name: given.pop(name) for name in ("aligner", "diarizer") if name in given}
+    if "diarizer" in helpers:
+        given["diarizer"] = ()  # turns without a speaker, so that the other options are checked
     options = read_flags(given, word_timestamps=others["word_timestamps"], increment=others["increment"])
     subtitles = SubtitleSettings(**{name: others[name] for name in _WRITER_FIELDS})
     formats = formats_of(_ALIASES.get(style, style))

@@ -54,13 +54,16 @@ def read_diarizer_checkpoint(folder: Path) -> DiarizerCheckpoint | None:
         return None
     stamps, config = file_stamps(folder), read_transformers_config(folder, plain)
     find_weights(folder)
-    if config.chunk_left_context:
-        raise UnsupportedModel(f"{folder} has chunk_left_context={config.chunk_left_context}; allowed: 0")
-    processor, streams = load_part("AutoProcessor", folder), config.streaming_config
+    processor, streams = load_part("AutoProcessor", folder, trust_remote_code=False), config.streaming_config
     sizes = config.chunk_length, config.chunk_right_context, config.fifo_length, config.speaker_cache_update_period
     modes = {_WHOLE: sizes}
     for name, (chunk, ahead) in processor.streaming_modes.items():
         modes[name] = chunk, ahead, streams.fifo_length, streams.speaker_cache_update_period
+    if config.chunk_left_context or any(chunk < 1 or ahead < 0 for chunk, ahead, *_ in modes.values()):
+        raise UnsupportedModel(
+            f"{folder} has chunk_left_context={config.chunk_left_context} and the modes {modes}; allowed: 0, and "
+            "chunks of one frame or more"
+        )
     hidden = config.audio_config.hidden_size
     return DiarizerCheckpoint(
         folder=folder,

@@ -170,6 +170,7 @@ def refusals() -> Iterator[tuple[str, int, str]]:
     }.items():
         yield f"{G} {words}", 1, told
     yield "transcribe a.wav --model m --aligner n", 2, "--aligner finds the times of words; give --word-timestamps"
+    yield "transcribe a.wav --model m --diarizer n --speakers 2", 2, "a number of speakers is given with diarizer"
     yield "generate m < lines", 2, "the prompt is empty"
     yield "generate m < latin", 1, "standard input: it is not UTF-8 text (at byte 2); give images and audio with"
     yield "generate m <&-", 1, "standard input: it is closed; pipe a prompt in, or redirect it from a file (< FILE)"

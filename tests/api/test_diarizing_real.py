@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import transformers
 import trio
 
-from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, Turn
+from triolet import Engine, EngineConfig, InvalidRequest, SamplingParams, Turn, demo
 from triolet.models.blueprints.estimate import estimate
 from triolet.testing import make_checkpoint
 
@@ -117,6 +118,19 @@ async def test_audio_that_was_diarized_before_is_not_encoded_again_and_a_cancell
     thought = estimate(folder, CONFIG).by_owner
     assert 0.8 * held["weights"] <= thought["weights"] - (1 << 20) <= 1.2 * held["weights"]
     assert thought["encoder_outputs"] == CONFIG.encoder_cache_bytes >= held["encoder_outputs"] > 0
+
+
+async def test_an_engine_is_a_diarizer_of_another_and_its_model_can_be_sent(folder: Path) -> None:
+    samples = sound(6.4)
+    async with Engine(folder, config=CONFIG) as diarizer, Engine(demo.checkpoint()) as engine:
+        turns = await diarizer.diarize(samples)
+        transcript = await engine.transcribe(samples, diarizer=diarizer)
+        assert transcript.turns == turns
+        assert transcript == await engine.transcribe(samples, diarizer=turns)
+        sent = pickle.loads(pickle.dumps(diarizer.model.diarizer))
+        with pytest.raises(InvalidRequest, match="finds no speakers"):
+            await engine.transcribe(samples, diarizer=engine)
+    assert next(sent.read("offline", print)) == (0, 18_016)
 
 
 async def test_what_it_cannot_do_is_refused_by_name(folder: Path) -> None:
