@@ -75,7 +75,8 @@ class Emissions:
             emits = place.label != self.blank and not repeated
             place.left -= 1
             place.symbols += emits
-            step = durations[index] if self.durations else self._step(place, emits=emits)
+            stays = bool(self.most_symbols) and place.symbols < self.most_symbols
+            step = durations[index] if self.durations else int(not (emits and stays))
             place.frame += max(step, not emits)
             if place.frame > at:
                 place.symbols = 0
@@ -83,7 +84,3 @@ class Emissions:
                 place.emitted = (at, at + (step if self.durations else 1))
                 return index
         return None
-
-    def _step(self, place: Place, *, emits: bool) -> int:
-        """Returns the number of frames that a label without a duration goes on."""
-        return int(not emits or place.symbols >= self.most_symbols)

@@ -96,7 +96,11 @@ class Sampler:
         probes = dict(zip(wanted.probes, answers.probes, strict=True))
         nothing = SampledToken(token_id=None)
         return [
-            evolve(sampled.get(index, nothing), probe=probes.get(index), frames=feed.record.frames)
+            evolve(
+                sampled.get(index, nothing),
+                probe=probes.get(index),
+                frames=feed.record.frames if index in wanted.samples else None,
+            )
             for index, feed in enumerate(feeds)
         ]
 

@@ -41,17 +41,8 @@ def read_sampling(sampling: object, given: Mapping[str, Any], *, beside: tuple[s
     return sampling
 
 
-_NOT_GREEDY = (
-    "min_tokens",
-    "temperature",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "ignore_eos",
-    "structure",
-    "beam_size",
-)
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+_NOT_GREEDY = ("temperature", "beam_size", "structure", "logit_bias", "min_tokens", "ignore_eos", *_PENALTIES)
 
 
 def check_greedy(sampling: SamplingParams, architecture: str) -> None:

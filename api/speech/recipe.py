@@ -81,7 +81,8 @@ def resolve_language(language: str | None, facts: SpeechFacts) -> str | None:
                 f"language=None, but the model does not detect the language; allowed: {', '.join(sorted(known))}"
             )
         return None
-    code = language_code(language) or language.strip().lower()
+    exact = language.strip().lower()  # some models know regions
+    code = exact if exact in known else language_code(language) or exact
     if code in known:
         return code
     if not known:

@@ -243,7 +243,8 @@ class FrameItems(AudioItems):
 
     def spoken(self, item: EncoderItem, language: str) -> EncoderItem:
         """Returns ``item`` as it is read in one of ``languages``."""
-        return evolve(item, key=f"{item.key}, {language}", payload=self.in_language(item.payload, language))
+        payload, number = self.in_language(item.payload, language), self.languages[language]
+        return evolve(item, key=f"{item.key}, language {number}", payload=payload)
 
     def in_language(self, inputs: Mapping[str, Tensor], language: str | None) -> dict[str, Tensor]:
         """Returns the ``inputs`` of the encoder for one of ``languages``; ``None``: unchanged."""

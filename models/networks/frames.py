@@ -70,11 +70,9 @@ class FrameNetwork(Network):
 
     def start(self, record: Record) -> None:
         start = record.start
-        assert not start.placeholders, f"sequence {start.sequence_id}: frames have no placeholders"
-        assert start.pooling is None, f"sequence {start.sequence_id}: frames give no vector"
-        assert start.alignment is None or not self.family.predicts, f"sequence {start.sequence_id}: only CTC aligns"
-        assert start.probe is None, f"sequence {start.sequence_id}: frames have no distribution after the prompt"
-        assert record.search is None, f"sequence {start.sequence_id}: frames are read greedily"
+        aligns = start.alignment is not None and self.family.predicts
+        asked = start.placeholders or start.pooling or start.probe or record.search or aligns
+        assert not asked, f"sequence {start.sequence_id} asks for {asked}, but frames are read greedily"
 
     def logits(
         self,
@@ -88,7 +86,7 @@ class FrameNetwork(Network):
             for feed, _ in now:
                 if feed.part.start + offset == 0:
                     self.states.begin(_page(feed))
-                    feed.record.notes = self.emissions.begin(self.slots.length(slot_of(feed.part)))
+                    feed.record.notes = self.emissions.begin(self.slots.lengths[slot_of(feed.part)])
             after = [feed for feed, _ in now if feed.part.start + offset >= feed.record.start.prompt_length]
             self._search([feed for feed in after if not _place(feed).searched])
             self._predict(now)
@@ -105,7 +103,7 @@ class FrameNetwork(Network):
         """Returns the frames of the tokens of a prompt on their likeliest path."""
         start, slot = feed.record.start, slot_of(feed.part)
         assert start.alignment is not None, "only a sequence with an alignment is aligned"
-        frames = torch.arange(self.slots.length(slot), device=self.device)
+        frames = torch.arange(self.slots.lengths[slot], device=self.device)
         scores = self._scores(torch.full_like(frames, slot), frames, frames)[:, : self.vocabulary]
         tokens = feed.record.tokens[start.alignment.start : start.prompt_length]
         return best_path(scores.log_softmax(-1).cpu().numpy(), tokens, self.emissions.blank)
@@ -121,18 +119,20 @@ class FrameNetwork(Network):
         rows = decoder.embedding(tokens)
         for layer in range(decoder.lstm.num_layers):
             weights = [getattr(decoder.lstm, f"{name}_l{layer}") for name in _LSTM]
-            rows, cells = torch.lstm_cell(rows, self.states.cells(layer, places), *weights)
-            self.states.set_cells(layer, places, rows, cells)
-        self.states.set_predicted(places, decoder.decoder_projector(rows))
+            cells = self.states.cells[layer]
+            rows, kept = torch.lstm_cell(rows, (cells[0, places], cells[1, places]), *weights)
+            cells[0, places], cells[1, places] = rows, kept
+        self.states.predicted[places] = decoder.decoder_projector(rows)
 
     def _scores(self, slots: Tensor, frames: Tensor, pages: Tensor) -> Tensor:
         """Returns the scores of the labels and durations, float32 [rows, vocabulary + durations], for pairs of a frame
         in a slot and a state."""
-        module, read = self.model.module, self.slots.read(slots, frames)
-        if not self.family.predicts:
-            head: Tensor = module.ctc_head(read[None])[0]
-            return head.float()
-        scores: Tensor = module.joint(decoder_hidden_states=self.states.predicted(pages), encoder_hidden_states=read)
+        module, read = self.model.module, self.slots.pool[slots, frames]
+        scores: Tensor
+        if self.family.predicts:
+            scores = module.joint(decoder_hidden_states=self.states.predicted[pages], encoder_hidden_states=read)
+        else:
+            scores = module.ctc_head(read[None])[0]
         return scores.float()
 
     def _search(self, feeds: Sequence[Feed]) -> Tensor:

@@ -78,11 +78,11 @@ async def test_long_audio_is_read_in_windows_and_no_word_is_cut(timestamps: str,
 async def test_a_language_is_what_the_model_is_given(made: Made) -> None:
     async with triolet.Engine(made("nemotron3_5_asr").folder, config=config()) as engine:
         texts = {}
-        for language in ("de", "german", "de-DE", "th", "en"):
+        for language in ("de", "german", "de-DE", "th", "en", "en-US", "en-GB"):
             found = await engine.transcribe(noise(3.0), voice_activity="off", language=language)
             texts[language] = found.text
-        assert texts["de"] == texts["german"] == texts["de-DE"] != texts["en"]
-        assert engine.statistics().encoder_cache.encoded == 3, "one for each language"
+        assert texts["de"] == texts["german"] == texts["de-DE"] != texts["en"] == texts["en-US"]
+        assert engine.statistics().encoder_cache.encoded == 4, "German, Thai, English, and that of Great Britain"
         with pytest.raises(triolet.InvalidRequest, match="which the model does not know; allowed: af, af-za"):
             await engine.transcribe(noise(1.0), language="tlh")
 
