@@ -124,7 +124,7 @@ class StackedFbank(FrontEnd):
         kaldi: dict[str, Any] = {"min_frequency": 20.0, "mel_scale": "kaldi", "triangularize_in_mel_space": True}
         bank = _bank(n_fft, self.feature_size, self.sampling_rate, **kaldi)
         power = torch.fft.rfft(frames, n_fft).abs().square()
-        mel = (power @ bank).clamp_(min=torch.finfo(torch.float32).eps).log_()
+        mel: Tensor = (power @ bank).clamp_(min=torch.finfo(torch.float32).eps).log_()
         neighbours = torch.arange(self.num_frames_lfr) - (self.num_frames_lfr - 1) // 2
         rows = torch.arange(0, len(mel), self.stride_lfr)[:, None] + neighbours
         return mel[rows.clamp(0, len(mel) - 1)].flatten(1)  # the first and the last spectrum are repeated
