@@ -14,19 +14,19 @@ from torch import Tensor
 from ...core.errors import CheckpointError, UnsupportedModel
 from ..checkpoints.settings import Settings
 
-_FrontEnd = TypeVar("_FrontEnd", bound="FrontEnd")
+_Features = TypeVar("_Features", bound="TorchFeatures")
 
 
 @frozen(kw_only=True)
-class FrontEnd:
-    """A kind of features. A front end has `least`, the fewest samples that have features, and returns the features
+class TorchFeatures:
+    """A kind of features. It has `least`, the fewest samples that have features, and returns the features
     [rows, values], float32, of samples [n], float32."""
 
     sampling_rate: int = 16_000  # Hz
     longest: int | None = None  # the most samples that the encoder reads; ``None``: any number
 
     @classmethod
-    def read(cls: type[_FrontEnd], folder: Path) -> _FrontEnd:
+    def read(cls: type[_Features], folder: Path) -> _Features:
         """Reads the settings of the checkpoint in ``folder``.
 
         Raises:
@@ -44,7 +44,7 @@ class FrontEnd:
 
 
 @frozen(kw_only=True)
-class PairedMel(FrontEnd):
+class PairedMel(TorchFeatures):
     """The features of Granite Speech (Saon et al. 2025): logarithmic mel spectra, two in each row."""
 
     n_fft: int = 512
@@ -93,7 +93,7 @@ class PairedDeltaMel(PairedMel):
 
 
 @frozen(kw_only=True)
-class StackedFbank(FrontEnd):
+class StackedFbank(TorchFeatures):
     """The features of Fun-ASR (An et al. 2025): Kaldi's filter banks at a low frame rate. A row is every
     ``stride_lfr``-th spectrum with its neighbours, ``num_frames_lfr`` in all."""
 

@@ -17,7 +17,7 @@ from ..checkpoints.files import is_mapped
 from ..checkpoints.loading import load_part
 from ..checkpoints.lora import merge_adapter
 from ..checkpoints.parts import Find
-from .frontends import FrontEnd, PairedMel, StackedFbank
+from .frontends import TorchFeatures, PairedMel, StackedFbank
 from .heard import HeardAudio
 from .prompts import MediaPreparer, Read
 
@@ -71,9 +71,9 @@ class Voxtral(HeardAudio):
 
 @frozen(kw_only=True)
 class Fronted(HeardAudio):
-    """A model with a `FrontEnd`."""
+    """A model that reads `TorchFeatures`."""
 
-    front: type[FrontEnd]
+    front: type[TorchFeatures]
 
     def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002
         return self.front.read(folder)
@@ -103,7 +103,7 @@ class GraniteSpeech(Fronted):
     """Granite Speech (Saon et al. 2025). Some checkpoints have an adapter in the decoder for prompts with audio. It is
     merged into the weights, and prompts without audio are refused."""
 
-    front: type[FrontEnd] = PairedMel
+    front: type[TorchFeatures] = PairedMel
 
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         module = super().load(folder, dtype, without=without)
@@ -128,7 +128,7 @@ class FunAsr(Fronted):
     """Fun-ASR-Nano (An et al. 2025): an embedding for each 60 ms of up to two minutes."""
 
     architecture: str = "FunAsrNanoForConditionalGeneration"
-    front: type[FrontEnd] = StackedFbank
+    front: type[TorchFeatures] = StackedFbank
 
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         module = super().load(folder, dtype, without=without)
