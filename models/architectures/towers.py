@@ -17,7 +17,7 @@ from ..checkpoints.files import is_mapped
 from ..checkpoints.loading import load_part
 from ..checkpoints.lora import merge_adapter
 from ..checkpoints.parts import Find
-from .frontends import TorchFeatures, PairedMel, StackedFbank
+from .frontends import PairedMel, StackedFbank, TorchFeatures
 from .heard import HeardAudio
 from .prompts import MediaPreparer, Read
 
