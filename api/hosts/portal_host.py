@@ -16,7 +16,7 @@ from ...actors.supervisor import leaving
 from ...core.errors import EngineStateError
 from ..speech.diarizer import DiarizerElsewhere
 from ..speech.options import TranscribeOptions
-from ..speech.word_aligner import AlignerElsewhere
+from ..speech.word_aligner import AlignerElsewhere, check_is_async
 from .trio_engine import TrioEngine
 from .trio_thread import TrioThread
 
@@ -115,8 +115,9 @@ class PortalHost:
 
     def outward(self, options: TranscribeOptions) -> TranscribeOptions:
         """Returns ``options`` with an aligner and a diarizer that the engine's loop can call. Their calls run on the
-        callers' side."""
+        callers' side. Raises `InvalidRequest` if the callers cannot call the aligner."""
         if options.aligner is not None:
+            check_is_async(options.aligner, wanted=self._portal.awaits)
             options = evolve(options, aligner=AlignerElsewhere(partial(self._portal.ask, options.aligner.align)))
         diarizer: Any = options.diarizer
         if diarizer is None or isinstance(diarizer, tuple):

@@ -83,6 +83,8 @@ class ThreadPortal(TrioThread):
     itself.
     """
 
+    awaits = False
+
     def new_answer(self) -> ThreadAnswer[Any]:
         """Implements `TrioThread.new_answer`."""
         return ThreadAnswer()

@@ -11,6 +11,7 @@ import trio
 
 from ...core.errors import EngineStateError
 from ..speech.options import TranscribeOptions
+from ..speech.word_aligner import check_is_async
 from .state import State, foreign
 from .trio_engine import TrioEngine
 
@@ -74,7 +75,10 @@ class TrioHost:
         return function()
 
     def outward(self, options: TranscribeOptions) -> TranscribeOptions:
-        """Returns ``options``, whose aligner and diarizer the engine's loop can call."""
+        """Returns ``options``, whose aligner and diarizer the engine's loop can call. Raises `InvalidRequest` if the
+        aligner is a plain one."""
+        if options.aligner is not None:
+            check_is_async(options.aligner, wanted=True)
         return options
 
     def stream(

@@ -32,7 +32,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import outcome
 import trio
@@ -114,6 +114,8 @@ class TrioThread(ABC):
             thread four times as long, since three actors and the calls each may take this time.
     """
 
+    awaits: ClassVar[bool] = True
+    """True if `ask` calls async functions, false if it calls plain ones."""
     resource: AbstractAsyncContextManager[object]
     refuse: Callable[[], Exception]
     failed: Callable[[], object]

@@ -7,7 +7,7 @@ from functools import partial
 
 from attrs import field, frozen
 
-from ...core.aligning import Timed, between
+from ...core.aligning import Timed
 from ...core.errors import ContextLengthExceeded, InvalidRequest
 from ...core.model import ModelDescription
 from ...core.request import Request
@@ -17,7 +17,7 @@ from ..inputs.threads import run_in_thread
 from ..outputs.languages import language_code, unknown_language
 from ..outputs.results import Word
 from .windows import Generated
-from .word_aligner import check_aligns
+from .word_aligner import check_aligns, words_between
 
 
 @frozen
@@ -58,11 +58,7 @@ async def align(
         aligned = (await run(request)).aligned
         assert aligned is not None, "an aligned request ended without times"
         found = await run_in_thread(partial(aligner.times, draft, aligned))
-    times = between(found, 0.0, len(samples) / description.sampling_rate)
-    return tuple(
-        Word(text=word, start=round(time.start, 3), end=round(time.end, 3), probability=time.probability)
-        for word, time in zip(draft.words, times, strict=True)
-    )
+    return words_between(draft.words, found, 0.0, len(samples) / description.sampling_rate)
 
 
 def _code(language: str | None) -> str | None:

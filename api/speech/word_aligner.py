@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -47,6 +48,13 @@ class AlignerElsewhere:
     align: Callable[..., Awaitable[Any]]
 
 
+def check_is_async(aligner: WordAligner, *, wanted: bool) -> None:
+    """Raises `InvalidRequest` if the method of ``aligner`` is async and should be plain, or the other way round."""
+    if inspect.iscoroutinefunction(aligner.align) is not wanted:
+        kinds = ("an Engine, or an object with an async", "a SyncEngine, or an object with a plain")
+        raise InvalidRequest(f"aligner={aligner!r:.200}; allowed here: {kinds[not wanted]} method align")
+
+
 def check_aligns(model: ModelDescription) -> TextAligner:
     """Returns the model's way to align texts. Raises `InvalidRequest` if it has none."""
     if model.aligner is None:
@@ -83,9 +91,19 @@ def segment_with_even_words(segment: Segment) -> Segment:
     return _placed(segment, texts, [None] * len(texts))
 
 
-def _placed(segment: Segment, texts: Sequence[str], times: Sequence[Timed | None]) -> Segment:
-    words = tuple(
-        Word(text=text, start=round(time.start, 3), end=round(time.end, 3), probability=time.probability)
-        for text, time in zip(texts, between(times, segment.start, segment.end), strict=True)
+def words_between(texts: Sequence[str], times: Sequence[Timed | None], start: float, end: float) -> tuple[Word, ...]:
+    """Returns words of ``texts`` with their times, in milliseconds, as `between` places them."""
+    return tuple(
+        Word(
+            text=text,
+            start=min(round(time.start, 3), end),
+            end=min(round(time.end, 3), end),
+            probability=time.probability,
+        )
+        for text, time in zip(texts, between(times, start, end), strict=True)
     )
+
+
+def _placed(segment: Segment, texts: Sequence[str], times: Sequence[Timed | None]) -> Segment:
+    words = words_between(texts, times, segment.start, segment.end)
     return evolve(segment, start=words[0].start, end=words[-1].end, words=words)

@@ -19,7 +19,7 @@ from triolet.core.request import Alignment
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import START, expected_alignment
 
-from .hosts import HOSTS, Bench, Host, Signal, SpeakingModel, audio, on_bench, on_threads_too
+from .hosts import HOSTS, Bench, Host, Signal, SpeakingModel, ThreadsHost, audio, on_bench, on_threads_too
 from .sim_aligner import FRAMES, SECONDS, AligningModel
 from .test_hosts import ALL_OF_IT, transcribe
 
@@ -210,6 +210,16 @@ async def test_an_error_of_an_aligner_ends_its_transcription(bench: Bench) -> No
         with pytest.raises(ZeroDivisionError):
             await engine.transcribe(SPEECH, **WORDS, aligner=Alike(bench.host, lambda _: 1 / 0))
         await engine.transcribe(SPEECH, **ALL_OF_IT)
+
+
+@on_threads_too
+@on_bench
+async def test_an_aligner_that_the_callers_cannot_call_is_refused(bench: Bench) -> None:
+    """An engine of the other kind, for example."""
+    other = Alike(HOSTS[0] if bench.host.name == "threads" else ThreadsHost(), words_of)
+    async with bench.engine() as engine:
+        with pytest.raises(InvalidRequest, match=r"allowed here: .* method align"):
+            await engine.transcribe(audio(1), timestamps="word", aligner=other)
 
 
 @on_bench
