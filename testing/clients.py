@@ -339,11 +339,11 @@ _ALL = (
     Scenario(
         name="frames",  # one page is the state of a sequence; urgent ones preempt others, which start from 0 again
         clients=(
-            Client(audio=1, max_tokens=8, priority=2),
-            Client(audio=1, max_tokens=6, priority=2, arrives=0.1),
-            Client(audio=2, max_tokens=5, priority=1, arrives=0.34),
-            Client(audio=1, max_tokens=4, arrives=0.5),
-            Client(audio=3, max_tokens=7, arrives=0.45, patience=0.3),
+            Client(audio=1, max_tokens=10, priority=2),
+            Client(audio=1, max_tokens=9, priority=2, arrives=0.05),
+            Client(audio=2, max_tokens=5, priority=1, arrives=0.1),
+            Client(audio=1, max_tokens=4, arrives=0.38),
+            Client(audio=1, max_tokens=7, arrives=0.42, patience=0.2),
         ),
         model=SimModel(max_positions=12, pages=2, page_size=12, cross_slots=2),
         config={"encoder_cache_bytes": 200, "max_step_tokens": 4},
