@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from statistics import fmean
 from typing import Any
 
@@ -29,23 +30,29 @@ class CtcTexts:
         """Implements `TextAligner.draft`."""
         check_characters(text)
         item, spoken = self.preparer.item(samples), spoken_words(text)
-        known = {letter: self._known(letter) for letter in set().union(*spoken)}
-        words = [self._tokens("".join(known[letter] for letter in word)) for word in spoken]
-        tokens, places = list[int](), list[tuple[int, int] | None]()
-        for word in words or [()]:
-            places.append((len(tokens), len(tokens) + len(word)) if word else None)
-            tokens += word
+        words, written = cut_words(text, spoken), ""
+        known, stops = {letter: self._known(letter) for letter in set().union(*spoken)}, list[int]()
+        for part, word in zip(words, spoken, strict=False):
+            form = "".join(known[letter] for letter in word)
+            written += (" " if written and form and part[0].isspace() else "") + form
+            stops.append(len(written))
+        read = self.preparer.tokenizer(written, add_special_tokens=False, return_offsets_mapping=True)
+        unknown = {self.blank, self.preparer.tokenizer.unk_token_id}  # a blank between words may be no token
+        pairs = zip(read["input_ids"], read["offset_mapping"], strict=True)
+        kept = [(token, bisect_left(stops, stop)) for token, (_, stop) in pairs if token not in unknown]
+        tokens, owners = [token for token, _ in kept], [owner for _, owner in kept]
+        places = [(bisect_left(owners, index), bisect_right(owners, index)) for index in range(len(words))]
         if (least := least_frames(tokens)) > item.embeddings:
             raise InvalidRequest(
                 f"the text has {len(tokens)} tokens, which take {least} frames or more; allowed: up to "
                 f"{item.embeddings}, the frames of {len(samples) / self.preparer.sampling_rate:.2f} s of audio"
             )
         return TextDraft(
-            words=cut_words(text, spoken),
+            words=words,
             token_ids=(self.blank, *tokens) if tokens else (),
             items=(item,),
             alignment=Alignment(start=1, frames=item.embeddings),
-            places=tuple(places),
+            places=tuple(place if place[0] < place[1] else None for place in places),
         )
 
     def times(self, draft: TextDraft, answer: AlignedTokens) -> tuple[Timed | None, ...]:
@@ -63,10 +70,8 @@ class CtcTexts:
 
     def _known(self, letter: str) -> str:
         """Returns ``letter`` as the vocabulary has it; empty if it lacks the letter."""
+        tokenizer = self.preparer.tokenizer
         for form in [letter, letter.lower(), letter.upper(), *("'" if letter in APOSTROPHES else "")]:
-            if str(self.preparer.tokenizer.decode(self._tokens(form))).strip() == form:
+            if str(tokenizer.decode(tokenize(tokenizer, form, special=False))).strip() == form:
                 return form
         return ""
-
-    def _tokens(self, text: str) -> tuple[int, ...]:
-        return tokenize(self.preparer.tokenizer, text, special=False) if text else ()

@@ -158,9 +158,10 @@ def likeliest(folder: Path, samples: Any, words: list[str]) -> list[tuple[float,
 
 
 async def test_words_of_a_ctc_model_have_the_times_of_the_likeliest_path(ctc: Path) -> None:
-    """In chunks and together; marks are left out, and belong to the words beside them."""
+    """In chunks and together; marks are left out, and belong to the words beside them. The tokens are those of the
+    whole text: a word begins with its blank."""
     asked = [(sound(4, 0), " Turn it off, now!"), (sound(2, 1), "aab bb"), (sound(4, 0), "你好 ok")] * 2
-    spoken = [["Turn", "it", "off", "now"], ["aab", "bb"], ["你", "好", "ok"]] * 2
+    spoken = [["Turn", " it", " off", " now"], ["aab", " bb"], ["你", "好", " ok"]] * 2
     found: dict[int, Any] = {}
 
     async def ask(engine: Engine, index: int) -> None:
