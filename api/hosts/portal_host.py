@@ -5,18 +5,15 @@ from __future__ import annotations
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import trio
-from attrs import evolve
 
 from ...actors.supervisor import leaving
 from ...core.errors import EngineStateError
-from ..speech.diarizer import DiarizerElsewhere
+from ..speech.elsewhere import reachable
 from ..speech.options import TranscribeOptions
-from ..speech.word_aligner import AlignerElsewhere, check_is_async
 from .trio_engine import TrioEngine
 from .trio_thread import TrioThread
 
@@ -114,15 +111,8 @@ class PortalHost:
         return self._portal.read(function)
 
     def outward(self, options: TranscribeOptions) -> TranscribeOptions:
-        """Returns ``options`` with an aligner and a diarizer that the engine's loop can call. Their calls run on the
-        callers' side. Raises `InvalidRequest` if the callers cannot call the aligner."""
-        if options.aligner is not None:
-            check_is_async(options.aligner, wanted=self._portal.awaits)
-            options = evolve(options, aligner=AlignerElsewhere(partial(self._portal.ask, options.aligner.align)))
-        diarizer: Any = options.diarizer
-        if diarizer is None or isinstance(diarizer, tuple):
-            return options
-        return evolve(options, diarizer=DiarizerElsewhere(partial(self._portal.ask, diarizer.diarize)))
+        """Returns ``options``, whose aligner and diarizer the engine's loop can call, as `reachable` says."""
+        return reachable(options, awaits=self._portal.awaits, ask=self._portal.ask)
 
     def stream(
         self,

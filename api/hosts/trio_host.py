@@ -10,8 +10,8 @@ from typing import TypeVar
 import trio
 
 from ...core.errors import EngineStateError
+from ..speech.elsewhere import reachable
 from ..speech.options import TranscribeOptions
-from ..speech.word_aligner import check_is_async
 from .state import State, foreign
 from .trio_engine import TrioEngine
 
@@ -75,11 +75,8 @@ class TrioHost:
         return function()
 
     def outward(self, options: TranscribeOptions) -> TranscribeOptions:
-        """Returns ``options``, whose aligner and diarizer the engine's loop can call. Raises `InvalidRequest` if the
-        aligner is a plain one."""
-        if options.aligner is not None:
-            check_is_async(options.aligner, wanted=True)
-        return options
+        """Returns ``options``, whose aligner and diarizer the engine's loop can call, as `reachable` says."""
+        return reachable(options, awaits=True)
 
     def stream(
         self, _: object, open_block: Callable[[], AbstractAsyncContextManager[Opened]]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
-
-from attrs import frozen
 
 from ...core.errors import InvalidRequest
 from ..inputs.audio import AudioSource, Samples
@@ -81,13 +79,6 @@ class AudioDiarizer(Protocol):
             strict: refuse audio that is damaged or cut short; otherwise the turns end at the break.
         """
         ...
-
-
-@frozen
-class DiarizerElsewhere:
-    """A diarizer that another event loop, or a thread, calls."""
-
-    diarize: Callable[..., Awaitable[Any]]
 
 
 async def turns_of(diarizer: AudioDiarizer | Sequence[Turn], audio: AudioSource, strict: bool) -> tuple[Turn, ...]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from ...core.aligning import TextAligner, Timed, between, cut_words, spoken_words
 from ...core.errors import InvalidRequest
@@ -39,20 +38,6 @@ class WordAligner(Protocol):
                 probability 0, and `Transcript.warnings` gives the reason.
         """
         ...
-
-
-@frozen
-class AlignerElsewhere:
-    """An aligner that another event loop, or a thread, calls."""
-
-    align: Callable[..., Awaitable[Any]]
-
-
-def check_is_async(aligner: WordAligner, *, wanted: bool) -> None:
-    """Raises `InvalidRequest` if the method of ``aligner`` is async and should be plain, or the other way round."""
-    if inspect.iscoroutinefunction(aligner.align) is not wanted:
-        kinds = ("an Engine, or an object with an async", "a SyncEngine, or an object with a plain")
-        raise InvalidRequest(f"aligner={aligner!r:.200}; allowed here: {kinds[not wanted]} method align")
 
 
 def check_aligns(model: ModelDescription) -> TextAligner:

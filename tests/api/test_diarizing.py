@@ -19,7 +19,7 @@ from triolet.core.request import EncoderItem, Placeholder
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import SimModel, expected_vector
 
-from .hosts import HOSTS, Bench, Host, SpeakingModel, audio, on_bench, on_threads_too
+from .hosts import HOSTS, Bench, Host, SpeakingModel, ThreadsHost, audio, on_bench, on_threads_too
 from .test_hosts import ALL_OF_IT, transcribe
 
 pytestmark = pytest.mark.real_time
@@ -186,6 +186,9 @@ async def test_a_diarizer_that_answers_something_else_and_a_file_that_is_read_on
     async with bench.engine() as engine:
         with pytest.raises(InvalidRequest, match="the diarizer answered 3; allowed: a list of Turn"):
             await engine.transcribe(SPEECH, diarizer=Alike(bench.host, 3))
+        other = HOSTS[0] if bench.host.name == "threads" else ThreadsHost()
+        with pytest.raises(InvalidRequest, match=r"diarizer=.* allowed here: .* method diarize"):
+            await engine.transcribe(SPEECH, diarizer=Alike(other, TURNS))
         with pytest.raises(InvalidRequest, match="file object, which is read once"):
             await engine.transcribe(io.BytesIO(b"RIFF"), diarizer=Alike(bench.host, TURNS))
         with pytest.raises(InvalidRequest, match="finds no speakers; allowed: Nemotron 3 Diarization"):
