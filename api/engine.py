@@ -399,7 +399,7 @@ class Engine:
         wait: bool = True,
     ) -> tuple[Word, ...]:
         """Finds the times at which the words of ``text`` are spoken, with a model that aligns texts
-        (Qwen3-ForcedAligner). An engine with such a model is an ``aligner`` of `transcribe`. Arguments that are not
+        (Qwen3-ForcedAligner, CTC). An engine with such a model is an ``aligner`` of `transcribe`. Arguments that are not
         listed are those of `transcribe`.
 
         Args:
