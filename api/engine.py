@@ -399,8 +399,8 @@ class Engine:
         wait: bool = True,
     ) -> tuple[Word, ...]:
         """Finds the times at which the words of ``text`` are spoken, with a model that aligns texts
-        (Qwen3-ForcedAligner, CTC). An engine with such a model is an ``aligner`` of `transcribe`. Arguments that are not
-        listed are those of `transcribe`.
+        (Qwen3-ForcedAligner, CTC). An engine with such a model is an ``aligner`` of `transcribe`. Arguments that are
+        not listed are those of `transcribe`.
 
         Args:
             audio: as in `transcribe`; as long as the model reads at once.
