@@ -96,7 +96,7 @@ async def test_turns_are_those_of_transformers_alone_and_together(folder: Path) 
     assert any(one.end > two.start for one, two in zip(found[6, None], found[6, None][1:], strict=False))
 
 
-async def test_audio_that_was_diarized_before_is_not_encoded_again_and_a_cancelled_call_leaves_nothing(
+async def test_audio_that_was_diarized_before_is_not_encoded_again_and_nothing_is_left_of_a_cancelled_call(
     folder: Path,
 ) -> None:
     samples = sound(6.4)
@@ -115,6 +115,9 @@ async def test_audio_that_was_diarized_before_is_not_encoded_again_and_a_cancell
         statistics = engine.statistics()
         assert (statistics.requests.running, statistics.encoder_cache.held) == (0, 0)
         held = statistics.device.by_owner
+        await engine.sleep()
+        await engine.wake()
+        assert await engine.diarize(samples) == expected
     thought = estimate(folder, CONFIG).by_owner
     assert 0.8 * held["weights"] <= thought["weights"] - (1 << 20) <= 1.2 * held["weights"]
     assert thought["encoder_outputs"] == CONFIG.encoder_cache_bytes >= held["encoder_outputs"] > 0
