@@ -221,7 +221,7 @@ def _features(extractor: Any, chosen: Mapping[str, Tensor], samples: np.ndarray[
     """Returns the spectra of one piece of audio as the feature extractor makes them, which of them count, and the
     inputs in ``chosen``."""
     made = extractor([samples], sampling_rate=extractor.sampling_rate, return_tensors="pt")
-    return {name: made[name][0] for name in ("input_features", "attention_mask")} | chosen
+    return {"input_features": made["input_features"][0], "attention_mask": made["attention_mask"][0], **chosen}
 
 
 def _by_code(numbers: Mapping[str, int]) -> dict[str, int]:

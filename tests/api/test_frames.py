@@ -11,12 +11,14 @@ import pytest
 import torch
 import transformers
 import trio
+import trio.testing
 from attrs import field, frozen
 
 import triolet
 from triolet.models.architectures.frontends import PairedDeltaMel
 from triolet.testing.families import make_checkpoint
 
+from ..heap import assert_none, garbage
 from .scarcity import settled
 
 CLASSES = {
@@ -181,6 +183,20 @@ async def test_a_sound_is_encoded_once_however_many_ask_and_again_after_sleep(re
     assert read(short) == reference.emitted(4)[:1]
     assert read(longer) == reference.emitted(4)[:7]
     assert short.finish_reason is triolet.FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("name", ["parakeet_ctc", "parakeet_tdt", "granite_speech5"])
+async def test_a_request_makes_no_garbage(name: str, tmp_path: Path) -> None:
+    """The encoders of Nemotron make some: their masks are made by torch's vmap, which leaves classes behind."""
+    reference = Reference.of(name, tmp_path)
+    async with triolet.Engine(reference.folder, config=config()) as engine:
+        await engine.generate(audio=reference.sound(0))
+        await trio.testing.wait_all_tasks_blocked()
+        with garbage() as found:
+            for number in range(3):
+                await engine.generate(audio=reference.sound(number), max_tokens=5)
+            await trio.testing.wait_all_tasks_blocked()
+    assert_none(found)
 
 
 async def test_logprobs_are_those_of_the_frame(tmp_path: Path) -> None:

@@ -134,3 +134,12 @@ def test_the_features_of_granite_speech_5_are_those_of_torchaudio() -> None:
     expected = [[1.4784813, 0.7002544, -0.2579604, 1.5150421], [0.9137613, 0.1441605, 0.6409289, 1.7517205]]
     torch.testing.assert_close(rows[[0, 5]][:, [0, 79, 80, 177]], torch.tensor(expected), atol=1e-4, rtol=1e-4)
     assert float(rows.sum()) == pytest.approx(428.9017, abs=0.01)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_nothing_lives_on_when_opening_fails(
+    when: str, registrations: Callable[..., list[str]], books: Any, folder: Any
+) -> None:
+    executor = TorchExecutor(folder("parakeet_tdt"), SMALL)
+    owners = registrations(executor, "own", when)
+    assert {"weights", "self_kv", "cross_kv"} <= {*owners}
