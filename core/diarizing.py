@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any, Protocol
 
 
@@ -18,7 +18,7 @@ class FrameDiarizer(Protocol):
         """The most speakers of a recording."""
 
     @property
-    def modes(self) -> tuple[str, ...]:
+    def modes(self) -> Collection[str]:
         """The ways of reading. The first is for recordings, the others for audio that is heard as it comes."""
 
     def read(self, mode: str, hear: Callable[[Any], object]) -> Generator[Any, Any, None]:

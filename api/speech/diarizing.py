@@ -90,7 +90,7 @@ async def diarize(
     model, rate = description.diarizer, description.sampling_rate
     if model is None:
         raise InvalidRequest(f"{description.architecture} finds no speakers; allowed: Nemotron 3 Diarization")
-    mode = model.modes[0] if query.mode is None else query.mode
+    mode = next(iter(model.modes)) if query.mode is None else query.mode
     if mode not in model.modes:
         raise InvalidRequest(f"mode={mode!r}; allowed: {', '.join(map(repr, model.modes))}, or None")
     maker = TurnMaker.of(query, model.frame_samples, rate, model.speakers)

@@ -35,11 +35,62 @@ _KEPT = ("cache", "scores", "queue")  # in a payload: the cache, its probabiliti
 
 @frozen(kw_only=True)
 class DiarizerCheckpoint(ModuleCheckpoint):
-    """The facts in a diarizer's files, apart from the weights."""
+    """The facts in a diarizer's files, apart from the weights. Implements `triolet.core.diarizing.FrameDiarizer`."""
 
-    by_name: Mapping[str, tuple[int, int, int, int]]
+    frame_samples: int
+    speakers: int
+    modes: Mapping[str, tuple[int, int, int, int]]
     """For each mode, in encoder frames: a chunk, what is read after it, the queue, and what leaves it at once."""
     extractor: Any = field(repr=False, eq=False)
+    loaded: str = ""  # the identity of the weights, once they are loaded
+
+    def read(self, mode: str, hear: Callable[[Any], object]) -> Generator[Any, Any, None]:
+        size, ahead, queue, moved = self.modes[mode]
+        config, hop, around = self.config, self.frame_samples, self.extractor.n_fft // 2
+        factor, cached = config.audio_config.subsampling_factor, config.streaming_config.speaker_cache_length
+        hidden, most = self.shape.hidden, (size + ahead) * factor  # spectra of a chunk, and after it
+        kept = [torch.zeros(cached, hidden), torch.zeros(cached, self.speakers), torch.zeros(queue, hidden)]
+        counts = [0, 0, 0]
+        for first in itertools.count(0, size * factor):
+            start = max(first * hop - around, 0)
+            length = (first + most - 1) * hop + around - start
+            samples = yield start, length
+            last = len(samples) < length
+            left = (start + len(samples)) // hop - first if last else most
+            if left < 1:
+                break
+            spectra = min(left + (last and mode == _WHOLE), most)  # the last one is masked
+            frames = -(-spectra // factor)
+            chunk = frames if last and mode != _WHOLE else min(size, frames)
+            payload = {
+                **self._features(np.pad(samples, (start + around - first * hop, 0)), spectra, last=last),
+                "sizes": torch.tensor([frames - chunk, moved, *counts]),
+                **dict(zip(_KEPT, kept, strict=True)),
+            }
+            shapes = [(3,), (min(chunk * factor, spectra), self.speakers), *(part.shape for part in kept)]
+            sizes = [torch.Size(shape).numel() for shape in shapes]
+            numbers: Any = torch.tensor((yield self._item(payload, frames + counts[0] + counts[1], sum(sizes))))
+            found, probabilities, *kept = map(torch.reshape, numbers.split(sizes), shapes)
+            counts = list(map(int, found))
+            hear(probabilities[:left].numpy())
+            if last and chunk == frames:
+                break
+        yield None
+
+    def _features(self, samples: Any, spectra: int, *, last: bool) -> dict[str, Tensor]:
+        """Returns the spectra, padded to ``spectra`` with zeros that are masked."""
+        rate = self.extractor.sampling_rate
+        made = self.extractor(samples, sampling_rate=rate, center=False, is_last_audio_chunk=last)["input_features"][0]
+        padding = max(spectra - len(made), 0)
+        return {
+            "spectra": nn.functional.pad(made[:spectra], (0, 0, 0, padding)),
+            "mask": torch.arange(spectra) < spectra - padding,
+        }
+
+    def _item(self, payload: Mapping[str, Tensor], frames: int, numbers: int) -> EncoderItem:
+        """Returns the item for the one token of a prompt. ``frames`` count for the size of encoder batches."""
+        key = payload_key(self.loaded, payload)
+        return EncoderItem(key=key, payload=payload, embeddings=frames, size=4 * numbers, spans=((0, 1),))
 
 
 def read_diarizer_checkpoint(folder: Path) -> DiarizerCheckpoint | None:
@@ -76,78 +127,11 @@ def read_diarizer_checkpoint(folder: Path) -> DiarizerCheckpoint | None:
         config=config,
         shape=DecoderShape(layers=0, kv_heads=1, head_dim=1, hidden=hidden, vocabulary=1, positions=1),
         allowed="Nemotron 3 Diarization",
-        by_name=modes,
+        frame_samples=processor.feature_extractor.hop_length,
+        speakers=config.head_config.num_speakers,
+        modes=modes,
         extractor=processor.feature_extractor,
     )
-
-
-@frozen(eq=False)
-class ChunkedDiarizer:
-    """Implements `triolet.core.diarizing.FrameDiarizer`. ``identity`` is that of the loaded weights."""
-
-    checkpoint: DiarizerCheckpoint
-    identity: str
-
-    @property
-    def frame_samples(self) -> int:
-        return int(self.checkpoint.extractor.hop_length)
-
-    @property
-    def speakers(self) -> int:
-        return int(self.checkpoint.config.head_config.num_speakers)
-
-    @property
-    def modes(self) -> tuple[str, ...]:
-        return tuple(self.checkpoint.by_name)
-
-    def read(self, mode: str, hear: Callable[[Any], object]) -> Generator[Any, Any, None]:
-        size, ahead, queue, moved = self.checkpoint.by_name[mode]
-        config, hop, around = self.checkpoint.config, self.frame_samples, self.checkpoint.extractor.n_fft // 2
-        factor, cached = config.audio_config.subsampling_factor, config.streaming_config.speaker_cache_length
-        hidden, most = self.checkpoint.shape.hidden, (size + ahead) * factor  # spectra of a chunk, and after it
-        kept = [torch.zeros(cached, hidden), torch.zeros(cached, self.speakers), torch.zeros(queue, hidden)]
-        counts = [0, 0, 0]
-        for first in itertools.count(0, size * factor):
-            start = max(first * hop - around, 0)
-            length = (first + most - 1) * hop + around - start
-            samples = yield start, length
-            last = len(samples) < length
-            left = (start + len(samples)) // hop - first if last else most
-            if left < 1:
-                break
-            spectra = min(left + (last and mode == _WHOLE), most)  # the last one is masked
-            frames = -(-spectra // factor)
-            chunk = frames if last and mode != _WHOLE else min(size, frames)
-            payload = {
-                **self._features(np.pad(samples, (start + around - first * hop, 0)), spectra, last=last),
-                "sizes": torch.tensor([frames - chunk, moved, *counts]),
-                **dict(zip(_KEPT, kept, strict=True)),
-            }
-            shapes = [(3,), (min(chunk * factor, spectra), self.speakers), *(part.shape for part in kept)]
-            sizes = [torch.Size(shape).numel() for shape in shapes]
-            numbers: Any = torch.tensor((yield self._item(payload, frames + counts[0] + counts[1], sum(sizes))))
-            found, probabilities, *kept = map(torch.reshape, numbers.split(sizes), shapes)
-            counts = list(map(int, found))
-            hear(probabilities[:left].numpy())
-            if last and chunk == frames:
-                break
-        yield None
-
-    def _features(self, samples: Any, spectra: int, *, last: bool) -> dict[str, Tensor]:
-        """Returns the spectra, padded to ``spectra`` with zeros that are masked."""
-        extractor = self.checkpoint.extractor
-        rate = extractor.sampling_rate
-        made = extractor(samples, sampling_rate=rate, center=False, is_last_audio_chunk=last)["input_features"][0]
-        padding = max(spectra - len(made), 0)
-        return {
-            "spectra": nn.functional.pad(made[:spectra], (0, 0, 0, padding)),
-            "mask": torch.arange(spectra) < spectra - padding,
-        }
-
-    def _item(self, payload: Mapping[str, Tensor], frames: int, numbers: int) -> EncoderItem:
-        """Returns the item for the one token of a prompt. ``frames`` count for the size of encoder batches."""
-        key = payload_key(self.identity, payload)
-        return EncoderItem(key=key, payload=payload, embeddings=frames, size=4 * numbers, spans=((0, 1),))
 
 
 def diarize_chunk(module: nn.Module, payload: Mapping[str, Tensor]) -> Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 
 from ...core.model import Kind, ModelDescription
-from ..architectures.diarization import ChunkedDiarizer, DiarizerCheckpoint, diarize_chunk
+from ..architectures.diarization import DiarizerCheckpoint, diarize_chunk
 from ..checkpoints.loading import load_module
 from ..networks.encoder_alone import EncoderAlone
 from .blueprint import ModuleBlueprint, Own, Parts
@@ -42,5 +42,5 @@ class DiarizerBlueprint(ModuleBlueprint):
             processor_identity=identity,
             kind=Kind.DIARIZER,
             whole_prompts=True,
-            diarizer=ChunkedDiarizer(self.checkpoint, identity),
+            diarizer=evolve(self.checkpoint, loaded=identity),
         )
