@@ -12,9 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
+from tokenizers import Tokenizer
+from tokenizers.decoders import Metaspace
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from triolet import EngineConfig, InvalidRequest, UnsupportedModel
+from triolet.api.speech.words import split_words
 from triolet.core.config import Speculation
+from triolet.core.speech import Ask
 from triolet.models.architectures.frontends import PairedDeltaMel
 from triolet.models.blueprints.estimate import ODDS, estimate
 from triolet.models.executor import TorchExecutor
@@ -143,3 +150,27 @@ def test_nothing_lives_on_when_opening_fails(
     executor = TorchExecutor(folder("parakeet_tdt"), SMALL)
     owners = registrations(executor, "own", when)
     assert {"weights", "self_kv", "cross_kv"} <= {*owners}
+
+
+def test_a_language_that_the_model_writes_is_no_text(opens: Any, folder: Any) -> None:
+    _, description = opens(folder("nemotron3_5_asr"))
+    description.tokenizer.add_tokens(["<pt-BR>"])
+    tag = description.tokenizer.convert_tokens_to_ids("<pt-BR>")
+    speech = description.speech
+    assert speech.cut((70, tag, 71), Ask(language=None)).language == "pt"
+    assert speech.cut((70, 71), Ask(language=None)).language is None
+    assert speech.decode((70, tag, 71)) == speech.decode((70, 71))
+    assert not speech.is_text(tag)
+
+
+def test_words_of_sentencepiece_keep_the_blank_before_them(opens: Any, folder: Any) -> None:
+    """Its decoder drops the first one of a text, but parts of a text are joined without a separator."""
+    _, description = opens(folder("parakeet_tdt"))
+    vocabulary = {"▁th": 0, "e": 1, "▁cat": 2}
+    made = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    made.decoder = Metaspace()
+    speech = evolve(
+        description.speech, model=evolve(description, tokenizer=PreTrainedTokenizerFast(tokenizer_object=made))
+    )
+    assert speech.decode((0, 1, 2)) == " the cat"
+    assert [word.text for word in split_words((0, 1, 2), speech.decode, "en")] == [" the", " cat"]
