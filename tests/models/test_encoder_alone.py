@@ -27,6 +27,7 @@ from triolet.models.executor import TorchExecutor
 from triolet.models.memory.resources import storages
 from triolet.models.native.library import Library
 from triolet.testing.families import FAMILIES
+from triolet.testing.frame_families import FRAME_MAKERS
 
 from .media import PLACEHOLDERS, items_of
 from .texts import SMALL, encode_job, start_of
@@ -263,7 +264,7 @@ def test_it_sleeps_and_wakes(
     assert lent(alone, job) == awake
 
 
-@pytest.mark.parametrize("name", sorted({*FAMILIES} - ENCODERS.keys()))
+@pytest.mark.parametrize("name", sorted({*FAMILIES} - ENCODERS.keys() - FRAME_MAKERS.keys()))
 def test_a_model_without_an_encoder_is_refused(name: str, folder: Folder) -> None:
     executor = TorchExecutor(folder(name), ALONE)
     told = r"part='encoder' is given for \w+, which has no encoder.*allowed: .*encoders=0"
