@@ -14,25 +14,15 @@ from attrs import define, frozen
 
 @define(eq=False)
 class Place:
-    """The place of a sequence in its encoder output.
+    """The place of a sequence in its encoder output."""
 
-    Args:
-        frames: the number of frames.
-        left: the number of labels that may still be read, blanks included.
-        frame: the next frame to read.
-        symbols: the emissions at this frame.
-        label: the label read last; -1: none.
-        emitted: the frames ``[first, stop)`` of the last emission; ``None``: nothing is left to emit.
-        searched: true if the emission after the last token was searched for.
-    """
-
-    frames: int
-    left: int
-    frame: int = 0
-    symbols: int = 0
-    label: int = -1
-    emitted: tuple[int, int] | None = None
-    searched: bool = True
+    frames: int  # of the encoder output
+    left: int  # the number of labels that may still be read, blanks included
+    frame: int = 0  # the next one to read
+    symbols: int = 0  # the emissions at this frame
+    label: int = -1  # the one read last; -1: none
+    emitted: tuple[int, int] | None = None  # the frames ``[first, stop)`` of the last emission; None: nothing is left
+    searched: bool = True  # whether the emission after the last token was searched for
 
     @property
     def over(self) -> bool:
@@ -42,17 +32,11 @@ class Place:
 
 @frozen(kw_only=True)
 class Emissions:
-    """The rules by which labels become emissions.
+    """The rules by which labels become emissions."""
 
-    Args:
-        blank: the label that emits nothing.
-        most_symbols: the most emissions at one frame; 0: the model is CTC, and each frame has one label.
-        durations: the number of durations, 0 to ``durations - 1``, that a model says with its labels; 0: none.
-    """
-
-    blank: int
-    most_symbols: int = 0
-    durations: int = 0
+    blank: int  # the label that emits nothing
+    most_symbols: int = 0  # at one frame; 0: the model is CTC, and each frame has one label
+    durations: int = 0  # the number of durations, 0 to ``durations - 1``, that a model says with its labels; 0: none
 
     def begin(self, frames: int) -> Place:
         """Returns the place before the first frame. As many labels may be read as if each frame had the most symbols:

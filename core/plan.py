@@ -128,8 +128,8 @@ class SampledToken:
     ``token_id`` is the sampled token (``None`` for a chunk with ``samples=False``, a `Pooling` or an `Alignment`).
     ``logprob`` is its log-probability after all rules and penalties, before temperature, top-k and top-p. ``probe``
     answers a `Probe`, ``vector`` a `Pooling`, ``aligned`` an `Alignment`. ``top`` has the likeliest tokens and their
-    log-probabilities, as many as `SamplingParams.logprobs` asks for. ``frames`` are the frames ``[first, stop)``
-    at which a model emitted the token that reads an encoder output frame by frame. ``error`` is the reason why the
+    log-probabilities, as many as `SamplingParams.logprobs` asks for. ``frames`` are the frames ``[first, stop)`` at
+    which a CTC model or transducer wrote the token. ``error`` is the reason why the
     sequence cannot go on, if the fault lies in its request alone (a structure that cannot be followed). The token is
     then an end-of-text, and the caller gets `InvalidRequest`. ``accepted`` has the tokens sampled after this one
     because draft tokens proved right; their own ``accepted`` is empty. ``hypotheses`` has the results of a beam search,

@@ -29,20 +29,10 @@ from .streamed import Pieces
 
 _MOST_SECONDS = 40  # cuts at pauses hurt little there, the pieces of a recording run together, and the encoder's
 # attention, whose memory grows with the square of the length, stays below 10 MB a head
+ReadSamples = Callable[[np.ndarray[Any, Any]], Mapping[str, Tensor]]
+"""Makes the inputs of an encoder of samples."""
 _CODE = re.compile(r"[a-z]{2,3}(-[A-Z]{2})?")
 _REFUSED = {"nemotron3_5_transcribe": "its decoder is a language model with Mamba layers"}
-
-
-@frozen(kw_only=True)
-class FrontEnd:
-    """The way in which audio becomes the inputs of an encoder, whole or in ``pieces``. Among these may be the number of
-    one of the ``languages``."""
-
-    read: Callable[[np.ndarray[Any, Any]], Mapping[str, Tensor]]
-    hop: int  # samples from one spectrum to the next
-    rate: int  # Hz
-    languages: Mapping[str, int] = field(factory=dict)
-    pieces: Pieces | None = None
 
 
 @frozen
@@ -62,27 +52,19 @@ class FrameFamily:
         """Returns the rules by which the labels become emissions.
 
         Raises:
+            CheckpointError: the blank is not in the vocabulary.
             UnsupportedModel: a setting is missing, or the durations are not 0, 1, 2 and so on.
         """
-        number = partial(whole, folder, config)
-        if not self.predicts:
-            return Emissions(blank=self.blank(folder, config))
-        durations = list(getattr(config, "durations", ()))
+        name, durations = "blank_token_id" if self.predicts else "pad_token_id", list(getattr(config, "durations", ()))
+        blank = getattr(config, name)
+        if not isinstance(blank, int) or not 0 <= blank < config.vocab_size:
+            raise CheckpointError(
+                f"{folder / 'config.json'} has {name}={blank!r}; allowed: 0 to {config.vocab_size - 1}, the vocabulary"
+            )
         if durations != list(range(len(durations))):
             raise UnsupportedModel(f"{folder} has durations={durations}; allowed: 0, 1, 2 and so on")
-        return Emissions(
-            blank=self.blank(folder, config), most_symbols=number("max_symbols_per_step"), durations=len(durations)
-        )
-
-    def blank(self, folder: Path, config: Any) -> int:
-        """Returns the id of the blank label. Raises `CheckpointError` if it is not in the vocabulary."""
-        name = "blank_token_id" if self.predicts else "pad_token_id"
-        found = getattr(config, name)
-        if not isinstance(found, int) or not 0 <= found < config.vocab_size:
-            raise CheckpointError(
-                f"{folder / 'config.json'} has {name}={found!r}; allowed: 0 to {config.vocab_size - 1}, the vocabulary"
-            )
-        return found
+        symbols = whole(folder, config, "max_symbols_per_step") if self.predicts else 0
+        return Emissions(blank=blank, most_symbols=symbols, durations=len(durations))
 
     def shape(self, folder: Path, config: Any) -> DecoderShape:
         """Returns the sizes that ``config`` names. ``head_dim`` is the width of a state, and ``layers`` the number of
@@ -148,29 +130,14 @@ class FrameFamily:
         Raises:
             CheckpointError: the settings of the feature extractor are missing or damaged.
         """
-        front = self.front_end(folder, config, settings)
-        return FrameItems(
-            tokenizer=settled(tokenizer),
-            settings=settings,
-            read=front.read,
-            pieces=front.pieces,
-            sampling_rate=front.rate,
-            most_samples=self.most_hops(folder, config) * front.hop,
-            count=partial(self._count, config, front.hop),
-            frame_seconds=self.factor(config) * front.hop / front.rate,
-            languages=_by_code(front.languages),
-        )
-
-    def front_end(self, folder: Path, config: Any, settings: ItemSettings) -> FrontEnd:
-        """Returns the front end of the checkpoint's own processor. Raises the errors of `preparer`."""
         processor = load_part("AutoProcessor", folder, trust_remote_code=False)
         extractor, languages = processor.feature_extractor, getattr(processor, "prompt_dictionary", {})
-        chosen, pieces, hop = dict[str, Tensor](), None, int(extractor.hop_length)
+        chosen, hop = dict[str, Tensor](), int(extractor.hop_length)
         if self.causal:
             chosen["num_lookahead_tokens"] = torch.tensor(processor.default_num_lookahead_tokens)
         if languages:
             chosen["prompt_ids"] = torch.tensor(languages["auto"])
-        read = partial(_features, extractor, chosen)
+        read, pieces = partial(_features, extractor, chosen), None
         if self.causal:
             pieces = Pieces(
                 read=read,
@@ -180,7 +147,22 @@ class FrameFamily:
                 ahead=int(processor.default_num_lookahead_tokens),
                 most=settings.most_embeddings,
             )
-        return FrontEnd(read=read, hop=hop, rate=int(extractor.sampling_rate), languages=languages, pieces=pieces)
+        items = self.items(folder, tokenizer, config, settings, read, hop, int(extractor.sampling_rate))
+        return evolve(items, languages=_by_code(languages), pieces=pieces)
+
+    def items(
+        self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings, read: ReadSamples, hop: int, rate: int
+    ) -> FrameItems:
+        """Returns the preparer of a front end: ``read`` makes spectra, ``hop`` samples apart, at ``rate`` Hz."""
+        return FrameItems(
+            tokenizer=settled(tokenizer),
+            settings=settings,
+            read=read,
+            sampling_rate=rate,
+            most_samples=self.most_hops(folder, config) * hop,
+            count=partial(self._count, config, hop),
+            frame_seconds=self.factor(config) * hop / rate,
+        )
 
     def _count(self, config: Any, hop: int, samples: int) -> int:
         hops = samples // hop
@@ -206,9 +188,10 @@ class GraniteFamily(FrameFamily):
     def embeddings(self, config: Any, hops: int) -> int:
         return -(-hops // 2) >> len(config.encoder_config.subsample_layers)
 
-    def front_end(self, folder: Path, config: Any, settings: ItemSettings) -> FrontEnd:  # noqa: ARG002
+    def preparer(self, folder: Path, tokenizer: Any, config: Any, settings: ItemSettings) -> FrameItems:
         front = PairedDeltaMel.read(folder)
-        return FrontEnd(read=partial(_rows, front), hop=front.hop_length, rate=front.sampling_rate)
+        read = partial(_rows, front)
+        return self.items(folder, tokenizer, config, settings, read, front.hop_length, front.sampling_rate)
 
 
 def _rows(front: PairedDeltaMel, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
@@ -238,7 +221,9 @@ class FrameItems(AudioItems):
     """Audio for models that read frames: the decoder begins with the blank, and no text comes before."""
 
     frame_seconds: float
-    languages: Mapping[str, int]  # "de" -> the number that the encoder reads; empty: it finds the language itself
+    languages: Mapping[str, int] = field(
+        factory=dict
+    )  # "de" -> the number that the encoder reads; empty: it reads none
     pieces: Pieces | None = field(default=None, repr=False)  # None: the encoder hears whole windows
 
     def spoken(self, item: EncoderItem, language: str) -> EncoderItem:

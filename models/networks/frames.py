@@ -85,7 +85,7 @@ class FrameNetwork(Network):
             now = [(feed, tokens[offset]) for feed, tokens in zip(feeds, given, strict=True) if offset < len(tokens)]
             for feed, _ in now:
                 if feed.part.start + offset == 0:
-                    self.states.begin(_page(feed))
+                    self.states.begin(feed.part.page_table[0])
                     feed.record.notes = self.emissions.begin(self.slots.lengths[slot_of(feed.part)])
             after = [feed for feed, _ in now if feed.part.start + offset >= feed.record.start.prompt_length]
             self._search([feed for feed in after if not _place(feed).searched])
@@ -114,7 +114,7 @@ class FrameNetwork(Network):
             _place(feed).searched = False
         if not self.family.predicts:
             return
-        places, tokens = torch.tensor([(_page(feed), token) for feed, token in fed], device=self.device).T
+        places, tokens = torch.tensor([(feed.part.page_table[0], token) for feed, token in fed], device=self.device).T
         decoder = self.model.module.decoder
         rows = decoder.embedding(tokens)
         for layer in range(decoder.lstm.num_layers):
@@ -147,7 +147,7 @@ class FrameNetwork(Network):
         while left:
             stops = [min(places[index].frame + _AHEAD, places[index].frames) for index in left]
             rows = [
-                (slot_of(feeds[index].part), frame, _page(feeds[index]))
+                (slot_of(feeds[index].part), frame, feeds[index].part.page_table[0])
                 for index, stop in zip(left, stops, strict=True)
                 for frame in range(places[index].frame, stop)
             ]
@@ -167,11 +167,6 @@ class FrameNetwork(Network):
         for feed, place in zip(feeds, places, strict=True):
             feed.record.frames = place.emitted
         return logits
-
-
-def _page(feed: Feed) -> int:
-    """Returns the page of the sequence's state."""
-    return feed.part.page_table[0]
 
 
 def _place(feed: Feed) -> Place:
