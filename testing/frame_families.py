@@ -85,10 +85,9 @@ def _frames(name: str, head: str, encoder: Mapping[str, Any], folder: Path, seed
     import torch
     import transformers
 
+    makes: Any = transformers
     base = QWEN.with_media("<unk>", "<pad>", "<blank>", media="").make()
-    tokenizer = transformers.ParakeetTokenizer(
-        tokenizer_object=base.backend_tokenizer, pad_token="<pad>", unk_token="<unk>"
-    )
+    tokenizer = makes.ParakeetTokenizer(tokenizer_object=base.backend_tokenizer, pad_token="<pad>", unk_token="<unk>")
     blank, settings = len(tokenizer) - 1, {"vocab_size": len(tokenizer), "encoder_config": dict(encoder)}
     if head == "CTC":
         settings["pad_token_id"] = blank
@@ -97,7 +96,6 @@ def _frames(name: str, head: str, encoder: Mapping[str, Any], folder: Path, seed
         settings |= {"blank_token_id": blank, "pad_token_id": tokenizer.pad_token_id}
     if name == "Nemotron3_5Asr":
         settings |= {"prompt_intermediate_size": 32}
-    makes: Any = transformers
     config = getattr(makes, f"{name}{'' if name.startswith('Nemotron') else head}Config")(**settings)
     model, processor = random_model(getattr(makes, f"{name}For{head}"), config, seed), _processor(name, head, tokenizer)
     with torch.no_grad():
