@@ -43,7 +43,7 @@ def timed(
         places = range(first, first + len(word.token_ids))
         found.append(TimedWord(number=number, word=timed_word(word, places, aligned, rules, offset)))
         first = places.stop
-    return tuple(found) if aligned.ends else _mended(found)
+    return _mended(found, exact=bool(aligned.ends))
 
 
 def spread(words: Sequence[TextWord], start: float, end: float, probability: float) -> tuple[TimedWord, ...]:
@@ -82,18 +82,19 @@ def is_mark(text: str) -> bool:
     return not any(character.isalnum() for character in text)
 
 
-def _mended(words: Sequence[TimedWord]) -> tuple[TimedWord, ...]:
-    """Returns the words. Marks get no duration, and long words at the beginning or after marks are shortened."""
+def _mended(words: Sequence[TimedWord], *, exact: bool) -> tuple[TimedWord, ...]:
+    """Returns the words, rounded. Unless their times are ``exact``, marks get no duration, and long words at the
+    beginning or after marks are shortened."""
     lasting = [one.word.end - one.word.start for one in words if not is_mark(one.word.text)]
     longest = 2 * min(_LONGEST_USUAL, median(lasting)) if lasting else 0.0
     found: list[TimedWord] = []
     after_mark = True
     for one in words:
         word = one.word
-        if is_mark(word.text):
+        if not exact and is_mark(word.text):
             at = word.end if word.text.startswith(" ") else word.start
             word = evolve(word, start=at, end=at)
-        elif after_mark and 0 < longest < word.end - word.start:
+        elif not exact and after_mark and 0 < longest < word.end - word.start:
             word = evolve(word, start=word.end - longest)
         after_mark = is_mark(word.text)
         found.append(evolve(one, word=evolve(word, start=round(word.start, 3), end=round(word.end, 3))))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from triolet.api.live import timed_words
 from triolet.api.live.timed_words import TimedWord, is_mark, joined, timed
 from triolet.api.speech.options import APPENDED, PREPENDED
-from triolet.api.speech.words import LEAD, TextWord, WordRules
+from triolet.api.speech.words import TextWord, WordRules
 from triolet.core.plan import AlignedTokens
 
 RULES = WordRules(decode=str, language="en", prepended=PREPENDED, appended=APPENDED, frame_seconds=0.1)
@@ -20,7 +20,7 @@ RULES = WordRules(decode=str, language="en", prepended=PREPENDED, appended=APPEN
 def placed(*words: tuple[str, int]) -> tuple[TimedWord, ...]:
     """Words that last so many frames of 0.1 s, each of one token."""
     texts = [TextWord(text=text, token_ids=(number,)) for number, (text, _) in enumerate(words)]
-    frames = [sum(count for _, count in words[:index]) - LEAD for index in range(len(words) + 1)]
+    frames = [sum(count for _, count in words[:index]) for index in range(len(words) + 1)]
     aligned = AlignedTokens(frames=tuple(frames), logprobs=(-0.1,) * len(words))
     return timed(texts, aligned, rules=RULES, offset=10.0)
 
@@ -35,6 +35,13 @@ def test_a_pause_belongs_to_nobody() -> None:
     assert times(first) == [(" Yes", 10.0, 10.4), (".", 10.4, 10.4), (" Well", 13.4, 13.8), (" then", 13.8, 14.2)]
     second = placed((" Yes", 4), (".", 1), (" Well", 34), (" then", 4))
     assert times(second) == [(" Yes", 10.0, 10.4), (".", 10.4, 10.4), (" Well", 13.1, 13.9), (" then", 13.9, 14.3)]
+
+
+def test_times_of_a_model_that_knows_where_tokens_end_are_not_mended() -> None:
+    texts = [TextWord(text=text, token_ids=(number,)) for number, text in enumerate((" Yes", ".", " Well"))]
+    aligned = AlignedTokens(frames=(0, 4, 34, 68), logprobs=(-0.1,) * 3, ends=(3, 5, 68))
+    found = times(timed(texts, aligned, rules=RULES, offset=10.0))
+    assert found == [(" Yes", 10.0, 10.3), (".", 10.4, 10.5), (" Well", 13.4, 16.8)]
 
 
 def test_marks_belong_to_their_words() -> None:
