@@ -31,8 +31,9 @@ from .whisper import WhisperBlueprint
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
 _ENCODERS = ("visual", "vision", "audio", "projector", "connector", "encoder")  # in the names of unquantized weights
-_DECODERS = frozenset(  # names in encoder-decoders; the last three are those of NeMo
-    {"decoder", "lm_head", "proj_out", "final_logits_bias", "transf_decoder", "log_softmax", "encoder_decoder_proj"}
+_DECODERS = frozenset(  # names in encoder-decoders and frame models; the last three are those of NeMo
+    {"decoder", "lm_head", "proj_out", "final_logits_bias", "joint", "ctc_head"}
+    | {"transf_decoder", "log_softmax", "encoder_decoder_proj"}
 )
 _CROSS = (  # torch multiplies with these, not the native library
     "encoder_attn.k_proj.weight",

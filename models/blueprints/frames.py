@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from attrs import evolve, frozen
@@ -17,8 +16,7 @@ from ..memory.budget import KVSizes
 from ..memory.frames import FrameSlots, FrameStates
 from ..memory.heard import Memories
 from ..networks.encoder_alone import EncoderAlone
-from ..networks.encoder_decoder import encode_alike
-from ..networks.frames import FrameNetwork
+from ..networks.frames import FrameEncoder, FrameNetwork
 from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
 
@@ -58,9 +56,14 @@ class FrameBlueprint(ModuleBlueprint):
 
     def take(self, own: Own, model: Any) -> Parts:
         family, shape = self.checkpoint.family, self.checkpoint.shape
+        encoder = FrameEncoder(
+            model=model,
+            family=family,
+            memories=own("encoder_memories", Memories(_MEMORIES)) if family.causal else None,
+            factor=family.factor(self.checkpoint.config),
+        )
         if not self.config.decodes:
-            encode = partial(encode_alike, family, model)
-            return Parts(network=EncoderAlone(positions=shape.positions, encode=encode), model=model)
+            return Parts(network=EncoderAlone(positions=shape.positions, encode=encoder.encode), model=model)
         states = FrameStates.allocate(
             layers=shape.layers,
             pages=self.chosen.pages,
@@ -82,8 +85,7 @@ class FrameBlueprint(ModuleBlueprint):
             emissions=self.checkpoint.emissions,
             states=own("self_kv", states),
             slots=own("cross_kv", slots),
-            memories=own("encoder_memories", Memories(_MEMORIES)),
-            factor=family.factor(self.checkpoint.config),
+            encoder=encoder,
             positions=self.positions,
             vocabulary=shape.vocabulary,
             device=self.device,

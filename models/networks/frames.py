@@ -35,21 +35,16 @@ _AHEAD = 4  # frames whose scores are computed together: a token has three or fo
 
 
 @frozen(kw_only=True, eq=False)
-class FrameNetwork(Network):
-    """A CTC model or a transducer as a network."""
+class FrameEncoder:
+    """The encoder of a CTC model or a transducer. Items are whole windows, or pieces of an audio."""
 
     model: TransformerModel
     family: FrameFamily
-    emissions: Emissions
-    states: FrameStates
-    slots: FrameSlots
-    memories: Memories
+    memories: Memories | None  # None: the encoder hears whole windows
     factor: int  # hops of a frame
-    positions: int
-    vocabulary: int
-    device: torch.device
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
+        """Encodes items, as `Network.encode` does."""
         pieces = {job.key: self._hear_on(job) for job in jobs if isinstance(job.payload, AudioPiece)}
         whole = [job for job in jobs if job.key not in pieces]
         pieces.update(zip([job.key for job in whole], encode_alike(self.family, self.model, whole), strict=True))
@@ -58,12 +53,31 @@ class FrameNetwork(Network):
     def _hear_on(self, job: EncoderItem) -> Tensor:
         """Encodes an item that continues another, with what is remembered of the audio before."""
         piece = job.payload
+        assert self.memories is not None, "a piece is heard, but the encoder hears whole windows"
         memory = self.memories.take(piece.follows)
         remembered = {} if memory is None else {name: getattr(memory, name) for name in fields_dict(Memory)}
         rows, now = hear_on(self.model.module, piece, self.factor, remembered)
         assert len(rows) == job.embeddings, f"item {job.key!r} has {len(rows)} embeddings, not {job.embeddings}"
         self.memories.keep(job.key, Memory(**now))
         return rows
+
+
+@frozen(kw_only=True, eq=False)
+class FrameNetwork(Network):
+    """A CTC model or a transducer as a network."""
+
+    model: TransformerModel
+    family: FrameFamily
+    emissions: Emissions
+    states: FrameStates
+    slots: FrameSlots
+    encoder: FrameEncoder
+    positions: int
+    vocabulary: int
+    device: torch.device
+
+    def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
+        return self.encoder.encode(jobs)
 
     def write_cross(self, slot: int, output: Tensor) -> None:
         self.slots.write(slot, output)

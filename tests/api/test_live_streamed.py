@@ -72,6 +72,7 @@ async def test_live_text_is_that_of_the_whole_utterance(reference: Reference, si
         end = round(next(update.position for update in updates if update.ends_utterance) * RATE)
         whole = await engine.transcribe(filled(engine, audio[:end]), voice_activity="off", timestamps="word")
         assert engine.statistics().encoder_cache.encoded > 2  # of the session: pieces, not windows
+        assert engine.statistics().device.by_owner["encoder_memories"] > 0
     first = [word for update in updates if not update.utterance for word in update.words]
     assert "".join(word.text for word in first) == "".join(segment.text for segment in whole.segments)
     assert {update.stable for update in updates} == {"".join(word.text for word in update.words) for update in updates}

@@ -165,7 +165,7 @@ def items_of(name: str, path: Path, description: ModelDescription) -> list[Encod
     if name == "qwen3_aligner":
         return [description.aligner.draft(sound(size), "a cat", None).items[0] for size in (15_000, 3000)]
     if "audio" in description.preparer.media and name not in PLACEHOLDERS:
-        return [prepare((), audio=[sound(size)]).items[0] for size in (5000, 900)]
+        return [prepare((), audio=[sound(size)]).items[0] for size in (5000, 1200)]
     if name not in PLACEHOLDERS:
         return [prepare(text).items[0] for text in ("a cat", "the dog in the hat")]
     medium = "audio" if name in HEARING else "images"

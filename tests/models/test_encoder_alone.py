@@ -61,6 +61,9 @@ ENCODERS = {  # the parts that encode, as transformers names them
     "moonshine_streaming": ("model.encoder.",),
     "cohere_asr": ("model.encoder.",),
     "canary": ("model.encoder.",),
+    **dict.fromkeys(("parakeet_ctc", "granite_speech5"), ("encoder.",)),
+    **dict.fromkeys(("parakeet_rnnt", "parakeet_tdt", "nemotron_asr_streaming"), ("encoder.", "encoder_projector.")),
+    "nemotron3_5_asr": ("encoder.", "encoder_projector.", "prompt_projector."),
     "bart": ("model.encoder.",),
     "t5": ("encoder.",),
 }
@@ -104,6 +107,7 @@ def check_alone(name: str, path: Path, opens: Opens, config: EngineConfig = SMAL
     assert held.keys() == share.keys()
     assert all(torch.equal(tensor, share[key]) for key, tensor in held.items())
     counts = alone.memory().by_owner
+    assert counts.pop("encoder_memories", 0) == 0
     assert counts == {"weights": bytes_of(share), "encoder_outputs": 0, "rule_masks": 0}
     assert counts["weights"] < whole.memory().by_owner["weights"]
     assert (told.pages, told.cross_slots) == (0, 0)
@@ -116,7 +120,9 @@ def check_alone(name: str, path: Path, opens: Opens, config: EngineConfig = SMAL
 def test_every_family_with_an_encoder_is_tried() -> None:
     assert set(_families()) <= ENCODERS.keys()
     kinds = {type(find_crossed_family(name)) for name in crossed_model_types()}
-    assert {type(find_crossed_family(name)) for name in ENCODERS.keys() - {*PLACEHOLDERS, "qwen3_aligner"}} == kinds
+    crossed = ENCODERS.keys() - {*PLACEHOLDERS, *FRAME_MAKERS, "qwen3_aligner"}
+    assert {type(find_crossed_family(name)) for name in crossed} == kinds
+    assert ENCODERS.keys() >= FRAME_MAKERS.keys()
 
 
 @pytest.mark.parametrize("name", ENCODERS)
