@@ -52,11 +52,11 @@ def _finder(turns: Iterable[Turn]) -> SpeakerAt:
     """Returns a function: who speaks longest from a start to an end, or, if nobody does, whose turn is nearest."""
     ordered = sorted(turns, key=lambda turn: turn.start)
     starts = [turn.start for turn in ordered]
-    reached = [*itertools.accumulate((turn.end for turn in ordered), max)]  # the latest end up to each turn
+    last = [*itertools.accumulate(ordered, lambda one, two: two if two.end > one.end else one)]  # to end, up to each
 
     def speaker_at(start: float, end: float) -> str | None:
-        first, stop = bisect_right(reached, start), bisect_left(starts, end)
-        near = ordered[max(first - 1, 0) : max(first, stop) + 1]
+        first, stop = bisect_right(last, start, key=lambda turn: turn.end), bisect_left(starts, end)
+        near = [*last[max(first - 1, 0) : first], *ordered[first : max(first, stop) + 1]]
         seconds: defaultdict[str, float] = defaultdict(float)
         for turn in near:
             seconds[turn.speaker] += max(0.0, min(turn.end, end) - max(turn.start, start))

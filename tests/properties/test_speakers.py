@@ -113,8 +113,13 @@ places = st.lists(st.integers(0, 240), min_size=2, max_size=12, unique=True).map
     lambda at: [one / 8 for one in sorted(at)]
 )
 turn_lists = places.flatmap(
-    lambda at: st.lists(st.sampled_from("AB"), min_size=len(at) - 1, max_size=len(at) - 1).map(
-        lambda who: tuple(Turn(start=a, end=b, speaker=s) for (a, b), s in zip(pairwise(at), who, strict=True))[::2]
+    lambda at: st.lists(
+        st.tuples(st.integers(0, len(at) - 2), st.integers(1, 3), st.sampled_from("AB")), min_size=1, max_size=len(at)
+    ).map(
+        lambda found: tuple(
+            Turn(start=at[first], end=at[min(first + length, len(at) - 1)], speaker=who)
+            for first, length, who in sorted(found)
+        )
     )
 )
 
