@@ -71,7 +71,8 @@ class CtcTexts:
     def _known(self, letter: str) -> str:
         """Returns ``letter`` as the vocabulary has it; empty if it lacks the letter."""
         tokenizer = self.preparer.tokenizer
-        for form in [letter, letter.lower(), letter.upper(), *("'" if letter in APOSTROPHES else "")]:
+        forms: list[str] = [letter, letter.lower(), letter.upper(), *("'" if letter in APOSTROPHES else "")]
+        for form in forms:
             if str(tokenizer.decode(tokenize(tokenizer, form, special=False))).strip() == form:
                 return form
         return ""
