@@ -17,7 +17,7 @@ from .pages import Page
 
 WARNINGS = "triolet.other_programs.warnings"  # in click's `Context.meta`
 _ANY = "*"
-_COUNT = re.compile(r"any|\d+(-\d+)?", re.ASCII)  # of speakers
+_COUNT = re.compile(r"any|\d[\d,-]*", re.ASCII)  # of speakers
 
 
 @frozen

@@ -147,6 +147,9 @@ class Recipe:
                 raise InvalidRequest(
                     f"{name}={shown(value)}, which {self.description.architecture} cannot use; allowed: {default!r}"
                 )
+        last = self.description.vocabulary_size - 1
+        if wrong := [token for token in self.options.suppress_tokens or () if token > last]:
+            raise InvalidRequest(f"suppress_tokens has {wrong[0]}; allowed: 0 to {last}, the model's tokens, and -1")
         return resolve_language(self.options.language, self.facts)
 
     @temperatures.default

@@ -204,6 +204,7 @@ def test_speakers_that_make_no_sense_are_refused_before_a_model_is_loaded(flag: 
         ("--speaker_num 3", "--speakers 3"),
         ("--speakers 3 a.wav", "--speakers 3 a.wav"),
         ("--speakers 2-5", "--speakers 2-5"),
+        ("--speakers 2,5", "--speakers 2,5"),
         ("--speakers a.wav", "--speakers=any a.wav"),
         ("a.wav --speakers", "a.wav --speakers=any"),
         ("--speakers --strict", "--speakers=any --strict"),

@@ -105,6 +105,10 @@ async def first_requests(model: ModelDescription = MODEL, seconds: float = 40, *
         (lambda: recipe(language="fr-CA"), r"fr-CA., which the model does not know; allowed: de, en"),
         (lambda: recipe(language="en-klingon"), r"en-klingon. is not a language of Whisper"),
         (lambda: recipe(language="french"), r"french., which the model does not know; allowed: de, en"),
+        (
+            lambda: recipe(suppress_tokens=[-1, MODEL.vocabulary_size]),
+            rf"suppress_tokens has {MODEL.vocabulary_size}; allowed: 0 to {MODEL.vocabulary_size - 1}",
+        ),
         (lambda: recipe(initial_prompt="say <|en|>"), r"initial_prompt=.* special token"),
         (lambda: recipe(hotwords="say <|en|>"), r"hotwords=.* special token"),
         (lambda: recipe(prefix="say <|en|>"), r"prefix=.* special token"),
