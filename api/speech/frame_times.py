@@ -12,9 +12,9 @@ from itertools import pairwise
 from attrs import evolve
 
 from ...core.plan import AlignedTokens
-from ...core.speech import Span, WindowCut, WordTokens
+from ...core.speech import Span, WindowCut
 from .recipe import Recipe
-from .windows import Attempt, Generated
+from .windows import Attempt
 from .words import SENTENCE_ENDS, split_words
 
 _PAUSE = 1.0  # seconds without a token
@@ -38,12 +38,6 @@ def aligned_frames(tokens: Sequence[tuple[tuple[int, int], float]], last: int) -
     starts = [min(start, last - 1) for start in found]
     ends = [min(stop, start) for stop, start in zip(stops, (*starts[1:], last), strict=True)]
     return AlignedTokens(frames=(*starts, ends[-1]), logprobs=logprobs, ends=tuple(ends))
-
-
-def text_tokens(generated: Generated, recipe: Recipe) -> WordTokens:
-    """Returns the tokens to which the times of `aligned_by_frames` belong."""
-    kept = tuple(filter(recipe.model.is_text, generated.token_ids))
-    return WordTokens(special=(), written=kept, text=recipe.description.vocabulary_size)
 
 
 def cut_by_frames(cut: WindowCut, attempt: Attempt, recipe: Recipe, *, is_full: bool) -> WindowCut:

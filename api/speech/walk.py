@@ -12,7 +12,7 @@ from ..inputs.audio import Samples
 from ..inputs.recording import Recording
 from ..outputs.results import Segment
 from .cuts import speech_within
-from .frame_times import aligned_by_frames, cut_by_frames, text_tokens
+from .frame_times import aligned_by_frames, cut_by_frames
 from .hallucinations import Surroundings, without_hallucinations
 from .history import History
 from .plan import Plan
@@ -181,10 +181,10 @@ class Walk:
     async def _with_words(self, read: Read, attempt: Attempt, start: int) -> Read:
         """Returns ``read`` with the times of its words."""
         recipe = self.recipe
+        tokens = recipe.model.word_tokens(attempt.generated.token_ids, attempt.ask)
         if attempt.generated.frames:
-            tokens, answer = text_tokens(attempt.generated, recipe), aligned_by_frames(attempt, recipe)
+            answer = aligned_by_frames(attempt, recipe)
         else:
-            tokens = recipe.model.word_tokens(attempt.generated.token_ids, attempt.ask)
             answer = await self.reader.aligned(f"{self.name}{self._windows}.words", tokens, attempt.sound)
         segments = place_words(
             read.segments,
