@@ -100,7 +100,7 @@ class UtteranceReader:
         placed: tuple[TimedWord, ...] = ()
         if final or agreed(self._agreement.provisional, spoken.words):
             placed = await self._placed(reading, attempt, spoken)
-        self.language, self._decided = spoken.language, decided
+        self.language, self._decided = spoken.language or self.language, decided
         self._temperature = attempt.assessment.temperature
         return self._heard(reading, spoken.words, placed)
 
@@ -118,12 +118,13 @@ class UtteranceReader:
 
     async def _language_of(self, reading: Reading, sound: Sound) -> tuple[str | None, bool]:
         """Returns the language to read in, and whether it is decided. It is decided if the model is certain of it after
-        enough speech, or at a pause. No text becomes stable before it is decided.
+        enough speech, or at a pause. No text becomes stable before it is decided. A model that finds the language while
+        it reads finds it in each reading.
         """
-        if self.language is not None and (self._decided or self._agreement.stable):
-            return self.language, self._decided
         if not self.thorough.probes:
             return self.thorough.recipe.language, True
+        if self.language is not None and (self._decided or self._agreement.stable):
+            return self.language, self._decided
         found = await self.thorough.languages(sound)
         language = max(found, key=found.__getitem__)
         is_enough = reading.pauses or self.thorough.recipe.seconds(reading.stop - reading.start) >= _LEAST_HEARD

@@ -28,7 +28,7 @@ class StreamReader:
     A reading changes the state only after its last await.
 
     Attributes:
-        language: the code of the language; ``None`` before the model has written it.
+        language: the code of the language that the caller named or the model wrote last; ``None`` before it has.
     """
 
     reader: WindowReader
@@ -74,7 +74,7 @@ class StreamReader:
             return False
         (answer,) = await self.reader.ask([self._request(sound)], is_text=True)
         ask = recipe.ask(Context(name="", language=recipe.language))
-        self.language = self.language or self.model.cut(answer.token_ids, ask).language
+        self.language = recipe.language or self.model.cut(answer.token_ids, ask).language or self.language
         later = tuple((first + self._frames, stop + self._frames) for first, stop in answer.frames)
         self._open += list(zip(answer.token_ids, later, answer.logprobs, strict=False))
         self._written += answer.token_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +26,8 @@ from triolet.api.live.audio import Ear, read_chunk
 from triolet.api.live.options import read_live_options
 from triolet.api.live.session import LiveTranscription
 from triolet.api.speech.words import TextWord
+from triolet.core.speech import Ask, Detection, Draft, Sound, WindowCut
+from triolet.models.speech.whisper import WhisperSpeech
 from triolet.testing.trio_tools import run_virtually
 
 from .speaker import WORD, Speaker, describe, int16, name, speech
@@ -172,6 +175,28 @@ def test_the_language_is_detected_at_the_beginning_and_told() -> None:
     asked = [request.prompt_token_ids == (START,) for request in speaker.requests]
     assert 1 <= sum(asked) <= 5
     assert not any(asked[len(asked) // 2 :])
+
+
+def test_a_model_that_writes_the_language_is_not_held_to_that_of_its_first_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, draft, cut = list[str | None](), WhisperSpeech.draft, WhisperSpeech.cut
+
+    def asking(self: WhisperSpeech, sound: Sound, ask: Ask) -> Draft:
+        asked.append(ask.language)
+        return draft(self, sound, evolve(ask, language="en"))
+
+    def writing(self: WhisperSpeech, token_ids: Sequence[int], ask: Ask) -> WindowCut:
+        return evolve(cut(self, token_ids, ask), language="de" if len(asked) == 1 else "en")
+
+    monkeypatch.setattr(WhisperSpeech, "draft", asking)
+    monkeypatch.setattr(WhisperSpeech, "cut", writing)
+    updates = heard(
+        speech(0, 1, 2, 3, 4, 5), languages=True, facts={"detection": Detection.WRITTEN, "word_times": None}
+    )
+    assert set(asked) == {None}
+    assert updates[0][1].language == "de"
+    assert updates[-1][1].language == "en"
 
 
 # ---- pace ------------------------------------------------------------------------------------------------------------
