@@ -52,7 +52,7 @@ def _finder(turns: Iterable[Turn]) -> SpeakerAt:
     """Returns a function: who speaks longest from a start to an end, or, if nobody does, whose turn is nearest."""
     ordered = sorted(turns, key=lambda turn: turn.start)
     starts = [turn.start for turn in ordered]
-    last = [*itertools.accumulate(ordered, lambda one, two: two if two.end > one.end else one)]  # to end, up to each
+    last = [*itertools.accumulate(ordered, _last)]  # to end, up to each
 
     def speaker_at(start: float, end: float) -> str | None:
         first, stop = bisect_right(last, start, key=lambda turn: turn.end), bisect_left(starts, end)
@@ -66,6 +66,10 @@ def _finder(turns: Iterable[Turn]) -> SpeakerAt:
         return None if nearest is None else nearest.speaker
 
     return speaker_at
+
+
+def _last(one: Turn, two: Turn) -> Turn:
+    return two if two.end > one.end else one
 
 
 def _parts(segment: Segment, speaker_at: SpeakerAt) -> Iterator[Segment]:
