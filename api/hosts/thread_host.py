@@ -28,6 +28,7 @@ from .trio_thread import TrioThread, was_thrown_into
 
 T = TypeVar("T")
 Bell = queue.SimpleQueue[None]
+_MOST_ASKED = 40  # callers' functions at once, in threads beside those of the engine, which they may need
 
 
 @define(eq=False)
@@ -84,6 +85,7 @@ class ThreadPortal(TrioThread):
     """
 
     awaits = False
+    _asking: trio.CapacityLimiter = field(factory=partial(trio.CapacityLimiter, _MOST_ASKED), init=False)
 
     def new_answer(self) -> ThreadAnswer[Any]:
         """Implements `TrioThread.new_answer`."""
@@ -99,7 +101,7 @@ class ThreadPortal(TrioThread):
 
     async def ask(self, function: Callable[..., Any], *arguments: object) -> Any:
         """Implements `TrioThread.ask` in a thread, whose end a cancelled call waits for."""
-        return await trio.to_thread.run_sync(partial(function, *arguments))
+        return await trio.to_thread.run_sync(partial(function, *arguments), limiter=self._asking)
 
     def may_wait(self, error: BaseException | None) -> bool:
         """Implements `TrioThread.may_wait`. The thread of the trio loop must not wait: the garbage collector may throw

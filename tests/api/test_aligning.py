@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -19,9 +21,11 @@ from triolet.core.request import Alignment
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import START, expected_alignment
 
-from .hosts import HOSTS, Bench, Host, Signal, SpeakingModel, ThreadsHost, audio, on_bench, on_threads_too
+from .hosts import HOSTS, PATIENCE, Bench, Host, Signal, SpeakingModel, ThreadsHost, audio, on_bench, on_threads_too
 from .sim_aligner import FRAMES, SECONDS, AligningModel
 from .test_hosts import ALL_OF_IT, transcribe
+from .threads import Signal as SyncSignal
+from .threads import SyncBench
 
 pytestmark = pytest.mark.real_time
 
@@ -220,6 +224,30 @@ async def test_an_aligner_that_the_callers_cannot_call_is_refused(bench: Bench) 
     async with bench.engine() as engine:
         with pytest.raises(InvalidRequest, match=r"allowed here: .* method align"):
             await engine.transcribe(audio(1), timestamps="word", aligner=other)
+
+
+def test_aligners_of_threads_take_no_thread_of_the_engine() -> None:
+    bench = SyncBench(executor=SimExecutor(SpeakingModel()))
+    asked, answered, many = threading.Semaphore(0), SyncSignal(), 40  # as many as trio has threads
+
+    class Waiting:
+        def align(self, _: Any, text: str, language: str | None = None) -> Any:
+            asked.release()
+            answered.wait()
+            return words_of(text)
+
+    def main() -> None:
+        with bench.engine() as engine, ThreadPoolExecutor(many + 1) as threads:
+            aligned = partial(engine.transcribe, SPEECH[:64_000], **WORDS, aligner=Waiting())
+            found = [threads.submit(aligned) for _ in range(many)]
+            try:
+                assert all(asked.acquire(timeout=PATIENCE) for _ in found)
+                plain = threads.submit(partial(engine.transcribe, SPEECH[:64_000], **ALL_OF_IT)).result(PATIENCE)
+            finally:
+                answered.set()
+            assert {one.result(PATIENCE).text for one in found} == {plain.text}
+
+    bench.run(main)
 
 
 @on_bench
