@@ -107,7 +107,7 @@ def read_flags(
     """
     options = dict(given)
     if "known_speakers" in options:
-        options["known_speakers"] = dict(one.partition("=")[::2] for one in options["known_speakers"])
+        options["known_speakers"] = _known_speakers(options["known_speakers"])
     if options.get("language") == _NONE:
         options["language"] = None
     if word_timestamps is not None:
@@ -118,6 +118,16 @@ def read_flags(
         options["temperature"] = temperatures(options.get("temperature", (0.0,)), increment)
     TranscribeOptions(**options)
     return options
+
+
+def _known_speakers(given: Sequence[str]) -> dict[str, str]:
+    known: dict[str, str] = {}
+    for one in given:
+        name, _, file = one.partition("=")
+        if not file or name in known:
+            raise InvalidRequest(f"known_speakers={one!r}; allowed: NAME=FILE, once for each name")
+        known[name] = file
+    return known
 
 
 def temperatures(given: Sequence[float], increment: float | None) -> tuple[float, ...]:

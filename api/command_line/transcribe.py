@@ -148,6 +148,9 @@ def transcribe(
     check_model(found_model, transcribes=True)
     for helper in helpers.values():
         check_model(helper)
+    for name, file in options.get("known_speakers", {}).items():
+        if (fault := file_fault(file)) is not None:
+            raise click.UsageError(f"--known-speaker {name}={file}: {fault}")
     if "aligner" in helpers and options.get("timestamps") != "word":
         raise click.UsageError("--aligner finds the times of words; give --word-timestamps, too")
     readable = _readable(files)

@@ -405,7 +405,7 @@ class TranscribeOptions:
         if self.diarizer is not None and (self.known_speakers or self.speakers not in (None, ANY_SPEAKERS)):
             named = "known_speakers" if self.known_speakers else "a number of speakers"
             raise InvalidRequest(
-                f"{named} is given with diarizer, which counts speakers itself; allowed: speakers=True"
+                f"{named} is given with diarizer, which counts speakers itself; allowed: speakers='any'"
             )
         if self.speakers is not None and self.diarizer is None and self.voice_activity == "off":
             raise InvalidRequest(
@@ -414,8 +414,8 @@ class TranscribeOptions:
         if len(self.known_speakers) > (self.speakers or (0, 0))[1]:
             told = "no speakers" if self.speakers is None else f"speakers up to {self.speakers[1]}"
             raise InvalidRequest(
-                f"known_speakers has {len(self.known_speakers)} names, with {told}; allowed: speakers=True, or as many "
-                "speakers as names, or more"
+                f"known_speakers has {len(self.known_speakers)} names, with {told}; allowed: speakers='any', or as "
+                "many speakers as names, or more"
             )
         if self.prefix is not None and self.parallel:
             raise InvalidRequest(

@@ -137,7 +137,7 @@ class Recipe:
         if self.facts.names_speakers and (given := [name for name, value in asked.items() if value]):
             raise InvalidRequest(
                 f"{given[0]} is given, but {self.description.architecture} itself "
-                "counts and names speakers; allowed: speakers=True alone"
+                "counts and names speakers; allowed: speakers='any' alone"
             )
         for name in sorted(OF_MODELS - self.facts.options):
             value, default = getattr(self.options, name), fields_dict(TranscribeOptions)[name].default

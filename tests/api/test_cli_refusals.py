@@ -171,6 +171,10 @@ def refusals() -> Iterator[tuple[str, int, str]]:
         yield f"{G} {words}", 1, told
     yield "transcribe a.wav --model m --aligner n", 2, "--aligner finds the times of words; give --word-timestamps"
     yield "transcribe a.wav --model m --diarizer n --speakers 2", 2, "a number of speakers is given with diarizer"
+    speakers = "transcribe a.wav --model m --speakers --known-speaker"
+    yield f"{speakers} Ada", 2, "--known-speaker='Ada'; allowed: NAME=FILE, once for each name"
+    yield f"{speakers} Ada=a.wav --known-speaker Ada=b.wav", 2, "--known-speaker='Ada=b.wav'; allowed: NAME=FILE, once"
+    yield f"{speakers} Ada=absent.wav", 2, "--known-speaker Ada=absent.wav: there is no such file"
     yield "generate m < lines", 2, "the prompt is empty"
     yield "generate m < latin", 1, "standard input: it is not UTF-8 text (at byte 2); give images and audio with"
     yield "generate m <&-", 1, "standard input: it is closed; pipe a prompt in, or redirect it from a file (< FILE)"

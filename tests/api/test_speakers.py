@@ -115,7 +115,7 @@ def test_an_impossible_number_of_speakers_is_refused(speakers: Any) -> None:
     ("options", "told"),
     [
         ({"speakers": True, "voice_activity": "off"}, "voice_activity='off' with speakers; allowed: .*'skip'"),
-        ({"known_speakers": {"Ada": b""}}, "known_speakers has 1 names, with no speakers; allowed: speakers=True"),
+        ({"known_speakers": {"Ada": b""}}, "known_speakers has 1 names, with no speakers; allowed: speakers='any'"),
         ({"speakers": 1, "known_speakers": {"Ada": b"", "Bob": b""}}, "2 names, with speakers up to 1"),
         ({"speakers": True, "known_speakers": {" ": b""}}, "allowed: audio by the name of its speaker"),
         ({"speakers": True, "known_speakers": {"a\nb": b""}}, "without line ends"),
