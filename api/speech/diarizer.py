@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Mapping, Sequence
+from numbers import Real
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from ...core.errors import InvalidRequest
 from ..inputs.audio import AudioSource, Samples
@@ -81,6 +83,20 @@ class AudioDiarizer(Protocol):
         ...
 
 
+TURNS = "a list of Turn, each with a speaker and 0 <= start <= end"
+
+
+def are_turns(value: object) -> TypeGuard[list[Turn] | tuple[Turn, ...]]:
+    """True if ``value`` is `TURNS`."""
+    return isinstance(value, list | tuple) and all(
+        isinstance(one, Turn)
+        and isinstance(one.speaker, str)
+        and all(isinstance(time, Real) for time in (one.start, one.end))
+        and 0 <= one.start <= one.end < math.inf
+        for one in value
+    )
+
+
 async def turns_of(diarizer: AudioDiarizer | Sequence[Turn], audio: AudioSource, strict: bool) -> tuple[Turn, ...]:
     """Returns the turns that ``diarizer`` has found, or finds now.
 
@@ -95,6 +111,6 @@ async def turns_of(diarizer: AudioDiarizer | Sequence[Turn], audio: AudioSource,
             )
         asked: Any = diarizer.diarize(audio, strict)
         found = await asked
-    if not isinstance(found, list | tuple) or not all(isinstance(turn, Turn) for turn in found):
-        raise InvalidRequest(f"the diarizer answered {found!r:.200}; allowed: a list of Turn")
+    if not are_turns(found):
+        raise InvalidRequest(f"the diarizer answered {found!r:.200}; allowed: {TURNS}")
     return tuple(found)

@@ -25,6 +25,7 @@ from ...core.checks import (
     one_of,
     settle,
     several,
+    shown,
     unknown_name,
 )
 from ...core.errors import InvalidRequest
@@ -32,7 +33,7 @@ from ...core.model import ModelDescription
 from ...core.speech import SAMPLING
 from ..inputs.audio import AudioSource
 from ..outputs.results import Turn
-from .diarizer import AudioDiarizer
+from .diarizer import TURNS, AudioDiarizer, are_turns
 from .voice import VoiceActivity
 from .word_aligner import WordAligner, check_aligns
 
@@ -48,6 +49,7 @@ _MOST_CLIPS = 100_000
 _MOST_SPEAKERS, ANY_SPEAKERS = 50, (1, 10)
 _COUNT = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)  # of speakers, as a text
 _LONGEST_NAME = 64  # characters
+_NAME = f"a text of up to {_LONGEST_NAME} characters, without line ends"
 
 _ELSEWHERE = {
     "audio_ctx": "encoder_context",
@@ -130,16 +132,19 @@ def _speakers(value: Any) -> tuple[int, int] | None:
 
 
 def _known_speakers(value: Any) -> Mapping[str, AudioSource]:
-    named = isinstance(value, Mapping) and all(isinstance(name, str) and name.strip() for name in value)
-    if not named or any(len(name) > _LONGEST_NAME or not name.isprintable() for name in value):
+    if not isinstance(value, Mapping):
         raise Refused
+    for name in value:
+        is_text = isinstance(name, str) and 0 < len(name.strip()) <= len(name) <= _LONGEST_NAME
+        if not is_text or not name.isprintable():  # the audio is not shown
+            raise InvalidRequest(f"known_speakers has the name {shown(name)}; allowed: {_NAME}")
     return dict(value)
 
 
 def _diarizer(value: Any) -> Any:
     if callable(getattr(value, "diarize", None)) and not isinstance(value, type):
         return value
-    if not isinstance(value, list | tuple) or not all(isinstance(one, Turn) for one in value):
+    if not are_turns(value):
         raise Refused
     return tuple(value)
 
@@ -220,10 +225,8 @@ _SPEAKERS = Check(
     _speakers,
     f"True ('any') or False, a number of speakers (1 to {_MOST_SPEAKERS}), or the least and the most: (2, 5) or '2-5'",
 )
-_KNOWN_SPEAKERS = Check(
-    _known_speakers, f"audio by the name of its speaker (a text of up to {_LONGEST_NAME} characters, without line ends)"
-)
-_DIARIZER = Check(_diarizer, "an engine whose model finds speakers, or a list of Turn").or_none("the embedded one")
+_KNOWN_SPEAKERS = Check(_known_speakers, f"audio by the name of its speaker ({_NAME})")
+_DIARIZER = Check(_diarizer, f"an engine whose model finds speakers, or {TURNS}").or_none("the embedded one")
 _SEED = integer(-(2**63), 2**63 - 1).or_none("a fresh seed for each transcription")
 _PATIENCE = number(0, 100, above=True).or_none("search until no better text can come")
 

@@ -60,7 +60,9 @@ class SpeechForm(Body):
         return {name: value for name, value in given.items() if value is not None}
 
     @model_validator(mode="after")
-    def _has_subtitles(self) -> Self:
+    def _is_consistent(self) -> Self:
+        if self.vad_filter is False and (self.speakers is not None or self.response_format == "diarized_json"):
+            raise ValueError("vad_filter=false is given with speakers, who are found where somebody speaks")
         for name in self.subtitles:
             if self.response_format not in ("srt", "vtt"):
                 raise ValueError(f"{name} is given with response_format {self.response_format}; allowed: srt and vtt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -201,6 +202,8 @@ async def test_a_diarizer_that_answers_something_else_and_a_file_that_is_read_on
         ({"diarizer": 3}, "allowed: an engine whose model finds speakers"),
         ({"diarizer": Alike}, "allowed: an engine whose model finds speakers"),
         ({"diarizer": [3]}, "allowed: an engine whose model finds speakers"),
+        ({"diarizer": [Turn(start=2.0, end=1.0, speaker="A")]}, "each with a speaker and 0 <= start <= end"),
+        ({"diarizer": [Turn(start=0.0, end=math.nan, speaker="A")]}, "each with a speaker and 0 <= start <= end"),
         ({"diarizer": Alike(HOSTS[0], TURNS), "speakers": 2}, "a number of speakers is given with diarizer"),
         (
             {"diarizer": TURNS, "speakers": True, "known_speakers": {"Ada": b""}},

@@ -117,7 +117,10 @@ def test_an_impossible_number_of_speakers_is_refused(speakers: Any) -> None:
         ({"speakers": True, "voice_activity": "off"}, "voice_activity='off' with speakers; allowed: .*'skip'"),
         ({"known_speakers": {"Ada": b""}}, "known_speakers has 1 names, with no speakers; allowed: speakers='any'"),
         ({"speakers": 1, "known_speakers": {"Ada": b"", "Bob": b""}}, "2 names, with speakers up to 1"),
-        ({"speakers": True, "known_speakers": {" ": b""}}, "allowed: audio by the name of its speaker"),
+        (
+            {"speakers": True, "known_speakers": {" ": b"RIFF"}},
+            "known_speakers has the name ' '; allowed: a text of up to",
+        ),
         ({"speakers": True, "known_speakers": {"a\nb": b""}}, "without line ends"),
         ({"speakers": True, "known_speakers": [b""]}, "allowed: audio by the name of its speaker"),
         ({"num_speakers": 2}, "did you mean speakers"),
