@@ -376,7 +376,8 @@ class Alignment:
 class Placeholder:
     """The place in the prompt for the embeddings of one encoder item.
 
-    ``spans`` are ranges ``[start, stop)`` of prompt positions, ascending; the item's embeddings fill them in order.
+    ``spans`` are ranges ``[start, stop)`` of positions, ascending; the item's embeddings fill them in order. Positions
+    after the prompt are those of generated tokens: the embeddings there are added to those of the tokens.
     ``grid`` is (time, height, width) in patches for models whose positions depend on it (M-RoPE), and empty otherwise.
     """
 
@@ -406,7 +407,7 @@ class EncoderItem:
     ``key`` is the content key: a hash of the samples or pixels and of the processor's identity. Items with the same key
     share one encoding. ``payload`` is the input of the encoder (Whisper: float32 samples, shape (n,), at 16 kHz).
     Without ``spans`` the decoder reads the item through cross-attention; with ``spans`` the item's embeddings take
-    these positions of the prompt, see `Placeholder`.
+    these positions, see `Placeholder`.
     """
 
     key: str
@@ -420,6 +421,13 @@ class EncoderItem:
     def placeholder(self) -> Placeholder | None:
         """The place of the item's embeddings; ``None``: the decoder reads the item through cross-attention."""
         return Placeholder(key=self.key, spans=self.spans, grid=self.grid) if self.spans else None
+
+
+def most_tokens(positions: int, prompt_length: int, items: Iterable[EncoderItem]) -> int:
+    """Returns the most tokens that can follow a prompt in a model of so many ``positions``. Where an item goes on after
+    the prompt, the tokens end with it."""
+    ends = (item.spans[-1][1] for item in items if item.spans)
+    return min([positions, *(end for end in ends if end > prompt_length)]) - prompt_length
 
 
 @frozen(kw_only=True, eq=False)

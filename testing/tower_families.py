@@ -38,6 +38,29 @@ def _voxtral(folder: Path, seed: int) -> None:
     make(feature_size=16, chunk_length=2).save_pretrained(folder)
 
 
+def _voxtral_realtime(folder: Path, seed: int) -> None:
+    """Writes a checkpoint whose text is 2 positions behind the audio, with 3 positions of silence before it. Its windows
+    of attention are shorter than a text."""
+    from transformers import (
+        VoxtralRealtimeConfig,
+        VoxtralRealtimeFeatureExtractor,
+        VoxtralRealtimeForConditionalGeneration,
+    )
+
+    tokenizer = evolve(LLAMA.with_media("[STREAMING_PAD]", "[STREAMING_WORD]", media=""), chat=None).make()
+    encoder = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 64}
+    config = VoxtralRealtimeConfig(
+        text_config={**text_settings(tokenizer), "head_dim": 12, "sliding_window": 24, "tie_word_embeddings": True},
+        audio_config={**encoder, "num_mel_bins": 16, "head_dim": 16, "sliding_window": 20},
+        default_num_delay_tokens=2,
+    )
+    save_checkpoint(folder, random_model(VoxtralRealtimeForConditionalGeneration, config, seed), tokenizer)
+    make: Any = VoxtralRealtimeFeatureExtractor
+    make(feature_size=16).save_pretrained(folder)
+    audio = {"sampling_rate": 16_000, "frame_rate": 12.5, "transcription_delay_ms": 160.0}
+    (folder / "tekken.json").write_text(json.dumps({"audio": {**audio, "streaming_n_left_pad_tokens": 3}}))
+
+
 def _granite_speech(name: str, folder: Path, seed: int) -> None:
     """Writes a checkpoint that attends within blocks of 16 rows, and has 3 embeddings for 15 rows. "Plus" reads its
     first rows beside its last ones, and the other has an adapter."""
@@ -109,6 +132,7 @@ def _settle(folder: Path, kind: str, **settings: Any) -> None:
 
 TOWER_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "voxtral": _voxtral,
+    "voxtral_realtime": _voxtral_realtime,
     "granite_speech": partial(_granite_speech, "GraniteSpeech"),
     "granite_speech_plus": partial(_granite_speech, "GraniteSpeechPlus"),
     "fun_asr_nano": _fun_asr,

@@ -18,7 +18,7 @@ from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarg
 from ...core.model import Kind, ModelDescription, Prepared, Preparer
 from ...core.order import read_priority
 from ...core.planning.prefix import prompt_keys
-from ...core.request import EncoderItem, LogitRules, Request, SamplingParams
+from ...core.request import EncoderItem, LogitRules, Request, SamplingParams, most_tokens
 from ...core.tools import Tool, read_tools
 from ...models.sampling.structure import fault_of
 from .audio import AudioSource, load_audio
@@ -97,7 +97,7 @@ async def build_request(
     _check_token_ids(description, "stop_token_ids", sampling.stop_token_ids)
     _check_token_ids(description, "logit_bias", [token for token, _ in sampling.logit_bias])
     length = len(prepared.token_ids)
-    max_tokens = _resolve_max_tokens(description, length, sampling)
+    max_tokens = _resolve_max_tokens(description, prepared, sampling)
     return Request(
         id=request_id,
         prompt_token_ids=prepared.token_ids,
@@ -353,12 +353,14 @@ def _check_room(description: ModelDescription, prompt_length: int) -> None:
         )
 
 
-def _resolve_max_tokens(description: ModelDescription, prompt_length: int, sampling: SamplingParams) -> int:
+def _resolve_max_tokens(description: ModelDescription, prepared: Prepared, sampling: SamplingParams) -> int:
+    prompt_length = len(prepared.token_ids)
     _check_room(description, prompt_length)
-    most = description.max_positions - prompt_length
+    most = most_tokens(description.max_positions, prompt_length, prepared.items)
     if sampling.max_tokens is not None and sampling.max_tokens > most:
         raise ContextLengthExceeded(
             f"max_tokens={sampling.max_tokens} is too much after a prompt of {prompt_length} tokens; allowed: up to "
-            f"{most}, since the model has {description.max_positions} positions. Leave out max_tokens to use them all"
+            f"{most}, since the model or the audio has {most + prompt_length} positions. Leave out max_tokens to use "
+            "them all"
         )
     return most if sampling.max_tokens is None else sampling.max_tokens

@@ -90,15 +90,16 @@ class Acts:
         return free, (sequence for sequence in self.acquirer.ready if sequence.request.id not in self.quarantine)
 
     def _split(self, running: Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Returns the sequences that decode (one token, no item), and those that read their prompt. A sequence with
-        draft tokens in flight is in neither list, since the number of tokens that it will have sampled is not known."""
+        """Returns the sequences that decode (one token, and no item that they lack), and those that read their prompt.
+        A sequence with draft tokens in flight is in neither list, since the number of tokens that it will have sampled
+        is not known."""
         decoding, reading = [], []
         for sequence in running:
             known = len(sequence.tokens) + sequence.sampling
             wanted = known - sequence.dispatched
             if wanted < 1 or known >= sequence.limit or sequence.drafting:
                 continue
-            if wanted == 1 and sequence.dispatched >= sequence.placeholders.stop:
+            if wanted == 1 and self._wanted(sequence, sequence.dispatched):
                 decoding.append(sequence)
             else:
                 reading.append(sequence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.errors import UnsupportedModel
+from .added import VoxtralRealtime
 from .audio import QwenAudio
 from .family import Family
 from .heard import HeardAudio
@@ -64,6 +65,7 @@ def _families() -> dict[str, Family]:
             duration="<|AUDIO_DURATION|>",
         ),
         "voxtral": Voxtral(),
+        "voxtral_realtime": VoxtralRealtime(),
         "granite_speech": GraniteSpeech(architecture="GraniteSpeechForConditionalGeneration"),
         "granite_speech_plus": GraniteSpeech(architecture="GraniteSpeechPlusForConditionalGeneration"),
         "fun_asr_nano": FunAsr(),

@@ -29,6 +29,7 @@ class Family:
     architecture: str  # the class of transformers that loads it
     language: str = "model.language_model"  # the submodule of the language model, whose attention becomes ours
     medium: str = "image"  # or "audio"
+    added: bool = False  # the embeddings of a prompt's one item are added to those of its tokens and of later ones
 
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         """Returns the model on the CPU, in eval mode: whole, or ``without`` some parts. Raises the errors of
@@ -74,7 +75,7 @@ class Family:
             UnsupportedModel: the checkpoint is a variant that is not supported.
             CheckpointError: the tokenizer does not know the placeholder.
         """
-        processor, placeholder_id = self.processor(folder, config), getattr(config, f"{self.medium}_token_id")
+        processor, placeholder_id = self.processor(folder, config), self.placeholder(tokenizer, config)
         placeholder = tokenizer.convert_ids_to_tokens(placeholder_id)
         if placeholder is None or tokenize(tokenizer, placeholder, special=False).count(placeholder_id) != 1:
             raise CheckpointError(
@@ -88,6 +89,8 @@ class Family:
             processor=processor,
             read=partial(self.read, processor, config, placeholder),
             medium=self.medium,
+            added=self.added,
+            needs_prompt=not self.added,
             media=frozenset({self.medium}),
             sampling_rate=getattr(processor, "sampling_rate", 0),
             placeholder=placeholder,
@@ -98,6 +101,10 @@ class Family:
             chat_template=processor_template(folder) or self.template(processor, tokenizer),
             unread=tuple((tokenizer.convert_ids_to_tokens(token), token) for token in self.unread(config)),
         )
+
+    def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
+        """The token that stands for an item in a prompt."""
+        return int(getattr(config, f"{self.medium}_token_id"))
 
     def aligner(self, folder: Path, config: Any, preparer: MediaPreparer) -> TextAligner | None:  # noqa: ARG002
         """Returns the aligner of a checkpoint that classifies tokens by time (`Kind.ALIGNER`)."""

@@ -118,6 +118,7 @@ class MediaPreparer(TextPreparer):
     medium: str  # "image" or "audio"
     processor: Any = field(repr=False)  # as `Family.processor` returns it
     needs_item: bool = False  # the weights are right for prompts with items alone
+    added: bool = False  # see `Family.added`
     _read: Callable[[Any], Read]  # see `Family.read`
 
     def with_items(self, prompt: str, count: int) -> str:
@@ -141,6 +142,8 @@ class MediaPreparer(TextPreparer):
                 f"the prompt has no {self.medium}, but the checkpoint's adapter, which is merged into the weights, is "
                 f"for prompts with {self.medium}; give {self.medium}=..., or open a model of text"
             )
+        if self.added and not prompt:
+            prompt = self.written
         if not isinstance(prompt, str):
             return self._prepare_tokens(tuple(prompt), given)
         self._check_unread([text for text, _ in self.unread if text in prompt])
@@ -212,6 +215,8 @@ class MediaPreparer(TextPreparer):
         return read
 
     def _place(self, token_ids: tuple[int, ...], read: list[Read]) -> Prepared:
+        if self.added:
+            return self._add(token_ids, read)
         places = [index for index, token in enumerate(token_ids) if token == self.placeholder_id]
         wanted = sum(item.embeddings for item in read)
         assert len(places) == wanted, f"{len(places)} placeholders for {wanted} embeddings: they were counted wrong"
@@ -220,6 +225,16 @@ class MediaPreparer(TextPreparer):
             items.append(self._item(item, places[first : first + item.embeddings]))
             first += item.embeddings
         return Prepared(token_ids=token_ids, items=tuple(items))
+
+    def _add(self, token_ids: tuple[int, ...], read: list[Read]) -> Prepared:
+        """Places the one item from the first position on. It goes on where the answer will be."""
+        if len(read) != 1 or len(token_ids) >= read[0].embeddings:
+            count = sum(item.embeddings for item in read)
+            raise InvalidRequest(
+                f"{len(read)} pieces of {self.medium}, of {count} positions, are given with a prompt of "
+                f"{len(token_ids)} tokens; allowed: one piece, longer than the prompt, since it is added to the tokens"
+            )
+        return Prepared(token_ids=token_ids, items=(self._item(read[0], list(range(read[0].embeddings))),))
 
     def _item(self, read: Read, places: list[int]) -> EncoderItem:
         return EncoderItem(

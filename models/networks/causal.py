@@ -224,7 +224,7 @@ class CausalNetwork(Network):
         embeddings: Tensor = embed(torch.tensor(fed, device=self.device))
         for feed, row in zip(feeds, starts, strict=True):
             if feed.record.start.placeholders:
-                _place(embeddings, row, feed, outputs)
+                _place(embeddings, row, feed, outputs, added=self.family is not None and self.family.added)
         return embeddings
 
     def _position_ids(self, feeds: Sequence[Feed], rows: Rows) -> Tensor:
@@ -305,9 +305,10 @@ def _holds_items(feed: Feed) -> bool:
     return any(one.touches(start, stop) for one in feed.record.start.placeholders)
 
 
-def _place(embeddings: Tensor, row: int, feed: Feed, outputs: EncoderOutputs) -> None:
-    """Replaces the embeddings of placeholders in the chunk by the encoder outputs of their items. The chunk's rows
-    begin at ``row``. The rows of an output fill the item's spans in order, and chunks may cut the spans anywhere."""
+def _place(embeddings: Tensor, row: int, feed: Feed, outputs: EncoderOutputs, *, added: bool) -> None:
+    """Replaces the embeddings of placeholders in the chunk by the encoder outputs of their items, or adds these to
+    them. The chunk's rows begin at ``row``. The rows of an output fill the item's spans in order, and chunks may cut
+    the spans anywhere."""
     start, stop = feed.part.start, feed.part.start + feed.part.length
     for placeholder in feed.record.start.placeholders:
         if not placeholder.touches(start, stop):
@@ -316,7 +317,8 @@ def _place(embeddings: Tensor, row: int, feed: Feed, outputs: EncoderOutputs) ->
         for first, last in placeholder.spans:
             low, high = max(first, start), min(last, stop)
             if low < high:
-                embeddings[row + low - start : row + high - start] = output[taken + low - first : taken + high - first]
+                rows, own = embeddings[row + low - start : row + high - start], output[taken + low - first :]
+                rows.copy_(rows + own[: high - low] if added else own[: high - low])
             taken += last - first
 
 

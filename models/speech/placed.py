@@ -11,7 +11,7 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from ...core.errors import CheckpointError
-from ...core.request import LogitRules
+from ...core.request import LogitRules, most_tokens
 from ...core.speech import SAMPLING, Ask, Detection, Draft, Sound, Span, SpeechFacts, WindowCut, continuing
 from ..architectures.conversations import Rendered
 from ..architectures.prompts import MediaPreparer
@@ -38,6 +38,7 @@ class Manner:
         languages: the names of the languages that the model knows, by code; empty: none can be named.
         marker: the token between the language and the text, if the model writes the language.
         tasks: see `SpeechFacts.tasks`.
+        begins: the text may begin with given tokens, if nothing stands between the prompt and the text.
         write: writes the prompt with these arguments, where the processor of transformers cannot be used.
     """
 
@@ -48,6 +49,7 @@ class Manner:
     languages: Mapping[str, str] = field(factory=dict)
     marker: str = ""
     tasks: tuple[str, ...] = ("transcribe",)
+    begins: bool = True
     write: WritePrompt | None = None
 
     def prompt_for(self, preparer: MediaPreparer, ask: Ask) -> str:
@@ -104,7 +106,7 @@ class PlacedSpeech(PlainSpeech):
     @facts.default
     def _facts(self) -> SpeechFacts:
         manner = self.manner
-        begins = manner.read is plain and not manner.marker  # nothing stands between the prompt and the text
+        begins = manner.begins and manner.read is plain and not manner.marker
         options = {"hotwords": manner.hotwords, "initial_prompt": manner.prompt, "prefix": begins}
         return SpeechFacts(
             window_samples=self._window(),
@@ -133,8 +135,9 @@ class PlacedSpeech(PlainSpeech):
         longest = getattr(preparer.processor, "longest", None) or round(_LONG * rate)
         tried = min(10 * rate, longest)
         sample = preparer.prepare(preparer.written, audio=[np.zeros(tried, np.float32)])
-        within = self.model.max_positions // 2 * tried // len(sample.token_ids)
-        held = self.cache_bytes * tried // sample.items[0].size
+        (item,) = sample.items
+        within = self.model.max_positions // 2 * tried // max(len(sample.token_ids), item.spans[-1][1])
+        held = self.cache_bytes * tried // item.size
         wanted = round((_LONG if self.manner.in_turns else _SHORT) * rate)
         return max(min(wanted, longest, within, held), min(rate, longest))
 
@@ -155,7 +158,7 @@ class PlacedSpeech(PlainSpeech):
             token_ids=token_ids,
             items=prepared.items,
             rules=LogitRules(suppress=suppress, begin_suppress=self.model.begin_suppress_token_ids),
-            max_tokens=max(min(most, self.model.max_positions - len(token_ids)), 1),
+            max_tokens=max(min(most, most_tokens(self.model.max_positions, len(token_ids), prepared.items)), 1),
         )
 
     def cut(self, token_ids: Sequence[int], ask: Ask) -> WindowCut:

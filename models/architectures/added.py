@@ -1,0 +1,179 @@
+"""Speech models that write in step with the audio: at each position, an embedding of the audio is added to that of the
+token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import field, frozen
+from torch import Tensor, nn
+
+from ...core.errors import CheckpointError, InvalidRequest
+from ..checkpoints.loading import load_part, place_of
+from ..checkpoints.parts import Find
+from ..checkpoints.settings import Settings
+from .heard import HeardAudio
+from .prompts import Read
+
+_PAD = "[STREAMING_PAD]"
+_WORD = 10  # positions after the audio in which its last word is written, as in mistral_common
+_MOST_SECONDS = 120  # the memory of the encoder's attention grows with the square of the length
+
+
+@frozen(kw_only=True)
+class Pace:
+    """The steps in which a checkpoint hears and writes, by the section "audio" of its tekken.json."""
+
+    step: int  # samples of one position
+    silence: int  # positions before the audio
+    delay: int  # positions by which the text is behind the audio
+
+    @classmethod
+    def read(cls, folder: Path) -> Pace:
+        """Reads the file in ``folder``. Raises `CheckpointError` if it is missing or wrong."""
+        path = folder / "tekken.json"
+        whole = Settings.read_if_there(path)
+        if whole is None:
+            raise CheckpointError(f"{folder} has no tekken.json, which says how far text is behind; download it")
+        audio = Settings(path, whole.table("audio"))
+        rate, milliseconds = audio.get("frame_rate"), audio.whole("transcription_delay_ms")
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
+            raise audio.bad("frame_rate", "a number above 0")
+        if milliseconds * rate % 1000:
+            raise audio.bad("transcription_delay_ms", f"a multiple of {1000 / rate:g}, one position")
+        return cls(
+            step=int(audio.whole("sampling_rate") // rate),
+            silence=audio.whole("streaming_n_left_pad_tokens", least=0),
+            delay=int(milliseconds * rate // 1000),
+        )
+
+
+@frozen(kw_only=True)
+class PacedFeatures:
+    """Makes the features of audio between two stretches of silence."""
+
+    pace: Pace
+    extractor: Any = field(repr=False)  # transformers' own
+    positions: int  # of the model
+
+    @property
+    def sampling_rate(self) -> int:
+        """The sampling rate of the audio, in Hz."""
+        return int(self.extractor.sampling_rate)
+
+    @property
+    def longest(self) -> int:
+        """The most samples of one audio."""
+        around = self.pace.silence + self.pace.delay + 1 + _WORD
+        return min(_MOST_SECONDS * self.sampling_rate, (self.positions - around) * self.pace.step)
+
+    def to_json_string(self) -> str:
+        """All that the features depend on, as text."""
+        return f"{self.extractor.to_json_string()}{self.pace}"
+
+    def __call__(self, samples: np.ndarray[Any, Any]) -> tuple[Tensor, int]:
+        """Returns the features [1, values, frames] of samples [n], and how many positions they have."""
+        pace = self.pace
+        after = -len(samples) % pace.step + (pace.delay + 1 + _WORD) * pace.step
+        padded = np.pad(samples, (pace.silence * pace.step, after))
+        made = self.extractor(padded, sampling_rate=self.sampling_rate, return_tensors="pt")["input_features"]
+        return made, len(padded) // pace.step
+
+
+@frozen(kw_only=True)
+class VoxtralRealtime(HeardAudio):
+    """Voxtral Realtime: a position for each 80 ms, with text that is some positions behind the audio. The prompt is
+    silence, and as much audio as the text is behind."""
+
+    architecture: str = "VoxtralRealtimeForConditionalGeneration"
+    added: bool = True
+    options: Mapping[str, Any] = field(factory=lambda: {"use_cache": False})
+
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
+        module = super().load(folder, dtype, without=without)
+        return module if without is not None else PacedModel(module, Pace.read(folder).delay).eval()
+
+    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Encodes the items one by one, since the encoder has no mask for the padding of shorter ones."""
+        encode = super().encode
+        return [encode(module, [payload])[0] for payload in payloads]
+
+    def processor(self, folder: Path, config: Any) -> PacedFeatures:
+        extractor, pace = load_part("AutoFeatureExtractor", folder, trust_remote_code=False), Pace.read(folder)
+        if pace.step != extractor.hop_length * config.audio_length_per_tok:
+            raise CheckpointError(
+                f"tekken.json of {folder} has positions of {pace.step} samples; config.json and the feature extractor "
+                f"ask for {extractor.hop_length * config.audio_length_per_tok}"
+            )
+        return PacedFeatures(pace=pace, extractor=extractor, positions=config.text_config.max_position_embeddings)
+
+    def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
+        found = tokenizer.get_vocab().get(_PAD)
+        if found is None:
+            raise CheckpointError(f"the tokenizer has no {_PAD}; download the checkpoint again")
+        return int(found)
+
+    def template(self, processor: Any, tokenizer: Any) -> None:
+        """Returns ``None``: the model has no conversations."""
+
+    def read(self, processor: PacedFeatures, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+        if not 1 <= len(item) <= processor.longest:
+            raise InvalidRequest(
+                f"the audio has {len(item)} samples; allowed: 1 to {processor.longest}, at "
+                f"{processor.sampling_rate} Hz. Cut longer audio into pieces"
+            )
+        features, positions = processor(item)
+        return Read(
+            payload={"input_features": features, "embeddings": torch.tensor(positions)},
+            text=token * (processor.pace.silence + processor.pace.delay),
+            embeddings=positions,
+        )
+
+
+class PacedModel(nn.Module):
+    """The parts of a loaded Voxtral Realtime, whose language model also reads by how many positions text is behind.
+    transformers' own class refuses to run without audio, which the engine adds."""
+
+    def __init__(self, module: Any, delay: int) -> None:
+        super().__init__()
+        self.model, self.lm_head, self.config = module.model, module.lm_head, module.config
+        device, dtype = place_of(module)
+        with torch.no_grad():
+            condition = module.model.time_embedding(torch.full((1,), delay, device=device, dtype=dtype))[None]
+        language: Any = self.base_model
+        language.register_buffer("condition", condition, persistent=False)
+        language.register_forward_pre_hook(_conditioned, with_kwargs=True)
+
+    @property
+    def base_model(self) -> nn.Module:
+        """The language model without its head."""
+        part: nn.Module = self.model.language_model
+        return part
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embeddings of the tokens."""
+        part: nn.Module = self.model.get_input_embeddings()
+        return part
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head."""
+        return self.lm_head
+
+    def get_audio_features(self, **inputs: Any) -> Any:
+        """Encodes audio, as transformers' class does."""
+        return self.model.get_audio_features(**inputs)
+
+    def forward(self, input_ids: Tensor | None = None, logits_to_keep: Any = slice(None), **inputs: Any) -> Any:
+        """Returns the ``logits`` of the rows ``logits_to_keep``."""
+        hidden = self.base_model(input_ids, **inputs).last_hidden_state
+        return SimpleNamespace(logits=self.lm_head(hidden[:, logits_to_keep]))
+
+
+def _conditioned(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, {**inputs, "t_cond": module.condition}
