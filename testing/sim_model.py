@@ -212,13 +212,14 @@ def expected_tokens(
 ) -> tuple[int, ...]:
     """Returns the tokens that a request must get, end-of-text included, whatever the engine does beside it."""
     model = model or SimModel()
-    fingerprint = _read(prompt_token_ids, key, placeholders)
+    fingerprint, placed = _read(prompt_token_ids, key, placeholders), _placed(placeholders)
     sampled: list[int] = []
     while len(sampled) < max_tokens:
         sampled.append(fingerprint % model.vocabulary_size)
         if sampled[-1] == EOS:
             break
-        fingerprint = _chain(fingerprint, sampled[-1], key)
+        position = len(prompt_token_ids) + len(sampled) - 1
+        fingerprint = _chain(fingerprint, sampled[-1], _seen(placed, position, key))
     return tuple(sampled)
 
 

@@ -39,7 +39,7 @@ def _voxtral(folder: Path, seed: int) -> None:
 
 
 def _voxtral_realtime(folder: Path, seed: int) -> None:
-    """Writes a checkpoint whose text is 2 positions behind the audio, with 3 positions of silence before it. Its windows
+    """Writes a checkpoint whose text is 2 positions behind the audio, with 3 positions of silence before. Its windows
     of attention are shorter than a text."""
     from transformers import (
         VoxtralRealtimeConfig,
@@ -54,7 +54,9 @@ def _voxtral_realtime(folder: Path, seed: int) -> None:
         audio_config={**encoder, "num_mel_bins": 16, "head_dim": 16, "sliding_window": 20},
         default_num_delay_tokens=2,
     )
-    save_checkpoint(folder, random_model(VoxtralRealtimeForConditionalGeneration, config, seed), tokenizer)
+    model = random_model(VoxtralRealtimeForConditionalGeneration, config, seed)
+    model.model.multi_modal_projector.linear_2.weight.data *= 3  # the audio matters more than the tokens
+    save_checkpoint(folder, model, tokenizer)
     make: Any = VoxtralRealtimeFeatureExtractor
     make(feature_size=16).save_pretrained(folder)
     audio = {"sampling_rate": 16_000, "frame_rate": 12.5, "transcription_delay_ms": 160.0}

@@ -313,6 +313,8 @@ class Acts:
                 return
             if not part.samples or sequence.request.id in self.quarantine or not sequence.may_draft:
                 continue
+            if part.stop < sequence.placeholders.stop:
+                continue  # the next tokens are read with an item
             most = min(self.limits.draft_tokens, sequence.left - 1, draft.tokens)
             had = part.pages + (len(draft.starts[sequence]) if sequence in draft.starts else len(sequence.pages))
             pages = min(max(0, self.room.pages_for(sequence, part.stop + most) - had), draft.pages)

@@ -97,7 +97,7 @@ class VoxtralRealtime(HeardAudio):
 
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         module = super().load(folder, dtype, without=without)
-        return module if without is not None else PacedModel(module, Pace.read(folder).delay).eval()
+        return PacedModel(module, Pace.read(folder).delay).eval()
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes the items one by one, since the encoder has no mask for the padding of shorter ones."""
@@ -142,11 +142,14 @@ class PacedModel(nn.Module):
 
     def __init__(self, module: Any, delay: int) -> None:
         super().__init__()
-        self.model, self.lm_head, self.config = module.model, module.lm_head, module.config
+        self.model, self.config = module.model, module.config
         device, dtype = place_of(module)
         with torch.no_grad():
             condition = module.model.time_embedding(torch.full((1,), delay, device=device, dtype=dtype))[None]
-        language: Any = self.base_model
+        del self.model.time_embedding
+        if not hasattr(module, "lm_head"):
+            return  # the encoder alone
+        self.lm_head, language = module.lm_head, module.model.language_model
         language.register_buffer("condition", condition, persistent=False)
         language.register_forward_pre_hook(_conditioned, with_kwargs=True)
 
@@ -163,7 +166,8 @@ class PacedModel(nn.Module):
 
     def get_output_embeddings(self) -> nn.Module:
         """The head."""
-        return self.lm_head
+        part: nn.Module = self.lm_head
+        return part
 
     def get_audio_features(self, **inputs: Any) -> Any:
         """Encodes audio, as transformers' class does."""

@@ -16,7 +16,7 @@ from .heard import HeardAudio
 from .towers import FunAsr, GraniteSpeech, Voxtral
 from .vision import Llava, QwenVision, Tiled
 
-_MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config")
+_MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config", "codec_config")
 
 
 def find_family(config: Any) -> Family | None:

@@ -29,7 +29,7 @@ from triolet.models.native.library import Library
 from triolet.testing.families import FAMILIES
 from triolet.testing.frame_families import FRAME_MAKERS
 
-from .media import PLACEHOLDERS, items_of
+from .media import items_of
 from .texts import SMALL, encode_job, start_of
 
 ENCODERS = {  # the parts that encode, as transformers names them
@@ -47,6 +47,7 @@ ENCODERS = {  # the parts that encode, as transformers names them
             "audioflamingo3",
             "moss_transcribe_diarize",
             "voxtral",
+            "voxtral_realtime",
             "fun_asr_nano",
         ),
         ("model.audio_tower.", "model.multi_modal_projector."),
@@ -122,7 +123,7 @@ def check_alone(name: str, path: Path, opens: Opens, config: EngineConfig = SMAL
 def test_every_family_with_an_encoder_is_tried() -> None:
     assert set(_families()) <= ENCODERS.keys()
     kinds = {type(find_crossed_family(name)) for name in crossed_model_types()}
-    crossed = ENCODERS.keys() - {*PLACEHOLDERS, *FRAME_MAKERS, "qwen3_aligner"}
+    crossed = ENCODERS.keys() - {*_families(), *FRAME_MAKERS, "qwen3_aligner"}
     assert {type(find_crossed_family(name)) for name in crossed} == kinds
     assert ENCODERS.keys() >= FRAME_MAKERS.keys()
 

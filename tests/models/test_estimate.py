@@ -36,6 +36,7 @@ CASES = [
     *((name, {}) for name in (*SPEECH, *TOWERS)),
     ("granite_speech", {"quantization": "int8"}),
     ("voxtral", {"dtype": "bfloat16"}),
+    ("voxtral_realtime", {}),
     ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
     ("nemotron3_diarization", {}),

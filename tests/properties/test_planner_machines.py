@@ -204,6 +204,7 @@ class PlannerMachine(Machine):
         priority=st.integers(0, 1),
         poison=st.sampled_from((False, False, False, False, False, True)),
         pooling=st.sampled_from((None, None, None, *POOLINGS)),
+        beyond=st.sampled_from((0, 0, 1, 4)),
     )
     def submit_placed(
         self,
@@ -213,9 +214,10 @@ class PlannerMachine(Machine):
         priority: int = 0,
         poison: bool = False,
         pooling: Pooling | None = None,
+        beyond: int = 0,
     ) -> None:
         """Images among the tokens: also one that comes twice, one that is larger than the encoder cache, and more than
-        fit it together."""
+        fit it together. The last one may go on beyond the prompt."""
         prompt = [7] * before
         items = []
         for key in keys:
@@ -224,6 +226,8 @@ class PlannerMachine(Machine):
                 break
             items.append(self.item(key, PLACED[key], ((len(prompt), stop),), units=UNITS[key]))
             prompt += [61] * PLACED[key] + [8]
+        if beyond and items:
+            del prompt[max(items[-1].spans[0][0], 1, len(prompt) - 1 - beyond) :]
         tokens = max_tokens if pooling is None else 1
         self.ask(tuple(prompt), tuple(items), max_tokens=tokens, priority=priority, poison=poison, pooling=pooling)
 
