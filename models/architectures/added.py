@@ -40,7 +40,7 @@ class Pace:
         path = folder / "tekken.json"
         whole = Settings.read_if_there(path)
         if whole is None:
-            raise CheckpointError(f"{folder} has no tekken.json, which says how far text is behind; download it")
+            raise CheckpointError(f"{folder} has no tekken.json, which has the delay of the text; download it")
         audio = Settings(path, whole.table("audio"))
         rate, milliseconds = audio.get("frame_rate"), audio.whole("transcription_delay_ms")
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
@@ -104,7 +104,7 @@ class VoxtralRealtime(HeardAudio):
         encode = super().encode
         return [encode(module, [payload])[0] for payload in payloads]
 
-    def processor(self, folder: Path, config: Any) -> PacedFeatures:
+    def processor(self, folder: Path, config: Any) -> Any:
         extractor, pace = load_part("AutoFeatureExtractor", folder, trust_remote_code=False), Pace.read(folder)
         if pace.step != extractor.hop_length * config.audio_length_per_tok:
             raise CheckpointError(
@@ -122,7 +122,7 @@ class VoxtralRealtime(HeardAudio):
     def template(self, processor: Any, tokenizer: Any) -> None:
         """Returns ``None``: the model has no conversations."""
 
-    def read(self, processor: PacedFeatures, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
         if not 1 <= len(item) <= processor.longest:
             raise InvalidRequest(
                 f"the audio has {len(item)} samples; allowed: 1 to {processor.longest}, at "
