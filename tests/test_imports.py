@@ -244,11 +244,14 @@ def test_the_walk_sees_imports() -> None:
 
 
 @pytest.mark.real_time
-def test_importing_triolet_does_not_import_torch() -> None:
-    """torch and transformers take seconds; they are imported when an engine starts."""
+def test_importing_triolet_does_not_import_torch(tmp_path: Path) -> None:
+    """torch and transformers take seconds; they are imported when an engine starts. A command checks the model before,
+    and OpenMP is set up between."""
+    (tmp_path / "config.json").write_text('{"model_type": "whisper"}', encoding="utf-8")
     code = (
         "import triolet, sys; triolet.Engine, triolet.ToolFormat; "
+        "from triolet.api.command_line.given import check_model; check_model(sys.argv[1], transcribes=True); "
         "print(sorted({'torch', 'transformers', 'av', 'jinja2'} & set(sys.modules)))"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -20,14 +20,14 @@ def check_model(model: str, *, transcribes: bool = False) -> None:
     model of speech. Hub ids are not looked up here.
     """
     from ...models.checkpoints.files import local_folder, read_config
-    from ...models.speech.known import transcribes as known
+    from ...models.speech.names import MODEL_TYPES
 
     try:
         folder = local_folder(model)
         kind = None if folder is None else read_config(folder).get("model_type")
     except CheckpointError as error:
         raise WrongFile(str(error)) from error
-    if transcribes and kind is not None and not known(kind):
+    if transcribes and kind is not None and kind not in MODEL_TYPES:
         raise WrongFile(
             f"{model} ({kind}) cannot transcribe; allowed: models of speech, such as Whisper. Ask other models that "
             "read audio with triolet generate"

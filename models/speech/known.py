@@ -19,11 +19,6 @@ Make = Callable[[ModelDescription, Any], SpeechModel]
 """Makes the speech model of a description and a checkpoint, which has ``folder``, ``config`` and ``tokenizer``."""
 
 
-def transcribes(model_type: object) -> bool:
-    """True if checkpoints of ``model_type`` transcribe."""
-    return model_type == "whisper" or model_type in _models() or find_manner(model_type) is not None
-
-
 def with_speech(description: ModelDescription, checkpoint: Any, cache_bytes: int) -> ModelDescription:
     """Returns ``description`` with the speech model of ``checkpoint``; unchanged if it does not transcribe.
     ``cache_bytes`` is the size of the encoder cache."""

@@ -21,6 +21,9 @@ from triolet.core.errors import CheckpointError
 from triolet.core.model import ModelDescription
 from triolet.core.speech import Ask, Detection
 from triolet.models.blueprints.read import Blueprints
+from triolet.models.speech.known import _models
+from triolet.models.speech.names import MODEL_TYPES
+from triolet.models.speech.placed import find_manner
 
 from .media import SPEECH, sound
 
@@ -183,3 +186,8 @@ def test_any_tokens_are_cut_into_spans_that_rise(
         assert before.end is not None
         assert before.end <= after.start
     assert cut.next_start is None or cut.next_start > cut.spans[-1].start
+
+
+def test_commands_know_the_name_of_every_model_that_transcribes() -> None:
+    types = transformers.CONFIG_MAPPING.keys()
+    assert {"whisper", *_models(), *filter(find_manner, types)} == MODEL_TYPES
