@@ -342,11 +342,14 @@ def _folder(path: str) -> Path | str:
 def _run(server: Server, *, preload: bool) -> int:
     import trio
 
+    from ..api.speech.word_aligner import check_aligns
     from .listening import Listener
     from .serving import until_told
 
     async def main() -> int:
         async with server.aligner or nullcontext(), server.engines:
+            if server.aligner is not None:
+                check_aligns(server.aligner.model)
             return await until_told(server, listener, preload=preload)
 
     try:

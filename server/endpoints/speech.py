@@ -128,7 +128,7 @@ async def _read(
     options = {"priority": form.priority, "request_id": exchange.id, **options}
     async with (
         engine_of(request, form.model) as engine,
-        engine.stream_transcription(audio, **options, **_aligner(request, engine, options)) as segments,
+        engine.stream_transcription(audio, **(options | _aligner(request, engine, options))) as segments,
     ):
         _check_length(segments.duration, most)
         async for segment in segments:
@@ -146,11 +146,13 @@ async def _read(
 
 
 def _aligner(request: Request, engine: Engine, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns the server's aligner as an option, if words are asked of a model that knows no times of words."""
+    """Returns the server's aligner as an option, if times of words are needed, by the client or to tell speakers apart,
+    and the model knows none."""
     aligner, speech = server_of(request).aligner, engine.model.speech
-    wants = options.get("timestamps") == "word" and options.get("task") != "translate"
-    needs = speech is not None and speech.facts.word_times is None
-    return {"aligner": aligner} if aligner is not None and wants and needs else {}
+    if aligner is None or speech is None or speech.facts.word_times is not None or options.get("task") == "translate":
+        return {}
+    finds_speakers = options.get("speakers") is not None and not speech.facts.names_speakers
+    return {"aligner": aligner, "timestamps": "word"} if finds_speakers or options.get("timestamps") == "word" else {}
 
 
 def _diarized(transcript: Transcript) -> list[DiarizedSegment]:

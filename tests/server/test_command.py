@@ -100,12 +100,21 @@ def test_a_setting_that_does_not_fit_the_model_ends_the_start(
 
 
 @pytest.mark.real_time
-def test_an_aligner_that_cannot_be_opened_ends_the_start(capsys: pytest.CaptureFixture[str]) -> None:
-    aligner = Engine(demo.checkpoint(), config=EngineConfig(max_positions=449))
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        (449, "--max-model-len=449; allowed: up to 448"),
+        (0, "does not align texts; allowed: Qwen3-ForcedAligner and CTC models"),
+    ],
+)
+def test_an_aligner_that_cannot_be_used_ends_the_start(
+    positions: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aligner = Engine(demo.checkpoint(), config=EngineConfig(max_positions=positions))
     with serve.make_context("serve", ["demo"]):
         server = Server(ServerSettings(port=0), Engines({"demo": demo.checkpoint()}), aligner=aligner)
         assert _run(server, preload=False) == FAILED
-    assert "--max-model-len=449; allowed: up to 448" in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_setting_is_for_the_model_that_it_names(tmp_path: Path) -> None:

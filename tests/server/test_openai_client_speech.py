@@ -215,6 +215,8 @@ def test_an_aligner_of_the_server_finds_words_of_models_that_know_no_times(tmp_p
         told = ask(model="speech")
         assert [one.word for one in told.words] == [told.text]
         assert len(ask(model="whisper").words) > 1
+        segments = transcribe(client, speech, model="speech", response_format="diarized_json").segments
+        assert [round(one.end - one.start, 3) for one in segments] == [0.25], "that of their words"
 
 
 @pytest.fixture(scope="module")
