@@ -407,7 +407,8 @@ class EncoderItem:
     ``key`` is the content key: a hash of the samples or pixels and of the processor's identity. Items with the same key
     share one encoding. ``payload`` is the input of the encoder (Whisper: float32 samples, shape (n,), at 16 kHz).
     Without ``spans`` the decoder reads the item through cross-attention; with ``spans`` the item's embeddings take
-    these positions, see `Placeholder`.
+    these positions, see `Placeholder`. ``follows`` may name an item whose audio is the beginning of this one's: if its
+    output is still resident, some encoders compute only what is new.
     """
 
     key: str
@@ -416,6 +417,7 @@ class EncoderItem:
     size: int  # bytes of the encoder's output, which the ledger counts
     spans: tuple[tuple[int, int], ...] = ()
     grid: tuple[int, ...] = ()
+    follows: str = ""
 
     @property
     def placeholder(self) -> Placeholder | None:

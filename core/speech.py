@@ -65,6 +65,7 @@ class SpeechFacts:
             it cannot.
         word_fault: the reason why it cannot.
         lead_steps: the steps by which the times of an alignment are ahead of the sound.
+        reuses: of an audio that goes on, the encoder computes only what is new (`EncoderItem.follows`).
         piece_samples: the samples of which a live session feeds at least so many at a time, since the model hears on
             where it was; 0: it hears whole windows.
         options: the names of the options that not all models have, and that this model has.
@@ -84,6 +85,7 @@ class SpeechFacts:
     word_times: str | None = None
     word_fault: str = "it knows no times"
     lead_steps: int = 0
+    reuses: bool = False
     piece_samples: int = 0
     options: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(factory=dict)

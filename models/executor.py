@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +328,7 @@ class TorchExecutor:
             return
         with device_errors(f"an encode batch of {len(jobs)} items"):
             crossed = now.crossed()
-            encoded = list(map(_encode, (parts.network for parts, _ in crossed), repeat(jobs)))
+            encoded = [_encode(parts.network, _with_known(jobs, outputs)) for parts, outputs in crossed]
         for (_, outputs), found in zip(crossed, encoded, strict=True):
             outputs.add(dict(zip(keys, found, strict=True)))
 
@@ -482,6 +481,14 @@ class TorchExecutor:
     def _opened_now(self) -> _Open:
         assert self._open is not None, "the executor is asleep"
         return self._open
+
+
+def _with_known(jobs: Sequence[EncoderItem], outputs: EncoderOutputs) -> tuple[EncoderItem, ...]:
+    """Returns ``jobs``. The payload of an item that follows a resident one gets the output of that one, "known"."""
+    return tuple(
+        evolve(job, payload={**job.payload, "known": outputs.get(job.follows)}) if job.follows in outputs else job
+        for job in jobs
+    )
 
 
 def _encode(network: Network, jobs: tuple[EncoderItem, ...]) -> Sequence[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from ...core.speech import Sound
 from ..inputs.audio import Samples
@@ -74,6 +74,8 @@ class UtteranceReader:
     _timed: tuple[TimedWord, ...] = field(default=(), init=False)  # stable and provisional, if times are known
     _decided: bool = field(init=False)  # the language is decided
     _temperature: float = field(default=0.0, init=False)  # of the latest text
+    _latest: tuple[int, str] | None = field(default=None, init=False)
+    """The start and the item of the latest reading, if the encoder can go on from there."""
 
     def __attrs_post_init__(self) -> None:
         recipe = self.thorough.recipe
@@ -90,8 +92,12 @@ class UtteranceReader:
         """Reads ``samples``, the audio of ``reading``. Returns the changes."""
         final = reading.pauses or reading.full
         sound = await self.thorough.sound(samples)
+        if self._latest is not None and self._latest[0] == reading.start:
+            sound = evolve(sound, item=evolve(sound.item, follows=self._latest[1]))
         language, decided = await self._language_of(reading, sound)
         attempt = await self._attempt(reading, sound, language)
+        facts, rate = self.thorough.recipe.facts, self.thorough.recipe.description.sampling_rate
+        self._latest = (reading.start, sound.item.key) if facts.reuses and len(samples) >= rate else None
         spoken = self._spoken(attempt, final=final)
         if spoken is None or not (decided or final):
             self.language = language

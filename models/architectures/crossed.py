@@ -34,6 +34,7 @@ Arguments = tuple[tuple[str, torch.dtype | None], ...]
 _MOST_SECONDS = 30  # the longest audio in Moonshine's training (Jeffries et al. 2024); others cut longer audio
 _FRAMES = 100  # of a spectrogram, in a second
 _JOINED = 4  # frames of samples that become one embedding of Moonshine streaming
+_CAUSAL = 4  # embeddings before one that its convolutions see at most
 _USUAL_POSITIONS = 512  # for T5, whose relative positions have no limit
 
 
@@ -199,12 +200,20 @@ class MoonshineStreaming(CrossedFamily):
         )
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
-        """Calls the encoder's parts as the encoder does. Its own masks would leave reference cycles."""
+        """Calls the encoder's parts as the encoder does. Its own masks would leave reference cycles. Of an audio whose
+        beginning is "known", only embeddings that see something new are computed, after those that they see."""
         device, own = place_of(module)
         encoder: Any = module
         encoder = encoder.get_encoder()
+        known = [payload["known"] for payload in payloads if "known" in payload]
+        kept, first = 0, 0
+        if known:
+            before, after = zip(*encoder.config.sliding_windows, strict=True)
+            kept = max(len(known[0]) - 1 - sum(max(right - 1, 0) for right in after), 0)
+            first = max(kept - sum(before) - _CAUSAL, 0)
         with torch.no_grad():
             samples = torch.stack([payload["input_values"] for payload in payloads])
+            samples = samples[:, first * _JOINED * _frame(encoder.config) :]
             hidden, _ = encoder.embedder(samples.to(device, own))
             places = torch.arange(hidden.shape[1], device=device)
             before = places[:, None] - places
@@ -212,8 +221,8 @@ class MoonshineStreaming(CrossedFamily):
                 seen = (before < left) & (before > -max(right, 1))
                 mask = torch.zeros_like(before, dtype=own).masked_fill(~seen, -torch.inf)
                 hidden = layer(hidden, attention_mask=mask[None, None])
-            hidden = encoder.final_norm(hidden)
-        return apart(list(hidden))
+            hidden = encoder.final_norm(hidden)[:, kept - first :]
+        return apart([torch.cat((known[index][:kept], row)) if known else row for index, row in enumerate(hidden)])
 
     def projected(self, module: nn.Module, output: Tensor) -> Tensor:
         decoder = _decoder(module)
@@ -229,6 +238,7 @@ class MoonshineStreaming(CrossedFamily):
             sampling_rate=int(extractor.sampling_rate),
             most_samples=settings.most_embeddings * _JOINED * frame,
             count=partial(streaming_embeddings, frame=frame),
+            extends=not extractor.do_normalize,
         )
 
 

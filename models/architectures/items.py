@@ -77,6 +77,7 @@ class AudioItems(TextPreparer):
     sampling_rate: int  # Hz
     most_samples: int
     _read: Callable[[np.ndarray[Any, Any]], Mapping[str, Tensor]] = field(repr=False)  # makes a payload of samples
+    extends: bool = False  # the output of a longer audio begins as that of its beginning, see `EncoderItem.follows`
     _count: Callable[[int], int]  # the embeddings of a number of samples; less than 1: too few samples
 
     @property

@@ -11,7 +11,7 @@ from ...core.model import ModelDescription
 from ...core.speech import SpeechModel
 from ..architectures.frames import frame_model_types
 from .placed import PlacedSpeech, find_manner
-from .plain import PlainSpeech
+from .plain import plain_speech
 from .prompted import canary_speech, cohere_speech
 from .streamed import frame_speech
 
@@ -30,8 +30,8 @@ def with_speech(description: ModelDescription, checkpoint: Any, cache_bytes: int
 
 def _models() -> dict[object, Make]:
     return {
-        "moonshine": lambda description, _: PlainSpeech(model=description),
-        "moonshine_streaming": lambda description, _: PlainSpeech(model=description),
+        "moonshine": plain_speech,
+        "moonshine_streaming": plain_speech,
         "cohere_asr": cohere_speech,
         "canary": canary_speech,
         **dict.fromkeys(frame_model_types(), frame_speech),

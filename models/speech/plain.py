@@ -39,6 +39,7 @@ class PlainSpeech:
             step_samples=self.model.sampling_rate // STEPS,
             most_tokens=self.model.max_positions - 1,
             begins=True,
+            reuses=getattr(self.model.preparer, "extends", False),
             options=SAMPLING,
             defaults={"beam_size": 1},
         )
@@ -104,3 +105,8 @@ class PlainSpeech:
     def word_tokens(self, written: tuple[int, ...], ask: Ask) -> WordTokens:
         """Is never called, since the model knows no times."""
         raise NotImplementedError
+
+
+def plain_speech(description: ModelDescription, checkpoint: Any) -> PlainSpeech:  # noqa: ARG001  (see `known.Make`)
+    """Returns the speech model of a Moonshine."""
+    return PlainSpeech(model=description)

@@ -367,6 +367,16 @@ def test_models_that_continue_no_text_or_know_no_times_lose_no_word(
     assert all(update.start == update.words[0].start for update in updates if update.words)
 
 
+def test_readings_of_an_utterance_follow_each_other_where_the_encoder_goes_on() -> None:
+    speaker = Speaker()
+    heard(speech(*range(8), 2.0, *range(8, 14), 1.0), speaker, facts={"reuses": True})
+    items = list({request.items[0].key: request.items[0] for request in speaker.requests}.values())
+    lengths = {item.key: len(item.payload) for item in items}
+    followed = [(lengths[item.follows], len(item.payload)) for item in items if item.follows]
+    assert len(followed) > len(items) / 2
+    assert all(RATE <= before <= after for before, after in followed)
+
+
 @given(stable=st.text("ab", max_size=6), later=st.text("ab", max_size=6), spoiled=st.text("abc", max_size=6))
 def test_what_is_said_again_is_found_where_the_text_goes_on(stable: str, later: str, spoiled: str) -> None:
     def as_words(text: str) -> list[TextWord]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from attrs import evolve
 
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest, RequestTooLarge, UnsupportedModel
@@ -106,6 +107,26 @@ def test_moonshine_streaming_encodes_as_transformers_does(opens, folder, samples
     with torch.inference_mode():
         expected = module.eval().get_encoder()(**inputs).last_hidden_state[0]
     torch.testing.assert_close(executor._open.outputs.get(item.key), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("steps", [(16_000, 20_079, 30_002), (40_000, 40_001), (81, 399, 81_920)])
+def test_moonshine_streaming_goes_on_from_an_output_that_is_resident(opens, folder, steps, monkeypatch):
+    """With the output of the beginning or without, the output of the whole is the same; with it, less is computed."""
+    executor, description = opens(folder("moonshine_streaming"))
+    audio = np.random.default_rng(2).standard_normal(max(steps)).astype(np.float32)
+    embedder = executor._open.main.model.module.get_encoder().embedder
+    heard = []
+    embedder.register_forward_pre_hook(lambda module, args: heard.append(args[0].shape[1]))
+    known = ""
+    for size in steps:
+        item = description.preparer.prepare((), audio=[audio[:size]]).items[0]
+        executor.encode((evolve(item, follows=known), evolve(item, key="anew")))
+        found, anew = map(executor._open.outputs.get, (item.key, "anew"))
+        torch.testing.assert_close(found, anew, rtol=1e-4, atol=1e-4)
+        executor.free(("anew", *([known] if known else [])))
+        known = item.key
+    executor.free((known,))
+    assert heard[-2] <= heard[-1]
 
 
 @pytest.mark.parametrize("clip", [{"max_audio_clip_s": 12.0}, {"overlap_chunk_second": 25.0}])
