@@ -115,8 +115,8 @@ class VoxtralRealtime(HeardAudio):
 
     def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
         found = tokenizer.get_vocab().get(_PAD)
-        if found is None:
-            raise CheckpointError(f"the tokenizer has no {_PAD}; download the checkpoint again")
+        if found is None or tokenizer.bos_token is None:
+            raise CheckpointError(f"the tokenizer has no {_PAD} or no bos_token; download the checkpoint again")
         return int(found)
 
     def template(self, processor: Any, tokenizer: Any) -> None:
@@ -180,4 +180,4 @@ class PacedModel(nn.Module):
 
 
 def _conditioned(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, {**inputs, "t_cond": module.condition}
+    return args, {**inputs, "t_cond": module.condition.clone()}  # compiled code keeps its first inputs

@@ -143,7 +143,7 @@ class MediaPreparer(TextPreparer):
                 f"for prompts with {self.medium}; give {self.medium}=..., or open a model of text"
             )
         if self.added and not prompt:
-            prompt = self.written
+            prompt = Rendered(f"{self.tokenizer.bos_token}{self.written}")
         if not isinstance(prompt, str):
             return self._prepare_tokens(tuple(prompt), given)
         self._check_unread([text for text, _ in self.unread if text in prompt])

@@ -24,9 +24,9 @@ def voxtral_prompt(preparer: MediaPreparer, *, language: str = "") -> str:
     return f"{preparer.tokenizer.bos_token}[INST]{preparer.written}[/INST]{named}[TRANSCRIBE]"
 
 
-def realtime_prompt(preparer: MediaPreparer) -> str:
-    """Returns the beginning of a transcription in step with the audio, as mistral_common encodes it."""
-    return f"{preparer.tokenizer.bos_token}{preparer.written}"
+def no_prompt(preparer: MediaPreparer) -> str:  # noqa: ARG001  (see `WritePrompt`)
+    """Returns an empty text: the preparer itself begins a text in step with the audio."""
+    return ""
 
 
 def granite_prompt(preparer: MediaPreparer, *, task: str = "", keywords: str = "", between: str = "") -> str:
@@ -49,7 +49,7 @@ def _asked(preparer: MediaPreparer, content: Any) -> str:
 
 TOWERS: Mapping[str, Mapping[str, Any]] = {
     "voxtral": {"write": voxtral_prompt, "languages": {code: code for code in _VOXTRAL_LANGUAGES}},
-    "voxtral_realtime": {"write": realtime_prompt, "begins": False},
+    "voxtral_realtime": {"write": no_prompt, "begins": False},
     "granite_speech": {"write": granite_prompt, "hotwords": "keywords", "tasks": ("transcribe", "translate")},
     "granite_speech_plus": {"write": partial(granite_prompt, between=" "), "hotwords": "keywords"},
     "fun_asr_nano": {"write": fun_asr_prompt, "hotwords": "keywords", "prompt": "prompt", "languages": _FUN_LANGUAGES},

@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 
-from triolet import CheckpointError, Completion, Engine, EngineConfig, InvalidRequest
+from triolet import CheckpointError, Completion, Engine, EngineConfig, InvalidRequest, UnsupportedModel
 from triolet.api.inputs.audio import Samples
 from triolet.testing.families import make_checkpoint
 
@@ -144,5 +144,14 @@ async def test_a_wrong_pace_is_refused_at_open(changes: dict[str, Any] | None, t
     if changes is not None:
         path.write_text(json.dumps({"audio": {**audio, **changes}}))
     with pytest.raises(CheckpointError, match=told):
+        async with Engine(tmp_path, config=CONFIG):
+            pass
+
+
+async def test_a_model_that_reads_codes_of_a_codec_is_refused(tmp_path: Path) -> None:
+    make_checkpoint("llama", tmp_path)
+    names = {"architectures": ["KyutaiSpeechToTextForConditionalGeneration"]}
+    transformers.KyutaiSpeechToTextConfig(**names).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="'kyutai_speech_to_text' reads codec_config"):
         async with Engine(tmp_path, config=CONFIG):
             pass
