@@ -100,8 +100,9 @@ class ThreadPortal(TrioThread):
             raise
 
     async def ask(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Implements `TrioThread.ask` in a thread, whose end a cancelled call waits for."""
-        return await trio.to_thread.run_sync(partial(function, *arguments), limiter=self._asking)
+        """Implements `TrioThread.ask` in a thread, which a cancelled call leaves alone: it may work for minutes."""
+        asked = partial(function, *arguments)
+        return await trio.to_thread.run_sync(asked, limiter=self._asking, abandon_on_cancel=True)
 
     def may_wait(self, error: BaseException | None) -> bool:
         """Implements `TrioThread.may_wait`. The thread of the trio loop must not wait: the garbage collector may throw

@@ -143,9 +143,11 @@ class Recipe:
             value, default = getattr(self.options, name), fields_dict(TranscribeOptions)[name].default
             if isinstance(value, str) and not value.strip():
                 continue
-            if value is not None and value not in (default, self.facts.defaults.get(name)):
+            allowed = dict.fromkeys((default, self.facts.defaults.get(name, default)))
+            if value is not None and value not in allowed:
                 raise InvalidRequest(
-                    f"{name}={shown(value)}, which {self.description.architecture} cannot use; allowed: {default!r}"
+                    f"{name}={shown(value)}, which {self.description.architecture} cannot use; allowed: "
+                    f"{' or '.join(map(repr, allowed))}"
                 )
         last = self.description.vocabulary_size - 1
         if wrong := [token for token in self.options.suppress_tokens or () if token > last]:

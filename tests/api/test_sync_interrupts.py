@@ -13,21 +13,33 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 import triolet
-from triolet import EngineClosed, EngineError, EngineStateError
+from triolet import EngineClosed, EngineError, EngineStateError, InvalidRequest, Word
 from triolet.actors.worker import Job
 from triolet.api.hosts.thread_host import Interrupts, Wait
+from triolet.testing.sim import SimExecutor
 
 from ..heap import assert_none, expected, garbage
 from ..tracer import Tracer
 from . import hosts
-from .hosts import (
-    on_bench,
-    query,
+from .hosts import SpeakingModel, on_bench, query
+from .test_hosts import ALL_OF_IT
+from .threads import (
+    END,
+    PATIENCE,
+    Signal,
+    SyncBench,
+    ask,
+    loops,
+    ours,
+    press_after,
+    press_in_a_callback,
+    run_program,
+    until,
 )
-from .threads import END, PATIENCE, SyncBench, ask, loops, ours, press_after, press_in_a_callback, run_program, until
 
 pytestmark = pytest.mark.real_time
 
@@ -77,6 +89,24 @@ def test_a_call_is_withdrawn_and_has_ended_when_the_interrupt_is_raised(
         bench.worker.end_hold(held)
         ask(engine, 2)
     assert bench.outcomes() == ["aborted", "finished"]
+
+
+@on_bench
+def test_an_interrupt_does_not_wait_for_the_callers_aligner(bench: SyncBench) -> None:
+    bench.executor = SimExecutor(SpeakingModel())
+    asked, answered = Signal(), Signal()
+
+    class Slow:
+        def align(self, _: Any, text: str, language: str | None = None) -> list[Word]:
+            asked.set()
+            answered.wait()
+            raise InvalidRequest(f"{text} {language}")
+
+    with bench.engine() as engine:
+        press_after(asked.wait)
+        with pytest.raises(KeyboardInterrupt):
+            engine.transcribe(np.ones(16_000, np.float32), **ALL_OF_IT, timestamps="word", aligner=Slow())
+        answered.set()
 
 
 @on_bench
