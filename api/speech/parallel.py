@@ -33,7 +33,8 @@ class _Piece:
 
     stop: int
     walk: Walk | None  # None: the piece is read
-    read: deque[tuple[tuple[Segment, ...], int]] = field(factory=deque, init=False)  # segments and the next start
+    read: deque[tuple[tuple[Segment, ...], int, str | None]] = field(factory=deque, init=False)
+    """The segments of each window, the start of the next one, and the language so far."""
     error: Exception | None = field(default=None, init=False)  # not raised yet
     failed: bool = field(default=False, init=False)  # its task ended with an error
 
@@ -81,7 +82,7 @@ class ParallelTranscription(Transcription):
         return unread if self._cut_to is None else [*unread, (self._cut_to, math.inf)]
 
     def _later(self) -> list[Segment]:
-        return [segment for piece in self._pieces for segments, _ in piece.read for segment in segments]
+        return [segment for piece in self._pieces for segments, _, _ in piece.read for segment in segments]
 
     def _may_cut(self) -> bool:
         """True if there is audio to cut, and no more pieces are unread than are read at once."""
@@ -106,7 +107,8 @@ class ParallelTranscription(Transcription):
             Exception: the piece has failed.
         """
         if piece.read:
-            segments, self._reached = piece.read.popleft()
+            segments, self._reached, language = piece.read.popleft()
+            self.reader.language = self.reader.language or language
             return segments
         error, piece.error = piece.error, None
         _raise(error)
@@ -161,7 +163,7 @@ class ParallelTranscription(Transcription):
                     if segments is None:
                         piece.walk = None
                     else:
-                        piece.read.append((segments, piece.walk.seek))
+                        piece.read.append((segments, piece.walk.seek, piece.walk.language))
                         self._places.total_tokens = min(self._places.total_tokens + 1, self._at_once)
                     self._wake()
             except Exception as error:  # noqa: BLE001  (raised by `next_window`)

@@ -227,7 +227,7 @@ class Transcription:
 
     async def _next(self) -> Iterable[Segment] | None:
         segments = await self._walk.next_window()
-        self._reached = self._walk.seek
+        self._reached, self.reader.language = self._walk.seek, self.reader.language or self._walk.language
         self.recording.forget(self._reached)
         return segments
 

@@ -61,6 +61,9 @@ class Walk:
         limit: the end of the stretch; infinity: the end of the audio.
         first: the stretch is the first one, so that its first window begins with the prefix.
         name: a part of the ids of its requests.
+
+    Attributes:
+        language: the code of the language that the model wrote first; ``None``: it has written none.
     """
 
     reader: WindowReader
@@ -71,6 +74,7 @@ class Walk:
     limit: float = math.inf
     first: bool = True
     name: str = ""
+    language: str | None = field(default=None, init=False)
     _history: History = field(init=False)
     _spoken: int = field(default=0, init=False)  # the end of the last segment
     _windows: int = field(default=0, init=False)
@@ -101,7 +105,7 @@ class Walk:
             by_model = self.recipe.options.aligner is None
             words = self._with_words(read, attempt, start) if by_model else self._aligned(read, attempt, start, samples)
             read = self._heard(await words, start, stop)
-        self.reader.language = self.reader.language or read.language
+        self.language = self.language or read.language
         self._remember(attempt.assessment, read)
         if read.segments:
             self._spoken = self.recipe.samples(read.segments[-1].end)
@@ -198,7 +202,7 @@ class Walk:
 
     async def _aligned(self, read: Read, attempt: Attempt, start: int, samples: Samples) -> Read:
         """Returns ``read`` with words of the aligner, which hears the sound of each segment."""
-        language, found = attempt.ask.language or read.language or self.reader.language, list[Segment]()
+        language, found = attempt.ask.language or read.language or self.language, list[Segment]()
         for segment in read.segments:
             first, last = (self.recipe.samples(time) - start for time in (segment.start, segment.end))
             found.append(await self.reader.with_words(segment, samples[first:last], language))

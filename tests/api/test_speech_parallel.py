@@ -13,10 +13,12 @@ from attrs import define, evolve, field
 from triolet.api.inputs.audio import Samples
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.plan import Plan
+from triolet.api.speech.reader import WindowReader
 from triolet.api.speech.segments import SegmentStream
 from triolet.api.speech.windows import Generated
 from triolet.core.plan import AlignedTokens
 from triolet.core.request import Request
+from triolet.models.speech.whisper import WhisperSpeech
 
 from .speech import (
     EVERYTHING,
@@ -88,6 +90,26 @@ async def test_segments_come_in_order_whatever_ends_first() -> None:
                 await settle()
                 assert told == expected
     assert transcription.position == 3
+
+
+async def test_the_language_that_a_model_writes_is_that_of_the_first_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, draft, cut = Gates(), WhisperSpeech.draft, WhisperSpeech.cut
+    monkeypatch.setattr(WindowReader, "probes", False)
+    monkeypatch.setattr(
+        WhisperSpeech, "draft", lambda model, sound, ask: draft(model, sound, evolve(ask, language="de"))
+    )
+    monkeypatch.setattr(
+        WhisperSpeech, "cut", lambda model, ids, ask: evolve(cut(model, ids, ask), language=model.decode(ids))
+    )
+    async with begin_parallel(ramp(2), run, options_of(language=None), SECOND) as transcription:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(transcription.next_window)
+            await settle()
+            for second, language in ((1, "en"), (0, "fr")):
+                run.answered = answer(0.0, language, 5.0)
+                run.gate(second).set()
+                await settle()
+        assert transcription.progress().so_far.language == "fr"
 
 
 async def test_who_stops_early_keeps_the_text_of_every_window_that_was_read() -> None:
