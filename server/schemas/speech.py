@@ -191,7 +191,7 @@ class VerboseWord(Answer):
 
 class VerboseAnswer(Answer):
     """The format verbose_json. ``language`` is the English name of the text's language: in a transcription that of the
-    speech, empty if nobody speaks; in a translation english.
+    speech, empty if it is not known; in a translation english.
     """
 
     task: Literal["transcribe", "translate"]
