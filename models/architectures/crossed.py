@@ -208,9 +208,9 @@ class MoonshineStreaming(CrossedFamily):
         known = [payload["known"] for payload in payloads if "known" in payload]
         kept, first = 0, 0
         if known:
-            before, after = zip(*encoder.config.sliding_windows, strict=True)
-            kept = max(len(known[0]) - 1 - sum(max(right - 1, 0) for right in after), 0)
-            first = max(kept - sum(before) - _CAUSAL, 0)
+            lefts, rights = zip(*encoder.config.sliding_windows, strict=True)
+            kept = max(len(known[0]) - 1 - sum(max(right - 1, 0) for right in rights), 0)
+            first = max(kept - sum(lefts) - _CAUSAL, 0)
         with torch.no_grad():
             samples = torch.stack([payload["input_values"] for payload in payloads])
             samples = samples[:, first * _JOINED * _frame(encoder.config) :]
