@@ -154,7 +154,7 @@ def sweep_all(
         if pool is not None:
             for process in list((pool._processes or {}).values()):
                 process.terminate()  # a worker may mistake the terminal's ^C for an injected one
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # the end of the interpreter would race with its thread
     return report
 
 
