@@ -15,6 +15,7 @@ import triolet
 from triolet.core import errors, events
 from triolet.core.config import EngineConfig
 from triolet.core.ledger_table import transition_table
+from triolet.models.speech.names import MODEL_TYPES
 from triolet.testing.sim import sim_engine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -164,3 +165,9 @@ def test_every_error_has_a_row_that_says_what_becomes_of_it():
     told, _, _ = rest.partition("\n## ")
     classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
     assert classes - {"TrioletError", "CallerError"} <= set(re.findall(r"\w+", told))
+
+
+def test_every_model_of_speech_has_a_row():
+    """And the rows have no other."""
+    table = [line for line in read("docs/speech_models.md").splitlines() if line.startswith("| ")][1:]
+    assert {name for line in table for name in code_spans(line.split("|")[2])} == set(MODEL_TYPES)
