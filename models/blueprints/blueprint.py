@@ -118,6 +118,11 @@ class Blueprint:
         )
 
     @property
+    def memory_bytes(self) -> int:
+        """The most bytes of what the encoder remembers of audio that it hears piece by piece."""
+        return 0
+
+    @property
     def chosen(self) -> Budget:
         """The chosen numbers of pages and slots."""
         assert self.budget is not None, "pages and slots are counted when the weights are loaded"

@@ -41,6 +41,16 @@ class FrameBlueprint(ModuleBlueprint):
             page_size=self.positions,
         )
 
+    @property
+    def memory_bytes(self) -> int:
+        if not self.checkpoint.family.causal:
+            return 0
+        encoder = self.checkpoint.config.encoder_config
+        of_a_layer = encoder.hidden_size * (2 * encoder.sliding_window + encoder.conv_kernel_size)
+        of_subsampling = 2 * encoder.subsampling_conv_channels * encoder.num_mel_bins
+        numbers = encoder.num_hidden_layers * of_a_layer + of_subsampling
+        return _MEMORIES * numbers * self.dtype.itemsize
+
     def read(self) -> nn.Module:
         family, folder = self.checkpoint.family, self.checkpoint.folder
         others = () if self.config.decodes else family.others

@@ -38,7 +38,10 @@ class Memories:
         return self._kept.pop(key, None)
 
     def keep(self, key: str, memory: Memory) -> None:
-        """Keeps the memory of the audio up to item ``key``."""
+        """Keeps the memory of the audio up to item ``key``. Keys and values are copied, since they are parts of larger
+        tensors."""
+        for layer in memory.past_key_values.layers:
+            layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         self._kept[key] = memory
         while len(self._kept) > self.most:
             self._kept.popitem(last=False)
