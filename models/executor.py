@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from .machine.host import choose_threads
 from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs, check_lent, from_host, to_host
 from .memory.resources import ReleaseReport, ResourceStack
-from .networks.network import Feed, Network, Record
+from .networks.network import Feed, Record
 from .sampler import Sampler
 from .sampling.beams import Search
 from .sampling.logits import RuleMasks
@@ -328,7 +329,7 @@ class TorchExecutor:
             return
         with device_errors(f"an encode batch of {len(jobs)} items"):
             crossed = now.crossed()
-            encoded = [_encode(parts.network, _with_known(jobs, outputs)) for parts, outputs in crossed]
+            encoded = list(map(_encode, crossed, repeat(jobs)))
         for (_, outputs), found in zip(crossed, encoded, strict=True):
             outputs.add(dict(zip(keys, found, strict=True)))
 
@@ -491,8 +492,9 @@ def _with_known(jobs: Sequence[EncoderItem], outputs: EncoderOutputs) -> tuple[E
     )
 
 
-def _encode(network: Network, jobs: tuple[EncoderItem, ...]) -> Sequence[Tensor]:
-    encoded = network.encode(jobs)
+def _encode(owned: tuple[Parts, EncoderOutputs], jobs: tuple[EncoderItem, ...]) -> Sequence[Tensor]:
+    parts, outputs = owned
+    encoded = parts.network.encode(_with_known(jobs, outputs))
     broken = [job.key for job, output in zip(jobs, encoded, strict=True) if not output.isfinite().all()]
     if broken:
         raise EncodeFailed(f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity")
