@@ -484,17 +484,9 @@ class TorchExecutor:
         return self._open
 
 
-def _with_known(jobs: Sequence[EncoderItem], outputs: EncoderOutputs) -> tuple[EncoderItem, ...]:
-    """Returns ``jobs``. The payload of an item that follows a resident one gets the output of that one, "known"."""
-    return tuple(
-        evolve(job, payload={**job.payload, "known": outputs.get(job.follows)}) if job.follows in outputs else job
-        for job in jobs
-    )
-
-
 def _encode(owned: tuple[Parts, EncoderOutputs], jobs: tuple[EncoderItem, ...]) -> Sequence[Tensor]:
     parts, outputs = owned
-    encoded = parts.network.encode(_with_known(jobs, outputs))
+    encoded = parts.network.encode(outputs.beside(jobs))
     broken = [job.key for job, output in zip(jobs, encoded, strict=True) if not output.isfinite().all()]
     if broken:
         raise EncodeFailed(f"the encoder's output for {broken} is not finite; check the samples for NaN and infinity")

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 from torch import Tensor
 
 from ...core.errors import BorrowFailed
 from ...core.plan import HostArray, LentOutput
+from ...core.request import EncoderItem
 
 
 @define(eq=False)
@@ -31,6 +32,13 @@ class EncoderOutputs:
         """Returns the output of ``key``, which must be resident."""
         assert key in self._outputs, f"encoder output {key!r} is read but not resident"
         return self._outputs[key]
+
+    def beside(self, jobs: Sequence[EncoderItem]) -> tuple[EncoderItem, ...]:
+        """Returns ``jobs``. The payload of an item that follows a resident one gets the output of that one, "known"."""
+        return tuple(
+            evolve(job, payload={**job.payload, "known": self._outputs[job.follows]}) if job.follows in self else job
+            for job in jobs
+        )
 
     def free(self, keys: tuple[str, ...]) -> None:
         """Drops the outputs of ``keys``. If one of them is not resident, none is dropped."""

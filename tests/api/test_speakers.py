@@ -169,6 +169,6 @@ async def read_on_after_a_fault(trial: Trial) -> None:
 
 
 def test_no_fault_at_any_step_costs_a_speaker() -> None:
-    report = sweep_program(read_on_after_a_fault, runs=400)
+    report = sweep_program(read_on_after_a_fault, runs=200)
     assert report.failures == [], "\n".join(map(str, report.failures))
     assert report.faults >= 100

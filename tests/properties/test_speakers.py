@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.api.inputs.audio import Samples
@@ -57,6 +57,7 @@ def heard(samples: Samples, block: int = 8 * RATE, *, least: int = 1, most: int 
 
 
 @given(talks, st.sampled_from([FRAME, RATE, 20 * RATE]))
+@settings(max_examples=30)
 def test_turns_never_overlap_and_cover_the_speech_whatever_the_blocks(talk: Talk, block: int) -> None:
     samples = audio_of(talk)
     found = heard(samples)
@@ -72,12 +73,14 @@ def test_turns_never_overlap_and_cover_the_speech_whatever_the_blocks(talk: Talk
 
 
 @given(talks, st.permutations(range(8)))
+@settings(max_examples=30)
 def test_voices_that_change_places_change_nothing_else(talk: Talk, voices: list[int]) -> None:
     plain = named_turns(heard(audio_of(talk)), ())
     assert named_turns(heard(audio_of(talk, voices)), ()) == plain
 
 
 @given(talks, st.integers(1, 4))
+@settings(max_examples=30)
 def test_there_are_never_more_voices_than_are_allowed(talk: Talk, most: int) -> None:
     found = heard(audio_of(talk), least=most, most=most)
     assert len({one.voice for one in found.turns}) <= most
