@@ -49,7 +49,7 @@ class FrameBlueprint(ModuleBlueprint):
         of_a_layer = encoder.hidden_size * (2 * encoder.sliding_window + encoder.conv_kernel_size)
         of_subsampling = 2 * encoder.subsampling_conv_channels * encoder.num_mel_bins
         numbers = encoder.num_hidden_layers * of_a_layer + of_subsampling
-        return _MEMORIES * numbers * self.dtype.itemsize
+        return int(_MEMORIES * numbers * self.dtype.itemsize)
 
     def read(self) -> nn.Module:
         family, folder = self.checkpoint.family, self.checkpoint.folder
