@@ -32,7 +32,9 @@ _LEAVES = 2**17  # bytes: memory of a larger body is given back to the system
 _LARGE = 2**20  # bytes: memory of larger copies is given back at once
 _MOST_NAME = 100  # characters of a member's name that are compared and shown
 _MOST_FIELDS = 128  # fields of a form beside its file
-_MOST_FIELD = 8 * 2**20  # bytes: the reference of a known speaker is a field
+_MOST_FIELD = 256 * 2**10  # bytes
+_MOST_AUDIO = 8 * 2**20  # bytes of a field that is audio
+_AUDIO = ("known_speaker_references", "known_speaker_references[]")
 _MOST_FIELDS_TOGETHER = 32 * 2**20  # bytes, which stay in memory
 _NEAR = 0.75  # likeness from which a name counts as mistyped
 _CHARSETS = frozenset({"utf-8", "utf8"})
@@ -153,9 +155,7 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
 async def _parsed(request: Request, spool_bytes: int) -> FormData:
     try:
         async with aclosing(request.stream()) as stream:
-            parser = _FormParser(
-                request.headers, stream, max_files=1, max_fields=_MOST_FIELDS, max_part_size=_MOST_FIELD
-            )
+            parser = _FormParser(request.headers, stream, max_files=1, max_fields=_MOST_FIELDS)
             parser.spool_max_size = spool_bytes
             return await parser.parse()
     except (MultiPartException, KeyError, UnicodeError) as error:
@@ -164,9 +164,14 @@ async def _parsed(request: Request, spool_bytes: int) -> FormData:
 
 
 class _FormParser(MultiPartParser):
-    """Bounds the memory of all fields together."""
+    """Bounds each field, by its name, and the memory of all fields together."""
 
     _taken = 0  # bytes of fields
+
+    def on_headers_finished(self) -> None:
+        """Begins a part, as the parser asks."""
+        super().on_headers_finished()
+        self.max_part_size = _MOST_AUDIO if self._current_part.field_name in _AUDIO else _MOST_FIELD
 
     def on_part_data(self, data: bytes, start: int, end: int) -> None:
         """Takes a piece of a part, as the parser asks."""

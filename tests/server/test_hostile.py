@@ -168,9 +168,12 @@ def test_a_form_may_say_that_it_is_unicode(patient: Served, charset: str) -> Non
 def test_the_members_of_a_form_are_bounded(patient: Served) -> None:
     """Before they are all there."""
     many = {f"timestamp_granularities{'[]'}{' ' * index}": "word" for index in range(128)}
-    found, told = patient.post(SPEECH, form(b"noise", model="whisper", **many), FORM)
-    why = "Too many fields. Maximum number of fields is 128."
-    assert (found, told["error"]["message"]) == (400, f"the form cannot be read: {why}")
+    for members, why in (
+        (many, "Too many fields. Maximum number of fields is 128."),
+        ({"prompt": "x" * (2**18 + 1)}, "Part exceeded maximum size of 256KB."),
+    ):
+        found, told = patient.post(SPEECH, form(b"noise", model="whisper", **members), FORM)
+        assert (found, told["error"]["message"]) == (400, f"the form cannot be read: {why}")
 
 
 # -- sizes -----------------------------------------------------------------------------------------------------------
