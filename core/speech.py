@@ -58,7 +58,6 @@ class SpeechFacts:
         languages: the codes of the languages that a caller may name; empty: none.
         detection: the way in which the language is found.
         tasks: ``"transcribe"``, or ``"translate"`` too.
-        writes_times: the model writes when its spans begin and end.
         begins: the model continues the tokens that it is given as the beginning of a text.
         names_speakers: the model writes who speaks. A name belongs to one window, so windows are as long as can be.
         word_times: the way in which the model itself finds the times of words, as in `Transcript.word_times`; ``None``:
@@ -79,7 +78,6 @@ class SpeechFacts:
     languages: tuple[str, ...] = ()
     detection: Detection = Detection.SILENT
     tasks: tuple[str, ...] = ("transcribe",)
-    writes_times: bool = False
     begins: bool = False
     names_speakers: bool = False
     word_times: str | None = None

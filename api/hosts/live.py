@@ -55,23 +55,22 @@ def _session(
     if shared.seed is None:
         shared = evolve(shared, seed=secrets.randbits(62))
     recipe = Recipe(options=shared, description=description)
-    best_of = 1 if "best_of" in recipe.facts.options else shared.best_of
-    interim = evolve(shared, temperature=recipe.temperatures[:1], beam_size=1, best_of=best_of)
-    readers = [
-        WindowReader(Recipe(options=one, description=description), run, request_id, once=one is interim)
-        for one in (interim, shared)
-    ]
     facts = recipe.facts
     if len(recipe.hotwords) > facts.history_tokens:
         raise InvalidRequest(
             f"hotwords={shown(shared.hotwords)} has {len(recipe.hotwords)} tokens; allowed: up to "
             f"{facts.history_tokens}"
         )
-    reader: UtteranceReader | StreamReader = UtteranceReader(*readers)
-    longest = min(facts.window_samples, recipe.samples(_LONGEST))
+    thorough = WindowReader(recipe, run, request_id)
+    reader: UtteranceReader | StreamReader
     if facts.piece_samples:
         model: Any = recipe.model
-        reader, longest = StreamReader(readers[-1], model), recipe.samples(_LONGEST_STREAM)
+        reader, longest = StreamReader(thorough, model), recipe.samples(_LONGEST_STREAM)
+    else:
+        best_of = 1 if "best_of" in facts.options else shared.best_of
+        quick = evolve(shared, temperature=recipe.temperatures[:1], beam_size=1, best_of=best_of)
+        interim = WindowReader(Recipe(options=quick, description=description), run, request_id, once=True)
+        reader, longest = UtteranceReader(interim, thorough), min(facts.window_samples, recipe.samples(_LONGEST))
     endpointer = Endpointer(
         sampling_rate=description.sampling_rate,
         frame_samples=detector.frame_samples,

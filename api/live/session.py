@@ -267,8 +267,9 @@ class LiveTranscription:
             if reading is not None:
                 await self._make(reading)
             elif self._endpointer.is_over:
+                rest = await self._reader.end()
                 self._endpointer.next()
-                self._tell(await self._reader.end(), ends=True)
+                self._tell(rest, ends=True)
                 self._forget()
             elif self._heard:
                 self._read = True

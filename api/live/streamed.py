@@ -25,7 +25,7 @@ class StreamReader:
     """Reads one utterance after the other, piece by piece. A word is stable when the next one begins, since nothing
     that was written changes.
 
-    A reading changes the state only after its last await.
+    Each piece changes the state only after its last await.
 
     Attributes:
         language: the code of the language that the caller named or the model wrote last; ``None`` before it has.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checkpoints.loading import place_of
 
-Remembered = Mapping[str, Any]
+Caches = Mapping[str, Any]
 """The caches of a causal encoder, by the names of its arguments."""
 
 
@@ -25,12 +25,14 @@ class AudioPiece:
         features: the spectra from the beginning of the audio to the end of the piece, float32 [hops, bands].
         first: the first hop of the piece.
         follows: the key of the item before; "": the piece is the first one.
+        last: no piece follows.
         inputs: further inputs of the encoder.
     """
 
     features: Tensor = field(repr=False)
     first: int
     follows: str
+    last: bool
     inputs: Mapping[str, Tensor]
 
 
@@ -85,7 +87,7 @@ class Pieces:
         made.pop("attention_mask", None)
         spectra = made.pop("input_features")[again : again + ends[-1] - first]
         features = spectra if before is None else torch.cat((known, spectra))
-        return AudioPiece(features=features, first=first, follows=follows, inputs=made)
+        return AudioPiece(features=features, first=first, follows=follows, last=last and ends[-1] >= whole, inputs=made)
 
 
 def chunk_ends(factor: int, ahead: int, first: int, stop: int, *, last: bool = False) -> Iterator[int]:
@@ -104,12 +106,12 @@ def chunk_ends(factor: int, ahead: int, first: int, stop: int, *, last: bool = F
         first = end
 
 
-def hear_on(module: Any, piece: AudioPiece, factor: int, remembered: Remembered) -> tuple[Tensor, Remembered]:
+def hear_on(module: Any, piece: AudioPiece, factor: int, state: Caches) -> tuple[Tensor, Caches]:
     """Hears ``piece`` chunk by chunk.
 
     Args:
         factor: the hops of one frame.
-        remembered: the caches of the audio before, which are changed; empty: all is heard from the beginning.
+        state: the caches after the audio before, which are changed; empty: all is heard from the beginning.
 
     Returns:
         The frames of the piece, [frames, width] in storage of their own, and the caches.
@@ -117,15 +119,13 @@ def hear_on(module: Any, piece: AudioPiece, factor: int, remembered: Remembered)
     device, own = place_of(module)
     inputs = {name: tensor[None].to(device) for name, tensor in piece.inputs.items()}
     ahead = int(inputs.pop("num_lookahead_tokens"))
-    start, rows = piece.first if remembered else 0, []
+    start, rows = piece.first if state else 0, []
     for stop in chunk_ends(factor, ahead, start, len(piece.features)):
         features = piece.features[None, start:stop].to(device, own)
         with torch.no_grad():
-            heard = module.get_audio_features(
-                features, num_lookahead_tokens=ahead, use_cache=True, **inputs, **remembered
-            )
-        remembered = {"past_key_values": heard.past_key_values, "padding_cache": heard.padding_cache}
+            heard = module.get_audio_features(features, num_lookahead_tokens=ahead, use_cache=True, **inputs, **state)
+        state = {"past_key_values": heard.past_key_values, "padding_cache": heard.padding_cache}
         if start >= piece.first:
             rows.append(heard.pooler_output[0].to(own))
         start = stop
-    return torch.cat(rows), remembered
+    return torch.cat(rows), state

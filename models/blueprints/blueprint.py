@@ -118,8 +118,8 @@ class Blueprint:
         )
 
     @property
-    def memory_bytes(self) -> int:
-        """The most bytes of what the encoder remembers of audio that it hears piece by piece."""
+    def state_bytes(self) -> int:
+        """The most bytes of the states of an encoder that hears audio piece by piece."""
         return 0
 
     @property

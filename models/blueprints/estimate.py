@@ -83,7 +83,7 @@ def planned(blueprints: Blueprints, weights: int, native: int = 0) -> DeviceMemo
     library."""
     main, draft = blueprints.main, blueprints.draft
     together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
-    taken = weights + main.memory_bytes
+    taken = weights + main.state_bytes
     budget = Budget.choose(main.config, main.sizes, together, Available.at_most(main.devices or (main.device,), taken))
     pages = budget.pages + 1 if together.page else 0
     return DeviceMemory(
@@ -94,7 +94,7 @@ def planned(blueprints: Blueprints, weights: int, native: int = 0) -> DeviceMemo
             "self_kv": pages * together.page,
             "cross_kv": budget.slots * together.slot,
             "encoder_outputs": main.config.encoder_cache_bytes if encodes(main) else 0,
-            "encoder_memories": main.memory_bytes,
+            "encoder_states": main.state_bytes,
         },
     )
 

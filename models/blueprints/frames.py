@@ -13,14 +13,14 @@ from ..architectures.frames_checkpoint import FrameCheckpoint
 from ..architectures.items import ItemSettings
 from ..checkpoints.loading import load_module
 from ..memory.budget import KVSizes
+from ..memory.encoder_states import EncoderStates
 from ..memory.frames import FrameSlots, FrameStates
-from ..memory.heard import Memories
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.frames import FrameEncoder, FrameNetwork
 from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
 
-_MEMORIES = 16  # live sessions whose encoders go on where they were; others hear an utterance again
+_STATES = 16  # live sessions whose encoders go on where they were; others hear an utterance again
 
 
 @frozen(kw_only=True, eq=False)
@@ -42,14 +42,14 @@ class FrameBlueprint(ModuleBlueprint):
         )
 
     @property
-    def memory_bytes(self) -> int:
+    def state_bytes(self) -> int:
         if not self.checkpoint.family.causal:
             return 0
         encoder = self.checkpoint.config.encoder_config
         of_a_layer = encoder.hidden_size * (2 * encoder.sliding_window + encoder.conv_kernel_size)
         of_subsampling = 2 * encoder.subsampling_conv_channels * encoder.num_mel_bins
         numbers = encoder.num_hidden_layers * of_a_layer + of_subsampling
-        return int(_MEMORIES * numbers * self.dtype.itemsize)
+        return int(_STATES * numbers * self.dtype.itemsize)
 
     def read(self) -> nn.Module:
         family, folder = self.checkpoint.family, self.checkpoint.folder
@@ -69,7 +69,7 @@ class FrameBlueprint(ModuleBlueprint):
         encoder = FrameEncoder(
             model=model,
             family=family,
-            memories=own("encoder_memories", Memories(_MEMORIES)) if family.causal else None,
+            states=own("encoder_states", EncoderStates(_STATES)) if family.causal else None,
             factor=family.factor(self.checkpoint.config),
         )
         if not self.config.decodes:

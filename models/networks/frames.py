@@ -21,8 +21,8 @@ from ...core.request import EncoderItem
 from ..architectures.frames import FrameFamily
 from ..architectures.streamed import AudioPiece, hear_on
 from ..memory.encoder_outputs import EncoderOutputs
+from ..memory.encoder_states import EncoderState, EncoderStates
 from ..memory.frames import FrameSlots, FrameStates
-from ..memory.heard import Memories, Memory
 from ..memory.module import TransformerModel
 from ..memory.rows import slot_of
 from ..sampling.logits import largest
@@ -40,7 +40,7 @@ class FrameEncoder:
 
     model: TransformerModel
     family: FrameFamily
-    memories: Memories | None  # None: the encoder hears whole windows
+    states: EncoderStates | None  # None: the encoder hears whole windows
     factor: int  # hops of a frame
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
@@ -51,14 +51,16 @@ class FrameEncoder:
         return [pieces[job.key] for job in jobs]
 
     def _hear_on(self, job: EncoderItem) -> Tensor:
-        """Encodes an item that continues another, with what is remembered of the audio before."""
+        """Encodes an item that continues another, from the state after that one. No state is kept after the last
+        piece."""
         piece = job.payload
-        assert self.memories is not None, "a piece is heard, but the encoder hears whole windows"
-        memory = self.memories.take(piece.follows)
-        remembered = {} if memory is None else {name: getattr(memory, name) for name in fields_dict(Memory)}
-        rows, now = hear_on(self.model.module, piece, self.factor, remembered)
+        assert self.states is not None, "a piece is heard, but the encoder hears whole windows"
+        state = self.states.take(piece.follows)
+        known = {} if state is None else {name: getattr(state, name) for name in fields_dict(EncoderState)}
+        rows, now = hear_on(self.model.module, piece, self.factor, known)
         assert len(rows) == job.embeddings, f"item {job.key!r} has {len(rows)} embeddings, not {job.embeddings}"
-        self.memories.keep(job.key, Memory(**now))
+        if not piece.last:
+            self.states.keep(job.key, EncoderState(**now))
         return rows
 
 

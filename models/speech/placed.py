@@ -115,7 +115,6 @@ class PlacedSpeech(PlainSpeech):
             languages=tuple(manner.languages),
             detection=Detection.WRITTEN if manner.marker else Detection.SILENT,
             tasks=manner.tasks,
-            writes_times=manner.in_turns,
             begins=begins,
             names_speakers=manner.in_turns,
             word_fault="it writes times of turns only" if manner.in_turns else "it knows no times",

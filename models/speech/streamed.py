@@ -26,8 +26,8 @@ class StreamedSpeech(FrameSpeech):
         return pieces
 
     def hear_on(self, samples: Any, before: Sound | None, language: str | None, *, last: bool) -> Sound | None:
-        """Returns the next piece, as many whole chunks of the encoder as are new; with ``last`` the last chunk may be
-        shorter."""
+        """Returns the next piece, as many whole chunks of the encoder as are new; with ``last``, silence fills the last
+        chunk up."""
         known = None if before is None else before.item
         payload, follows = (None, "") if known is None else (known.payload, known.key)
         piece = self._pieces.next(samples, payload, follows, last=last)

@@ -49,7 +49,6 @@ class WhisperSpeech:
             languages=tuple(tokens.language_ids) or ("en",),
             detection=Detection.PROBED,
             tasks=tuple(tokens.task_ids) or ("transcribe",),
-            writes_times=True,
             begins=True,
             word_times="cross-attention" if fault is None else None,
             word_fault=fault or "",

@@ -37,16 +37,18 @@ def reference(request: Any, tmp_path_factory: Any) -> Reference:
     return Reference.of(request.param, tmp_path_factory.mktemp(request.param))
 
 
-async def live(engine: Any, samples: Samples, size: int) -> list[triolet.LiveText]:
-    """The updates of a session that is fed ``samples`` in chunks of ``size``."""
+async def live(engine: Any, samples: Samples, size: int) -> tuple[list[triolet.LiveText], int]:
+    """The updates of a session that is fed ``samples`` in chunks of ``size``, and the most bytes of encoder states."""
     run = partial(engine._reached()._engine._run_together, priority=0, wait=True)
-    found = []
+    found, held = [], 0
     options = read_live_options({"step": 0.2})
     async with open_live(options, engine.model, run, request_id="live", detector=PaperVoice()) as session:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_feed, session, samples, size)
-            found += [update async for update in session]
-    return found
+            async for update in session:
+                found.append(update)
+                held = max(held, engine.statistics().device.by_owner["encoder_states"])
+    return found, held
 
 
 async def _feed(session: Any, samples: Samples, size: int) -> None:
@@ -68,13 +70,14 @@ async def test_live_text_is_that_of_the_whole_utterance(reference: Reference, si
     pause = np.zeros(2 * RATE, np.float32)
     audio = np.concatenate([noise(4.3), pause, noise(2.1, 1), pause])
     async with triolet.Engine(reference.folder, config=config) as engine:
-        updates = await live(engine, audio, size)
+        updates, held = await live(engine, audio, size)
         assert [update.utterance for update in updates if update.ends_utterance] == [0, 1]
         end = round(next(update.position for update in updates if update.ends_utterance) * RATE)
         whole = await engine.transcribe(filled(engine, audio[:end]), voice_activity="off", timestamps="word")
         assert engine.statistics().encoder_cache.encoded > 2  # of the session: pieces, not windows
-        thought = estimate(reference.folder, config).by_owner["encoder_memories"] / 16  # of each
-        assert thought / 2 < engine.statistics().device.by_owner["encoder_memories"] / 2 <= thought
+        assert engine.statistics().device.by_owner["encoder_states"] == 0, "no piece follows the last"
+        thought = estimate(reference.folder, config).by_owner["encoder_states"] / 16  # of each
+        assert thought / 2 < held <= thought
     first = [word for update in updates if not update.utterance for word in update.words]
     assert "".join(word.text for word in first) == "".join(segment.text for segment in whole.segments)
     assert {update.stable for update in updates} == {"".join(word.text for word in update.words) for update in updates}

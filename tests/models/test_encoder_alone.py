@@ -109,7 +109,7 @@ def check_alone(name: str, path: Path, opens: Opens, config: EngineConfig = SMAL
     assert held.keys() == share.keys()
     assert all(torch.equal(tensor, share[key]) for key, tensor in held.items())
     counts = alone.memory().by_owner
-    assert counts.pop("encoder_memories", 0) == 0
+    assert counts.pop("encoder_states", 0) == 0
     assert counts == {"weights": bytes_of(share), "encoder_outputs": 0, "rule_masks": 0}
     has_all = name == "granite_speech5"  # its head is a part of its encoder
     assert has_all or counts["weights"] < whole.memory().by_owner["weights"]
