@@ -9,6 +9,17 @@ HIDDEN = 48
 LAYERS = 2
 POSITIONS = 512  # of the text models
 TARGETS = 256  # positions of the encoder-decoders
+FAST_CONFORMER = {
+    "hidden_size": 32,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "conv_kernel_size": 9,
+    "subsampling_factor": 8,
+    "subsampling_conv_channels": 8,
+    "num_mel_bins": 16,
+}
+"""The settings of a small FastConformer: an embedding for each 80 ms of audio."""
 
 
 def special_ids(tokenizer: Any) -> dict[str, int]:

@@ -11,23 +11,13 @@ from typing import Any
 import numpy as np
 
 from ..models.architectures.frontends import PairedDeltaMel
-from .checkpoints import LAYERS, random_model
+from .checkpoints import FAST_CONFORMER, LAYERS, random_model
 from .words import QWEN
 
 _WIDTH = 24  # of the prediction network
 _BLANK = 3.0  # see `_vary`
 _SYMBOLS = 3  # the most emissions at one frame
-_ENCODER = {
-    "hidden_size": 32,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "conv_kernel_size": 9,
-    "subsampling_factor": 8,
-    "subsampling_conv_channels": 8,
-    "num_mel_bins": 16,
-    "max_position_embeddings": 101,  # windows of 8 s
-}
+_ENCODER = {**FAST_CONFORMER, "max_position_embeddings": 101}  # windows of 8 s
 _STREAMING = {
     "model_type": "nemotron_asr_streaming_encoder",
     **_ENCODER,

@@ -7,7 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .checkpoints import HIDDEN, LAYERS, TARGETS, random_model, save_checkpoint, special_ids, text_settings
+from .checkpoints import (
+    FAST_CONFORMER,
+    HIDDEN,
+    LAYERS,
+    TARGETS,
+    random_model,
+    save_checkpoint,
+    special_ids,
+    text_settings,
+)
 from .tower_families import TOWER_MAKERS
 from .words import LLAMA, QWEN
 
@@ -27,10 +36,18 @@ _MARKED = (
 )
 
 
+def _save_samples_extractor(folder: Path) -> None:
+    """Writes the feature extractor of a Moonshine, which leaves samples as they are."""
+    from transformers import Wav2Vec2FeatureExtractor
+
+    make: Any = Wav2Vec2FeatureExtractor
+    make(feature_size=1, do_normalize=False, return_attention_mask=True).save_pretrained(folder)
+
+
 def _moonshine(folder: Path, seed: int) -> None:
     """Writes a checkpoint with an embedding for each 24 ms of audio, and with heads that are padded from 12 numbers to
     16."""
-    from transformers import MoonshineConfig, MoonshineForConditionalGeneration, Wav2Vec2FeatureExtractor
+    from transformers import MoonshineConfig, MoonshineForConditionalGeneration
 
     tokenizer = LLAMA.make()
     make_config: Any = MoonshineConfig  # the annotations are stricter than the code
@@ -49,8 +66,7 @@ def _moonshine(folder: Path, seed: int) -> None:
         tie_word_embeddings=False,
     )
     save_checkpoint(folder, random_model(MoonshineForConditionalGeneration, config, seed), tokenizer)
-    make: Any = Wav2Vec2FeatureExtractor
-    make(feature_size=1, do_normalize=False, return_attention_mask=True).save_pretrained(folder)
+    _save_samples_extractor(folder)
 
 
 def _qwen3_asr(model: str, folder: Path, seed: int) -> None:
@@ -183,7 +199,6 @@ def _moonshine_streaming(folder: Path, seed: int) -> None:
     from transformers import (
         MoonshineStreamingConfig,
         MoonshineStreamingForConditionalGeneration,
-        Wav2Vec2FeatureExtractor,
     )
 
     tokenizer = LLAMA.make()
@@ -209,25 +224,16 @@ def _moonshine_streaming(folder: Path, seed: int) -> None:
         **special_ids(tokenizer),
     )
     save_checkpoint(folder, random_model(MoonshineStreamingForConditionalGeneration, config, seed), tokenizer)
-    make: Any = Wav2Vec2FeatureExtractor
-    make(feature_size=1, do_normalize=False, return_attention_mask=True).save_pretrained(folder)
+    _save_samples_extractor(folder)
 
 
 _FAST_CONFORMER = {
     "model_type": "parakeet_encoder",
-    "hidden_size": 32,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "conv_kernel_size": 9,
-    "subsampling_factor": 8,
-    "subsampling_conv_channels": 8,
-    "num_mel_bins": _MELS,
+    **FAST_CONFORMER,
     "max_position_embeddings": 400,
     "layerdrop": 0.0,
     "scale_input": False,
 }
-"""The settings of a small FastConformer: an embedding for each 80 ms of audio."""
 
 _PROMPT = ("<|startofcontext|>", "<|startoftranscript|>", "<|emo:undefined|>", "<|en|>", "<|de|>")
 _OPTIONS = ("<|pnc|>", "<|nopnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize|>")

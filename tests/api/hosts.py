@@ -61,6 +61,20 @@ async def ask(engine: Engine, number: int, max_tokens: int = 20, **more: Any) ->
     assert completion.token_ids == expected(number, max_tokens)
 
 
+async def cancel_one_of_two(bench: Bench, ask: Callable[..., Any]) -> None:
+    """The first of two calls of ``ask(engine, number)`` is cancelled in its first step, and the other one ends."""
+    hold = bench.hold(Job.STEP)
+    async with bench.engine() as engine, bench.host.group() as group:
+        handle = group.start(ask, engine, 1)
+        await hold.reached.wait()
+        other = group.start(ask, engine, 2)
+        handle.cancel()
+        await handle.ended()
+        bench.worker.end_hold(hold)
+        await other.ended()
+    assert handle.cancelled
+
+
 async def read(engine: Engine, number: int, into: list[int]) -> None:
     async with engine.stream(**query(number)) as deltas:
         async for delta in deltas:

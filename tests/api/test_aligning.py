@@ -15,13 +15,24 @@ import pytest
 from attrs import define, field
 
 from triolet import ContextLengthExceeded, InvalidRequest, TranscribeOptions, Word
-from triolet.actors.worker import Job
 from triolet.api.inputs.audio import content_key
 from triolet.core.request import Alignment
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import START, expected_alignment
 
-from .hosts import HOSTS, PATIENCE, Bench, Host, Signal, SpeakingModel, ThreadsHost, audio, on_bench, on_threads_too
+from .hosts import (
+    HOSTS,
+    PATIENCE,
+    Bench,
+    Host,
+    Signal,
+    SpeakingModel,
+    ThreadsHost,
+    audio,
+    cancel_one_of_two,
+    on_bench,
+    on_threads_too,
+)
 from .sim_aligner import FRAMES, SECONDS, AligningModel
 from .test_hosts import ALL_OF_IT, transcribe
 from .threads import Signal as SyncSignal
@@ -66,16 +77,7 @@ async def test_every_task_gets_the_words_of_its_own_text(bench: Bench) -> None:
 
 @on_bench
 async def test_a_cancelled_alignment_is_aborted_and_others_go_on(bench: Bench) -> None:
-    hold = bench.hold(Job.STEP)
-    async with bench.engine() as engine, bench.host.group() as group:
-        handle = group.start(ask, engine, 1)
-        await hold.reached.wait()
-        other = group.start(ask, engine, 2)
-        handle.cancel()
-        await handle.ended()
-        bench.worker.end_hold(hold)
-        await other.ended()
-    assert handle.cancelled
+    await cancel_one_of_two(bench, ask)
     assert sorted(bench.outcomes()) == ["aborted", "finished"]
 
 

@@ -13,14 +13,13 @@ import pytest
 from attrs import define, evolve, field, frozen
 
 from triolet import InvalidRequest, TranscribeOptions, Turn
-from triolet.actors.worker import Job
 from triolet.api.inputs.audio import content_key
 from triolet.core.model import Kind, ModelDescription
 from triolet.core.request import EncoderItem, Placeholder
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import SimModel, expected_vector
 
-from .hosts import HOSTS, Bench, Host, SpeakingModel, ThreadsHost, audio, on_bench, on_threads_too
+from .hosts import HOSTS, Bench, Host, SpeakingModel, ThreadsHost, audio, cancel_one_of_two, on_bench, on_threads_too
 from .test_hosts import ALL_OF_IT, transcribe
 
 pytestmark = pytest.mark.real_time
@@ -104,16 +103,7 @@ async def test_every_task_gets_the_turns_of_its_own_recording(bench: Bench) -> N
 
 @on_bench
 async def test_a_cancelled_recording_is_aborted_and_others_go_on(bench: Bench) -> None:
-    hold = bench.hold(Job.STEP)
-    async with bench.engine() as engine, bench.host.group() as group:
-        handle = group.start(ask, engine, 1)
-        await hold.reached.wait()
-        other = group.start(ask, engine, 2)
-        handle.cancel()
-        await handle.ended()
-        bench.worker.end_hold(hold)
-        await other.ended()
-    assert handle.cancelled
+    await cancel_one_of_two(bench, ask)
     assert sorted(bench.outcomes()) == ["aborted"] + ["finished"] * 8
 
 
