@@ -88,23 +88,24 @@ def _granite_speech(name: str, folder: Path, seed: int) -> None:
     save_checkpoint(folder, model, tokenizer)
     _settle(folder, "GraniteSpeechFeatureExtractor", n_mels=80)
     if not plus:
-        _adapter(folder, seed)
+        _adapter(folder, seed, "model.language_model", {"self_attn.q_proj": (HIDDEN, HIDDEN)})
 
 
-def _adapter(folder: Path, seed: int) -> None:
-    """Writes an adapter of the queries, large enough that the tokens differ."""
+def _adapter(folder: Path, seed: int, decoder: str, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Writes an adapter of linear layers, given with outputs and inputs, large enough that the tokens differ."""
     import torch
     from safetensors.torch import save_file
 
-    draw, shapes = torch.Generator().manual_seed(seed), {"A": (4, HIDDEN), "B": (HIDDEN, 4)}
-    stem = "base_model.model.model.language_model.layers"
+    draw = torch.Generator().manual_seed(seed)
     weights = {
-        f"{stem}.{layer}.self_attn.q_proj.lora_{side}.weight": torch.randn(shape, generator=draw)
+        f"base_model.model.{decoder}.layers.{layer}.{name}.lora_{side}.weight": torch.randn(shape, generator=draw)
         for layer in range(LAYERS)
-        for side, shape in shapes.items()
+        for name, (outputs, inputs) in sizes.items()
+        for side, shape in {"A": (4, inputs), "B": (outputs, 4)}.items()
     }
+    folder.mkdir(exist_ok=True)
     save_file(weights, folder / "adapter_model.safetensors")
-    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 2, "bias": "none", "target_modules": ["q_proj"]}
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 2, "bias": "none", "target_modules": [*sizes]}
     (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
@@ -127,6 +128,37 @@ def _fun_asr(folder: Path, seed: int) -> None:
     _settle(folder, "FunAsrNanoFeatureExtractor", feature_size=16, window="hamming")
 
 
+def _phi4_multimodal(folder: Path, seed: int) -> None:
+    """Writes a checkpoint whose encoder knows distances up to 8 embeddings, with an encoder of images, with positions
+    that turn a part of each head, and with an adapter of each layer."""
+    from transformers import Phi4MultimodalConfig, Phi4MultimodalFeatureExtractor, Phi4MultimodalForCausalLM
+
+    tokenizer = QWEN.with_media("<|audio|>", "<|image|>", media="<|audio|>").make()
+    audio, image = tokenizer.convert_tokens_to_ids(["<|audio|>", "<|image|>"])
+    sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    convolution = {"ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 8}
+    blocks = {"num_blocks": LAYERS, "input_size": 16, "bias_max_distance": 8, "audio_token_id": audio}
+    patches = {"num_hidden_layers": LAYERS, "image_size": 28, "crop_size": 28, "image_token_id": image}
+    factors = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [1.0, 4.0, 9.0, 16.0]}
+    make_config: Any = Phi4MultimodalConfig  # the annotations are stricter than the code
+    config = make_config(
+        **{**text_settings(tokenizer), "tie_word_embeddings": True},
+        audio_config={**blocks, **sizes, **convolution},
+        vision_config={**patches, **sizes},
+        original_max_position_embeddings=384,
+        sliding_window=1024,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.7, **factors},
+    )
+    model = random_model(Phi4MultimodalForCausalLM, config, seed)
+    model.lm_head.weight.data[[audio, image]] = 0.0  # they are not written: transformers would read them as items
+    save_checkpoint(folder, model, tokenizer)
+    make: Any = Phi4MultimodalFeatureExtractor
+    make(feature_size=16).save_pretrained(folder)
+    attention = {"self_attn.qkv_proj": (2 * HIDDEN, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN)}
+    feed = {"mlp.gate_up_proj": (4 * HIDDEN, HIDDEN), "mlp.down_proj": (HIDDEN, 2 * HIDDEN)}
+    _adapter(folder / "speech-lora", seed, "model", {**attention, **feed})
+
+
 def _settle(folder: Path, kind: str, **settings: Any) -> None:
     """Writes the settings of a feature extractor that cannot be made without its package."""
     (folder / "preprocessor_config.json").write_text(json.dumps({"feature_extractor_type": kind, **settings}))
@@ -138,5 +170,6 @@ TOWER_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "granite_speech": partial(_granite_speech, "GraniteSpeech"),
     "granite_speech_plus": partial(_granite_speech, "GraniteSpeechPlus"),
     "fun_asr_nano": _fun_asr,
+    "phi4_multimodal": _phi4_multimodal,
 }
 """The families, each with the function that writes its checkpoint to a folder, from a seed."""

@@ -13,7 +13,7 @@ from .added import VoxtralRealtime
 from .audio import QwenAudio
 from .family import Family
 from .heard import HeardAudio
-from .towers import FunAsr, GraniteSpeech, Voxtral
+from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
 from .vision import Llava, QwenVision, Tiled
 
 _MEDIA = ("vision_config", "audio_config", "video_config", "encoder_config", "codec_config")
@@ -69,4 +69,5 @@ def _families() -> dict[str, Family]:
         "granite_speech": GraniteSpeech(architecture="GraniteSpeechForConditionalGeneration"),
         "granite_speech_plus": GraniteSpeech(architecture="GraniteSpeechPlusForConditionalGeneration"),
         "fun_asr_nano": FunAsr(),
+        "phi4_multimodal": Phi4Multimodal(),
     }

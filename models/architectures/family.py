@@ -29,6 +29,7 @@ class Family:
     architecture: str  # the class of transformers that loads it
     language: str = "model.language_model"  # the submodule of the language model, whose attention becomes ours
     medium: str = "image"  # or "audio"
+    left_out: str = ""  # the submodule that is not loaded
     added: bool = False  # the embeddings of a prompt's one item are added to those of its tokens and of later ones
 
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:

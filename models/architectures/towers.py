@@ -1,9 +1,11 @@
 """Speech models whose processors in transformers need packages that are not installed with Triolet: mistral_common,
-torchaudio or peft. Prompts and features are made here instead, and adapters are merged when the model is loaded."""
+torchaudio, torchvision or peft. Prompts and features are made here instead, and adapters are merged when the model is
+loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,7 @@ from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ...core.errors import CheckpointError, InvalidRequest
-from ..checkpoints.files import is_mapped
-from ..checkpoints.loading import load_part
+from ..checkpoints.loading import load_part, place_of
 from ..checkpoints.lora import merge_adapter
 from ..checkpoints.parts import Find
 from .frontends import PairedMel, StackedFbank, TorchFeatures
@@ -109,8 +110,6 @@ class GraniteSpeech(Fronted):
         module = super().load(folder, dtype, without=without)
         config: Any = module.config
         if config.has_lora_adapter and without is None:
-            if is_mapped(folder):
-                raise CheckpointError(f"{folder} has an adapter beside pickles; save the weights as safetensors")
             merge_adapter(self.text(module), folder)
         return module
 
@@ -148,6 +147,72 @@ class FunAsr(Fronted):
         features = self.features(processor, item)
         rows = features.shape[1]
         return heard(features, rows, token, input_features_mask=torch.ones(1, rows, dtype=torch.long))
+
+
+@frozen(kw_only=True)
+class Phi4Multimodal(HeardAudio):
+    """Phi-4-multimodal (Abouelenin et al. 2025) for audio. Its adapter for speech is merged into the weights of the
+    decoder, so prompts without audio are refused. Images would need the other adapter: their encoder is not loaded."""
+
+    architecture: str = "Phi4MultimodalForCausalLM"
+    language: str = "model"
+    left_out: str = "model.embed_tokens_extend.image_embed"
+
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
+        """Moves the encoder of audio out of the decoder's module."""
+
+        def unread(made: Any) -> list[nn.Module]:
+            images, within = made.get_submodule(self.left_out), made.model.embed_tokens_extend
+            decoder = [part for part in (made.lm_head, *made.model.children()) if part is not within]
+            return [images] if without is None else [images, *decoder]
+
+        loaded = super().load(folder, dtype, without=unread)
+        module: Any = loaded
+        within, config = module.model.embed_tokens_extend, module.config
+        module.audio_embed = within.audio_embed
+        del within.audio_embed
+        within.config = module.audio_embed.config = copy(config)
+        config.audio_config = config.vision_config = None  # else the encoder would get the attention of the decoder
+        if without is None:
+            merge_adapter(module.model, folder, "speech-lora")
+        return loaded
+
+    def preparer(self, folder: Path, tokenizer: Any, config: Any, **about: Any) -> MediaPreparer:
+        return evolve(super().preparer(folder, tokenizer, config, **about), needs_item=True)
+
+    def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
+        return int(config.audio_config.audio_token_id)
+
+    def unread(self, config: Any) -> tuple[int, ...]:
+        return (config.vision_config.image_token_id,)
+
+    def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002
+        return load_part("Phi4MultimodalFeatureExtractor", folder)
+
+    def template(self, processor: Any, tokenizer: Any) -> None:
+        """Returns ``None``: the tokenizer's template is used."""
+
+    def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
+        if len(item) < processor.win_length:
+            raise InvalidRequest(
+                f"the audio has {len(item)} samples; allowed: {processor.win_length} or more, at "
+                f"{processor.sampling_rate} Hz"
+            )
+        made = processor(item, sampling_rate=processor.sampling_rate, return_tensors="pt")
+        return heard(made["audio_input_features"], int(made["audio_embed_sizes"]), token)
+
+    def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+        """Encodes the items one by one, since the encoder reads the padding of shorter ones."""
+        made: Any = module.audio_embed
+        config, (device, dtype) = made.config, place_of(made)
+        rows = list[Tensor]()
+        for payload in payloads:
+            size = int(payload["embeddings"])
+            tokens = torch.full((1, size), config.audio_config.audio_token_id, device=device)
+            blank = torch.zeros(1, size, config.hidden_size, device=device, dtype=dtype)
+            with torch.no_grad():
+                rows.append(made(tokens, blank, payload["input_features"], [size])[0])
+        return rows
 
 
 def heard(features: Tensor, rows: int, token: str, **others: Tensor) -> Read:

@@ -105,11 +105,12 @@ def encodes(blueprint: AnyBlueprint) -> bool:
 
 
 def stored_shapes(blueprint: AnyBlueprint) -> dict[str, StoredShape]:
-    """Returns the shape and dtype of each tensor in the checkpoint's files, by name."""
+    """Returns the shape and dtype of each tensor in the checkpoint's files that may be read, by name."""
+    left_out = getattr(getattr(blueprint.checkpoint, "family", None), "left_out", "")
     found: dict[str, StoredShape] = {}
     for path in find_weights(blueprint.checkpoint.folder):
         found.update((name, StoredShape(one.shape, one.dtype)) for name, one in open_weights(path).items())
-    return found
+    return {name: one for name, one in found.items() if not (left_out and name.startswith(left_out))}
 
 
 def weight_bytes(blueprint: AnyBlueprint, stored: Mapping[str, StoredShape]) -> int:

@@ -32,6 +32,7 @@ _SETTINGS = (
     "chat_template.json",
     "tekken.json",
     "adapter_config.json",
+    "speech-lora/adapter_config.json",
     "modules.json",
     "1_Pooling/config.json",
 )
@@ -48,7 +49,8 @@ _GGUF = (
 )
 _FOREIGN_FILES = {b"GGUF": _GGUF, b"lmgg": f"GGML, the format of whisper.cpp; {_OF_WHISPER}"}  # by magic number
 _WHISPER_SIZES = ("tiny", "base", "small", "medium", "large", "tiny.en", "base.en", "small.en", "medium.en", "large-v3")
-_SHARDS = ("*.json", "*.txt", "*.jinja", "model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors")
+_ADAPTERS = ("adapter_model.safetensors", "speech-lora/adapter_model.safetensors")
+_SHARDS = ("*.json", "*.txt", "*.jinja", "model.safetensors", "model-*-of-*.safetensors", *_ADAPTERS)
 _MERGED = frozenset({"granite_speech", "granite_speech_plus"})  # model types whose adapter is merged when loading
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ...core.errors import CheckpointError, UnsupportedModel
+from .files import is_mapped
 from .settings import Settings
 from .stored import stored_tensors
 
@@ -15,14 +16,18 @@ from .stored import stored_tensors
 _OTHER_WAYS = ("use_dora", "fan_in_fan_out", "modules_to_save", "alpha_pattern", "lora_bias", "layer_replication")
 
 
-def merge_adapter(decoder: nn.Module, folder: Path) -> None:
-    """Adds the adapter in ``folder`` to the weights of ``decoder``, whose layers the adapter names. The sum is made in
-    float32.
+def merge_adapter(decoder: nn.Module, model: Path, within: str = "") -> None:
+    """Adds the adapter beside a checkpoint's weights, or in its folder ``within``, to those of ``decoder``, whose
+    layers the adapter names. The sum is made in float32.
 
     Raises:
-        CheckpointError: files of the adapter are missing or damaged, or its matrices do not fit.
+        CheckpointError: files of the adapter are missing or damaged, its matrices do not fit, or the checkpoint's own
+            weights are pickles.
         UnsupportedModel: the adapter is of another kind.
     """
+    if is_mapped(model):
+        raise CheckpointError(f"{model} has an adapter beside pickles; save the weights as safetensors")
+    folder = model / within
     settings = Settings.read_if_there(folder / "adapter_config.json")
     path = folder / "adapter_model.safetensors"
     if settings is None or not path.is_file():

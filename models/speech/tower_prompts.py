@@ -36,6 +36,12 @@ def granite_prompt(preparer: MediaPreparer, *, task: str = "", keywords: str = "
     return _asked(preparer, f"{preparer.written}{between}{asked}{listed}")
 
 
+def phi4_prompt(preparer: MediaPreparer, *, task: str = "") -> str:
+    """Returns the question of the card of Phi-4-multimodal."""
+    asked = "Translate the audio to English." if task == "translate" else "Transcribe the audio clip into text."
+    return _asked(preparer, f"{preparer.written}{asked}")
+
+
 def fun_asr_prompt(preparer: MediaPreparer, *, prompt: str = "", keywords: str = "", language: str = "") -> str:
     """Returns the request that the processor of Fun-ASR-Nano makes of the checkpoint's chat template."""
     parts = {"text": prompt, "keywords": keywords and [keywords], "language": language}
@@ -52,6 +58,7 @@ TOWERS: Mapping[str, Mapping[str, Any]] = {
     "voxtral_realtime": {"write": no_prompt, "begins": False},
     "granite_speech": {"write": granite_prompt, "hotwords": "keywords", "tasks": ("transcribe", "translate")},
     "granite_speech_plus": {"write": partial(granite_prompt, between=" "), "hotwords": "keywords"},
+    "phi4_multimodal": {"write": phi4_prompt, "tasks": ("transcribe", "translate")},
     "fun_asr_nano": {"write": fun_asr_prompt, "hotwords": "keywords", "prompt": "prompt", "languages": _FUN_LANGUAGES},
 }
 """The arguments of each model's `Manner`, by its ``model_type``."""

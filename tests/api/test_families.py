@@ -50,7 +50,9 @@ class Reference:
         tokenizer = read_tokenizer(folder)
         if name in PLACEHOLDERS:
             checkpoint = Checkpoint.open(name, folder)
-            return cls(name=name, folder=folder, module=checkpoint.module, tokenizer=tokenizer, checkpoint=checkpoint)
+            return cls(
+                name=name, folder=folder, module=checkpoint.reference, tokenizer=tokenizer, checkpoint=checkpoint
+            )
         module = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
         return cls(name=name, folder=folder, module=module, tokenizer=tokenizer)
 
@@ -58,7 +60,7 @@ class Reference:
         """``tokens``: how many each wants, at least, and fewer than."""
         numbers = np.random.default_rng(5)
         asks = []
-        fewest = int(self.name == "granite_speech")  # its adapter is for prompts with audio
+        fewest = int(self.name in ("granite_speech", "phi4_multimodal"))  # adapters for prompts with audio
         for index in range(count):
             length = int(numbers.integers(5, 130))
             held = numbers.integers(fewest, 3)

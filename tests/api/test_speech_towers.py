@@ -25,7 +25,7 @@ def generated(checkpoint: Checkpoint, prompt: str, samples: Any) -> tuple[int, .
     """What transformers generates, up to the end of text, without special tokens."""
     inputs = checkpoint.process(prompt, [samples])
     with torch.inference_mode():
-        found = checkpoint.module.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+        found = checkpoint.reference.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
     tokens = found[0, inputs["input_ids"].shape[1] :].tolist()
     ends = checkpoint.tokenizer.eos_token_id
     tokens = tokens[: tokens.index(ends)] if ends in tokens else tokens
@@ -56,6 +56,7 @@ async def test_each_request_has_the_tokens_of_generate(name: str, tmp_path: Path
         ("voxtral", {"task": "translate"}, "task='translate'"),
         ("granite_speech_plus", {"task": "translate"}, "task='translate'"),
         ("granite_speech", {"language": "en"}, "language='en'"),
+        ("phi4_multimodal", {"language": "en"}, "language='en'"),
         ("fun_asr_nano", {"timestamps": "word"}, "timestamps='word'"),
     ],
 )

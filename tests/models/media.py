@@ -18,7 +18,7 @@ from triolet.models.architectures.families import Family, find_family
 from triolet.models.architectures.prompts import MediaPreparer
 from triolet.models.checkpoints.loading import read_tokenizer
 
-from .towers import TOWERS, processed
+from .towers import TOWERS, processed, reference_of
 
 HIDDEN = 48
 _HEARD = {
@@ -62,6 +62,7 @@ class Checkpoint:
     config: Any
     tokenizer: Any
     preparer: MediaPreparer
+    reference: Any  # generates as transformers does
 
     @classmethod
     def open(cls, name: str, folder: Path) -> Checkpoint:
@@ -69,11 +70,13 @@ class Checkpoint:
         tokenizer = read_tokenizer(folder)
         family = find_family(config)
         assert family is not None
+        module = family.load(folder, torch.float32)
         return cls(
             name=name,
             folder=folder,
             family=family,
-            module=family.load(folder, torch.float32),
+            module=module,
+            reference=reference_of(name, folder, module),
             config=config,
             tokenizer=tokenizer,
             preparer=make_preparer(folder, family, config, tokenizer),
@@ -101,7 +104,7 @@ class Checkpoint:
     def process(self, prompt: str, items: list[Any]) -> dict[str, Any]:
         """What the checkpoint's own processor makes of it."""
         if self.name in TOWERS:
-            return processed(self.folder, self.module, self.tokenizer, prompt, items)
+            return processed(self.folder, self.reference, self.tokenizer, prompt, items)
         processor = make_processor(self.name, self.folder)
         if self.name in SPEECH:
             return listened(processor, prompt, items)

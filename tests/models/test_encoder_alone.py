@@ -58,6 +58,7 @@ ENCODERS = {  # the parts that encode, as transformers names them
         "model.multi_modal_projector.",
     ),
     **dict.fromkeys(("granite_speech", "granite_speech_plus"), ("model.encoder.", "model.projector.")),
+    "phi4_multimodal": ("audio_embed.",),
     "moonshine": ("model.encoder.",),
     "moonshine_streaming": ("model.encoder.",),
     "cohere_asr": ("model.encoder.",),

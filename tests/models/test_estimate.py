@@ -35,6 +35,7 @@ CASES = [
     ("qwen2_audio", {}),
     *((name, {}) for name in (*SPEECH, *TOWERS)),
     ("granite_speech", {"quantization": "int8"}),
+    ("phi4_multimodal", {"quantization": "int8"}),
     ("voxtral", {"dtype": "bfloat16"}),
     ("voxtral_realtime", {}),
     ("vibevoice_asr", {"quantization": "int8"}),

@@ -18,12 +18,13 @@ from triolet.core.config import EngineConfig
 from triolet.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from triolet.core.model import ModelDescription
 from triolet.core.speech import Ask
+from triolet.models.architectures.text import read_text_checkpoint
 from triolet.models.blueprints.read import Blueprints
 from triolet.models.checkpoints.loading import read_tokenizer
 from triolet.testing.families import make_checkpoint
 
-from .media import Checkpoint, sound
-from .towers import REQUESTS, TOWERS, features
+from .media import Checkpoint, picture, sound
+from .towers import REQUESTS, TOWERS, beside, features
 
 Opened = Callable[[str], Checkpoint]
 
@@ -81,6 +82,7 @@ def test_settings_within_a_processors_are_read(tmp_path: Path) -> None:
         ("voxtral", 0, "no samples"),
         ("granite_speech_plus", 256, "256 samples; allowed: 257 to any number, at 16000 Hz"),
         ("fun_asr_nano", 399, "399 samples; allowed: 400 to 64719"),
+        ("phi4_multimodal", 399, "399 samples; allowed: 400 or more, at 16000 Hz"),
         (
             "fun_asr_nano",
             80_000,
@@ -146,16 +148,8 @@ def test_a_merged_adapter_computes_what_the_adapter_beside_the_weights_does(
 ) -> None:
     rewrite(granite / "adapter_config.json", use_rslora=rslora)
     merged = Checkpoint.open("granite_speech", granite)
-    apart: Any = transformers.GraniteSpeechForConditionalGeneration.from_pretrained(granite).eval()
-    matrices = load_file(granite / "adapter_model.safetensors")
-    for number, layer in enumerate(apart.model.language_model.layers):
-        stem = f"base_model.model.model.language_model.layers.{number}.self_attn.q_proj.lora_"
-        down, up = matrices[f"{stem}A.weight"], matrices[f"{stem}B.weight"]
-
-        def beside(_: Any, given: Any, made: Any, down: Any = down, up: Any = up) -> Any:
-            return made + given[0] @ down.T @ up.T * scale
-
-        layer.self_attn.q_proj.register_forward_hook(beside)
+    model: Any = transformers.GraniteSpeechForConditionalGeneration.from_pretrained(granite).eval()
+    apart = beside(model, granite, scale)
     inputs = merged.process("say <|audio|> now", [sound(9000)])
     with torch.no_grad():
         expected, found = (model(inputs_embeds=inputs["inputs_embeds"]).logits for model in (apart, merged.module))
@@ -199,9 +193,30 @@ def test_an_adapter_beside_pickles_is_refused(granite: Path) -> None:
 @pytest.mark.parametrize("prompt", ["hello", (20, 21)])
 def test_a_prompt_without_audio_is_refused_where_an_adapter_is_merged(prompt: Any, opened: Opened) -> None:
     """transformers computes it without the adapter."""
-    with pytest.raises(InvalidRequest, match=r"no audio, but the checkpoint's adapter.*give audio="):
-        opened("granite_speech").prepare(prompt, [])
+    for name in ("granite_speech", "phi4_multimodal"):
+        with pytest.raises(InvalidRequest, match=r"no audio, but the checkpoint's adapter.*give audio="):
+            opened(name).prepare(prompt, [])
     assert not opened("granite_speech_plus").prepare(prompt, []).items
+
+
+def test_phi_4_without_its_adapter_for_speech_is_refused(tmp_path: Path) -> None:
+    folder = make_checkpoint("phi4_multimodal", tmp_path)
+    (folder / "speech-lora" / "adapter_config.json").unlink()
+    with pytest.raises(CheckpointError, match="speech-lora lacks its adapter"):
+        Checkpoint.open("phi4_multimodal", folder)
+
+
+def test_images_need_an_adapter_that_phi_4_is_not_given(opened: Opened) -> None:
+    with pytest.raises(InvalidRequest, match="1 images, but the model reads text and audio"):
+        opened("phi4_multimodal").preparer.prepare("<|audio|>", audio=[sound(9000)], images=[picture(28, 28)])
+    with pytest.raises(InvalidRequest, match=r"<\|image\|>"):
+        opened("phi4_multimodal").prepare("<|audio|><|image|>", [sound(9000)])
+
+
+def test_phi_4_in_its_own_code_is_refused_with_the_branch_to_take(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "phi4mm"}))
+    with pytest.raises(UnsupportedModel, match=r"'phi4mm'.*--revision refs/pr/70' prints"):
+        read_text_checkpoint(tmp_path)
 
 
 # -- transcriptions --------------------------------------------------------------------------------------------------
@@ -224,8 +239,9 @@ def test_a_request_for_a_transcription_is_the_models_own(checkpoint: Checkpoint,
 def test_a_transcription_takes_what_the_model_documents(checkpoint: Checkpoint, described: ModelDescription) -> None:
     facts, languages = described.speech.facts, {"voxtral": 9, "fun_asr_nano": 3}
     assert len(facts.languages) == languages.get(checkpoint.name, 0)
-    assert facts.tasks == ("transcribe", *(["translate"] if checkpoint.name == "granite_speech" else []))
-    assert ("hotwords" in facts.options) is (checkpoint.name != "voxtral")
+    translates = checkpoint.name in ("granite_speech", "phi4_multimodal")
+    assert facts.tasks == ("transcribe", *(["translate"] if translates else []))
+    assert ("hotwords" in facts.options) is (checkpoint.name not in ("voxtral", "phi4_multimodal"))
     assert ("initial_prompt" in facts.options) is (checkpoint.name == "fun_asr_nano")
     assert (facts.window_samples == 64_719) is (checkpoint.name == "fun_asr_nano")
     longest = described.speech.hear(sound(facts.window_samples))
