@@ -65,8 +65,8 @@ class SpeechFacts:
         word_fault: the reason why it cannot.
         lead_steps: the steps by which the times of an alignment are ahead of the sound.
         reuses: of an audio that goes on, the encoder computes only what is new (`EncoderItem.follows`).
-        piece_samples: the samples of which a live session feeds at least so many at a time, since the model hears on
-            where it was; 0: it hears whole windows.
+        stream_samples: the most samples of an utterance that a live session feeds piece by piece, since the model hears
+            on where it was; 0: it hears whole windows.
         options: the names of the options that not all models have, and that this model has.
         defaults: the values of options whose default is the model's.
     """
@@ -84,7 +84,7 @@ class SpeechFacts:
     word_fault: str = "it knows no times"
     lead_steps: int = 0
     reuses: bool = False
-    piece_samples: int = 0
+    stream_samples: int = 0
     options: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(factory=dict)
 
@@ -137,13 +137,15 @@ class Ask:
 
 @frozen(kw_only=True)
 class Draft:
-    """The part of a request that the model decides."""
+    """The part of a request that the model decides. ``frame`` is the frame of the first token of a text that has one
+    token for each frame; ``None``: the engine knows the frames, or nobody does."""
 
     token_ids: tuple[int, ...]
     items: tuple[EncoderItem, ...]
     rules: LogitRules
     max_tokens: int
     probe: Probe | None = None  # for the probability that nobody speaks, or for those of the languages
+    frame: int | None = None
 
 
 @frozen
@@ -263,7 +265,7 @@ class SpeechModel(Protocol):
 
 
 class StreamingModel(SpeechModel, Protocol):
-    """A speech model that hears on where it was (`SpeechFacts.piece_samples`). Its frames do not change with what is
+    """A speech model that hears on where it was (`SpeechFacts.stream_samples`). Its frames do not change with what is
     heard later."""
 
     def hear_on(self, samples: Any, before: Sound | None, language: str | None, *, last: bool) -> Sound | None:

@@ -25,7 +25,6 @@ from ..speech.voice import VoiceActivity, at_rate
 from .alternatives import background
 
 _LONGEST = 30.0  # seconds that are read at once: each reading encodes all of them
-_LONGEST_STREAM = 300.0  # seconds of an utterance that is heard piece by piece: they are kept, to be heard again
 
 
 @asynccontextmanager
@@ -63,9 +62,9 @@ def _session(
         )
     thorough = WindowReader(recipe, run, request_id)
     reader: UtteranceReader | StreamReader
-    if facts.piece_samples:
+    if facts.stream_samples:
         model: Any = recipe.model
-        reader, longest = StreamReader(thorough, model), recipe.samples(_LONGEST_STREAM)
+        reader, longest = StreamReader(thorough, model), facts.stream_samples
     else:
         best_of = 1 if "best_of" in facts.options else shared.best_of
         quick = evolve(shared, temperature=recipe.temperatures[:1], beam_size=1, best_of=best_of)

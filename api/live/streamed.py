@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from ...core.request import Request, SamplingParams
-from ...core.speech import Sound, StreamingModel
+from ...core.speech import Draft, Sound, StreamingModel
 from ..inputs.audio import Samples
 from ..inputs.threads import run_in_thread
 from ..speech.frame_times import aligned_frames
@@ -72,18 +72,20 @@ class StreamReader:
         sound = await run_in_thread(hear)
         if sound is None:
             return False
-        (answer,) = await self.reader.ask([self._request(sound)], is_text=True)
+        draft = self.model.draft_on(sound, self._written)
+        (answer,) = await self.reader.ask([self._request(draft)], is_text=True)
         ask = recipe.ask(Context(name="", language=recipe.language))
         self.language = recipe.language or self.model.cut(answer.token_ids, ask).language or self.language
-        later = tuple((first + self._frames, stop + self._frames) for first, stop in answer.frames)
+        later = [(first + self._frames, stop + self._frames) for first, stop in answer.frames]
+        if draft.frame is not None:
+            later = [(draft.frame + index, draft.frame + index + 1) for index in range(len(answer.token_ids))]
         self._open += list(zip(answer.token_ids, later, answer.logprobs, strict=False))
         self._written += answer.token_ids
         self._frames += sound.item.embeddings
         self._sound = sound
         return True
 
-    def _request(self, sound: Sound) -> Request:
-        draft = self.model.draft_on(sound, self._written)
+    def _request(self, draft: Draft) -> Request:
         return Request(
             id=self.reader.new_id("piece"),
             prompt_token_ids=draft.token_ids,
@@ -102,7 +104,8 @@ class StreamReader:
         if self._open:
             tokens = [token for token, _, _ in self._open]
             words = split_words(tokens, self.model.decode, self.language)[: None if ends else -1]
-            aligned = aligned_frames([(frames, logprob) for _, frames, logprob in self._open], self._frames)
+            last = min(self._frames, max(len(self._samples) // recipe.facts.step_samples, 1))
+            aligned = aligned_frames([(frames, logprob) for _, frames, logprob in self._open], last)
             placed = timed(words, aligned, rules=rules, offset=recipe.seconds(self._start))
         del self._open[: sum(len(word.token_ids) for word in words)]
         if ends:

@@ -20,10 +20,12 @@ from ..checkpoints.parts import Find
 from ..checkpoints.settings import Settings
 from .heard import HeardAudio
 from .prompts import Read
+from .streamed import Chunks, Pieces
 
 _PAD = "[STREAMING_PAD]"
 _WORD = 10  # positions after the audio in which its last word is written, as in mistral_common
 _MOST_SECONDS = 120  # the memory of the encoder's attention grows with the square of the length
+_TOGETHER = 64  # positions that are encoded in one call where audio is heard piece by piece
 
 
 @frozen(kw_only=True)
@@ -33,6 +35,16 @@ class Pace:
     step: int  # samples of one position
     silence: int  # positions before the audio
     delay: int  # positions by which the text is behind the audio
+
+    @property
+    def prompt(self) -> int:
+        """The positions of the prompt after its first token."""
+        return self.silence + self.delay
+
+    @property
+    def flush(self) -> int:
+        """The positions of silence after the audio, in which the rest of the text is written."""
+        return self.delay + 1 + _WORD
 
     @classmethod
     def read(cls, folder: Path) -> Pace:
@@ -70,20 +82,39 @@ class PacedFeatures:
     @property
     def longest(self) -> int:
         """The most samples of one audio."""
-        around = self.pace.silence + self.pace.delay + 1 + _WORD
+        around = self.pace.silence + self.pace.flush
         return min(_MOST_SECONDS * self.sampling_rate, (self.positions - around) * self.pace.step)
+
+    @property
+    def pieces(self) -> Pieces:
+        """Makes the pieces of audio that is `padded`."""
+        hop = int(self.extractor.hop_length)
+        return Pieces(
+            read=self._spectra,
+            hop=hop,
+            reach=int(self.extractor.n_fft) // 2,
+            chunks=Chunks(factor=self.pace.step // hop, together=_TOGETHER),
+            most=max(_TOGETHER, self.pace.prompt + 2),
+        )
 
     def to_json_string(self) -> str:
         """All that the features depend on, as text."""
         return f"{self.extractor.to_json_string()}{self.pace}"
 
     def __call__(self, samples: np.ndarray[Any, Any]) -> tuple[Tensor, int]:
-        """Returns the features [1, values, frames] of samples [n], and how many positions they have."""
+        """Returns the features [1, frames, values] of samples [n], and how many positions they have."""
+        padded = self.padded(samples, last=True)
+        return self._spectra(padded)["input_features"][None], len(padded) // self.pace.step
+
+    def padded(self, samples: np.ndarray[Any, Any], *, last: bool) -> np.ndarray[Any, Any]:
+        """Returns samples [n] after the silence with which an audio begins; ``last``: with the silence at its end."""
         pace = self.pace
-        after = -len(samples) % pace.step + (pace.delay + 1 + _WORD) * pace.step
-        padded = np.pad(samples, (pace.silence * pace.step, after))
-        made = self.extractor(padded, sampling_rate=self.sampling_rate, return_tensors="pt")["input_features"]
-        return made, len(padded) // pace.step
+        after = -len(samples) % pace.step + pace.flush * pace.step if last else 0
+        return np.pad(samples, (pace.silence * pace.step, after))
+
+    def _spectra(self, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+        made = self.extractor(samples, sampling_rate=self.sampling_rate, return_tensors="pt")
+        return {"input_features": made["input_features"][0].T.contiguous()}
 
 
 @frozen(kw_only=True)
@@ -113,6 +144,11 @@ class VoxtralRealtime(HeardAudio):
             )
         return PacedFeatures(pace=pace, extractor=extractor, positions=config.text_config.max_position_embeddings)
 
+    def state_numbers(self, config: Any) -> int:
+        audio = config.audio_config
+        of_a_layer = 2 * audio.num_key_value_heads * audio.head_dim * (audio.sliding_window - 1)
+        return int(audio.num_hidden_layers * of_a_layer + 2 * audio.num_mel_bins + audio.hidden_size)
+
     def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
         found = tokenizer.get_vocab().get(_PAD)
         if found is None or tokenizer.bos_token is None:
@@ -131,7 +167,7 @@ class VoxtralRealtime(HeardAudio):
         features, positions = processor(item)
         return Read(
             payload={"input_features": features, "embeddings": torch.tensor(positions)},
-            text=token * (processor.pace.silence + processor.pace.delay),
+            text=token * processor.pace.prompt,
             embeddings=positions,
         )
 
@@ -169,9 +205,9 @@ class PacedModel(nn.Module):
         part: nn.Module = self.lm_head
         return part
 
-    def get_audio_features(self, **inputs: Any) -> Any:
-        """Encodes audio, as transformers' class does."""
-        return self.model.get_audio_features(**inputs)
+    def get_audio_features(self, input_features: Tensor, **inputs: Any) -> Any:
+        """Encodes features [1, frames, values], as transformers' class does."""
+        return self.model.get_audio_features(input_features.transpose(1, 2), **inputs)
 
     def forward(self, input_ids: Tensor | None = None, logits_to_keep: Any = slice(None), **inputs: Any) -> Any:
         """Returns the ``logits`` of the rows ``logits_to_keep``."""

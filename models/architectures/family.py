@@ -125,6 +125,10 @@ class Family:
         loaded, and float32 that stays float32."""
         return 0
 
+    def state_numbers(self, config: Any) -> int:  # noqa: ARG002
+        """The most numbers of the state of an encoder that hears audio piece by piece; 0: it hears whole items."""
+        return 0
+
     def unread(self, config: Any) -> tuple[int, ...]:  # noqa: ARG002
         """The ids of tokens that stand for media which are not read, such as videos."""
         return ()

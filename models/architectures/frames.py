@@ -25,7 +25,7 @@ from ..checkpoints.modules import DecoderShape, whole
 from .frontends import PairedDeltaMel
 from .items import AudioItems, ItemSettings
 from .prompts import settled
-from .streamed import Pieces
+from .streamed import Chunks, Pieces
 
 _MOST_SECONDS = 40  # cuts at pauses hurt little there, the pieces of a recording run together, and the encoder's
 # attention, whose memory grows with the square of the length, stays below 10 MB a head
@@ -106,6 +106,15 @@ class FrameFamily:
             hops, left = (hops + around - size) // stride + 1, left // 2
         return max(hops, 0)
 
+    def state_numbers(self, config: Any) -> int:
+        """The most numbers of the state of an encoder that hears audio piece by piece; 0: it hears whole windows."""
+        if not self.causal:
+            return 0
+        encoder = config.encoder_config
+        of_a_layer = encoder.hidden_size * (2 * encoder.sliding_window + encoder.conv_kernel_size)
+        of_subsampling = 2 * encoder.subsampling_conv_channels * encoder.num_mel_bins
+        return int(encoder.num_hidden_layers * of_a_layer + of_subsampling)
+
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [frames, width], in storage of
         its own, projected as the joint network reads it.
@@ -137,14 +146,13 @@ class FrameFamily:
             chosen["num_lookahead_tokens"] = torch.tensor(processor.default_num_lookahead_tokens)
         if languages:
             chosen["prompt_ids"] = torch.tensor(languages["auto"])
-        read, pieces = partial(_features, extractor, chosen), None
+        read, pieces, factor = partial(_features, extractor, chosen), None, self.factor(config)
         if self.causal:
             pieces = Pieces(
                 read=read,
                 hop=hop,
                 reach=int(extractor.n_fft) // 2,
-                factor=self.factor(config),
-                ahead=int(processor.default_num_lookahead_tokens),
+                chunks=Chunks(factor=factor, ahead=int(processor.default_num_lookahead_tokens), lacks=factor - 1),
                 most=settings.most_embeddings,
             )
         items = self.items(folder, tokenizer, config, settings, read, hop, int(extractor.sampling_rate))

@@ -16,6 +16,46 @@ Caches = Mapping[str, Any]
 """The caches of a causal encoder, by the names of its arguments."""
 
 
+@frozen(kw_only=True)
+class Chunks:
+    """The chunks in which a causal encoder hears. A chunk has as many frames as a frame sees at most: itself and
+    ``ahead`` later ones.
+
+    Args:
+        factor: the hops of one frame.
+        ahead: the later frames that a frame sees.
+        lacks: the hops that the first frame of an audio has less than the others.
+        together: the most chunks of one call.
+    """
+
+    factor: int
+    ahead: int = 0
+    lacks: int = 0
+    together: int = 1
+
+    @property
+    def hops(self) -> int:
+        """The hops of one chunk."""
+        return self.factor * (self.ahead + 1)
+
+    def frames(self, hops: int) -> int:
+        """Returns the number of frames of the whole chunks that the first ``hops`` spectra are."""
+        return (hops + self.lacks) // self.factor
+
+    def ends(self, first: int, stop: int, *, last: bool = False) -> Iterator[int]:
+        """Yields the ends, in hops, of the chunks between hop ``first``, where a chunk begins, and ``stop``.
+
+        Args:
+            last: the chunk in which ``stop`` lies is among them.
+        """
+        while first < stop:
+            end = first + self.hops - (0 if first else self.lacks)
+            if end > stop and not last:
+                return
+            yield end
+            first = end
+
+
 @frozen(kw_only=True, eq=False)
 class AudioPiece:
     """The payload of an encoder item that continues another. It has all of the audio, so that it can be encoded without
@@ -27,6 +67,7 @@ class AudioPiece:
         follows: the key of the item before; "": the piece is the first one.
         last: no piece follows.
         inputs: further inputs of the encoder.
+        chunks: the chunks of the encoder.
     """
 
     features: Tensor = field(repr=False)
@@ -34,6 +75,12 @@ class AudioPiece:
     follows: str
     last: bool
     inputs: Mapping[str, Tensor]
+    chunks: Chunks
+
+    @property
+    def frames(self) -> int:
+        """The number of frames of the piece."""
+        return self.chunks.frames(len(self.features)) - self.chunks.frames(self.first)
 
 
 _AROUND = 4  # spectra before the new ones that are computed again: the first see silence in place of the audio before
@@ -47,38 +94,24 @@ class Pieces:
         read: the spectra of samples, "input_features" [hops, bands], and the further inputs of the encoder.
         hop: the samples from one spectrum to the next.
         reach: the samples after a spectrum's place that it sees.
-        factor: the hops of one frame.
-        ahead: the later frames that a frame sees.
+        chunks: the chunks of the encoder.
         most: the most frames of a piece.
     """
 
     read: Callable[[Any], Mapping[str, Tensor]] = field(repr=False)
     hop: int
     reach: int
-    factor: int
-    ahead: int
+    chunks: Chunks
     most: int
-
-    @property
-    def samples(self) -> int:
-        """The samples of one chunk."""
-        return self.hop * self.factor * (self.ahead + 1)
-
-    def frames(self, hops: int) -> int:
-        """Returns the number of frames of the whole chunks that the first ``hops`` spectra are."""
-        return hops // self.factor + 1 if hops else 0
 
     def next(self, samples: Any, before: AudioPiece | None, follows: str, *, last: bool) -> AudioPiece | None:
         """Returns the next piece: all whole chunks of ``samples`` that are new, but no more than ``most`` frames. With
         ``last``, silence fills the last chunk up. ``None``: there is none."""
         known = torch.empty(0) if before is None else before.features
-        first = len(known)
+        first, chunks = len(known), self.chunks
         whole = len(samples) // self.hop if last else (len(samples) - self.reach) // self.hop + 1
-        ends = [
-            end
-            for end in chunk_ends(self.factor, self.ahead, first, whole, last=last)
-            if self.frames(end) - self.frames(first) <= self.most
-        ]
+        most = chunks.frames(first) + self.most
+        ends = [end for end in chunks.ends(first, whole, last=last) if chunks.frames(end) <= most]
         if not ends:
             return None
         again = min(first, _AROUND)
@@ -87,45 +120,31 @@ class Pieces:
         made.pop("attention_mask", None)
         spectra = made.pop("input_features")[again : again + ends[-1] - first]
         features = spectra if before is None else torch.cat((known, spectra))
-        return AudioPiece(features=features, first=first, follows=follows, last=last and ends[-1] >= whole, inputs=made)
+        ended = last and ends[-1] >= whole
+        return AudioPiece(features=features, first=first, follows=follows, last=ended, inputs=made, chunks=chunks)
 
 
-def chunk_ends(factor: int, ahead: int, first: int, stop: int, *, last: bool = False) -> Iterator[int]:
-    """Yields the ends, in hops, of the chunks between hop ``first``, where a chunk begins, and ``stop``. A chunk has as
-    many frames as a frame sees at most: itself and ``ahead`` later ones, each of ``factor`` hops. The first chunk of an
-    audio has ``factor - 1`` hops less, since its first frame sees one hop alone.
-
-    Args:
-        last: the chunk in which ``stop`` lies is among them.
-    """
-    while first < stop:
-        end = first + (factor * (ahead + 1) if first else factor * ahead + 1)
-        if end > stop and not last:
-            return
-        yield end
-        first = end
-
-
-def hear_on(module: Any, piece: AudioPiece, factor: int, state: Caches) -> tuple[Tensor, Caches]:
-    """Hears ``piece`` chunk by chunk.
+def hear_on(module: Any, piece: AudioPiece, state: Caches) -> tuple[Tensor, Caches]:
+    """Hears ``piece``, some chunks in one call.
 
     Args:
-        factor: the hops of one frame.
         state: the caches after the audio before, which are changed; empty: all is heard from the beginning.
 
     Returns:
         The frames of the piece, [frames, width] in storage of their own, and the caches.
     """
     device, own = place_of(module)
-    inputs = {name: tensor[None].to(device) for name, tensor in piece.inputs.items()}
-    ahead = int(inputs.pop("num_lookahead_tokens"))
-    start, rows = piece.first if state else 0, []
-    for stop in chunk_ends(factor, ahead, start, len(piece.features)):
+    inputs: dict[str, Any] = {name: tensor[None].to(device) for name, tensor in piece.inputs.items()}
+    if "num_lookahead_tokens" in inputs:
+        inputs["num_lookahead_tokens"] = int(inputs["num_lookahead_tokens"])
+    start, rows, together = piece.first if state else 0, list[Tensor](), piece.chunks.together
+    *ends, final = piece.chunks.ends(start, len(piece.features))
+    for stop in (*ends[together - 1 :: together], final):
         features = piece.features[None, start:stop].to(device, own)
         with torch.no_grad():
-            heard = module.get_audio_features(features, num_lookahead_tokens=ahead, use_cache=True, **inputs, **state)
+            heard = module.get_audio_features(features, use_cache=True, **inputs, **state)
         state = {"past_key_values": heard.past_key_values, "padding_cache": heard.padding_cache}
-        if start >= piece.first:
+        if stop > piece.first:
             rows.append(heard.pooler_output[0].to(own))
         start = stop
-    return torch.cat(rows), state
+    return torch.cat(rows)[-piece.frames :].clone(), state

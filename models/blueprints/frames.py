@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from attrs import evolve, frozen
@@ -13,14 +14,14 @@ from ..architectures.frames_checkpoint import FrameCheckpoint
 from ..architectures.items import ItemSettings
 from ..checkpoints.loading import load_module
 from ..memory.budget import KVSizes
-from ..memory.encoder_states import EncoderStates
+from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.frames import FrameSlots, FrameStates
 from ..networks.encoder_alone import EncoderAlone
-from ..networks.frames import FrameEncoder, FrameNetwork
+from ..networks.encoder_decoder import encode_alike
+from ..networks.frames import FrameNetwork
+from ..networks.item_encoder import ItemEncoder
 from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
-
-_STATES = 16  # live sessions whose encoders go on where they were; others hear an utterance again
 
 
 @frozen(kw_only=True, eq=False)
@@ -43,13 +44,7 @@ class FrameBlueprint(ModuleBlueprint):
 
     @property
     def state_bytes(self) -> int:
-        if not self.checkpoint.family.causal:
-            return 0
-        encoder = self.checkpoint.config.encoder_config
-        of_a_layer = encoder.hidden_size * (2 * encoder.sliding_window + encoder.conv_kernel_size)
-        of_subsampling = 2 * encoder.subsampling_conv_channels * encoder.num_mel_bins
-        numbers = encoder.num_hidden_layers * of_a_layer + of_subsampling
-        return int(_STATES * numbers * self.dtype.itemsize)
+        return MOST_STATES * self.checkpoint.family.state_numbers(self.checkpoint.config) * self.dtype.itemsize
 
     def read(self) -> nn.Module:
         family, folder = self.checkpoint.family, self.checkpoint.folder
@@ -66,11 +61,10 @@ class FrameBlueprint(ModuleBlueprint):
 
     def take(self, own: Own, model: Any) -> Parts:
         family, shape = self.checkpoint.family, self.checkpoint.shape
-        encoder = FrameEncoder(
+        encoder = ItemEncoder(
             model=model,
-            family=family,
-            states=own("encoder_states", EncoderStates(_STATES)) if family.causal else None,
-            factor=family.factor(self.checkpoint.config),
+            together=partial(encode_alike, family, model),
+            states=own("encoder_states", EncoderStates()) if family.causal else None,
         )
         if not self.config.decodes:
             return Parts(network=EncoderAlone(positions=shape.positions, encode=encoder.encode), model=model)

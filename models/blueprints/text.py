@@ -20,12 +20,14 @@ from ..launch.graphs import GraphManager, find_recorder
 from ..launch.pipeline import Pipeline, Places, Stage, StagedKV
 from ..linear.modules import quantize_modules
 from ..linear.stored import adopt_quantized
+from ..memory.encoder_states import MOST_STATES, EncoderStates
 from ..memory.module import TransformerModel
 from ..native.decoders import Decoder
 from ..native.runner import Runner
 from ..networks.causal import CausalDecode, CausalNetwork, encode_together
 from ..networks.encoder import EncoderNetwork
 from ..networks.encoder_alone import EncoderAlone
+from ..networks.item_encoder import ItemEncoder
 from ..networks.network import Network
 from ..speech.known import with_speech
 from .blueprint import ModuleBlueprint, Own, Parts
@@ -46,6 +48,12 @@ class TextBlueprint(ModuleBlueprint):
     @property
     def keeps_kv(self) -> bool:
         return self.config.decodes and self.checkpoint.causal
+
+    @property
+    def state_bytes(self) -> int:
+        family = self.checkpoint.family
+        numbers = 0 if family is None else family.state_numbers(self.checkpoint.config)
+        return MOST_STATES * numbers * self.dtype.itemsize
 
     def place(self, model: TransformerModel, *, copied: bool = False) -> TransformerModel:
         if not self.stages:
@@ -106,10 +114,14 @@ class TextBlueprint(ModuleBlueprint):
                 device=self.device,
             )
             return Parts(network=encoder, model=model)
+        items: ItemEncoder | None = None
+        if checkpoint.family is not None:
+            states = own("encoder_states", EncoderStates()) if self.state_bytes else None
+            together = partial(encode_together, checkpoint.family, model)
+            items = ItemEncoder(model=model, together=together, states=states)
         if not self.config.decodes:
-            assert checkpoint.family is not None, "a model without an encoder was refused"
-            encode = partial(encode_together, checkpoint.family, model)
-            return Parts(network=EncoderAlone(positions=shape.positions, encode=encode), model=model)
+            assert items is not None, "a model without an encoder was refused"
+            return Parts(network=EncoderAlone(positions=shape.positions, encode=items.encode), model=model)
         parts = [self.allocate_pages(stage.stop - stage.first, stage.device) for stage in self.stages]
         paged: Any = own("self_kv", StagedKV(tuple(parts)) if parts else self.allocate_pages())
         network = CausalNetwork(
@@ -120,6 +132,7 @@ class TextBlueprint(ModuleBlueprint):
             generates=checkpoint.kind is Kind.DECODER,
             classifies=bool(checkpoint.labels),
             family=checkpoint.family,
+            encoder=items,
             pipeline=Pipeline.of(model, self._places(model)) if self.stages else None,
         )
         network.attach()

@@ -8,6 +8,8 @@ from typing import Any
 from attrs import define, field
 from torch import Tensor
 
+MOST_STATES = 16  # live sessions whose encoders go on where they were; others hear an utterance again
+
 
 @define(eq=False)
 class EncoderState:
@@ -27,9 +29,8 @@ class EncoderState:
 @define(eq=False)
 class EncoderStates:
     """The states of several audios, each by the key of the last item that was heard. A state only saves work: without
-    it, the audio is heard again from its beginning. So the ones that were used last are kept, up to ``most``."""
+    it, the audio is heard again from its beginning. So the ones that were used last are kept, up to `MOST_STATES`."""
 
-    most: int
     _kept: OrderedDict[str, EncoderState] = field(init=False, factory=OrderedDict, repr=False)
 
     def take(self, key: str) -> EncoderState | None:
@@ -41,7 +42,7 @@ class EncoderStates:
         for layer in state.past_key_values.layers:
             layer.keys, layer.values = layer.keys.clone(), layer.values.clone()
         self._kept[key] = state
-        while len(self._kept) > self.most:
+        while len(self._kept) > MOST_STATES:
             self._kept.popitem(last=False)
 
     def tensors(self) -> tuple[Tensor, ...]:

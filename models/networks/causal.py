@@ -30,6 +30,7 @@ from ..memory.kv import PagedKV
 from ..memory.module import TransformerModel
 from ..memory.rows import Rows
 from ..native.runner import Runner
+from .item_encoder import ItemEncoder
 from .network import Feed, Network, Record
 from .pooling import Sums, check_pooling, marked, pooled
 
@@ -56,6 +57,7 @@ class CausalNetwork(Network):
     generates: bool
     classifies: bool = False
     family: Family | None = None
+    encoder: ItemEncoder | None = None
     witness: Witness | None = None
     pipeline: Pipeline | None = None
     compiled: CompiledLayers | None = None
@@ -86,8 +88,8 @@ class CausalNetwork(Network):
         self.decoder.set_attn_implementation(implementation)
 
     def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
-        assert self.family is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
-        return encode_together(self.family, self.model, jobs)
+        assert self.encoder is not None, f"{len(jobs)} items are to be encoded, but the model reads text only"
+        return self.encoder.encode(jobs)
 
     def start(self, record: Record) -> None:
         start = record.start

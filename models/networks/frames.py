@@ -12,56 +12,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from attrs import fields_dict, frozen
+from attrs import frozen
 from torch import Tensor
 
 from ...core.emissions import Emissions, Place
 from ...core.plan import AlignedTokens
 from ...core.request import EncoderItem
 from ..architectures.frames import FrameFamily
-from ..architectures.streamed import AudioPiece, hear_on
 from ..memory.encoder_outputs import EncoderOutputs
-from ..memory.encoder_states import EncoderState, EncoderStates
 from ..memory.frames import FrameSlots, FrameStates
 from ..memory.module import TransformerModel
 from ..memory.rows import slot_of
 from ..sampling.logits import largest
 from .ctc_path import best_path
-from .encoder_decoder import encode_alike
+from .item_encoder import ItemEncoder
 from .network import Feed, Network, Record
 
 _LSTM = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # the weights of a layer
 _AHEAD = 4  # frames whose scores are computed together: a token has three or four frames on average
-
-
-@frozen(kw_only=True, eq=False)
-class FrameEncoder:
-    """The encoder of a CTC model or a transducer. Items are whole windows, or pieces of an audio."""
-
-    model: TransformerModel
-    family: FrameFamily
-    states: EncoderStates | None  # None: the encoder hears whole windows
-    factor: int  # hops of a frame
-
-    def encode(self, jobs: Sequence[EncoderItem]) -> Sequence[Tensor]:
-        """Encodes items, as `Network.encode` does."""
-        pieces = {job.key: self._hear_on(job) for job in jobs if isinstance(job.payload, AudioPiece)}
-        whole = [job for job in jobs if job.key not in pieces]
-        pieces.update(zip([job.key for job in whole], encode_alike(self.family, self.model, whole), strict=True))
-        return [pieces[job.key] for job in jobs]
-
-    def _hear_on(self, job: EncoderItem) -> Tensor:
-        """Encodes an item that continues another, from the state after that one. No state is kept after the last
-        piece."""
-        piece = job.payload
-        assert self.states is not None, "a piece is heard, but the encoder hears whole windows"
-        state = self.states.take(piece.follows)
-        known = {} if state is None else {name: getattr(state, name) for name in fields_dict(EncoderState)}
-        rows, now = hear_on(self.model.module, piece, self.factor, known)
-        assert len(rows) == job.embeddings, f"item {job.key!r} has {len(rows)} embeddings, not {job.embeddings}"
-        if not piece.last:
-            self.states.keep(job.key, EncoderState(**now))
-        return rows
 
 
 @frozen(kw_only=True, eq=False)
@@ -73,7 +41,7 @@ class FrameNetwork(Network):
     emissions: Emissions
     states: FrameStates
     slots: FrameSlots
-    encoder: FrameEncoder
+    encoder: ItemEncoder
     positions: int
     vocabulary: int
     device: torch.device

@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 
 from ...core.speech import Ask, Detection, Draft, Sound, Span, SpeechFacts, WindowCut, WordTokens
 from ..architectures.frames import FrameItems
-from .plain import PlainSpeech
+from .plain import STREAM_SECONDS, PlainSpeech
 
 _BEGIN = "\N{LOWER ONE EIGHTH BLOCK}"  # of a word, as sentencepiece writes it
 _TAG = re.compile(r"<([a-z]{2,3})-[A-Z]{2}>")  # the language that Nemotron writes
@@ -33,7 +33,7 @@ class FrameSpeech(PlainSpeech):
             languages=languages,
             detection=Detection.WRITTEN if languages else Detection.SILENT,
             word_times="frames",
-            piece_samples=0 if pieces is None else pieces.samples,
+            stream_samples=0 if pieces is None else STREAM_SECONDS * self.model.sampling_rate,
             defaults={"temperature": (0.0,), "beam_size": 1},
         )
 

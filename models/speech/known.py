@@ -13,7 +13,7 @@ from ..architectures.frames import frame_model_types
 from .placed import PlacedSpeech, find_manner
 from .plain import plain_speech
 from .prompted import canary_speech, cohere_speech
-from .streamed import frame_speech
+from .streamed import PacedSpeech, frame_speech
 
 Make = Callable[[ModelDescription, Any], SpeechModel]
 """Makes the speech model of a description and a checkpoint, which has ``folder``, ``config`` and ``tokenizer``."""
@@ -24,7 +24,8 @@ def with_speech(description: ModelDescription, checkpoint: Any, cache_bytes: int
     ``cache_bytes`` is the size of the encoder cache."""
     make, manner = _models().get(checkpoint.config.model_type), find_manner(checkpoint.config.model_type)
     if manner is not None:
-        return evolve(description, speech=PlacedSpeech(model=description, manner=manner, cache_bytes=cache_bytes))
+        kind = PacedSpeech if getattr(description.preparer, "added", False) else PlacedSpeech
+        return evolve(description, speech=kind(model=description, manner=manner, cache_bytes=cache_bytes))
     return description if make is None else evolve(description, speech=make(description, checkpoint))
 
 

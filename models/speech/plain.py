@@ -18,6 +18,7 @@ from ..architectures.prompts import tokenize
 
 _LEAST_SECONDS = 0.25  # shorter windows are filled with silence, since encoders need some embeddings
 STEPS = 50  # in a second
+STREAM_SECONDS = 300  # of an utterance that is heard piece by piece: all of them are kept, to be heard again
 
 
 @frozen(kw_only=True, slots=False)

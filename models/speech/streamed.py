@@ -1,17 +1,21 @@
-"""Transducers with causal encoders as `StreamingModel`: live audio is heard piece by piece, each piece once."""
+"""Models with causal encoders as `StreamingModel`: live audio is heard piece by piece, each piece once."""
 
 from __future__ import annotations
 
 import hashlib
+from functools import cached_property
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from ...core.model import ModelDescription
-from ...core.request import EncoderItem, LogitRules
-from ...core.speech import Draft, Sound
+from ...core.request import EncoderItem, LogitRules, most_tokens
+from ...core.speech import Draft, Sound, SpeechFacts
+from ..architectures.prompts import tokenize
 from ..architectures.streamed import AudioPiece, Pieces
 from .frames import FrameSpeech
+from .placed import PlacedSpeech
+from .plain import STREAM_SECONDS
 
 
 @frozen(kw_only=True, slots=False)
@@ -34,15 +38,8 @@ class StreamedSpeech(FrameSpeech):
         if piece is None:
             return None
         piece = evolve(piece, inputs=self._preparer.in_language(piece.inputs, language))
-        frames = self._pieces.frames(len(piece.features)) - self._pieces.frames(piece.first)
         settings = self._preparer.settings
-        item = EncoderItem(
-            key=_key(settings.identity, piece),
-            payload=piece,
-            embeddings=frames,
-            size=frames * settings.embedding_bytes,
-        )
-        return Sound(samples=samples, item=item)
+        return Sound(samples=samples, item=_item(piece, settings.identity, settings.embedding_bytes))
 
     def draft_on(self, sound: Sound, written: tuple[int, ...]) -> Draft:
         """Returns the draft of the text of a piece."""
@@ -51,16 +48,84 @@ class StreamedSpeech(FrameSpeech):
         return Draft(token_ids=(*start, *written), items=(sound.item,), rules=LogitRules(), max_tokens=most)
 
 
+@frozen(kw_only=True, slots=False)
+class PacedSpeech(PlacedSpeech):
+    """A language model that writes a token at each position of the audio, and hears on where it was. An item has the
+    positions of one piece. The request of a piece has the items of all pieces so far, and goes on after their tokens,
+    whose pages are cached; so its text is that of one request for the whole audio."""
+
+    facts: SpeechFacts = field(init=False)
+
+    @facts.default
+    def _paced_facts(self) -> SpeechFacts:
+        pace, rate = self._preparer.processor.pace, self.model.sampling_rate
+        room = (self.model.max_positions - pace.silence - pace.flush) * pace.step
+        return evolve(
+            self._facts(),
+            step_samples=pace.step,
+            stream_samples=max(min(STREAM_SECONDS * rate, room), 0),
+            options=frozenset(),
+            defaults={"temperature": (0.0,), "beam_size": 1},
+        )
+
+    @cached_property
+    def _start(self) -> tuple[int, ...]:
+        preparer = self._preparer
+        text = f"{preparer.tokenizer.bos_token}{preparer.placeholder * preparer.processor.pace.prompt}"
+        return tokenize(preparer.tokenizer, text, special=False)
+
+    def hear_on(
+        self,
+        samples: Any,
+        before: Sound | None,
+        language: str | None,  # noqa: ARG002  (none can be named)
+        *,
+        last: bool,
+    ) -> Sound | None:
+        """Returns the next piece, as many positions as are new; with ``last``, also those of the silence in which the
+        rest of the text is written. The first piece has more positions than the prompt."""
+        items: tuple[EncoderItem, ...] = () if before is None else before.heard
+        payload, follows, start = (items[-1].payload, items[-1].key, items[-1].spans[-1][1]) if items else (None, "", 0)
+        if not len(samples):
+            return None
+        processor = self._preparer.processor
+        piece = processor.pieces.next(processor.padded(samples, last=last), payload, follows, last=last)
+        if piece is None or start + piece.frames <= len(self._start):
+            return None
+        earlier = [_within(item, piece) for item in items]
+        item = _item(piece, self._preparer.identity, self._preparer.embedding_bytes)
+        placed = evolve(item, spans=((start, start + piece.frames),))
+        return Sound(samples=samples, item=placed, heard=(*earlier, placed))
+
+    def draft_on(self, sound: Sound, written: tuple[int, ...]) -> Draft:
+        """Returns the draft of the text up to the last position of a piece."""
+        token_ids, begin = (*self._start, *written), self.model.begin_suppress_token_ids
+        return Draft(
+            token_ids=token_ids,
+            items=sound.heard,
+            rules=LogitRules(suppress=self.model.suppress_token_ids, begin_suppress=() if written else begin),
+            max_tokens=most_tokens(self.model.max_positions, len(token_ids), sound.heard),
+            frame=len(written),
+        )
+
+
 def frame_speech(description: ModelDescription, checkpoint: Any) -> FrameSpeech:  # noqa: ARG001  (see `known.Make`)
     """Returns the speech model of a CTC model or transducer."""
     found = FrameSpeech(model=description)
-    return StreamedSpeech(model=description) if found.facts.piece_samples else found
+    return StreamedSpeech(model=description) if found.facts.stream_samples else found
 
 
-def _key(identity: str, piece: AudioPiece) -> str:
-    """Returns the key of a piece: a hash of the key before it and of what is new."""
+def _item(piece: AudioPiece, identity: str, embedding_bytes: int) -> EncoderItem:
+    """Returns the item of a piece. Its key is a hash of the key before it and of what is new."""
     digest = hashlib.blake2b(repr((identity, piece.follows, piece.first)).encode(), digest_size=16)
     for name, tensor in sorted(piece.inputs.items()):
         digest.update(f"{name} {tensor.tolist()}".encode())
     digest.update(piece.features[piece.first :].contiguous().numpy().data)
-    return digest.hexdigest()
+    size = piece.frames * embedding_bytes
+    return EncoderItem(key=digest.hexdigest(), payload=piece, embeddings=piece.frames, size=size)
+
+
+def _within(item: EncoderItem, piece: AudioPiece) -> EncoderItem:
+    """Returns an earlier ``item`` with the features of ``piece``, so that those of one piece alone are in memory."""
+    earlier = item.payload
+    return evolve(item, payload=evolve(earlier, features=piece.features[: len(earlier.features)]))

@@ -17,7 +17,7 @@ import triolet
 from triolet.api.hosts.live import open_live
 from triolet.api.inputs.audio import Samples
 from triolet.api.live.options import read_live_options
-from triolet.models.architectures.streamed import Pieces, chunk_ends, hear_on
+from triolet.models.architectures.streamed import Chunks, Pieces, hear_on
 from triolet.models.blueprints.estimate import estimate
 
 from .speech import PaperVoice
@@ -60,7 +60,7 @@ async def _feed(session: Any, samples: Samples, size: int) -> None:
 def filled(engine: Any, samples: Samples) -> Samples:
     """``samples``, and silence that fills the last chunk of the encoder."""
     pieces = engine.model.preparer.pieces
-    *_, hops = chunk_ends(pieces.factor, pieces.ahead, 0, len(samples) // pieces.hop, last=True)
+    *_, hops = pieces.chunks.ends(0, len(samples) // pieces.hop, last=True)
     return np.pad(samples, (0, max(hops * pieces.hop - len(samples), 0)))
 
 
@@ -98,14 +98,14 @@ def test_frames_heard_in_pieces_are_those_of_the_whole(reference: Reference, cut
         made = reference.processor.feature_extractor([samples], sampling_rate=RATE, return_tensors="pt")
         return {**{name: made[name][0] for name in ("input_features", "attention_mask")}, **chosen}
 
-    pieces = Pieces(read=read, hop=160, reach=256, factor=8, ahead=ahead, most=1_000)
+    pieces = Pieces(read=read, hop=160, reach=256, chunks=Chunks(factor=8, ahead=ahead, lacks=7), most=1_000)
     samples = noise(2.5)
     piece, remembered, rows = None, {}, []
     for end in [*sorted(cut for cut in cuts if cut < len(samples)), len(samples)]:
         found = pieces.next(samples[:end], piece, "", last=end == len(samples))
         if found is not None:
-            frames, kept = hear_on(reference.module, found, 8, remembered)
-            assert len(frames) == pieces.frames(len(found.features)) - pieces.frames(found.first)
+            frames, kept = hear_on(reference.module, found, remembered)
+            assert len(frames) == found.frames
             piece, remembered, rows = found, kept if remembers else {}, [*rows, frames]
     assert piece is not None
     with torch.no_grad():
