@@ -97,7 +97,8 @@ class Segment:
         id: 0 for the first segment of the audio, then counting.
         text: the text as the model wrote it, usually with a leading space; texts of segments are joined without a
             separator.
-        token_ids: the text's tokens, without timestamps.
+        token_ids: the text's tokens, without timestamps; none in parts of a segment that is split between speakers by
+            the words of an aligner, which knows no tokens.
         avg_logprob: the mean natural log-probability of the tokens of the segment's *window*.
         no_speech_prob: the model's probability, 0 to 1, that nobody speaks in the window; 0 if the model has none.
         compression_ratio: the size of the window's text in UTF-8 over its zlib-compressed size; more than 2.4 means

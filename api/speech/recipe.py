@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from attrs import evolve, field, fields_dict, frozen
 
 from ...core.checks import shown
-from ...core.errors import InvalidRequest
+from ...core.errors import ContextLengthExceeded, InvalidRequest
 from ...core.languages import LANGUAGES
 from ...core.model import ModelDescription
 from ...core.request import Request, SamplingParams
@@ -20,7 +20,7 @@ from .options import ANY_SPEAKERS, OF_MODELS, TEMPERATURES, TranscribeOptions
 from .windows import Generated
 from .words import WordRules, check_alignment
 
-_MOST_READ = 10_000  # characters that are read of hotwords or a prompt: only some of its tokens are used anyway
+_MOST_READ = 10_000  # characters that are read of hotwords or a prompt
 
 
 @frozen(kw_only=True)
@@ -86,7 +86,9 @@ def resolve_language(language: str | None, facts: SpeechFacts) -> str | None:
     if code in known:
         return code
     if not known:
-        raise InvalidRequest(f"language={language!r}, but the model finds the language itself; allowed: None")
+        raise InvalidRequest(
+            f"language={language!r}, but the model takes no language; allowed: None. Leave language out"
+        )
     if len(known) == 1:
         only = LANGUAGES.get(known[0], known[0]).title()
         raise InvalidRequest(
@@ -166,26 +168,40 @@ class Recipe:
 
     @hotwords.default
     def _hotwords(self) -> tuple[int, ...]:
-        found = self._encoded("hotwords", slice(_MOST_READ))
-        return found if self.facts.history_tokens else ()
+        return self._before("hotwords", slice(_MOST_READ))
 
     @initial.default
     def _initial(self) -> tuple[int, ...]:
-        found = self._encoded("initial_prompt", slice(-_MOST_READ, None))
-        return found if self.facts.history_tokens else ()
+        return self._before("initial_prompt", slice(-_MOST_READ, None))
 
     @prefix.default
     def _prefix(self) -> tuple[int, ...]:
         return self._encoded("prefix", slice(-_MOST_READ, None))
 
+    def _before(self, name: str, part: slice) -> tuple[int, ...]:
+        """Returns the tokens of a text that comes before that of a window; none if the prompt has the text itself."""
+        found, most, length = self._encoded(name, part), self.facts.most_tokens // 4, len(self._text(name))
+        if self.facts.history_tokens or not most:
+            return found
+        if length > _MOST_READ or len(found) > most:
+            raise InvalidRequest(
+                f"{name} has {length:,} characters and at least {len(found):,} tokens, all of which "
+                f"{self.description.architecture} reads in its prompt; allowed: up to {_MOST_READ:,} characters and "
+                f"{most:,} tokens"
+            )
+        return ()
+
     def _encoded(self, name: str, part: slice) -> tuple[int, ...]:
-        text = (getattr(self.options, name) or "").strip()
+        text = self._text(name)
         if not text:
             return ()
         try:
             return self.model.encode(text[part])
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}={error}") from None
+
+    def _text(self, name: str) -> str:
+        return (getattr(self.options, name) or "").strip()
 
     @property
     def facts(self) -> SpeechFacts:
@@ -222,10 +238,9 @@ class Recipe:
             ("initial_prompt", self.initial, "last", max(room - len(self.hotwords), 0)),
             ("prefix", self.prefix, "last", half),
         ):
-            length = len(getattr(self.options, name) or "")
-            if length > _MOST_READ and (tokens or not room):
-                used = f"{most} tokens" if tokens else f"{_MOST_READ:,} characters"
-                found.append(f"{name} has {length:,} characters; only its {which} {used} are used")
+            length = len(self._text(name))
+            if length > _MOST_READ:
+                found.append(f"{name} has {length:,} characters; only its {which} {most} tokens are used")
             elif len(tokens) > most:
                 found.append(f"{name} has {len(tokens)} tokens; only the {which} {most} are used")
         return tuple(found)
@@ -268,8 +283,8 @@ class Recipe:
             timestamps=options.timestamps != "none",
             before=context.before,
             begun=(*prefix, *context.begun),
-            hotwords=(options.hotwords or "").strip()[:_MOST_READ] if as_text else "",
-            prompt=(options.initial_prompt or "").strip()[-_MOST_READ:] if as_text else "",
+            hotwords=self._text("hotwords") if as_text else "",
+            prompt=self._text("initial_prompt") if as_text else "",
             suppress=given and tuple(token for one in given for token in (listed if one == -1 else (one,))),
             latest=options.max_initial_timestamp,
             punctuation=options.punctuation,
@@ -279,7 +294,12 @@ class Recipe:
         """Returns the requests for a window's text at the temperature of ``attempt``: one request at temperature 0,
         ``best_of`` requests above it. The first request has the probe for "no speech", if the model knows one. ``name``
         returns a new id at each call."""
-        draft = self.model.draft(sound, ask)
+        draft, positions = self.model.draft(sound, ask), self.description.max_positions
+        if len(draft.token_ids) >= positions:
+            raise ContextLengthExceeded(
+                f"the prompt of a window has {len(draft.token_ids):,} tokens; allowed: up to {positions - 1:,}. "
+                "Shorten the texts before it, or its audio: vad_max_speech_duration_s"
+            )
         most = min(draft.max_tokens, self.options.max_new_tokens or draft.max_tokens)
         sampling = self._sampling(attempt, most)
         request = Request(

@@ -111,7 +111,7 @@ class PlacedSpeech(PlainSpeech):
         return SpeechFacts(
             window_samples=self._window(),
             step_samples=self.model.sampling_rate // _STEPS,
-            most_tokens=self.model.max_positions,
+            most_tokens=self.model.max_positions // 2,  # see `_window`
             languages=tuple(manner.languages),
             detection=Detection.WRITTEN if manner.marker else Detection.SILENT,
             tasks=manner.tasks,

@@ -107,7 +107,7 @@ async def test_what_frames_cannot_do_is_refused_by_name(made: Made) -> None:
             ({"hotwords": "Anna"}, "hotwords='Anna', which"),
             ({"suppress_tokens": (3,)}, "suppress_tokens="),
             ({"task": "translate"}, "knows only: 'transcribe'"),
-            ({"language": "de"}, "the model finds the language itself; allowed: None"),
+            ({"language": "de"}, "the model takes no language; allowed: None. Leave language out"),
         ):
             with pytest.raises(triolet.InvalidRequest, match=told):
                 await engine.transcribe(noise(1.0), **options)

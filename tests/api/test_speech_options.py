@@ -17,7 +17,7 @@ from triolet.api.inputs.audio import content_key
 from triolet.api.speech.options import _ELSEWHERE, TranscribeOptions, read_options
 from triolet.api.speech.recipe import Recipe, language_probabilities
 from triolet.api.speech.windows import Generated
-from triolet.core.errors import InvalidRequest
+from triolet.core.errors import ContextLengthExceeded, InvalidRequest
 from triolet.core.model import ModelDescription
 from triolet.core.request import Request, SamplingParams
 
@@ -357,6 +357,14 @@ def test_a_model_without_room_for_a_prompt_takes_none() -> None:
     """Half of its positions, less one for <|startofprev|>: of two that is nothing, not everything."""
     for positions, kept in ((1, ()), (2, ()), (4, (ord("s"),))):
         assert recipe(describe(max_positions=positions), initial_prompt="names").history().last() == kept
+
+
+async def test_a_window_whose_prompt_fills_the_positions_is_refused() -> None:
+    """It never comes to the device."""
+    script, model = Script(answer(0.0, "a", 5.0)), describe(max_positions=3)
+    with pytest.raises(ContextLengthExceeded, match="the prompt of a window has 3 tokens; allowed: up to 2"):
+        await begin(ramp(5), script, options_of(language="en"), model).next_window()
+    assert not script.requests
 
 
 def test_every_token_between_the_text_and_the_timestamps_is_special() -> None:

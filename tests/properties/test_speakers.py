@@ -193,6 +193,14 @@ def test_a_segment_without_words_has_the_speaker_who_speaks_longest_in_it() -> N
         )
 
 
+def test_parts_of_a_segment_whose_words_an_aligner_found_have_no_tokens() -> None:
+    """Which of the segment's tokens are theirs is not known."""
+    plain = transcript_of([0.0, 1.0, 2.0], 2, (Turn(start=0, end=1, speaker="A"), Turn(start=1, end=2, speaker="B")))
+    words = tuple(evolve(word, token_ids=()) for word in plain.segments[0].words or ())
+    parts = with_speakers(evolve(plain, segments=(evolve(plain.segments[0], words=words),))).segments
+    assert [(one.speaker, one.token_ids, one.logprobs) for one in parts] == [("A", (), ()), ("B", (), ())]
+
+
 def test_a_speaker_that_the_model_itself_has_written_stays() -> None:
     turns = (Turn(start=0, end=30, speaker="A"),)
     plain = transcript_of([0.0, 1.0, 2.0], 2, turns)

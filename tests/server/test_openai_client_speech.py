@@ -195,6 +195,10 @@ def test_another_speech_model_than_whisper_takes_a_prompt_and_refuses_what_it_ca
         assert [one.text for one in told.segments] == [one.text for one in expected.segments]
         with pytest.raises(openai.BadRequestError, match=r"prompt='a talk', which GlmAsr.* cannot use"):
             transcribe(client, speech, model="glmasr", prompt="a talk")
+        with pytest.raises(openai.BadRequestError, match=r"language='en', but the model takes no language.* Leave"):
+            transcribe(client, speech, model="glmasr", language="en")
+        with pytest.raises(openai.BadRequestError, match=r"hotwords has 10,001 .* allowed: up to 10,000 char"):
+            transcribe(client, speech, model="qwen3_asr", extra_body={"hotwords": "a" * 10_001})
 
 
 # -- who speaks --------------------------------------------------------------------------------------------------------
@@ -222,8 +226,9 @@ def test_an_aligner_of_the_server_finds_words_of_models_that_know_no_times(tmp_p
 
 @pytest.fixture(scope="module")
 def dialogue(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two recordings of the toy, one after the other."""
-    voices = [soundfile.read(one.path, dtype="float32") for one in demo.samples() if "-many" in str(one.path)][:2]
+    """The beginnings of two recordings of the toy, one after the other."""
+    paths = [one.path for one in demo.samples() if "-many" in str(one.path)][:2]
+    voices = [soundfile.read(path, dtype="float32", frames=10 * 16_000) for path in paths]
     path = tmp_path_factory.mktemp("dialogue") / "dialogue.wav"
     pause = np.zeros(16_000, np.float32)
     soundfile.write(path, np.concatenate([part for voice, _ in voices for part in (voice, pause)]), 16_000)
@@ -288,12 +293,15 @@ def test_speakers_that_make_no_sense_are_refused_before_a_stream_begins(client, 
         transcribe(client, speech, response_format="diarized_json", stream=stream, extra_body=given)
 
 
-def test_a_reference_that_is_too_short_is_refused(client, speech):
+def test_a_reference_that_is_too_short_or_no_audio_is_refused(client, speech):
     known = {"known_speaker_names": ["Ada"], "known_speaker_references": [data_url(speech, 1.2)]}
     with pytest.raises(openai.BadRequestError, match=r"the known speaker 'Ada' has .* allowed: 1.6 s of speech"):
         transcribe(client, speech, response_format="diarized_json", **known)
     with pytest.raises(openai.BadRequestError, match="needs response_format=diarized_json, or speakers"):
         transcribe(client, speech, **known)
+    known["known_speaker_references"] = ["data:audio/wav;base64,UklGRg=="]
+    with pytest.raises(openai.BadRequestError, match=r"the known speaker 'Ada': .* not audio that can be decoded"):
+        transcribe(client, speech, response_format="diarized_json", **known)
 
 
 # -- translations ------------------------------------------------------------------------------------------------------
