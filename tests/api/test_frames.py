@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -98,9 +100,15 @@ def config(**changes: Any) -> triolet.EngineConfig:
     return triolet.EngineConfig(**{"dtype": "float32", "device": "cpu", "verify": True, **changes})
 
 
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reference]:
+    """References by name. Nobody changes their folders."""
+    return cache(lambda name: Reference.of(name, tmp_path_factory.mktemp(name)))
+
+
 @pytest.fixture(params=CLASSES)
-def reference(request: pytest.FixtureRequest, tmp_path: Path) -> Reference:
-    return Reference.of(request.param, tmp_path)
+def reference(request: pytest.FixtureRequest, references: Callable[[str], Reference]) -> Reference:
+    return references(request.param)
 
 
 async def test_each_sound_alone_gets_the_tokens_and_frames_of_generate(reference: Reference) -> None:
@@ -120,13 +128,13 @@ async def test_each_sound_alone_gets_the_tokens_and_frames_of_generate(reference
     )
 
 
-async def test_24_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
+async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
     """Sounds of all lengths that repeat, arrivals one after another, urgent requests that preempt others, clients that
     leave, and eviction of slots and outputs."""
     made = reference.module.config
     width = getattr(made, "decoder_hidden_size", made.encoder_config.hidden_size)
     numbers = np.random.default_rng(3)
-    asks = [(int(numbers.integers(0, len(SECONDS))), int(numbers.integers(0, 3))) for _ in range(24)]
+    asks = [(int(numbers.integers(0, len(SECONDS))), int(numbers.integers(0, 3))) for _ in range(16)]
     found: dict[int, triolet.Completion] = {}
 
     async def client(index: int, engine: triolet.Engine, begun: trio.Event) -> None:
@@ -163,7 +171,7 @@ async def test_24_requests_with_room_for_few_get_the_tokens_of_generate(referenc
         statistics = await settled(engine)
     for index, pairs in found.items():
         assert [(token, first) for token, (first, _) in pairs] == reference.emitted(asks[index][0]), index
-    assert len(found) > 15
+    assert len(found) > 10
     assert statistics.requests.preemptions, "nobody gave way"
     assert statistics.requests.cross_written > len(SECONDS), "slots were never short"
     assert statistics.requests.cross_shared, "no slot was shared"
@@ -186,9 +194,9 @@ async def test_a_sound_is_encoded_once_however_many_ask_and_again_after_sleep(re
 
 
 @pytest.mark.parametrize("name", ["parakeet_ctc", "parakeet_tdt", "granite_speech5"])
-async def test_a_request_makes_no_garbage(name: str, tmp_path: Path) -> None:
+async def test_a_request_makes_no_garbage(name: str, references: Callable[[str], Reference]) -> None:
     """The encoders of Nemotron make some: their masks are made by torch's vmap, which leaves classes behind."""
-    reference = Reference.of(name, tmp_path)
+    reference = references(name)
     async with triolet.Engine(reference.folder, config=config()) as engine:
         await engine.generate(audio=reference.sound(0))
         await trio.testing.wait_all_tasks_blocked()
@@ -199,8 +207,8 @@ async def test_a_request_makes_no_garbage(name: str, tmp_path: Path) -> None:
     assert_none(found)
 
 
-async def test_logprobs_are_those_of_the_frame(tmp_path: Path) -> None:
-    reference = Reference.of("parakeet_ctc", tmp_path)
+async def test_logprobs_are_those_of_the_frame(references: Callable[[str], Reference]) -> None:
+    reference = references("parakeet_ctc")
     async with triolet.Engine(reference.folder, config=config()) as engine:
         completion = await engine.generate(audio=reference.sound(4), logprobs=2)
     with torch.inference_mode():
@@ -223,8 +231,8 @@ REFUSED = [
 ]
 
 
-async def test_what_makes_no_sense_for_frames_is_refused_by_name(tmp_path: Path) -> None:
-    reference = Reference.of("parakeet_tdt", tmp_path)
+async def test_what_makes_no_sense_for_frames_is_refused_by_name(references: Callable[[str], Reference]) -> None:
+    reference = references("parakeet_tdt")
     async with triolet.Engine(reference.folder, config=config()) as engine:
         for options, message in REFUSED:
             with pytest.raises(triolet.InvalidRequest, match=message):

@@ -64,7 +64,11 @@ def filled(engine: Any, samples: Samples) -> Samples:
     return np.pad(samples, (0, max(hops * pieces.hop - len(samples), 0)))
 
 
-@pytest.mark.parametrize("size", [1_600, 7_001, 80_000])
+@pytest.mark.parametrize(
+    ("reference", "size"),
+    [("nemotron_asr_streaming", 1_600), ("nemotron_asr_streaming", 80_000), ("nemotron3_5_asr", 7_001)],
+    indirect=["reference"],
+)
 async def test_live_text_is_that_of_the_whole_utterance(reference: Reference, size: int) -> None:
     config = triolet.EngineConfig(device="cpu", dtype="float32")
     pause = np.zeros(2 * RATE, np.float32)
