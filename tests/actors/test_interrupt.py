@@ -58,11 +58,13 @@ def test_a_control_c_that_python_would_lose_is_heard_in_the_engines_own_tasks():
 
 
 @pytest.mark.skipif(signal.getsignal(signal.SIGINT) is not signal.default_int_handler, reason="^C is not heard here")
-def test_a_control_c_at_any_line_gives_everything_back():
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_a_control_c_at_any_line_gives_everything_back(first: int):
+    """At each second moment; a thorough run has the others."""
     plain, broken = Tracer(OURS), list[str]()
     assert run(plain)[-1] is None
     assert len(plain.seen) > 300, "the engine's lines are not followed"
-    for line, time in plain.moments(__file__):
+    for line, time in plain.moments(__file__)[first::2]:
         executor, engine, error = run(Tracer(OURS, line, time))
         told, pending = alone(error), engine.inside.pending
         if type(told) is not KeyboardInterrupt or hasattr(told, "__notes__") or executor.is_open or pending:

@@ -73,7 +73,7 @@ WORLDS = {
     "a borrower that encodes nothing": World(("a", "b", "a"), {"a": 1, "b": 1}, 1, borrows=True, encodes=False),
     "four requests": World(("a", "b", "c", "a"), {"a": 1, "b": 2, "c": 1}, 3),
 }
-LARGE = ("a large key among small ones", "a lender to one borrower", "four requests")
+LARGE = ("two keys, room for both", "a large key among small ones", "a lender to one borrower", "four requests")
 
 
 @define(eq=False)

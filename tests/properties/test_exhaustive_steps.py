@@ -48,7 +48,7 @@ def request(
 
 WORLDS = {
     "two prompts that begin alike": World(limits(3, 3), (request("a", (1, 1, 2), 2), request("b", (1, 1, 1), 2))),
-    "two that grow beyond the pages": World(limits(3, 2), (request("a", (1,), 4), request("b", (2,), 4))),
+    "two that grow beyond the pages": World(limits(3, 2), (request("a", (1,), 3), request("b", (2,), 3))),
     "an urgent one": World(limits(2, 3), (request("a", (1, 1, 2), 2, priority=1), request("b", (2, 1, 1), 2))),
     "one image for two": World(
         limits(3, 3), (request("a", (9, 1, 2), 1, ("i", 0)), request("b", (1, 9, 1), 1, ("i", 1)))
@@ -62,7 +62,7 @@ WORLDS = {
     **{
         f"an urgent image and a failed step, places: {running}, in flight: {depth}": World(
             limits(4, 4, running=running, depth=depth),
-            (request("a", (9, 1), 1, ("i", 0)), request("b", (1, 2, 1), 2, priority=1)),
+            (request("a", (9, 1), 1, ("i", 0)), request("b", (1, 2, 1)[: depth + 1], depth, priority=1)),
             long=depth > 1,
             failures=1,
         )
