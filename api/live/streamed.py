@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
 from ...core.request import Request, SamplingParams
-from ...core.speech import Draft, Sound, StreamingModel
+from ...core.speech import Draft, Sound, StreamingModel, is_unspaced
 from ..inputs.audio import Samples
 from ..inputs.threads import run_in_thread
 from ..speech.frame_times import aligned_frames
@@ -41,6 +41,7 @@ class StreamReader:
     _written: tuple[int, ...] = field(default=(), init=False)  # the tokens of all pieces
     _open: list[tuple[int, tuple[int, int], float]] = field(factory=list, init=False)
     """The tokens whose words are not stable, each with its frames and its log-probability."""
+    _begun: bool = field(default=False, init=False)  # a word of the utterance is stable
 
     @language.default
     def _named(self) -> str | None:
@@ -49,7 +50,8 @@ class StreamReader:
     @property
     def provisional(self) -> str:
         """The text of the utterance after its stable part."""
-        return self.model.decode([token for token, _, _ in self._open])
+        text = self.model.decode([token for token, _, _ in self._open])
+        return text if self._begun else _led(text)
 
     async def read(self, reading: Reading, samples: Samples) -> Heard:
         """Reads ``samples``, the audio of ``reading``. Returns the changes."""
@@ -104,10 +106,19 @@ class StreamReader:
         if self._open:
             tokens = [token for token, _, _ in self._open]
             words = split_words(tokens, self.model.decode, self.language)[: None if ends else -1]
+            if words and not self._begun:
+                words[0] = evolve(words[0], text=_led(words[0].text))
+            self._begun = self._begun or bool(words)
             last = min(self._frames, max(len(self._samples) // recipe.facts.step_samples, 1))
             aligned = aligned_frames([(frames, logprob) for _, frames, logprob in self._open], last)
             placed = timed(words, aligned, rules=rules, offset=recipe.seconds(self._start))
         del self._open[: sum(len(word.token_ids) for word in words)]
         if ends:
             self._samples, self._sound, self._frames, self._written = self._samples[:0], None, 0, ()
+            self._begun = False
         return placed
+
+
+def _led(text: str) -> str:
+    """Returns the first text of an utterance, with a blank before it if it is a word of a script with blanks."""
+    return f" {text}" if text[:1].isalnum() and not is_unspaced(text[0]) else text
