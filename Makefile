@@ -11,7 +11,7 @@ STAMP = $(VENV)/.installed
 SOURCES = setup.py core models actors api cluster server bench testing kit src demo tests benchmarks examples docs/site docs/cards proofs .ci
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
-	$(wildcard docs/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
+	$(wildcard docs/*.md docs/cards/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
 
 .PHONY: demo test stubborn lint types docs dist sanitize mutants soak proofs bench load memory clients clean
 

@@ -37,6 +37,13 @@ def test_every_page_is_in_the_navigation_once_and_nothing_else_is():
     assert sorted(navigation()) == sorted(str(page.relative_to(ROOT)) for page in pages)
 
 
+def test_make_docs_copies_every_page():
+    """A folder that is new: a pattern of `PAGES` in the Makefile."""
+    copied = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nPAGES = ")[2].partition("\n\n")[0]
+    patterns = re.findall(r"[\w./*-]+", copied)
+    assert not [page for page in navigation() if not any(Path(page).match(one) for one in patterns)]
+
+
 def test_every_public_name_is_in_the_reference_once():
     """A name that is new: a line ``::: triolet.Name`` on its page in docs/reference/."""
     public = {f"triolet.{name}" for name in triolet.__all__}
