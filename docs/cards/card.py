@@ -4,7 +4,8 @@ far its texts are from those of transformers' own class.
     python docs/cards/card.py openai/whisper-base RECORDINGS --out docs/cards/whisper-base.md
 
 RECORDINGS is a folder of short recordings (up to 30 s), NAME.wav or NAME.flac with the text in NAME.txt. The package
-jiwer is needed (`pip install '.[dev]'`). A card is the proof that the checkpoint was run; without one it was not.
+jiwer is needed (`pip install '.[dev]'`), for Granite Speech also peft and torchaudio, and for Phi-4-multimodal peft and
+torchvision. A card is the proof that the checkpoint was run; without one it was not.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ import trio
 
 import triolet
 from triolet.bench.inputs import pieces_of, word_error_rate
+from triolet.core.speech import Ask
 from triolet.models.checkpoints.files import local_folder, read_config
 
 RATE = 16_000
+ADAPTER = "speech-lora"  # the folder of Phi-4-multimodal's adapter
 ALIKE = {"temperature": 0.0, "beam_size": 1, "timestamps": "none", "voice_activity": "off"}  # as transformers reads
 
 
@@ -41,20 +44,27 @@ def origin_of(folder: Path) -> str:
     return f"{commit}weights {digest.hexdigest()[:16]} (SHA-256)"
 
 
-def reader(folder: Path, language: str | None) -> Callable[[Any], str]:
+def reader(folder: Path, language: str | None, speech: Any) -> Callable[[Any], str]:
     """Returns transformers' own way from samples at 16 kHz to text, greedy, in float32 on the CPU."""
     config = read_config(folder)
     processor = transformers.AutoProcessor.from_pretrained(folder)
-    if not hasattr(processor, "apply_transcription_request"):
+    manner, requests = getattr(speech, "manner", None), hasattr(processor, "apply_transcription_request")
+    if manner is None and not requests:
         pipe: Any = transformers.pipeline("automatic-speech-recognition", model=str(folder), dtype=torch.float32)
         spoken = {"language": language, "task": "transcribe"} if language and config["model_type"] == "whisper" else {}
         asked = {"generate_kwargs": {"num_beams": 1, **spoken}} if pipe.type != "ctc" else {}
         return lambda samples: str(pipe({"raw": samples, "sampling_rate": RATE}, **asked)["text"])
     model = getattr(transformers, config["architectures"][0]).from_pretrained(folder, dtype=torch.float32).eval()
     named = {"language": language} if language else {}
+    if (folder / ADAPTER).is_dir():
+        model.load_adapter(str(folder), adapter_name="speech", adapter_kwargs={"subfolder": ADAPTER})
 
     def read(samples: Any) -> str:
-        inputs = processor.apply_transcription_request(samples, return_tensors="pt", **named)
+        if requests:
+            inputs = processor.apply_transcription_request(samples, return_tensors="pt", **named)
+        else:
+            prompt = manner.prompt_for(speech.model.preparer, Ask(language=language))
+            inputs = processor(text=prompt, audio=samples, return_tensors="pt")
         with torch.no_grad():
             ids = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=448)
         begun = inputs["input_ids"].shape[1] if "input_ids" in inputs else inputs["decoder_input_ids"].shape[1]
@@ -97,7 +107,7 @@ def main() -> None:
     told = {path.name: path.with_suffix(".txt") for path in paths}
     known = {name: path.read_text(encoding="utf-8") if path.exists() else None for name, path in told.items()}
     found, model = trio.run(texts_of, given.model, clips, given.dtype, given.language)
-    theirs = reader(folder, given.language)
+    theirs = reader(folder, given.language, model.speech)
     reference = {name: theirs(samples) for name, samples in clips.items()}
     seconds = sum(map(len, clips.values())) / RATE
     name = given.name or given.model

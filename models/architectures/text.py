@@ -27,10 +27,6 @@ from .families import find_family
 from .family import Family
 from .frames import frame_model_types
 
-_PHI4 = (  # its model_type on the hub is that of its own code
-    ". Give the folder that 'hf download microsoft/Phi-4-multimodal-instruct --revision refs/pr/70' prints, which has "
-    "the model in transformers' layout"
-)
 _LAYERS = {"full_attention", "sliding_attention"}
 _ROPES = {None, "default", "linear", "llama3", "yarn", "proportional"}
 _OFFSET_POSITIONS = {  # the first positions are for padding, so texts have fewer positions than the table
@@ -140,7 +136,8 @@ def read_transformers_config(folder: Path, plain: Settings) -> Any:
 
     kind = plain.get("model_type")
     if kind not in CONFIG_MAPPING:
-        hint = _PHI4 if kind == "phi4mm" else ""
+        converted = "hf download microsoft/Phi-4-multimodal-instruct --revision refs/pr/70"
+        hint = f". Give the folder that '{converted}' prints" if kind == "phi4mm" else ""
         raise UnsupportedModel(
             f"{folder} is of model_type {kind!r}, which this version of transformers does not know; allowed: "
             "model_type 'whisper', or a decoder or encoder that transformers has, such as 'llama', 'qwen3' or 'bert'"

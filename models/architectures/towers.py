@@ -171,7 +171,7 @@ class Phi4Multimodal(HeardAudio):
         within, config = module.model.embed_tokens_extend, module.config
         module.audio_embed = within.audio_embed
         del within.audio_embed
-        within.config = module.audio_embed.config = copy(config)
+        within.config = copy(config)
         config.audio_config = config.vision_config = None  # else the encoder would get the attention of the decoder
         if without is None:
             merge_adapter(module.model, folder, "speech-lora")
@@ -204,14 +204,12 @@ class Phi4Multimodal(HeardAudio):
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes the items one by one, since the encoder reads the padding of shorter ones."""
         made: Any = module.audio_embed
-        config, (device, dtype) = made.config, place_of(made)
         rows = list[Tensor]()
-        for payload in payloads:
-            size = int(payload["embeddings"])
-            tokens = torch.full((1, size), config.audio_config.audio_token_id, device=device)
-            blank = torch.zeros(1, size, config.hidden_size, device=device, dtype=dtype)
-            with torch.no_grad():
-                rows.append(made(tokens, blank, payload["input_features"], [size])[0])
+        with torch.no_grad():
+            for payload in payloads:
+                hidden = made.encoder(payload["input_features"].to(*place_of(made)), None)
+                hidden = nn.functional.gelu(made.up_proj_for_speech(hidden))
+                rows.append(made.down_proj_for_speech(hidden)[0])
         return rows
 
 
