@@ -161,12 +161,12 @@ class Phi4Multimodal(HeardAudio):
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         """Moves the encoder of audio out of the decoder's module."""
 
-        def unread(made: Any) -> list[nn.Module]:
+        def unneeded(made: Any) -> list[nn.Module]:
             images, within = made.get_submodule(self.left_out), made.model.embed_tokens_extend
             decoder = [part for part in (made.lm_head, *made.model.children()) if part is not within]
             return [images] if without is None else [images, *decoder]
 
-        loaded = super().load(folder, dtype, without=unread)
+        loaded = super().load(folder, dtype, without=unneeded)
         module: Any = loaded
         within, config = module.model.embed_tokens_extend, module.config
         module.audio_embed = within.audio_embed
