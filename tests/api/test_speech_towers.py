@@ -3,6 +3,8 @@ transformers generates for the model's own request."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,12 @@ GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": TOKENS, "voice_a
 NAMES = {"prompt": "initial_prompt"}  # of an option, where it has another name than in `Ask`
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``made(name)`` gives the folder of a tiny checkpoint. Nobody changes it."""
+    return cache(lambda name: make_checkpoint(name, tmp_path_factory.mktemp(name)))
+
+
 def generated(checkpoint: Checkpoint, prompt: str, samples: Any) -> tuple[int, ...]:
     """What transformers generates, up to the end of text, without special tokens."""
     inputs = checkpoint.process(prompt, [samples])
@@ -34,9 +42,9 @@ def generated(checkpoint: Checkpoint, prompt: str, samples: Any) -> tuple[int, .
 
 
 @pytest.mark.parametrize("name", TOWERS)
-async def test_each_request_has_the_tokens_of_generate(name: str, tmp_path: Path) -> None:
-    checkpoint, samples = Checkpoint.open(name, make_checkpoint(name, tmp_path)), sound(60_000, 1)
-    async with Engine(tmp_path, config=CONFIG) as engine:
+async def test_each_request_has_the_tokens_of_generate(name: str, made: Callable[[str], Path]) -> None:
+    checkpoint, samples = Checkpoint.open(name, made(name)), sound(60_000, 1)
+    async with Engine(made(name), config=CONFIG) as engine:
         for asked, prompt in REQUESTS[name]:
             options = {**GREEDY, **{NAMES.get(option, option): value for option, value in asked.items()}}
             transcript = await engine.transcribe(samples, **options)
@@ -61,8 +69,8 @@ async def test_each_request_has_the_tokens_of_generate(name: str, tmp_path: Path
     ],
 )
 async def test_what_a_model_does_not_document_is_refused_by_name(
-    name: str, options: dict[str, Any], told: str, tmp_path: Path
+    name: str, options: dict[str, Any], told: str, made: Callable[[str], Path]
 ) -> None:
-    async with Engine(make_checkpoint(name, tmp_path), config=CONFIG) as engine:
+    async with Engine(made(name), config=CONFIG) as engine:
         with pytest.raises(InvalidRequest, match=told):
             await engine.transcribe(sound(9000), **options)

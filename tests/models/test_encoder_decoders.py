@@ -84,14 +84,15 @@ def test_an_item_is_encoded_beside_others_as_alone(opens, folder, name):
 
 
 @pytest.mark.parametrize("name", HEARING)
-@pytest.mark.parametrize("samples", [895, 896, 1_087, 1_279, 1_280, 1_440, 5_000, 16_000, 480_000])
-def test_audio_has_as_many_embeddings_as_the_convolutions_make(opens, folder, name, samples):
+def test_audio_has_as_many_embeddings_as_the_convolutions_make(opens, folder, name):
     executor, description = opens(folder(name))
-    longest = min(samples, description.window_samples)
-    item = description.preparer.prepare((), audio=[np.zeros(longest, np.float32)]).items[0]
-    assert item.size == item.embeddings * WIDTHS[name] * 4
-    executor.encode((item,))
-    assert len(executor._open.outputs.get(item.key)) == item.embeddings <= description.encoder_embeddings
+    for samples in (895, 896, 1_087, 1_279, 1_280, 1_440, 5_000, 16_000, 480_000):
+        longest = min(samples, description.window_samples)
+        item = description.preparer.prepare((), audio=[np.zeros(longest, np.float32)]).items[0]
+        assert item.size == item.embeddings * WIDTHS[name] * 4
+        executor.encode((item,))
+        assert len(executor._open.outputs.get(item.key)) == item.embeddings <= description.encoder_embeddings
+        executor.free((item.key,))
 
 
 @pytest.mark.parametrize("samples", [80, 81, 399, 5_001, 20_079])

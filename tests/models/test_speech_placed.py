@@ -169,7 +169,7 @@ def test_a_tokenizer_without_the_marker_is_refused(described: Described) -> None
 
 
 @pytest.mark.parametrize("name", SPEECH)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), timestamps=st.booleans())
 def test_any_tokens_are_cut_into_spans_that_rise(
     name: str, data: st.DataObject, timestamps: bool, described: Described

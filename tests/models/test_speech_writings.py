@@ -6,7 +6,7 @@ import json
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from triolet.models.speech.writings import Turn, bracketed, joined, json_turns, placed, plain, unquoted
@@ -55,6 +55,7 @@ def test_what_its_writer_writes_a_reader_reads_back(name, spoken):
 
 
 @pytest.mark.parametrize("name", READERS)
+@settings(max_examples=settings().max_examples // 4)
 @given(written=NOISE)
 def test_every_text_is_read_and_times_rise(name, written):
     turns = READERS[name](written)
@@ -75,6 +76,7 @@ def test_every_text_is_read_and_times_rise(name, written):
 
 
 @pytest.mark.parametrize("name", WRITERS)
+@settings(max_examples=settings().max_examples // 4)
 @given(spoken=SPOKEN, data=st.data())
 def test_a_text_that_breaks_off_has_all_turns_before(name, spoken, data):
     written = WRITERS[name][0](spoken)
