@@ -59,10 +59,12 @@ class PacedSpeech(PlacedSpeech):
     @facts.default
     def _paced_facts(self) -> SpeechFacts:
         pace, rate = self._preparer.processor.pace, self.model.sampling_rate
-        room = (self.model.max_positions - pace.silence - pace.flush) * pace.step
+        held = self.cache_bytes // self._preparer.embedding_bytes  # each request has the items of all pieces so far
+        room = (min(self.model.max_positions, held) - pace.silence - pace.flush) * pace.step
         return evolve(
             self._facts(),
             step_samples=pace.step,
+            most_tokens=self.model.max_positions,  # one for each position
             stream_samples=max(min(STREAM_SECONDS * rate, room), 0),
             options=frozenset(),
             defaults={"temperature": (0.0,), "beam_size": 1},

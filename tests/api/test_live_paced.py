@@ -246,8 +246,11 @@ async def test_a_session_that_is_left_in_the_middle_gives_everything_back(refere
         assert books.encoder_cache.held == 0
 
 
-async def test_an_utterance_ends_where_the_positions_end(reference: Reference) -> None:
-    config = EngineConfig(device="cpu", dtype="float32", verify=True, max_positions=64)
+@pytest.mark.parametrize("limit", [{"max_positions": 64}, {"encoder_cache_bytes": 64 * 48 * 4}])
+async def test_an_utterance_ends_where_the_positions_or_the_encoder_cache_end(
+    reference: Reference, limit: dict[str, int]
+) -> None:
+    config = EngineConfig(device="cpu", dtype="float32", verify=True, **limit)
     async with Engine(reference.folder, config=config) as engine:
         assert engine.model.speech is not None
         most = engine.model.speech.facts.stream_samples
