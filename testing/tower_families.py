@@ -63,6 +63,43 @@ def _voxtral_realtime(folder: Path, seed: int) -> None:
     (folder / "tekken.json").write_text(json.dumps({"audio": {**audio, "streaming_n_left_pad_tokens": 3}}))
 
 
+def _kyutai(folder: Path, seed: int) -> None:
+    """Writes a checkpoint with three codebooks, whose text is 2 positions behind the audio, with 3 positions of silence
+    before. It hears 2 positions twice, has no end of text, and begins with a token outside of the vocabulary. Its
+    windows of attention are shorter than a text."""
+    import torch
+    from transformers import (
+        KyutaiSpeechToTextConfig,
+        KyutaiSpeechToTextFeatureExtractor,
+        KyutaiSpeechToTextForConditionalGeneration,
+    )
+
+    tokenizer = evolve(LLAMA.with_media("<pad>", media=""), chat=None).make()
+    tokenizer.pad_token = "<pad>"
+    codec = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2}
+    vectors = {"codebook_size": 256, "codebook_dim": 16, "vector_quantization_hidden_dimension": 16}
+    sizes = {"num_filters": 2, "upsample_groups": 32, "intermediate_size": 64, "num_quantizers": 3}
+    codes = {"num_codebooks": 3, "codebook_vocab_size": 257, "audio_bos_token_id": 256}
+    tokens = {"vocab_size": len(tokenizer) + 1, "bos_token_id": len(tokenizer) + 20, "eos_token_id": None}
+    config = KyutaiSpeechToTextConfig(
+        **{**text_settings(tokenizer), **tokens, **codes, "ffn_dim": 2 * HIDDEN},
+        audio_pad_token_id=len(tokenizer) + 1 + 3 * 257,
+        sliding_window=24,
+        codec_config={"model_type": "mimi", **codec, **vectors, **sizes, "sliding_window": 10},
+    )
+    model = random_model(KyutaiSpeechToTextForConditionalGeneration, config, seed)
+    draw, quantizer = torch.Generator().manual_seed(seed), model.codec_model.quantizer
+    for part in (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer):
+        for layer in part.layers:
+            layer.codebook.embed_sum.normal_(0.0, 4.0, generator=draw)  # so that codes differ
+            layer.codebook.cluster_usage.uniform_(0.5, 2.0, generator=draw)
+    model.codec_model.generation_config.use_cache = True
+    begins = {"bos_token_id": config.bos_token_id, "eos_token_id": None, "audio_window_size": 2}
+    save_checkpoint(folder, model, tokenizer, **begins)
+    make: Any = KyutaiSpeechToTextFeatureExtractor
+    make(audio_silence_prefix_seconds=0.24, audio_delay_seconds=0.16).save_pretrained(folder)
+
+
 def _granite_speech(name: str, folder: Path, seed: int) -> None:
     """Writes a checkpoint that attends within blocks of 16 rows, and has 3 embeddings for 15 rows. "Plus" reads its
     first rows beside its last ones, and the other has an adapter."""
@@ -167,6 +204,7 @@ def _settle(folder: Path, kind: str, **settings: Any) -> None:
 TOWER_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
     "voxtral": _voxtral,
     "voxtral_realtime": _voxtral_realtime,
+    "kyutai_speech_to_text": _kyutai,
     "granite_speech": partial(_granite_speech, "GraniteSpeech"),
     "granite_speech_plus": partial(_granite_speech, "GraniteSpeechPlus"),
     "fun_asr_nano": _fun_asr,

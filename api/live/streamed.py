@@ -80,7 +80,8 @@ class StreamReader:
         self.language = recipe.language or self.model.cut(answer.token_ids, ask).language or self.language
         later = [(first + self._frames, stop + self._frames) for first, stop in answer.frames]
         if draft.frame is not None:
-            later = [(draft.frame + index, draft.frame + index + 1) for index in range(len(answer.token_ids))]
+            places = [max(draft.frame + index, 0) for index in range(len(answer.token_ids))]
+            later = [(place, place + 1) for place in places]
         self._open += list(zip(answer.token_ids, later, answer.logprobs, strict=False))
         self._written += answer.token_ids
         self._frames += sound.item.embeddings

@@ -11,6 +11,7 @@ from typing import Any
 from ...core.errors import UnsupportedModel
 from .added import VoxtralRealtime
 from .audio import QwenAudio
+from .coded import KyutaiSpeech
 from .family import Family
 from .heard import HeardAudio
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral
@@ -66,6 +67,7 @@ def _families() -> dict[str, Family]:
         ),
         "voxtral": Voxtral(),
         "voxtral_realtime": VoxtralRealtime(),
+        "kyutai_speech_to_text": KyutaiSpeech(),
         "granite_speech": GraniteSpeech(architecture="GraniteSpeechForConditionalGeneration"),
         "granite_speech_plus": GraniteSpeech(architecture="GraniteSpeechPlusForConditionalGeneration"),
         "fun_asr_nano": FunAsr(),

@@ -90,13 +90,13 @@ class Family:
             processor=processor,
             read=partial(self.read, processor, config, placeholder),
             medium=self.medium,
-            added=self.added,
+            start=self.start(processor, tokenizer, placeholder_id),
             needs_prompt=not self.added,
             media=frozenset({self.medium}),
             sampling_rate=getattr(processor, "sampling_rate", 0),
             placeholder=placeholder,
             placeholder_id=placeholder_id,
-            written=before + placeholder + after,
+            written="" if self.added else before + placeholder + after,
             identity=hashlib.blake2b("\0".join(names).encode()).hexdigest(),
             embedding_bytes=hidden * dtype.itemsize,
             chat_template=processor_template(folder) or self.template(processor, tokenizer),
@@ -120,14 +120,18 @@ class Family:
         template is used."""
         return None
 
-    def buffer_bytes(self, config: Any) -> int:  # noqa: ARG002
-        """The bytes of the encoder beside its stored weights in the engine's dtype: tables that are computed when it is
-        loaded, and float32 that stays float32."""
+    def buffer_bytes(self, config: Any, dtype: torch.dtype) -> int:  # noqa: ARG002
+        """The bytes of the encoder beside its stored weights in the engine's ``dtype``: tables that are computed when
+        it is loaded, and float32 that stays float32, less what is not loaded."""
         return 0
 
     def state_numbers(self, config: Any) -> int:  # noqa: ARG002
         """The most numbers of the state of an encoder that hears audio piece by piece; 0: it hears whole items."""
         return 0
+
+    def start(self, processor: Any, tokenizer: Any, placeholder: int) -> tuple[int, ...]:  # noqa: ARG002
+        """Returns the prompt of an item that is `added`, if the caller gives none."""
+        return ()
 
     def unread(self, config: Any) -> tuple[int, ...]:  # noqa: ARG002
         """The ids of tokens that stand for media which are not read, such as videos."""

@@ -118,7 +118,7 @@ class MediaPreparer(TextPreparer):
     medium: str  # "image" or "audio"
     processor: Any = field(repr=False)  # as `Family.processor` returns it
     needs_item: bool = False  # the weights are right for prompts with items alone
-    added: bool = False  # see `Family.added`
+    start: tuple[int, ...] = ()  # see `Family.start`
     _read: Callable[[Any], Read]  # see `Family.read`
 
     def with_items(self, prompt: str, count: int) -> str:
@@ -142,8 +142,8 @@ class MediaPreparer(TextPreparer):
                 f"the prompt has no {self.medium}, but the checkpoint's adapter, which is merged into the weights, is "
                 f"for prompts with {self.medium}; give {self.medium}=..., or open a model of text"
             )
-        if self.added and not prompt:
-            prompt = Rendered(f"{self.tokenizer.bos_token}{self.written}")
+        if self.start and not prompt:
+            return self._add(self.start, self.read_media(given))
         if not isinstance(prompt, str):
             return self._prepare_tokens(tuple(prompt), given)
         self._check_unread([text for text, _ in self.unread if text in prompt])
@@ -215,7 +215,7 @@ class MediaPreparer(TextPreparer):
         return read
 
     def _place(self, token_ids: tuple[int, ...], read: list[Read]) -> Prepared:
-        if self.added:
+        if self.start:
             return self._add(token_ids, read)
         places = [index for index, token in enumerate(token_ids) if token == self.placeholder_id]
         wanted = sum(item.embeddings for item in read)

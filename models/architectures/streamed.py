@@ -145,6 +145,6 @@ def hear_on(module: Any, piece: AudioPiece, state: Caches) -> tuple[Tensor, Cach
             heard = module.get_audio_features(features, use_cache=True, **inputs, **state)
         state = {"past_key_values": heard.past_key_values, "padding_cache": heard.padding_cache}
         if stop > piece.first:
-            rows.append(heard.pooler_output[0].to(own))
+            rows.append(heard.pooler_output[0])
         start = stop
     return torch.cat(rows)[-piece.frames :].clone(), state

@@ -98,6 +98,7 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
     default = Pooling(kind="classify") if classifies else sentence or Pooling(kind="last" if causal else "mean")
     pools = classifies or sentence is not None or not causal or not architecture.endswith(_GENERATE)
     kind = Kind.ALIGNER if aligns else Kind.POOLING if pools else Kind.DECODER
+    added = family is not None and family.added  # such a text ends with its audio
     return TextCheckpoint(
         folder=folder,
         architecture=architecture,
@@ -108,7 +109,7 @@ def read_text_checkpoint(folder: Path) -> TextCheckpoint:
         kind=kind,
         causal=causal,
         tokenizer=tokenizer,
-        eos_token_ids=_eos(generation, plain, text, tokenizer, shape.vocabulary),
+        eos_token_ids=_eos(generation, plain, text, None if added else tokenizer.eos_token_id, shape.vocabulary),
         suppress_token_ids=_listed(generation, "suppress_tokens", shape.vocabulary),
         begin_suppress_token_ids=_listed(generation, "begin_suppress_tokens", shape.vocabulary),
         default_pooling=default if kind is Kind.POOLING else None,
@@ -260,9 +261,9 @@ def _windows(folder: Path, text: Any, layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _eos(generation: Settings | None, plain: Settings, text: Any, tokenizer: Any, vocabulary: int) -> tuple[int, ...]:
-    """Returns the tokens that end a text, from generation_config.json, else from config.json, else from the
-    tokenizer."""
+def _eos(generation: Settings | None, plain: Settings, text: Any, own: int | None, vocabulary: int) -> tuple[int, ...]:
+    """Returns the tokens that end a text, from generation_config.json, else from config.json, else the tokenizer's
+    ``own``."""
     for settings in (generation, plain):
         value = None if settings is None else settings.get("eos_token_id")
         if settings is not None and value is not None:
@@ -270,7 +271,7 @@ def _eos(generation: Settings | None, plain: Settings, text: Any, tokenizer: Any
             if not all(_is_token(token, vocabulary) for token in tokens):
                 raise settings.bad("eos_token_id", f"token ids from 0 to {vocabulary - 1}")
             return tuple(tokens)
-    for value in (text.eos_token_id, tokenizer.eos_token_id):
+    for value in (text.eos_token_id, own):
         if value is not None:
             named = value if isinstance(value, list | tuple) else (value,)
             return tuple(token for token in named if _is_token(token, vocabulary))

@@ -46,7 +46,7 @@ class Voxtral(HeardAudio):
         self.check_windows(extractor, folder, config)
         return extractor
 
-    def buffer_bytes(self, config: Any) -> int:
+    def buffer_bytes(self, config: Any, dtype: torch.dtype) -> int:  # noqa: ARG002
         return 2 * int(config.audio_config.max_source_positions * config.audio_config.hidden_size)  # positions
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:
@@ -135,7 +135,7 @@ class FunAsr(Fronted):
         config.adaptor_config._attn_implementation = "eager"  # transformers chooses it too, with a warning
         return module
 
-    def buffer_bytes(self, config: Any) -> int:
+    def buffer_bytes(self, config: Any, dtype: torch.dtype) -> int:  # noqa: ARG002
         audio = config.audio_config
         return 4 * int(audio.max_position_embeddings * audio.input_size)
 

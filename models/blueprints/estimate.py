@@ -30,7 +30,10 @@ from .whisper import WhisperBlueprint
 
 ODDS = 1 << 20  # bytes for buffers, mel filters and the like
 _HEADS = ("lm_head.weight", "embed_out.weight")
-_ENCODERS = ("visual", "vision", "audio", "projector", "connector", "encoder")  # in the names of unquantized weights
+_ENCODERS = (  # in the names of unquantized weights; the last is a table of codes and tokens
+    *("visual", "vision", "audio", "projector", "connector", "encoder", "codec"),
+    "embed_tokens.embed_tokens",
+)
 _DECODERS = frozenset(  # names in encoder-decoders and frame models; the last three are those of NeMo
     {"decoder", "lm_head", "proj_out", "final_logits_bias", "joint", "ctc_head"}
     | {"transf_decoder", "log_softmax", "encoder_decoder_proj"}
@@ -122,7 +125,7 @@ def _computed(blueprint: AnyBlueprint) -> int:
     """The bytes of tables of positions that are computed and not stored: Canary's, and that of a family's encoder."""
     if isinstance(blueprint, TextBlueprint):
         family = blueprint.checkpoint.family
-        return 0 if family is None else family.buffer_bytes(blueprint.checkpoint.config)
+        return 0 if family is None else family.buffer_bytes(blueprint.checkpoint.config, blueprint.dtype)
     if blueprint.checkpoint.architecture != "CanaryForConditionalGeneration" or not blueprint.config.decodes:
         return 0
     return 4 * blueprint.decoder.positions * blueprint.decoder.hidden

@@ -22,7 +22,10 @@ class EncoderState:
     def tensors(self) -> tuple[Tensor, ...]:
         """Returns all tensors of the state."""
         found = [getattr(layer, name, None) for layer in self.past_key_values.layers for name in ("keys", "values")]
-        found += [layer.cache for layer in self.padding_cache.layers.values()]
+        padding = self.padding_cache
+        found += (
+            [layer.cache for layer in padding.layers.values()] if hasattr(padding, "layers") else padding.padding_cache
+        )
         return tuple(tensor for tensor in found if isinstance(tensor, Tensor))
 
 

@@ -24,7 +24,7 @@ def with_speech(description: ModelDescription, checkpoint: Any, cache_bytes: int
     ``cache_bytes`` is the size of the encoder cache."""
     make, manner = _models().get(checkpoint.config.model_type), find_manner(checkpoint.config.model_type)
     if manner is not None:
-        kind = PacedSpeech if getattr(description.preparer, "added", False) else PlacedSpeech
+        kind = PacedSpeech if getattr(description.preparer, "start", ()) else PlacedSpeech
         return evolve(description, speech=kind(model=description, manner=manner, cache_bytes=cache_bytes))
     return description if make is None else evolve(description, speech=make(description, checkpoint))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -11,7 +10,6 @@ from attrs import evolve, field, frozen
 from ...core.model import ModelDescription
 from ...core.request import EncoderItem, LogitRules, most_tokens
 from ...core.speech import Draft, Sound, SpeechFacts
-from ..architectures.prompts import tokenize
 from ..architectures.streamed import AudioPiece, Pieces
 from .frames import FrameSpeech
 from .placed import PlacedSpeech
@@ -58,23 +56,17 @@ class PacedSpeech(PlacedSpeech):
 
     @facts.default
     def _paced_facts(self) -> SpeechFacts:
-        pace, rate = self._preparer.processor.pace, self.model.sampling_rate
+        paced, rate = self._preparer.processor, self.model.sampling_rate
         held = self.cache_bytes // self._preparer.embedding_bytes  # each request has the items of all pieces so far
-        room = (min(self.model.max_positions, held) - pace.silence - pace.flush) * pace.step
+        room = (min(self.model.max_positions, held) - paced.around) * paced.step
         return evolve(
             self._facts(),
-            step_samples=pace.step,
+            step_samples=paced.step,
             most_tokens=self.model.max_positions,  # one for each position
             stream_samples=max(min(STREAM_SECONDS * rate, room), 0),
             options=frozenset(),
             defaults={"temperature": (0.0,), "beam_size": 1},
         )
-
-    @cached_property
-    def _start(self) -> tuple[int, ...]:
-        preparer = self._preparer
-        text = f"{preparer.tokenizer.bos_token}{preparer.placeholder * preparer.processor.pace.prompt}"
-        return tokenize(preparer.tokenizer, text, special=False)
 
     def hear_on(
         self,
@@ -92,7 +84,7 @@ class PacedSpeech(PlacedSpeech):
             return None
         processor = self._preparer.processor
         piece = processor.pieces.next(processor.padded(samples, last=last), payload, follows, last=last)
-        if piece is None or start + piece.frames <= len(self._start):
+        if piece is None or start + piece.frames <= len(self._preparer.start):
             return None
         earlier = [_within(item, piece) for item in items]
         item = _item(piece, self._preparer.identity, self._preparer.embedding_bytes)
@@ -101,13 +93,13 @@ class PacedSpeech(PlacedSpeech):
 
     def draft_on(self, sound: Sound, written: tuple[int, ...]) -> Draft:
         """Returns the draft of the text up to the last position of a piece."""
-        token_ids, begin = (*self._start, *written), self.model.begin_suppress_token_ids
+        token_ids, begin = (*self._preparer.start, *written), self.model.begin_suppress_token_ids
         return Draft(
             token_ids=token_ids,
             items=sound.heard,
             rules=LogitRules(suppress=self.model.suppress_token_ids, begin_suppress=() if written else begin),
             max_tokens=most_tokens(self.model.max_positions, len(token_ids), sound.heard),
-            frame=len(written),
+            frame=len(written) - self._preparer.processor.lead,
         )
 
 

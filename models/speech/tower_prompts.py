@@ -56,6 +56,7 @@ def _asked(preparer: MediaPreparer, content: Any) -> str:
 TOWERS: Mapping[str, Mapping[str, Any]] = {
     "voxtral": {"write": voxtral_prompt, "languages": {code: code for code in _VOXTRAL_LANGUAGES}},
     "voxtral_realtime": {"write": no_prompt, "begins": False},
+    "kyutai_speech_to_text": {"write": no_prompt, "begins": False},
     "granite_speech": {"write": granite_prompt, "hotwords": "keywords", "tasks": ("transcribe", "translate")},
     "granite_speech_plus": {"write": partial(granite_prompt, between=" "), "hotwords": "keywords"},
     "phi4_multimodal": {"write": phi4_prompt, "tasks": ("transcribe", "translate")},

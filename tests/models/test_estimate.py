@@ -38,6 +38,8 @@ CASES = [
     ("phi4_multimodal", {"quantization": "int8"}),
     ("voxtral", {"dtype": "bfloat16"}),
     ("voxtral_realtime", {}),
+    ("kyutai_speech_to_text", {}),
+    ("kyutai_speech_to_text", {"dtype": "bfloat16"}),
     ("vibevoice_asr", {"quantization": "int8"}),
     ("moonshine", {}),
     ("nemotron3_diarization", {}),

@@ -1,0 +1,185 @@
+"""The speech model whose encoder is a codec: a position of audio is the sum of the embeddings of its codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from ..checkpoints.loading import load_part
+from ..checkpoints.parts import Find
+from ..checkpoints.settings import Settings
+from .added import AddedAudio, AddedFeatures, AddedModel
+
+
+@frozen(kw_only=True)
+class CodedFeatures(AddedFeatures):
+    """Makes the frames of samples that the codec hears: first one that stands for no audio.
+
+    Args:
+        again: the frames at the beginning that are heard twice, which is how transformers begins where its
+            ``audio_window_size`` is set.
+        before: the samples of silence before the audio.
+        after: those after it.
+        first: the token of the first position. It need not be in the vocabulary.
+    """
+
+    again: int
+    before: int
+    after: int
+    first: int
+
+    def padded(self, samples: np.ndarray[Any, Any], *, last: bool) -> np.ndarray[Any, Any]:
+        frames = (self.before + len(samples) + self.after) // self.step  # transformers' limit, whatever is heard twice
+        heard = np.pad(samples, (self.before, self.after if last else 0))
+        twice = heard[: self.again * self.step]
+        known = last or len(twice) == self.again * self.step  # else the beginning is not known yet
+        whole = np.concatenate((np.zeros(self.step, np.float32), twice, heard))
+        return whole[: (frames + 1) * self.step * known]
+
+    def spectra(self, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
+        whole = samples[: len(samples) // self.step * self.step]
+        return {"input_features": torch.from_numpy(whole.reshape(-1, self.step))}
+
+
+@frozen(kw_only=True)
+class KyutaiSpeech(AddedAudio):
+    """Kyutai STT (Zeghidour et al. 2025): a position for each 80 ms, with text that is some positions behind the audio.
+    The prompt is one token, and the text ends with the audio. transformers' cache makes its attention one of sliding
+    windows, although its mask does not."""
+
+    architecture: str = "KyutaiSpeechToTextForConditionalGeneration"
+    language: str = "model"
+
+    def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
+        """Returns the model without the part of the codec that makes sound."""
+        encodes = without is not None
+
+        def unread(made: Any) -> list[nn.Module]:
+            decoder = [made.model.layers, made.model.norm, made.lm_head]  # not the tokens: codes are among them
+            return [made.codec_model.decoder, *decoder] if encodes else [made.codec_model.decoder]
+
+        module = super().load(folder, dtype, without=unread)
+        return CodedModel(module, _first(folder, module.config)).eval()
+
+    def buffer_bytes(self, config: Any, dtype: torch.dtype) -> int:
+        from transformers import AutoModel
+
+        with torch.device("meta"):
+            codec: Any = AutoModel.from_config(config.codec_config)
+        stored = sum(tensor.numel() for tensor in codec.state_dict().values())
+        del codec.decoder
+        return sum(tensor.nbytes for tensor in (*codec.parameters(), *codec.buffers())) - stored * dtype.itemsize
+
+    def processor(self, folder: Path, config: Any) -> CodedFeatures:
+        extractor, step = load_part("AutoFeatureExtractor", folder, trust_remote_code=False), config.frame_size
+        generation = Settings.read_if_there(folder / "generation_config.json")
+        twice = generation is not None and generation.get("audio_window_size") is not None
+        again = generation.whole("audio_window_size") if generation is not None and twice else 0
+        before = int(extractor.audio_silence_prefix_seconds * extractor.sampling_rate)
+        delay = extractor.audio_delay_seconds * extractor.sampling_rate
+        after = int((extractor.audio_delay_seconds + 1.0) * extractor.sampling_rate)
+        return CodedFeatures(
+            extractor=extractor,
+            positions=config.max_position_embeddings,
+            step=step,
+            hop=step,
+            reach=step,
+            around=1 - (before + after) // -step,
+            begins=1,
+            lead=1 + again + round((before + delay) / step),
+            again=again,
+            before=before,
+            after=after,
+            first=_first(folder, config),
+        )
+
+    def state_numbers(self, config: Any) -> int:
+        """The most numbers of Mimi's state: keys and values, and the ends of what its convolutions read."""
+        codec = config.codec_config
+        of_a_layer = 2 * codec.num_key_value_heads * codec.head_dim * (codec.sliding_window - 1)
+        width, ends = codec.num_filters, codec.kernel_size - 1 + 2 * codec.hidden_size
+        for ratio in reversed(codec.upsampling_ratios):
+            grown = sum(codec.dilation_growth_rate**layer for layer in range(codec.num_residual_layers))
+            ends += width * ((codec.residual_kernel_size - 1) * grown + ratio)
+            width *= 2
+        return int(codec.num_hidden_layers * of_a_layer + ends + width * (codec.last_kernel_size - 1))
+
+    def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
+        return int(config.pad_token_id)
+
+    def start(self, processor: CodedFeatures, tokenizer: Any, placeholder: int) -> tuple[int, ...]:  # noqa: ARG002
+        """Returns padding, from which the encoder output makes the first token (see `CodedModel`)."""
+        return (placeholder,)
+
+
+class CodedModel(AddedModel):
+    """The parts of a loaded Kyutai STT. Its table of embeddings is cut into those of tokens and those of codes.
+
+    Args:
+        first: the token of the first position. transformers finds its embedding anywhere in the table, also among those
+            of codes.
+    """
+
+    def __init__(self, module: Any, first: int) -> None:
+        config, table = module.config, module.model.embed_tokens.embed_tokens.weight.detach()
+        codes = nn.Embedding.from_pretrained(table[config.vocab_size :].clone())
+        super().__init__(module, "model", codec_model=module.codec_model, codes=codes)
+        offsets = torch.arange(config.num_codebooks) * config.codebook_vocab_size
+        begin = table[offsets + config.vocab_size + config.audio_bos_token_id].sum(0)
+        self.register_buffer("offsets", offsets, persistent=False)
+        self.register_buffer("begin", (begin + table[first] - table[config.pad_token_id])[None], persistent=False)
+        for part in module.codec_model.modules():
+            for name in ("padding_left", "padding_right"):  # without memory: they are for layers that are not causal
+                vars(part).pop(name, None)
+            if hasattr(part, "embed_sum"):
+                _settle(part)
+        if not hasattr(self, "lm_head"):
+            del self.model.embed_tokens
+            return
+        self.model.embed_tokens = nn.Embedding.from_pretrained(table[: config.vocab_size].clone())
+        self.model.register_forward_pre_hook(_windowed, with_kwargs=True)
+
+    def get_audio_features(
+        self, input_features: Tensor, *, use_cache: bool = False, past_key_values: Any = None, padding_cache: Any = None
+    ) -> Any:
+        """Encodes frames [1, n, samples], as ``pooler_output`` [1, n, hidden]. The first frame of an audio, which has
+        no caches, has no samples."""
+        begins = padding_cache is None
+        heard = self.codec_model.encode(
+            input_features[:, begins:].flatten(1)[:, None],
+            encoder_past_key_values=past_key_values,
+            padding_cache=padding_cache,
+            use_streaming=use_cache,
+        )
+        rows = self.codes(heard.audio_codes.transpose(1, 2) + self.offsets).sum(2)
+        caches = heard.padding_cache
+        if use_cache:  # without the tensors that they are parts of
+            caches.padding_cache = [one.clone() for one in caches.padding_cache]
+        return SimpleNamespace(
+            pooler_output=torch.cat((self.begin[None], rows), 1) if begins else rows,
+            past_key_values=heard.encoder_past_key_values,
+            padding_cache=caches,
+        )
+
+
+def _first(folder: Path, config: Any) -> int:
+    generation = Settings.read_if_there(folder / "generation_config.json")
+    named = generation is not None and generation.get("bos_token_id") is not None
+    return generation.whole("bos_token_id", least=0) if generation is not None and named else int(config.bos_token_id)
+
+
+def _settle(codebook: Any) -> None:
+    """Computes the vectors of a codebook now. transformers would keep them outside of its buffers."""
+    vectors = codebook.embed
+    del codebook._embed, codebook.embed_sum, codebook.cluster_usage, codebook.initialized
+    codebook.register_buffer("_embed", vectors, persistent=False)
+
+
+def _windowed(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, {**inputs, "sliding_window": module.config.sliding_window}
