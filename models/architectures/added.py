@@ -191,10 +191,11 @@ class VoxtralRealtime(AddedAudio):
             begins=pace.silence + pace.delay,
         )
 
-    def state_numbers(self, config: Any) -> int:
+    def state_bytes(self, config: Any, dtype: torch.dtype) -> int:
         audio = config.audio_config
         of_a_layer = 2 * audio.num_key_value_heads * audio.head_dim * (audio.sliding_window - 1)
-        return int(audio.num_hidden_layers * of_a_layer + 2 * audio.num_mel_bins + audio.hidden_size)
+        numbers = audio.num_hidden_layers * of_a_layer + 2 * audio.num_mel_bins + audio.hidden_size
+        return int(numbers) * dtype.itemsize
 
     def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
         found = tokenizer.get_vocab().get(_PAD)

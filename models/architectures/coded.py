@@ -99,8 +99,8 @@ class KyutaiSpeech(AddedAudio):
             first=_first(folder, config),
         )
 
-    def state_numbers(self, config: Any) -> int:
-        """The most numbers of Mimi's state: keys and values, and the ends of what its convolutions read."""
+    def state_bytes(self, config: Any, dtype: torch.dtype) -> int:  # noqa: ARG002
+        """The most bytes of Mimi's state, float32: keys and values, and the ends of what its convolutions read."""
         codec = config.codec_config
         of_a_layer = 2 * codec.num_key_value_heads * codec.head_dim * (codec.sliding_window - 1)
         width, ends = codec.num_filters, codec.kernel_size - 1 + 2 * codec.hidden_size
@@ -108,7 +108,7 @@ class KyutaiSpeech(AddedAudio):
             grown = sum(codec.dilation_growth_rate**layer for layer in range(codec.num_residual_layers))
             ends += width * ((codec.residual_kernel_size - 1) * grown + ratio)
             width *= 2
-        return int(codec.num_hidden_layers * of_a_layer + ends + width * (codec.last_kernel_size - 1))
+        return 4 * int(codec.num_hidden_layers * of_a_layer + ends + width * (codec.last_kernel_size - 1))
 
     def placeholder(self, tokenizer: Any, config: Any) -> int:  # noqa: ARG002
         return int(config.pad_token_id)

@@ -125,8 +125,8 @@ class Family:
         it is loaded, and float32 that stays float32, less what is not loaded."""
         return 0
 
-    def state_numbers(self, config: Any) -> int:  # noqa: ARG002
-        """The most numbers of the state of an encoder that hears audio piece by piece; 0: it hears whole items."""
+    def state_bytes(self, config: Any, dtype: torch.dtype) -> int:  # noqa: ARG002
+        """The most bytes of the state of an encoder that hears audio piece by piece; 0: it hears whole items."""
         return 0
 
     def start(self, processor: Any, tokenizer: Any, placeholder: int) -> tuple[int, ...]:  # noqa: ARG002

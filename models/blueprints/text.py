@@ -52,8 +52,7 @@ class TextBlueprint(ModuleBlueprint):
     @property
     def state_bytes(self) -> int:
         family = self.checkpoint.family
-        numbers = 0 if family is None else family.state_numbers(self.checkpoint.config)
-        return MOST_STATES * numbers * self.dtype.itemsize
+        return 0 if family is None else MOST_STATES * family.state_bytes(self.checkpoint.config, self.dtype)
 
     def place(self, model: TransformerModel, *, copied: bool = False) -> TransformerModel:
         if not self.stages:
