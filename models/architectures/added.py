@@ -237,10 +237,11 @@ class AddedModel(nn.Module):
 
     def get_output_embeddings(self) -> nn.Module:
         """The head."""
-        return self.lm_head
+        part: nn.Module = self.lm_head
+        return part
 
     def get_audio_features(self, input_features: Tensor, **inputs: Any) -> Any:
-        """Encodes features [1, frames, values], as transformers' class does."""
+        """Encodes features [1, rows, values], as transformers' class does."""
         return self.model.get_audio_features(input_features.transpose(1, 2), **inputs)
 
     def forward(self, input_ids: Tensor | None = None, logits_to_keep: Any = slice(None), **inputs: Any) -> Any:

@@ -70,13 +70,15 @@ class KyutaiSpeech(AddedAudio):
     def buffer_bytes(self, config: Any, dtype: torch.dtype) -> int:
         from transformers import AutoModel
 
+        make: Any = AutoModel  # transformers has no types for it
         with torch.device("meta"):
-            codec: Any = AutoModel.from_config(config.codec_config)
+            codec = make.from_config(config.codec_config)
         stored = sum(tensor.numel() for tensor in codec.state_dict().values())
         del codec.decoder
-        return sum(tensor.nbytes for tensor in (*codec.parameters(), *codec.buffers())) - stored * dtype.itemsize
+        held = sum(int(tensor.nbytes) for tensor in (*codec.parameters(), *codec.buffers()))
+        return held - stored * dtype.itemsize
 
-    def processor(self, folder: Path, config: Any) -> CodedFeatures:
+    def processor(self, folder: Path, config: Any) -> Any:
         extractor, step = load_part("AutoFeatureExtractor", folder, trust_remote_code=False), config.frame_size
         generation = Settings.read_if_there(folder / "generation_config.json")
         twice = generation is not None and generation.get("audio_window_size") is not None
@@ -126,9 +128,13 @@ class CodedModel(AddedModel):
             of codes.
     """
 
+    codes: nn.Embedding
+    offsets: Tensor
+    begin: Tensor
+
     def __init__(self, module: Any, first: int) -> None:
         config, table = module.config, module.model.embed_tokens.embed_tokens.weight.detach()
-        codes = nn.Embedding.from_pretrained(table[config.vocab_size :].clone())
+        codes = _embedding(table[config.vocab_size :])
         super().__init__(module, "model", codec_model=module.codec_model, codes=codes)
         offsets = torch.arange(config.num_codebooks) * config.codebook_vocab_size
         begin = table[offsets + config.vocab_size + config.audio_bos_token_id].sum(0)
@@ -142,27 +148,26 @@ class CodedModel(AddedModel):
         if not hasattr(self, "lm_head"):
             del self.model.embed_tokens
             return
-        self.model.embed_tokens = nn.Embedding.from_pretrained(table[: config.vocab_size].clone())
+        self.model.embed_tokens = _embedding(table[: config.vocab_size])
         self.model.register_forward_pre_hook(_windowed, with_kwargs=True)
 
-    def get_audio_features(
-        self, input_features: Tensor, *, use_cache: bool = False, past_key_values: Any = None, padding_cache: Any = None
-    ) -> Any:
+    def get_audio_features(self, input_features: Tensor, **inputs: Any) -> Any:
         """Encodes frames [1, n, samples], as ``pooler_output`` [1, n, hidden]. The first frame of an audio, which has
         no caches, has no samples."""
-        begins = padding_cache is None
-        heard = self.codec_model.encode(
-            input_features[:, begins:].flatten(1)[:, None],
-            encoder_past_key_values=past_key_values,
-            padding_cache=padding_cache,
-            use_streaming=use_cache,
+        codec: Any = self.codec_model
+        streams, before = inputs.get("use_cache", False), inputs.get("padding_cache")
+        heard = codec.encode(
+            input_features[:, before is None :].flatten(1)[:, None],
+            encoder_past_key_values=inputs.get("past_key_values"),
+            padding_cache=before,
+            use_streaming=streams,
         )
         rows = self.codes(heard.audio_codes.transpose(1, 2) + self.offsets).sum(2)
         caches = heard.padding_cache
-        if use_cache:  # without the tensors that they are parts of
+        if streams:  # without the tensors that they are parts of
             caches.padding_cache = [one.clone() for one in caches.padding_cache]
         return SimpleNamespace(
-            pooler_output=torch.cat((self.begin[None], rows), 1) if begins else rows,
+            pooler_output=torch.cat((self.begin[None], rows), 1) if before is None else rows,
             past_key_values=heard.encoder_past_key_values,
             padding_cache=caches,
         )
@@ -172,6 +177,11 @@ def _first(folder: Path, config: Any) -> int:
     generation = Settings.read_if_there(folder / "generation_config.json")
     named = generation is not None and generation.get("bos_token_id") is not None
     return generation.whole("bos_token_id", least=0) if generation is not None and named else int(config.bos_token_id)
+
+
+def _embedding(rows: Tensor) -> nn.Embedding:
+    made: nn.Embedding = nn.Embedding(*rows.shape, _weight=rows.clone(), _freeze=True)
+    return made
 
 
 def _settle(codebook: Any) -> None:
