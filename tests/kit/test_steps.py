@@ -160,9 +160,9 @@ def run(source, module, make):
 
 @pytest.mark.parametrize("engine", PLANTED)
 def test_a_planted_bug_is_found_and_its_regression_test_fails_until_it_is_mended(engine, engine_module):
-    """Within 1,000 workloads, by the promise that it breaks, behind the adapter that the sound engine has."""
+    """Within 300 workloads, by the promise that it breaks, behind the adapter that the sound engine has."""
     make = behind_the_adapter(engine)
-    findings = examine_steps(make, ALL, subject="my_engine:make")
+    findings = examine_steps(make, ALL, subject="my_engine:make", workloads=300)
     wanted = next(finding for finding in findings if finding.promise == PLANTED[engine])
     told = f"{wanted.promise.name}, workload {wanted.number}, {len(wanted.table.rows)} rows"
     print(f"\n{engine.__name__}: {told}", end="")  # noqa: T201
@@ -190,7 +190,7 @@ def test_two_causes_of_one_broken_promise_are_two_findings():
 @pytest.mark.parametrize("changed", CHANGED)
 def test_a_declaration_hides_no_bug_but_those_that_live_by_what_it_takes_away(changed):
     declared, hidden = CHANGED[changed]
-    survivors = {engine for engine in PLANTED if first_broken(behind_the_adapter(engine), declared) is None}
+    survivors = {engine for engine in PLANTED if first_broken(behind_the_adapter(engine), declared, 300) is None}
     assert survivors == hidden
 
 
