@@ -22,6 +22,13 @@ FAST_CONFORMER = {
 """The settings of a small FastConformer: an embedding for each 80 ms of audio."""
 
 
+def classes() -> Any:
+    """Returns transformers without its types, which are stricter than its code."""
+    import transformers
+
+    return transformers
+
+
 def special_ids(tokenizer: Any) -> dict[str, int]:
     """Returns the ids of the tokens that begin, end and pad texts, by their names in a configuration."""
     return {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..models.architectures.frontends import PairedDeltaMel
-from .checkpoints import FAST_CONFORMER, LAYERS, random_model
+from .checkpoints import FAST_CONFORMER, LAYERS, classes, random_model
 from .words import QWEN
 
 _WIDTH = 24  # of the prediction network
@@ -39,10 +39,8 @@ def _granite(folder: Path, seed: int) -> None:
     """Writes a checkpoint of Granite Speech 5, whose head is also in the middle of its encoder. transformers makes no
     feature extractor without torchaudio."""
     import torch
-    import transformers
 
-    makes: Any = transformers
-    base = QWEN.with_media("<blank>", media="").make()
+    makes, base = classes(), QWEN.with_media("<blank>", media="").make()
     size, settings = len(base), {"num_mel_bins": 8, "feature_extractor_type": "GraniteSpeech5FeatureExtractor"}
     encoder = {**_GRANITE, "vocab_size": size}
     config = makes.GraniteSpeech5CTCConfig(
@@ -73,10 +71,8 @@ def _vary(bias: Any, scores: Any, blank: int, often: float = _BLANK) -> None:
 def _frames(name: str, head: str, encoder: Mapping[str, Any], folder: Path, seed: int) -> None:
     """Writes a checkpoint whose frames last 80 ms. Its labels differ from frame to frame, and many are blank."""
     import torch
-    import transformers
 
-    makes: Any = transformers
-    base = QWEN.with_media("<unk>", "<pad>", "<blank>", media="").make()
+    makes, base = classes(), QWEN.with_media("<unk>", "<pad>", "<blank>", media="").make()
     tokenizer = makes.ParakeetTokenizer(tokenizer_object=base.backend_tokenizer, pad_token="<pad>", unk_token="<unk>")
     blank, settings = len(tokenizer) - 1, {"vocab_size": len(tokenizer), "encoder_config": dict(encoder)}
     if head == "CTC":
@@ -100,22 +96,17 @@ def _frames(name: str, head: str, encoder: Mapping[str, Any], folder: Path, seed
         _vary(bias, scores, blank)
     model.save_pretrained(folder)
     if head != "CTC":
+        tokens = {"decoder_start_token_id": blank, "pad_token_id": tokenizer.pad_token_id}
         suppressed = range(len(tokenizer), len(bias))
-        made = makes.GenerationConfig(
-            decoder_start_token_id=blank, pad_token_id=tokenizer.pad_token_id, suppress_tokens=list(suppressed)
-        )
-        made.save_pretrained(folder)
+        makes.GenerationConfig(**tokens, suppress_tokens=list(suppressed)).save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
 def _processor(name: str, head: str, tokenizer: Any) -> Any:
-    import transformers
-
-    makes: Any = transformers
+    makes = classes()
     if name == "Parakeet":
-        return makes.ParakeetProcessor(
-            makes.ParakeetFeatureExtractor(feature_size=16), tokenizer, decoder_type=head.lower()
-        )
+        extractor = makes.ParakeetFeatureExtractor(feature_size=16)
+        return makes.ParakeetProcessor(extractor, tokenizer, decoder_type=head.lower())
     extractor = makes.NemotronAsrStreamingFeatureExtractor(feature_size=16)
     return getattr(makes, f"{name}Processor")(extractor, tokenizer, supported_num_lookahead_tokens=[3, 1, 0])
 

@@ -12,6 +12,7 @@ from .checkpoints import (
     HIDDEN,
     LAYERS,
     TARGETS,
+    classes,
     random_model,
     save_checkpoint,
     special_ids,
@@ -36,26 +37,19 @@ _MARKED = (
 )
 
 
-def _save_samples_extractor(folder: Path) -> None:
-    """Writes the feature extractor of a Moonshine, which leaves samples as they are."""
-    from transformers import Wav2Vec2FeatureExtractor
-
-    make: Any = Wav2Vec2FeatureExtractor
-    make(feature_size=1, do_normalize=False, return_attention_mask=True).save_pretrained(folder)
-
-
 def _moonshine(folder: Path, seed: int) -> None:
-    """Writes a checkpoint with an embedding for each 24 ms of audio, and with heads that are padded from 12 numbers to
-    16."""
-    from transformers import MoonshineConfig, MoonshineForConditionalGeneration
+    """Writes a checkpoint with an embedding for each 24 ms of audio."""
+    layers = {"encoder_num_hidden_layers": LAYERS, "decoder_num_hidden_layers": LAYERS}
+    heads = {"encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4}
+    _of_samples("Moonshine", folder, seed, **layers, **heads, tie_word_embeddings=False)
 
-    tokenizer = LLAMA.make()
-    make_config: Any = MoonshineConfig  # the annotations are stricter than the code
-    config = make_config(
-        encoder_num_hidden_layers=LAYERS,
-        encoder_num_attention_heads=4,
-        decoder_num_hidden_layers=LAYERS,
-        decoder_num_attention_heads=4,
+
+def _of_samples(name: str, folder: Path, seed: int, **settings: Any) -> None:
+    """Writes a checkpoint of a Moonshine, whose heads are padded from 12 numbers to 16, and whose feature extractor
+    leaves samples as they are."""
+    makes, tokenizer = classes(), LLAMA.make()
+    config = getattr(makes, f"{name}Config")(
+        **settings,
         hidden_size=HIDDEN,
         intermediate_size=2 * HIDDEN,
         pad_head_dim_to_multiple_of=8,
@@ -63,19 +57,17 @@ def _moonshine(folder: Path, seed: int) -> None:
         vocab_size=len(tokenizer),
         decoder_start_token_id=tokenizer.bos_token_id,
         **special_ids(tokenizer),
-        tie_word_embeddings=False,
     )
-    save_checkpoint(folder, random_model(MoonshineForConditionalGeneration, config, seed), tokenizer)
-    _save_samples_extractor(folder)
+    model = random_model(getattr(makes, f"{name}ForConditionalGeneration"), config, seed)
+    save_checkpoint(folder, model, tokenizer)
+    extractor = makes.Wav2Vec2FeatureExtractor(feature_size=1, do_normalize=False, return_attention_mask=True)
+    extractor.save_pretrained(folder)
 
 
 def _qwen3_asr(model: str, folder: Path, seed: int) -> None:
     """Writes a checkpoint with windows of two seconds in the encoder's attention. As an aligner it knows 64 times, and
     writes two marks after each word of a prompt."""
-    import transformers
-
-    untyped: Any = transformers
-
+    makes = classes()
     marks = {"audio_bos_token": "<|audio_start|>", "audio_token": "<|audio_pad|>", "audio_eos_token": "<|audio_end|>"}
     words = QWEN.with_media(*marks.values(), "<asr_text>", "<timestamp>", media="".join(marks.values()))
     tokenizer = words.make()
@@ -84,7 +76,7 @@ def _qwen3_asr(model: str, folder: Path, seed: int) -> None:
     for name, mark in marks.items():
         setattr(tokenizer, name, mark)
     tokenizer.init_kwargs.update(marks)
-    config = untyped.Qwen3ASRConfig(
+    config = makes.Qwen3ASRConfig(
         text_config={"model_type": "qwen3", "head_dim": 16, **text_settings(tokenizer)},
         audio_config={
             "d_model": 32,
@@ -103,9 +95,9 @@ def _qwen3_asr(model: str, folder: Path, seed: int) -> None:
         tie_word_embeddings=False,
         num_labels=64,
     )
-    extractor = untyped.Qwen3ASRFeatureExtractor(feature_size=_MELS)
-    processor = untyped.Qwen3ASRProcessor(extractor, tokenizer, chat_template=tokenizer.chat_template)
-    made = random_model(getattr(untyped, model), config, seed)
+    extractor = makes.Qwen3ASRFeatureExtractor(feature_size=_MELS)
+    processor = makes.Qwen3ASRProcessor(extractor, tokenizer, chat_template=tokenizer.chat_template)
+    made = random_model(getattr(makes, model), config, seed)
     if not hasattr(made, "lm_head"):  # marks shall differ by their places
         made.get_input_embeddings().weight.data[config.timestamp_token_id] *= 0.02
         for layer in made.get_decoder().layers:
@@ -176,55 +168,25 @@ def _placed(
     **options: Any,
 ) -> None:
     """Writes a checkpoint of transformers' classes ``name``, and its processor with ``options``."""
-    import transformers
-
-    made = random_model(
-        getattr(transformers, f"{name}ForConditionalGeneration"),
-        getattr(transformers, f"{name}Config")(**settings),
-        seed,
-    )
-    processor = getattr(transformers, f"{name}Processor")
-    heard = getattr(transformers, extractor)(**features)
-    _save(folder, made, processor(heard, tokenizer, chat_template=tokenizer.chat_template, **options))
+    makes = classes()
+    config = getattr(makes, f"{name}Config")(**settings)
+    made = random_model(getattr(makes, f"{name}ForConditionalGeneration"), config, seed)
+    heard = getattr(makes, extractor)(**features)
+    processor = getattr(makes, f"{name}Processor")(heard, tokenizer, chat_template=tokenizer.chat_template, **options)
+    _save(folder, made, processor)
 
 
-def _save(folder: Path, model: Any, processor: Any) -> None:
-    save_checkpoint(folder, model, processor.tokenizer)
+def _save(folder: Path, model: Any, processor: Any, **generation: Any) -> None:
+    save_checkpoint(folder, model, processor.tokenizer, **generation)
     processor.save_pretrained(folder)
 
 
 def _moonshine_streaming(folder: Path, seed: int) -> None:
-    """Writes a checkpoint whose encoder is narrower than its decoder and sees windows of 16 embeddings, with heads that
-    are padded from 12 numbers to 16."""
-    from transformers import (
-        MoonshineStreamingConfig,
-        MoonshineStreamingForConditionalGeneration,
-    )
-
-    tokenizer = LLAMA.make()
-    make_config: Any = MoonshineStreamingConfig  # the annotations are stricter than the code
-    config = make_config(
-        encoder_config={
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 2,
-            "sliding_windows": [[16, 4], [16, 0]],
-        },
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        pad_head_dim_to_multiple_of=8,
-        max_position_embeddings=TARGETS,
-        vocab_size=len(tokenizer),
-        decoder_start_token_id=tokenizer.bos_token_id,
-        **special_ids(tokenizer),
-    )
-    save_checkpoint(folder, random_model(MoonshineStreamingForConditionalGeneration, config, seed), tokenizer)
-    _save_samples_extractor(folder)
+    """Writes a checkpoint whose encoder is narrower than its decoder and sees windows of 16 embeddings."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    encoder = {**sizes, "num_hidden_layers": LAYERS, "sliding_windows": [[16, 4], [16, 0]]}
+    decoder = {"num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 4}
+    _of_samples("MoonshineStreaming", folder, seed, encoder_config=encoder, **decoder)
 
 
 _FAST_CONFORMER = {
@@ -241,17 +203,9 @@ _OPTIONS = ("<|pnc|>", "<|nopnc|>", "<|noitn|>", "<|notimestamp|>", "<|nodiarize
 
 def _cohere_asr(folder: Path, seed: int) -> None:
     """Writes a checkpoint whose encoder is narrower than its decoder, with two of the languages."""
-    from transformers import (
-        CohereAsrConfig,
-        CohereAsrFeatureExtractor,
-        CohereAsrForConditionalGeneration,
-        CohereAsrProcessor,
-    )
-
-    tokenizer = LLAMA.with_media(*_PROMPT, *_OPTIONS, "▁", media="").make()
+    makes, tokenizer = classes(), LLAMA.with_media(*_PROMPT, *_OPTIONS, "▁", media="").make()
     start = tokenizer.convert_tokens_to_ids("▁")
-    make_config: Any = CohereAsrConfig  # the annotations are stricter than the code
-    config = make_config(
+    config = makes.CohereAsrConfig(
         encoder_config=_FAST_CONFORMER,
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,
@@ -262,80 +216,57 @@ def _cohere_asr(folder: Path, seed: int) -> None:
         decoder_start_token_id=start,
         **special_ids(tokenizer),
     )
-    model = random_model(CohereAsrForConditionalGeneration, config, seed)
-    save_checkpoint(folder, model, tokenizer, decoder_start_token_id=start)
-    make: Any = CohereAsrFeatureExtractor
-    join: Any = CohereAsrProcessor
-    join(make(feature_size=_MELS), tokenizer).save_pretrained(folder)
+    model = random_model(makes.CohereAsrForConditionalGeneration, config, seed)
+    processor = makes.CohereAsrProcessor(makes.CohereAsrFeatureExtractor(feature_size=_MELS), tokenizer)
+    _save(folder, model, processor, decoder_start_token_id=start)
 
 
 def _canary(folder: Path, seed: int) -> None:
     """Writes a checkpoint whose head is the token embedding, and whose chat template writes the prompt."""
-    from transformers import CanaryConfig, CanaryForConditionalGeneration, CanaryProcessor, ParakeetFeatureExtractor
-
-    tokenizer = LLAMA.with_media(*_PROMPT, *_OPTIONS, media="").make()
+    makes, tokenizer = classes(), LLAMA.with_media(*_PROMPT, *_OPTIONS, media="").make()
     languages = "<|{{ part['source_language'] }}|><|{{ part['target_language'] }}|>"
     tokenizer.chat_template = (
         f"{''.join(_PROMPT[:3])}{{% for part in messages[0]['content'] if part['type'] == 'text' %}}{languages}"
         f"{{{{ '<|pnc|>' if part['punctuation'] else '<|nopnc|>' }}}}{{% endfor %}}{''.join(_OPTIONS[2:])}"
     )
     start = tokenizer.convert_tokens_to_ids(_PROMPT[0])
-    make_config: Any = CanaryConfig  # the annotations are stricter than the code
     decoder = {**text_settings(tokenizer), "num_key_value_heads": 4, "head_dim": 12, "max_position_embeddings": TARGETS}
-    config = make_config(
+    config = makes.CanaryConfig(
         encoder_config={**_FAST_CONFORMER, "hidden_size": HIDDEN},
         decoder_config=decoder,
         vocab_size=len(tokenizer),
         decoder_start_token_id=start,
         **special_ids(tokenizer),
     )
-    save_checkpoint(
-        folder, random_model(CanaryForConditionalGeneration, config, seed), tokenizer, decoder_start_token_id=start
-    )
-    make: Any = ParakeetFeatureExtractor
-    join: Any = CanaryProcessor
-    join(make(feature_size=_MELS), tokenizer, chat_template=tokenizer.chat_template).save_pretrained(folder)
+    model = random_model(makes.CanaryForConditionalGeneration, config, seed)
+    extractor = makes.ParakeetFeatureExtractor(feature_size=_MELS)
+    processor = makes.CanaryProcessor(extractor, tokenizer, chat_template=tokenizer.chat_template)
+    _save(folder, model, processor, decoder_start_token_id=start)
 
 
 def _nemotron3_diarization(folder: Path, seed: int) -> None:
     """Writes a checkpoint of three speakers with chunks of less than a second, whose cache is full after four. The
     classifier is so strong that speakers come and go."""
     import torch
-    from transformers import (
-        Nemotron3DiarizationConfig,
-        Nemotron3DiarizationForAudioFrameClassification,
-        Nemotron3DiarizationProcessor,
-        NemotronAsrStreamingFeatureExtractor,
-    )
 
-    make_config: Any = Nemotron3DiarizationConfig  # the annotations are stricter than the code
-    config = make_config(
-        audio_config={
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": LAYERS,
-            "num_attention_heads": 2,
-            "num_mel_bins": _MELS,
-        },
+    makes = classes()
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    streaming = {"fifo_length": 12, "speaker_cache_update_period": 8, "speaker_cache_length": 18, "num_speakers": 3}
+    config = makes.Nemotron3DiarizationConfig(
+        audio_config={**sizes, "num_hidden_layers": LAYERS, "num_mel_bins": _MELS},
         head_config={"hidden_size": 24, "num_speakers": 3, "audio_hidden_size": 32},
-        streaming_config={
-            "fifo_length": 12,
-            "speaker_cache_update_period": 8,
-            "speaker_cache_length": 18,
-            "num_speakers": 3,
-        },
+        streaming_config=streaming,
         chunk_length=10,
         chunk_right_context=4,
         fifo_length=6,
         speaker_cache_update_period=8,
     )
-    model = random_model(Nemotron3DiarizationForAudioFrameClassification, config, seed)
+    model = random_model(makes.Nemotron3DiarizationForAudioFrameClassification, config, seed)
     with torch.no_grad():
         model.classifier.out_proj.weight.mul_(8.0)
     model.save_pretrained(folder)
-    make: Any = NemotronAsrStreamingFeatureExtractor
-    make_processor: Any = Nemotron3DiarizationProcessor
-    make_processor(make(feature_size=_MELS)).save_pretrained(folder)
+    extractor = makes.NemotronAsrStreamingFeatureExtractor(feature_size=_MELS)
+    makes.Nemotron3DiarizationProcessor(extractor).save_pretrained(folder)
 
 
 SPEECH_MAKERS: Mapping[str, Callable[[Path, int], None]] = {
