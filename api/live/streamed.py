@@ -41,6 +41,7 @@ class StreamReader:
     _written: tuple[int, ...] = field(default=(), init=False)  # the tokens of all pieces
     _open: list[tuple[int, tuple[int, int], float]] = field(factory=list, init=False)
     """The tokens whose words are not stable, each with its frames and its log-probability."""
+    _is_long: bool = field(default=False, init=False)  # half of the most tokens, which frames do not bound, is written
     _begun: bool = field(default=False, init=False)  # a word of the utterance is stable
 
     @language.default
@@ -56,7 +57,7 @@ class StreamReader:
     async def read(self, reading: Reading, samples: Samples) -> Heard:
         """Reads ``samples``, the audio of ``reading``. Returns the changes."""
         self._samples, self._start = samples, reading.start
-        ends = reading.full or 2 * len(self._written) > self.reader.recipe.facts.most_tokens
+        ends = reading.full or self._is_long
         while await self._hear_on(last=ends):
             pass
         return Heard(stable=self._take(ends=ends), moved=reading.stop if ends else None)
@@ -84,6 +85,7 @@ class StreamReader:
             later = [(place, place + 1) for place in places]
         self._open += list(zip(answer.token_ids, later, answer.logprobs, strict=False))
         self._written += answer.token_ids
+        self._is_long = draft.frame is None and 2 * len(self._written) > recipe.facts.most_tokens
         self._frames += sound.item.embeddings
         self._sound = sound
         return True
@@ -116,7 +118,7 @@ class StreamReader:
         del self._open[: sum(len(word.token_ids) for word in words)]
         if ends:
             self._samples, self._sound, self._frames, self._written = self._samples[:0], None, 0, ()
-            self._begun = False
+            self._is_long = self._begun = False
         return placed
 
 

@@ -155,8 +155,8 @@ async def test_tokens_are_those_of_the_whole_utterance_however_it_comes(
 
 async def test_what_the_device_forgets_midway_changes_no_token(reference: Reference, encoded: list[int]) -> None:
     """The engine sleeps between two readings; and more utterances go on than there are states."""
-    samples = heard(3, 2.0)
-    stops = [*range(8_000, len(samples), 8_000), len(samples)]
+    samples = heard(3, 5.0)
+    stops = [*range(20_000, len(samples), 20_000), len(samples)]
     async with Engine(reference.folder, config=CONFIG) as engine:
         first, *others = [Utterance(engine, str(number)) for number in range(18)]
         for stop in stops:
@@ -173,10 +173,11 @@ async def test_what_the_device_forgets_midway_changes_no_token(reference: Refere
         for one in others:
             await one.reader.end()
     assert sum(encoded) > 17 * (len(samples) // STEP + AROUND), "no state was lost"
+    assert encoded.count(64) >= 17, "no utterance was heard again by several calls"
     assert kept <= estimate(reference.folder, CONFIG).by_owner["encoder_states"] < kept * 17 / 16
     assert first.tokens == reference.tokens(samples)
-    for number, one in enumerate(others, 1):
-        assert one.tokens == reference.tokens(np.roll(samples, 1000 * number))
+    for number in (1, 9, 17):
+        assert others[number - 1].tokens == reference.tokens(np.roll(samples, 1000 * number))
 
 
 async def test_utterances_beside_each_other_with_little_room_keep_their_tokens(reference: Reference) -> None:
