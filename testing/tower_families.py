@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import evolve
 
-from .checkpoints import HIDDEN, LAYERS, random_model, save_checkpoint, text_settings
+from .checkpoints import HIDDEN, LAYERS, classes, random_model, save_checkpoint, text_settings
 from .words import LLAMA, QWEN
 
 _ASKED = (
@@ -23,42 +23,36 @@ _ASKED = (
 
 def _voxtral(folder: Path, seed: int) -> None:
     """Writes a checkpoint with windows of two seconds, without a chat template."""
-    from transformers import VoxtralConfig, VoxtralForConditionalGeneration, WhisperFeatureExtractor
-
+    makes = classes()
     words = LLAMA.with_media("[INST]", "[/INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[TRANSCRIBE]", media="")
     tokenizer = evolve(words, chat=None).make()
     encoder = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 128}
-    config = VoxtralConfig(
+    config = makes.VoxtralConfig(
         text_config={"model_type": "llama", **text_settings(tokenizer), "head_dim": 12},
         audio_config={**encoder, "num_mel_bins": 16, "max_source_positions": 100},
         audio_token_id=tokenizer.convert_tokens_to_ids("[AUDIO]"),
     )
-    save_checkpoint(folder, random_model(VoxtralForConditionalGeneration, config, seed), tokenizer)
-    make: Any = WhisperFeatureExtractor
-    make(feature_size=16, chunk_length=2).save_pretrained(folder)
+    save_checkpoint(folder, random_model(makes.VoxtralForConditionalGeneration, config, seed), tokenizer)
+    makes.WhisperFeatureExtractor(feature_size=16, chunk_length=2).save_pretrained(folder)
 
 
 def _voxtral_realtime(folder: Path, seed: int) -> None:
     """Writes a checkpoint whose text is 2 positions behind the audio, with 3 positions of silence before. Its windows
     of attention are shorter than a text."""
-    from transformers import (
-        VoxtralRealtimeConfig,
-        VoxtralRealtimeFeatureExtractor,
-        VoxtralRealtimeForConditionalGeneration,
+    makes, tokenizer = (
+        classes(),
+        evolve(LLAMA.with_media("[STREAMING_PAD]", "[STREAMING_WORD]", media=""), chat=None).make(),
     )
-
-    tokenizer = evolve(LLAMA.with_media("[STREAMING_PAD]", "[STREAMING_WORD]", media=""), chat=None).make()
     encoder = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 64}
-    config = VoxtralRealtimeConfig(
+    config = makes.VoxtralRealtimeConfig(
         text_config={**text_settings(tokenizer), "head_dim": 12, "sliding_window": 24, "tie_word_embeddings": True},
         audio_config={**encoder, "num_mel_bins": 16, "head_dim": 16, "sliding_window": 20},
         default_num_delay_tokens=2,
     )
-    model = random_model(VoxtralRealtimeForConditionalGeneration, config, seed)
+    model = random_model(makes.VoxtralRealtimeForConditionalGeneration, config, seed)
     model.model.multi_modal_projector.linear_2.weight.data *= 3  # the audio matters more than the tokens
     save_checkpoint(folder, model, tokenizer)
-    make: Any = VoxtralRealtimeFeatureExtractor
-    make(feature_size=16).save_pretrained(folder)
+    makes.VoxtralRealtimeFeatureExtractor(feature_size=16).save_pretrained(folder)
     audio = {"sampling_rate": 16_000, "frame_rate": 12.5, "transcription_delay_ms": 160.0}
     (folder / "tekken.json").write_text(json.dumps({"audio": {**audio, "streaming_n_left_pad_tokens": 3}}))
 
@@ -68,26 +62,21 @@ def _kyutai(folder: Path, seed: int) -> None:
     before. It hears 2 positions twice, has no end of text, and begins with a token outside of the vocabulary. Its
     windows of attention are shorter than a text."""
     import torch
-    from transformers import (
-        KyutaiSpeechToTextConfig,
-        KyutaiSpeechToTextFeatureExtractor,
-        KyutaiSpeechToTextForConditionalGeneration,
-    )
 
-    tokenizer = evolve(LLAMA.with_media("<pad>", media=""), chat=None).make()
+    makes, tokenizer = classes(), evolve(LLAMA.with_media("<pad>", media=""), chat=None).make()
     tokenizer.pad_token = "<pad>"
     codec = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "num_key_value_heads": 2}
     vectors = {"codebook_size": 256, "codebook_dim": 16, "vector_quantization_hidden_dimension": 16}
     sizes = {"num_filters": 2, "upsample_groups": 32, "intermediate_size": 64, "num_quantizers": 3}
     codes = {"num_codebooks": 3, "codebook_vocab_size": 257, "audio_bos_token_id": 256}
     tokens = {"vocab_size": len(tokenizer) + 1, "bos_token_id": len(tokenizer) + 20, "eos_token_id": None}
-    config = KyutaiSpeechToTextConfig(
+    config = makes.KyutaiSpeechToTextConfig(
         **{**text_settings(tokenizer), **tokens, **codes, "ffn_dim": 2 * HIDDEN},
         audio_pad_token_id=len(tokenizer) + 1 + 3 * 257,
         sliding_window=24,
         codec_config={"model_type": "mimi", **codec, **vectors, **sizes, "sliding_window": 10},
     )
-    model = random_model(KyutaiSpeechToTextForConditionalGeneration, config, seed)
+    model = random_model(makes.KyutaiSpeechToTextForConditionalGeneration, config, seed)
     draw, quantizer = torch.Generator().manual_seed(seed), model.codec_model.quantizer
     for part in (quantizer.semantic_residual_vector_quantizer, quantizer.acoustic_residual_vector_quantizer):
         for layer in part.layers:
@@ -96,23 +85,21 @@ def _kyutai(folder: Path, seed: int) -> None:
     model.codec_model.generation_config.use_cache = True
     begins = {"bos_token_id": config.bos_token_id, "eos_token_id": None, "audio_window_size": 2}
     save_checkpoint(folder, model, tokenizer, **begins)
-    make: Any = KyutaiSpeechToTextFeatureExtractor
-    make(audio_silence_prefix_seconds=0.24, audio_delay_seconds=0.16).save_pretrained(folder)
+    silence = {"audio_silence_prefix_seconds": 0.24, "audio_delay_seconds": 0.16}
+    makes.KyutaiSpeechToTextFeatureExtractor(**silence).save_pretrained(folder)
 
 
 def _granite_speech(name: str, folder: Path, seed: int) -> None:
     """Writes a checkpoint that attends within blocks of 16 rows, and has 3 embeddings for 15 rows. "Plus" reads its
     first rows beside its last ones, and the other has an adapter."""
-    import transformers
-
-    tokenizer = LLAMA.with_media("<|audio|>", media="<|audio|>").make()
+    makes, tokenizer = classes(), LLAMA.with_media("<|audio|>", media="<|audio|>").make()
     plus = name.endswith("Plus")
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "encoder_hidden_size": 32}
     queries = {**sizes, "model_type": "blip_2_qformer", "cross_attention_frequency": 1, "num_hidden_layers": 1}
     blocks = dict[str, Any](context_size=16, max_pos_emb=16, conv_kernel_size=5, output_dim=8, hidden_dim=32)
     if plus:
         blocks["cat_hidden_layers"], queries["encoder_hidden_size"] = [0], 64
-    config = getattr(transformers, f"{name}Config")(
+    config = getattr(makes, f"{name}Config")(
         text_config={"model_type": "granite", **text_settings(tokenizer), "embedding_multiplier": 2.0},
         encoder_config={**blocks, "num_layers": LAYERS, "num_heads": 2},
         projector_config=queries,
@@ -120,7 +107,7 @@ def _granite_speech(name: str, folder: Path, seed: int) -> None:
         has_lora_adapter=not plus,
         tie_word_embeddings=False,
     )
-    model = random_model(getattr(transformers, f"{name}ForConditionalGeneration"), config, seed)
+    model = random_model(getattr(makes, f"{name}ForConditionalGeneration"), config, seed)
     model.lm_head.weight.data[config.audio_token_id] = 0.0  # it is not written: transformers would read it as token 0
     save_checkpoint(folder, model, tokenizer)
     _settle(folder, "GraniteSpeechFeatureExtractor", n_mels=80)
@@ -148,37 +135,32 @@ def _adapter(folder: Path, seed: int, decoder: str, sizes: Mapping[str, tuple[in
 
 def _fun_asr(folder: Path, seed: int) -> None:
     """Writes a checkpoint for up to 4 seconds of audio, whose encoder has layers of each kind."""
-    from transformers import FunAsrNanoConfig, FunAsrNanoForConditionalGeneration
-
-    tokenizer = QWEN.with_media("<|object_ref_start|>", media="<|object_ref_start|>").make()
+    makes, tokenizer = classes(), QWEN.with_media("<|object_ref_start|>", media="<|object_ref_start|>").make()
     tokenizer.chat_template = tokenizer.chat_template.replace("{% else %}<|object", f"{_ASKED}<|object")
     layers = {"num_hidden_layers": 3, "num_timestamp_prediction_layers": 1, "fsmn_kernel_size": 3}
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
-    config = FunAsrNanoConfig(
+    config = makes.FunAsrNanoConfig(
         text_config={"model_type": "qwen3", "head_dim": 16, **text_settings(tokenizer)},
         adaptor_config={**sizes, "hidden_size": HIDDEN, "intermediate_size": HIDDEN // 4, "projector_hidden_size": 64},
         audio_config={**layers, **sizes, "num_mel_bins": 16, "max_position_embeddings": 68},
         audio_token_id=tokenizer.convert_tokens_to_ids("<|object_ref_start|>"),
         tie_word_embeddings=False,
     )
-    save_checkpoint(folder, random_model(FunAsrNanoForConditionalGeneration, config, seed), tokenizer)
+    save_checkpoint(folder, random_model(makes.FunAsrNanoForConditionalGeneration, config, seed), tokenizer)
     _settle(folder, "FunAsrNanoFeatureExtractor", feature_size=16, window="hamming")
 
 
 def _phi4_multimodal(folder: Path, seed: int) -> None:
     """Writes a checkpoint whose encoder knows distances up to 8 embeddings, with an encoder of images, with positions
     that turn a part of each head, and with an adapter of each layer."""
-    from transformers import Phi4MultimodalConfig, Phi4MultimodalFeatureExtractor, Phi4MultimodalForCausalLM
-
-    tokenizer = QWEN.with_media("<|audio|>", "<|image|>", media="<|audio|>").make()
+    makes, tokenizer = classes(), QWEN.with_media("<|audio|>", "<|image|>", media="<|audio|>").make()
     audio, image = tokenizer.convert_tokens_to_ids(["<|audio|>", "<|image|>"])
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     convolution = {"ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 8}
     blocks = {"num_blocks": LAYERS, "input_size": 16, "bias_max_distance": 8, "audio_token_id": audio}
     patches = {"num_hidden_layers": LAYERS, "image_size": 28, "crop_size": 28, "image_token_id": image}
     factors = {"short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [1.0, 4.0, 9.0, 16.0]}
-    make_config: Any = Phi4MultimodalConfig  # the annotations are stricter than the code
-    config = make_config(
+    config = makes.Phi4MultimodalConfig(
         **{**text_settings(tokenizer), "tie_word_embeddings": True},
         audio_config={**blocks, **sizes, **convolution},
         vision_config={**patches, **sizes},
@@ -186,11 +168,10 @@ def _phi4_multimodal(folder: Path, seed: int) -> None:
         sliding_window=1024,
         rope_parameters={"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": 0.7, **factors},
     )
-    model = random_model(Phi4MultimodalForCausalLM, config, seed)
+    model = random_model(makes.Phi4MultimodalForCausalLM, config, seed)
     model.lm_head.weight.data[[audio, image]] = 0.0  # they are not written: transformers would read them as items
     save_checkpoint(folder, model, tokenizer)
-    make: Any = Phi4MultimodalFeatureExtractor
-    make(feature_size=16).save_pretrained(folder)
+    makes.Phi4MultimodalFeatureExtractor(feature_size=16).save_pretrained(folder)
     attention = {"self_attn.qkv_proj": (2 * HIDDEN, HIDDEN), "self_attn.o_proj": (HIDDEN, HIDDEN)}
     feed = {"mlp.gate_up_proj": (4 * HIDDEN, HIDDEN), "mlp.down_proj": (HIDDEN, 2 * HIDDEN)}
     _adapter(folder / "speech-lora", seed, "model", {**attention, **feed})
