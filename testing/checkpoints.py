@@ -78,11 +78,8 @@ def _spread(weight: Any) -> float:
 
 def save_checkpoint(folder: Path, model: Any, tokenizer: Any, **generation: Any) -> None:
     """Saves ``model`` with its ``tokenizer``. ``generation`` has further settings for generation_config.json."""
-    from transformers import GenerationConfig
-
-    make: Any = GenerationConfig  # transformers has no types for it
     ids = {name: token_id for name, token_id in special_ids(tokenizer).items() if token_id is not None}
     if model.can_generate():
-        model.generation_config = make(**{**ids, **generation})
+        model.generation_config = classes().GenerationConfig(**{**ids, **generation})
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

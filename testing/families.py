@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .checkpoints import HIDDEN, LAYERS, TARGETS, random_model, save_checkpoint, special_ids, text_settings
+from .checkpoints import HIDDEN, LAYERS, TARGETS, classes, random_model, save_checkpoint, special_ids, text_settings
 from .frame_families import FRAME_MAKERS
 from .speech_families import SPEECH_MAKERS
 from .words import BART, BERT, GEMMA, LLAMA, LLAVA, QWEN, QWEN_AUDIO, QWEN_VISION, T5, TILED, Words
@@ -74,12 +74,10 @@ its settings."""
 
 
 def _text(family: str, folder: Path, seed: int) -> None:
-    import transformers
-
     model, make_config, words, changes = _TEXT[family]
-    tokenizer = words.make()
-    config = getattr(transformers, make_config)(**{**text_settings(tokenizer), **changes})
-    save_checkpoint(folder, random_model(getattr(transformers, model), config, seed), tokenizer)
+    makes, tokenizer = classes(), words.make()
+    config = getattr(makes, make_config)(**{**text_settings(tokenizer), **changes})
+    save_checkpoint(folder, random_model(getattr(makes, model), config, seed), tokenizer)
 
 
 def _qwen_vision(name: str, vision: Mapping[str, Any], folder: Path, seed: int) -> None:
@@ -163,10 +161,8 @@ def _tiled(name: str, folder: Path, seed: int) -> None:
 
 def _qwen2_audio(folder: Path, seed: int) -> None:
     """Writes a checkpoint for windows of one second, with 25 embeddings each."""
-    from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration, WhisperFeatureExtractor
-
-    tokenizer = QWEN_AUDIO.make()
-    config = Qwen2AudioConfig(
+    makes, tokenizer = classes(), QWEN_AUDIO.make()
+    config = makes.Qwen2AudioConfig(
         text_config={"model_type": "qwen2", **text_settings(tokenizer)},
         audio_config={
             "model_type": "qwen2_audio_encoder",
@@ -179,19 +175,15 @@ def _qwen2_audio(folder: Path, seed: int) -> None:
         },
         audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
     )
-    save_checkpoint(folder, random_model(Qwen2AudioForConditionalGeneration, config, seed), tokenizer)
-    make: Any = WhisperFeatureExtractor
-    make(feature_size=16, chunk_length=1).save_pretrained(folder)
+    save_checkpoint(folder, random_model(makes.Qwen2AudioForConditionalGeneration, config, seed), tokenizer)
+    makes.WhisperFeatureExtractor(feature_size=16, chunk_length=1).save_pretrained(folder)
 
 
 def _bart(folder: Path, seed: int) -> None:
     """Writes a checkpoint with fewer layers in the decoder than in the encoder. Its last token is forced, and no three
     tokens in a row may occur twice."""
-    from transformers import BartConfig, BartForConditionalGeneration
-
-    tokenizer = BART.make()
-    make_config: Any = BartConfig  # the annotations are stricter than the code
-    config = make_config(
+    makes, tokenizer = classes(), BART.make()
+    config = makes.BartConfig(
         encoder_layers=LAYERS + 1,
         encoder_attention_heads=4,
         decoder_layers=LAYERS,
@@ -209,7 +201,7 @@ def _bart(folder: Path, seed: int) -> None:
     forced = {"forced_bos_token_id": tokenizer.bos_token_id, "forced_eos_token_id": tokenizer.eos_token_id}
     save_checkpoint(
         folder,
-        random_model(BartForConditionalGeneration, config, seed),
+        random_model(makes.BartForConditionalGeneration, config, seed),
         tokenizer,
         decoder_start_token_id=tokenizer.eos_token_id,
         no_repeat_ngram_size=3,
@@ -221,11 +213,8 @@ def _bart(folder: Path, seed: int) -> None:
 def _t5(folder: Path, seed: int) -> None:
     """Writes a checkpoint whose attention scores depend on the distance, up to 12 positions. Its layers are gated, as
     in T5 1.1."""
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    tokenizer = T5.make()
-    make_config: Any = T5Config  # the annotations are stricter than the code
-    config = make_config(
+    makes, tokenizer = classes(), T5.make()
+    config = makes.T5Config(
         d_model=HIDDEN,
         d_kv=16,
         d_ff=2 * HIDDEN,
@@ -242,7 +231,7 @@ def _t5(folder: Path, seed: int) -> None:
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
     )
-    model = random_model(T5ForConditionalGeneration, config, seed)
+    model = random_model(makes.T5ForConditionalGeneration, config, seed)
     save_checkpoint(folder, model, tokenizer, decoder_start_token_id=tokenizer.pad_token_id)
 
 
