@@ -106,14 +106,14 @@ class FrameFamily:
             hops, left = (hops + around - size) // stride + 1, left // 2
         return max(hops, 0)
 
-    def state_numbers(self, config: Any) -> int:
-        """The most numbers of the state of an encoder that hears audio piece by piece; 0: it hears whole windows."""
+    def state_bytes(self, config: Any, dtype: torch.dtype) -> int:
+        """The most bytes of the state of an encoder that hears audio piece by piece; 0: it hears whole windows."""
         if not self.causal:
             return 0
         encoder = config.encoder_config
         of_a_layer = encoder.hidden_size * (2 * encoder.sliding_window + encoder.conv_kernel_size)
         of_subsampling = 2 * encoder.subsampling_conv_channels * encoder.num_mel_bins
-        return int(encoder.num_hidden_layers * of_a_layer + of_subsampling)
+        return int(encoder.num_hidden_layers * of_a_layer + of_subsampling) * dtype.itemsize
 
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Returns the encoder outputs of ``payloads``, which have equal lengths. Each is [frames, width], in storage of

@@ -44,7 +44,7 @@ class FrameBlueprint(ModuleBlueprint):
 
     @property
     def state_bytes(self) -> int:
-        return MOST_STATES * self.checkpoint.family.state_numbers(self.checkpoint.config) * self.dtype.itemsize
+        return MOST_STATES * self.checkpoint.family.state_bytes(self.checkpoint.config, self.dtype)
 
     def read(self) -> nn.Module:
         family, folder = self.checkpoint.family, self.checkpoint.folder
