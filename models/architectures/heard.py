@@ -102,7 +102,8 @@ class HeardAudio(Family):
             )
 
     def template(self, processor: Any, tokenizer: Any) -> str | None:
-        return None if tokenizer.chat_template else processor.processor.chat_template
+        unneeded = tokenizer.chat_template or not isinstance(processor, Hearing)
+        return None if unneeded else processor.processor.chat_template
 
     def around(self, tokenizer: Any, config: Any) -> tuple[str, str]:  # noqa: ARG002
         return self.around_audio

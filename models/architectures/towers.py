@@ -79,9 +79,6 @@ class Fronted(HeardAudio):
     def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002
         return self.front.read(folder)
 
-    def template(self, processor: Any, tokenizer: Any) -> None:
-        """Returns ``None``: the tokenizer's template is used."""
-
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes the items one by one, since the encoder would read the padding of shorter ones."""
         encode = super().encode
@@ -188,9 +185,6 @@ class Phi4Multimodal(HeardAudio):
 
     def processor(self, folder: Path, config: Any) -> Any:  # noqa: ARG002
         return load_part("Phi4MultimodalFeatureExtractor", folder)
-
-    def template(self, processor: Any, tokenizer: Any) -> None:
-        """Returns ``None``: the tokenizer's template is used."""
 
     def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
         if len(item) < processor.win_length:
