@@ -75,8 +75,8 @@ class KyutaiSpeech(AddedAudio):
             codec = make.from_config(config.codec_config)
         stored = sum(tensor.numel() for tensor in codec.state_dict().values())
         del codec.decoder
-        held = sum(int(tensor.nbytes) for tensor in (*codec.parameters(), *codec.buffers()))
-        return held - stored * dtype.itemsize
+        held = sum(tensor.nbytes for tensor in (*codec.parameters(), *codec.buffers()))
+        return int(held - stored * dtype.itemsize)
 
     def processor(self, folder: Path, config: Any) -> Any:
         extractor, step = load_part("AutoFeatureExtractor", folder, trust_remote_code=False), config.frame_size
@@ -180,8 +180,7 @@ def _first(folder: Path, config: Any) -> int:
 
 
 def _embedding(rows: Tensor) -> nn.Embedding:
-    made: nn.Embedding = nn.Embedding(*rows.shape, _weight=rows.clone(), _freeze=True)
-    return made
+    return nn.Embedding(len(rows), rows.shape[1], _weight=rows.clone(), _freeze=True)
 
 
 def _settle(codebook: Any) -> None:

@@ -28,15 +28,13 @@ from triolet.api.speech.reader import WindowReader
 from triolet.api.speech.recipe import Recipe
 from triolet.core.request import Request
 from triolet.models.blueprints.estimate import estimate
-from triolet.testing.families import make_checkpoint
 
+from .added import NAMES, Reference
 from .scarcity import settled
 from .speech import PaperVoice
 from .test_live_streamed import live
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", verify=True)
-STEP, SILENCE, DELAY = 1280, 3, 2  # of the tiny checkpoint: samples of a position, and positions
-AROUND = SILENCE + DELAY + 11  # positions of silence
 
 
 def heard(seed: int, seconds: float) -> Samples:
@@ -52,54 +50,27 @@ def cuts(seed: int, length: int) -> list[int]:
     return sorted({*numbers.integers(1, length, numbers.integers(1, 9)), *range(0, length // 3, 1777)} - {0})
 
 
-@frozen(kw_only=True, eq=False)
-class Reference:
-    """transformers' own model and feature extractor of a checkpoint."""
-
-    folder: Path
-    module: Any
-    tokenizer: Any
-    extractor: Any
-
-    @classmethod
-    def of(cls, folder: Path) -> Reference:
-        return cls(
-            folder=folder,
-            module=transformers.VoxtralRealtimeForConditionalGeneration.from_pretrained(folder).eval(),
-            tokenizer=transformers.AutoTokenizer.from_pretrained(folder),
-            extractor=transformers.AutoFeatureExtractor.from_pretrained(folder),
-        )
-
-    def tokens(self, samples: Samples) -> list[int]:
-        """What the model generates of an utterance, up to the end of text."""
-        pads = [self.tokenizer.convert_tokens_to_ids("[STREAMING_PAD]")] * (SILENCE + DELAY)
-        prompt = torch.tensor([[self.tokenizer.bos_token_id, *pads]])
-        padded = np.pad(samples, (SILENCE * STEP, -len(samples) % STEP + (DELAY + 11) * STEP))
-        inputs = self.extractor(padded, sampling_rate=16_000, return_tensors="pt")
-        with torch.inference_mode():
-            found = self.module.generate(
-                input_ids=prompt, **inputs, num_delay_tokens=DELAY, do_sample=False, max_new_tokens=999
-            )
-        tokens = found[0, prompt.shape[1] :].tolist()
-        ends = self.module.generation_config.eos_token_id
-        return tokens[: tokens.index(ends)] if ends in tokens else tokens
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    return Reference.of(make_checkpoint("voxtral_realtime", tmp_path_factory.mktemp("realtime")))
+@pytest.fixture(scope="module", params=NAMES)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return Reference.of(request.param, tmp_path_factory.mktemp("paced"))
 
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The positions of each call of the encoder."""
-    calls, encode = list[int](), VoxtralRealtimeModel.get_audio_features
+    """The positions of each call of an encoder."""
+    calls = list[int]()
 
-    def counted(self: Any, *features: torch.Tensor, **inputs: Any) -> Any:
-        calls.extend(one.shape[-1] // 8 for one in features)  # `generate` names its arguments
-        return encode(self, *features, **inputs)
+    def count(made: type, name: str, size: int) -> None:
+        encode = getattr(made, name)
 
-    monkeypatch.setattr(VoxtralRealtimeModel, "get_audio_features", counted)
+        def counted(self: Any, *features: torch.Tensor, **inputs: Any) -> Any:
+            calls.extend(one.shape[-1] // size for one in features)  # `generate` of Voxtral names its arguments
+            return encode(self, *features, **inputs)
+
+        monkeypatch.setattr(made, name, counted)
+
+    count(VoxtralRealtimeModel, "get_audio_features", 8)
+    count(transformers.MimiModel, "encode", 1_920)
     return calls
 
 
@@ -147,15 +118,15 @@ async def test_tokens_are_those_of_the_whole_utterance_however_it_comes(
             del encoded[:]
             found = await Utterance(engine).read(samples, cuts(seed, len(samples)))
             positions = sum(encoded)
-            assert found == reference.tokens(samples)
-            assert positions == -(-len(samples) // STEP) + AROUND, "each position is encoded once"
+            assert tuple(found) == reference.tokens(samples)
+            assert positions == reference.positions(len(samples)), "each position is encoded once"
             assert engine.statistics().device.by_owner["encoder_states"] == 0, "no piece follows the last"
     assert len(set(found)) > 5, "the audio decides"
 
 
 async def test_what_the_device_forgets_midway_changes_no_token(reference: Reference, encoded: list[int]) -> None:
     """The engine sleeps between two readings; and more utterances go on than there are states."""
-    samples = heard(3, 5.0)
+    samples = heard(3, 7.25)
     stops = [*range(20_000, len(samples), 20_000), len(samples)]
     async with Engine(reference.folder, config=CONFIG) as engine:
         first, *others = [Utterance(engine, str(number)) for number in range(18)]
@@ -172,12 +143,12 @@ async def test_what_the_device_forgets_midway_changes_no_token(reference: Refere
         kept = engine.statistics().device.by_owner["encoder_states"]
         for one in others:
             await one.reader.end()
-    assert sum(encoded) > 17 * (len(samples) // STEP + AROUND), "no state was lost"
-    assert encoded.count(64) >= 17, "no utterance was heard again by several calls"
+    assert sum(encoded) > 17 * reference.positions(len(samples)), "no state was lost"
+    assert sum(size >= 63 for size in encoded) >= 17, "no utterance was heard again by several calls"
     assert kept <= estimate(reference.folder, CONFIG).by_owner["encoder_states"] < kept * 17 / 16
-    assert first.tokens == reference.tokens(samples)
+    assert tuple(first.tokens) == reference.tokens(samples)
     for number in (1, 9, 17):
-        assert others[number - 1].tokens == reference.tokens(np.roll(samples, 1000 * number))
+        assert tuple(others[number - 1].tokens) == reference.tokens(np.roll(samples, 1000 * number))
 
 
 async def test_utterances_beside_each_other_with_little_room_keep_their_tokens(reference: Reference) -> None:
@@ -194,10 +165,10 @@ async def test_utterances_beside_each_other_with_little_room_keep_their_tokens(r
         encoder_cache_bytes=2 * 70 * 48 * 4,
         max_step_tokens=5,
     )
-    found = dict[int, list[int]]()
+    found = dict[int, tuple[int, ...]]()
 
     async def read(engine: Engine, seed: int, samples: Samples) -> None:
-        found[seed] = await Utterance(engine, str(seed)).read(samples, cuts(seed, len(samples)))
+        found[seed] = tuple(await Utterance(engine, str(seed)).read(samples, cuts(seed, len(samples))))
 
     async with Engine(reference.folder, config=config) as engine:
         async with trio.open_nursery() as nursery:
@@ -215,20 +186,20 @@ async def test_utterances_beside_each_other_with_little_room_keep_their_tokens(r
 
 
 async def test_a_session_writes_words_with_the_times_of_their_positions(reference: Reference) -> None:
-    pause = np.zeros(32_000, np.float32)
+    rate, pause = reference.rate, np.zeros(2 * reference.rate, np.float32)
     audio = np.concatenate([heard(1, 4.3), pause, heard(2, 2.1), pause])
     async with Engine(reference.folder, config=CONFIG) as engine:
-        updates, held = await live(engine, audio, 7_001)
+        updates, held = await live(engine, audio, 7_001, rate)
         books = await settled(engine)
-        end = round(next(update.position for update in updates if update.ends_utterance) * 16_000)
-        whole = await engine.transcribe(audio[:end], voice_activity="off")
+        end = round(next(update.position for update in updates if update.ends_utterance) * rate)
+        whole = await engine.transcribe((audio[:end], rate), voice_activity="off")
     assert [update.utterance for update in updates if update.ends_utterance] == [0, 1]
     first = [update for update in updates if not update.utterance]
     assert "".join(update.stable for update in first).strip() == whole.text
     times = [time for update in updates for word in update.words for time in (word.start, word.end)]
     assert times == sorted(times)
-    assert max(word.end for update in first for word in update.words) <= end / 16_000
-    starts = {round(word.start * 16_000) % STEP for update in first for word in update.words}
+    assert max(word.end for update in first for word in update.words) <= end / rate
+    starts = {round(word.start * rate) % reference.step for update in first for word in update.words}
     assert starts == {0}, "the first utterance begins with the audio, so that each word begins at a position"
     thought = estimate(reference.folder, CONFIG).by_owner["encoder_states"] / 16  # of each session
     assert thought / 2 < held <= thought
@@ -255,31 +226,33 @@ async def test_an_utterance_ends_where_the_positions_or_the_encoder_cache_end(
     async with Engine(reference.folder, config=config) as engine:
         assert engine.model.speech is not None
         most = engine.model.speech.facts.stream_samples
-        assert most == (64 - AROUND) * STEP
-        samples, one = heard(4, 5.0), Utterance(engine)
+        assert most == (64 - reference.around) * reference.step
+        samples, one = heard(4, 8.0)[: most + 18_000], Utterance(engine)
         heard_of_it = await one.reader.read(Reading(start=0, stop=most, full=True), samples[:most])
         assert heard_of_it.moved == most
-        assert one.tokens == reference.tokens(samples[:most])
+        assert tuple(one.tokens) == reference.tokens(samples[:most])
         del one.tokens[:]
-        assert await one.read(samples[most:], [20_000]) == reference.tokens(samples[most:])
+        assert tuple(await one.read(samples[most:], [9_000])) == reference.tokens(samples[most:])
 
 
-async def test_nothing_is_written_after_the_end_of_a_text(tmp_path: Path) -> None:
-    folder, samples = make_checkpoint("voxtral_realtime", tmp_path), heard(5, 4.0)
-    whole = Reference.of(folder).tokens(samples)
+@pytest.mark.parametrize("name", NAMES)
+async def test_nothing_is_written_after_the_end_of_a_text(name: str, tmp_path: Path) -> None:
+    samples = heard(5, 4.0)
+    whole = Reference.of(name, tmp_path).tokens(samples)
     ends = next(token for token in whole[20:] if token not in whole[:20])
-    path = folder / "generation_config.json"
+    path = tmp_path / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": ends}))
-    async with Engine(folder, config=CONFIG) as engine:
-        found = await Utterance(engine).read(samples, cuts(5, len(samples)))
-    assert found == Reference.of(folder).tokens(samples) == whole[: whole.index(ends)]
+    async with Engine(tmp_path, config=CONFIG) as engine:
+        found = tuple(await Utterance(engine).read(samples, cuts(5, len(samples))))
+    assert found == Reference.of(name, tmp_path).tokens(samples) == whole[: whole.index(ends)]
 
 
 @pytest.mark.parametrize(
     "given", [{"temperature": 0.4}, {"beam_size": 2}, {"repetition_penalty": 1.2}, {"suppress_tokens": [3]}]
 )
 async def test_options_of_texts_that_are_read_again_are_refused(reference: Reference, given: dict[str, Any]) -> None:
+    named = type(reference.module).__name__
     async with Engine(reference.folder, config=CONFIG) as engine:
-        with pytest.raises(InvalidRequest, match=f"{next(iter(given))}=.*which VoxtralRealtime"):
+        with pytest.raises(InvalidRequest, match=f"{next(iter(given))}=.*which {named}"):
             async with engine.live(**given):
                 pass

@@ -37,11 +37,11 @@ def reference(request: Any, tmp_path_factory: Any) -> Reference:
     return Reference.of(request.param, tmp_path_factory.mktemp(request.param))
 
 
-async def live(engine: Any, samples: Samples, size: int) -> tuple[list[triolet.LiveText], int]:
+async def live(engine: Any, samples: Samples, size: int, rate: int = RATE) -> tuple[list[triolet.LiveText], int]:
     """The updates of a session that is fed ``samples`` in chunks of ``size``, and the most bytes of encoder states."""
     run = partial(engine._reached()._engine._run_together, priority=0, wait=True)
     found, held = [], 0
-    options = read_live_options({"step": 0.2})
+    options = read_live_options({"step": 0.2, "rate": rate})
     async with open_live(options, engine.model, run, request_id="live", detector=PaperVoice()) as session:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_feed, session, samples, size)

@@ -11,33 +11,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 from attrs import field, frozen
 
 from triolet import CheckpointError, Completion, Engine, EngineConfig, InvalidRequest
 from triolet.api.inputs.audio import Samples
 from triolet.testing.families import make_checkpoint
 
+from .added import NAMES, Reference
 from .scarcity import ask_until_preempted, settled
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", verify=True)
 GREEDY: dict[str, Any] = {"temperature": 0.0, "voice_activity": "off"}
-STEP, SILENCE, DELAY = 1280, 3, 2  # of the tiny Voxtral Realtime: samples of a position, and positions
 
 
 @frozen(kw_only=True)
 class Case:
-    """A tiny checkpoint with what transformers generates of its sounds."""
+    """Sounds for a tiny checkpoint, and what transformers generates of them."""
 
-    name: str
-    folder: Path
-    rate: int
+    reference: Reference
     special: frozenset[int]
     generated: Callable[[int], tuple[int, ...]] = field(eq=False)
 
+    @property
+    def folder(self) -> Path:
+        return self.reference.folder
+
     def heard(self, seed: int) -> tuple[Samples, int]:
-        return heard(seed, self.rate), self.rate
+        return heard(seed, self.reference.rate), self.reference.rate
 
 
 def heard(seed: int, rate: int) -> Samples:
@@ -47,43 +47,15 @@ def heard(seed: int, rate: int) -> Samples:
     return (numbers.normal(0.0, 0.1, 4 * rate) * loud)[: 4 * rate - 4321 * seed].astype(np.float32)
 
 
-@pytest.fixture(scope="module", params=["voxtral_realtime", "kyutai_speech_to_text"])
+@pytest.fixture(scope="module", params=NAMES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    folder = make_checkpoint(request.param, tmp_path_factory.mktemp("added"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    extractor: Any = transformers.AutoFeatureExtractor.from_pretrained(folder)
-    make = {"voxtral_realtime": _voxtral, "kyutai_speech_to_text": _kyutai}[request.param]
+    reference = Reference.of(request.param, tmp_path_factory.mktemp("added"))
+    tokens = reference.tokenizer.added_tokens_decoder
     return Case(
-        name=request.param,
-        folder=folder,
-        rate=extractor.sampling_rate,
-        special=frozenset(token for token, one in tokenizer.added_tokens_decoder.items() if one.special),
-        generated=cache(lambda seed: make(folder, tokenizer, extractor, heard(seed, extractor.sampling_rate))),
+        reference=reference,
+        special=frozenset(token for token, one in tokens.items() if one.special),
+        generated=cache(lambda seed: reference.tokens(heard(seed, reference.rate))),
     )
-
-
-def _voxtral(folder: Path, tokenizer: Any, extractor: Any, samples: Samples) -> tuple[int, ...]:
-    """What transformers generates up to the end of text."""
-    module: Any = transformers.VoxtralRealtimeForConditionalGeneration.from_pretrained(folder).eval()
-    pads = [tokenizer.convert_tokens_to_ids("[STREAMING_PAD]")] * (SILENCE + DELAY)
-    prompt = torch.tensor([[tokenizer.bos_token_id, *pads]])
-    padded = np.pad(samples, (SILENCE * STEP, -len(samples) % STEP + (DELAY + 11) * STEP))
-    inputs = extractor(padded, sampling_rate=16_000, return_tensors="pt")
-    with torch.inference_mode():
-        found = module.generate(
-            input_ids=prompt, **inputs, num_delay_tokens=DELAY, max_new_tokens=999, do_sample=False
-        )  # it cuts off by itself after the audio
-    tokens = found[0, prompt.shape[1] :].tolist()
-    ends = tokenizer.eos_token_id
-    return tuple(tokens[: tokens.index(ends)] if ends in tokens else tokens)
-
-
-def _kyutai(folder: Path, tokenizer: Any, extractor: Any, samples: Samples) -> tuple[int, ...]:
-    """What transformers generates with all settings of the checkpoint."""
-    module: Any = transformers.KyutaiSpeechToTextForConditionalGeneration.from_pretrained(folder).eval()
-    with torch.inference_mode():
-        found = module.generate(**extractor(samples, sampling_rate=24_000, return_tensors="pt"), do_sample=False)
-    return tuple(found[0, 1:].tolist())
 
 
 async def test_each_window_has_the_tokens_of_generate(case: Case) -> None:
@@ -130,8 +102,9 @@ async def test_requests_beside_each_other_with_little_room_get_the_tokens_of_gen
 
 
 async def test_what_cannot_be_read_in_step_with_audio_is_refused(case: Case) -> None:
-    sound, other = (case.heard(0)[0][:1000], case.rate), (np.zeros(case.rate * 121, np.float32), case.rate)
-    mark = {"voxtral_realtime": "[STREAMING_PAD]", "kyutai_speech_to_text": "<pad>"}[case.name]
+    rate = case.reference.rate
+    sound, other = (heard(0, rate)[:1000], rate), (np.zeros(rate * 121, np.float32), rate)
+    mark = "[STREAMING_PAD]" if case.reference.name == "voxtral_realtime" else "<pad>"
     async with Engine(case.folder, config=CONFIG) as engine:
         for query, told in (
             ({"prompt": mark * 2, "audio": [sound, sound]}, "2 pieces of audio"),
