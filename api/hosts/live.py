@@ -63,6 +63,11 @@ def _session(
     thorough = WindowReader(recipe, run, request_id)
     reader: UtteranceReader | StreamReader
     if facts.stream_samples:
+        if shared.max_new_tokens is not None:
+            raise InvalidRequest(
+                f"max_new_tokens={shared.max_new_tokens}, which {description.architecture} cannot use in a live "
+                "session, where it writes as it hears; allowed: None"
+            )
         model: Any = recipe.model
         reader, longest = StreamReader(thorough, model), facts.stream_samples
     else:

@@ -91,6 +91,13 @@ async def test_live_text_is_that_of_the_whole_utterance(reference: Reference, si
     assert times == sorted(times)
 
 
+async def test_a_bound_of_tokens_is_refused(reference: Reference) -> None:
+    async with triolet.Engine(reference.folder, config=triolet.EngineConfig(device="cpu")) as engine:
+        with pytest.raises(triolet.InvalidRequest, match="max_new_tokens=5, which Nemotron.* allowed: None"):
+            async with engine.live(max_new_tokens=5):
+                pass
+
+
 @given(cuts=st.lists(st.integers(1, 40_000), max_size=4), remembers=st.booleans())
 @settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_frames_heard_in_pieces_are_those_of_the_whole(reference: Reference, cuts: list[int], remembers: bool) -> None:
