@@ -93,7 +93,7 @@ async def test_live_text_is_that_of_the_whole_utterance(reference: Reference, si
 
 async def test_a_bound_of_tokens_is_refused(reference: Reference) -> None:
     async with triolet.Engine(reference.folder, config=triolet.EngineConfig(device="cpu")) as engine:
-        with pytest.raises(triolet.InvalidRequest, match="max_new_tokens=5, which Nemotron.* allowed: None"):
+        with pytest.raises(triolet.InvalidRequest, match=r"max_new_tokens=5, which Nemotron.* allowed: None"):
             async with engine.live(max_new_tokens=5):
                 pass
 
