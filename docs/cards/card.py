@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import soxr
 import torch
 import transformers
 import trio
@@ -62,12 +63,15 @@ def reader(folder: Path, language: str | None, speech: Any) -> Callable[[Any], s
     def read(samples: Any) -> str:
         if requests:
             inputs = processor.apply_transcription_request(samples, return_tensors="pt", **named)
+        elif config["model_type"] == "kyutai_speech_to_text":  # its prompt is one token that it adds itself
+            inputs = processor(audio=soxr.resample(samples, RATE, speech.model.sampling_rate), return_tensors="pt")
         else:
             prompt = manner.prompt_for(speech.model.preparer, Ask(language=language))
             inputs = processor(text=prompt, audio=samples, return_tensors="pt")
         with torch.no_grad():
             ids = model.generate(**inputs, do_sample=False, num_beams=1, max_new_tokens=448)
-        begun = inputs["input_ids"].shape[1] if "input_ids" in inputs else inputs["decoder_input_ids"].shape[1]
+        prompts = [inputs[name] for name in ("input_ids", "decoder_input_ids") if name in inputs]
+        begun = prompts[0].shape[1] if prompts else 1
         return str(processor.batch_decode(ids[:, begun:], skip_special_tokens=True)[0])
 
     return read
