@@ -166,11 +166,11 @@ def scarce(reference: Reference, **changes: Any) -> triolet.EngineConfig:
 
 async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
     """Items of all lengths that repeat, arrivals one after another, preemption, and eviction of slots and outputs."""
-    asks = reference.asks(16)
+    asks = reference.asks(24)
     async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
         assert engine.model.cross_slots == 4
         completions = await ask_until_preempted(
-            engine, asks, partial(reference.ask, engine), reference.generate, at_once=12
+            engine, asks, partial(reference.ask, engine), reference.generate, at_once=16
         )
         statistics = await settled(engine)
     assert len({token for one in completions for token in one.token_ids}) > 9, "they prove too little"

@@ -123,9 +123,9 @@ def scarce(reference: Reference, asks: list[Ask], **more: Any) -> triolet.Engine
 
 async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: Reference) -> None:
     """Mixed lengths, images that repeat, arrivals one after another, preemption and eviction."""
-    asks = reference.asks(16)
+    asks = reference.asks(24)
     async with triolet.Engine(reference.folder, config=scarce(reference, asks)) as engine:
-        await ask_until_preempted(engine, asks, partial(reference.ask, engine), reference.generate, at_once=12)
+        await ask_until_preempted(engine, asks, partial(reference.ask, engine), reference.generate, at_once=16)
         statistics = await settled(engine)
     assert statistics.requests.preemptions, "pages were never short"
     assert statistics.requests.tokens_cached, "no prefix was shared"
