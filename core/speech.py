@@ -64,6 +64,7 @@ class SpeechFacts:
             it cannot.
         word_fault: the reason why it cannot.
         lead_steps: the steps by which the times of an alignment are ahead of the sound.
+        first_step: the step of the first token of a text that has a token for each step; ``None``: it has not.
         reuses: of an audio that goes on, the encoder computes only what is new (`EncoderItem.follows`).
         stream_samples: the most samples of an utterance that a live session feeds piece by piece, since the model hears
             on where it was; 0: it hears whole windows.
@@ -83,6 +84,7 @@ class SpeechFacts:
     word_times: str | None = None
     word_fault: str = "it knows no times"
     lead_steps: int = 0
+    first_step: int | None = None
     reuses: bool = False
     stream_samples: int = 0
     options: frozenset[str] = frozenset()
@@ -137,15 +139,13 @@ class Ask:
 
 @frozen(kw_only=True)
 class Draft:
-    """The part of a request that the model decides. ``frame`` is the frame of the first token of a text that has one
-    token for each frame; ``None``: the engine knows the frames, or nobody does."""
+    """The part of a request that the model decides."""
 
     token_ids: tuple[int, ...]
     items: tuple[EncoderItem, ...]
     rules: LogitRules
     max_tokens: int
     probe: Probe | None = None  # for the probability that nobody speaks, or for those of the languages
-    frame: int | None = None
 
 
 @frozen

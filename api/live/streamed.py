@@ -11,7 +11,7 @@ from ...core.request import Request, SamplingParams
 from ...core.speech import Draft, Sound, StreamingModel, is_unspaced
 from ..inputs.audio import Samples
 from ..inputs.threads import run_in_thread
-from ..speech.frame_times import aligned_frames
+from ..speech.frame_times import aligned_frames, frames_of_steps
 from ..speech.reader import WindowReader
 from ..speech.recipe import Context
 from ..speech.words import TextWord, split_words
@@ -79,13 +79,14 @@ class StreamReader:
         (answer,) = await self.reader.ask([self._request(draft)], is_text=True)
         ask = recipe.ask(Context(name="", language=recipe.language))
         self.language = recipe.language or self.model.cut(answer.token_ids, ask).language or self.language
-        later = [(first + self._frames, stop + self._frames) for first, stop in answer.frames]
-        if draft.frame is not None:
-            places = [max(draft.frame + index, 0) for index in range(len(answer.token_ids))]
-            later = [(place, place + 1) for place in places]
+        first = recipe.facts.first_step
+        if first is None:
+            later = tuple((start + self._frames, stop + self._frames) for start, stop in answer.frames)
+        else:
+            later = frames_of_steps(first + len(self._written), len(answer.token_ids))
         self._open += list(zip(answer.token_ids, later, answer.logprobs, strict=False))
         self._written += answer.token_ids
-        self._is_long = draft.frame is None and 2 * len(self._written) > recipe.facts.most_tokens
+        self._is_long = first is None and 2 * len(self._written) > recipe.facts.most_tokens
         self._frames += sound.item.embeddings
         self._sound = sound
         return True

@@ -203,7 +203,7 @@ class Transcript:
             not detected, because the caller named it or the model knows only one.
         language_probabilities: the probability of each language by its code, if the language was detected.
         word_times: the way in which the times of words were found: ``"cross-attention"`` of the model's decoder,
-            ``"frames"`` of its encoder, or ``"aligner"``; ``None`` if no words were asked for.
+            ``"frames"`` at which it wrote its tokens, or ``"aligner"``; ``None`` if no words were asked for.
         duration: the length of the audio in seconds.
         task: ``"transcribe"`` or ``"translate"``.
         coverage: the stretches of the audio, in order, and what became of each.

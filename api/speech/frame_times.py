@@ -1,4 +1,5 @@
-"""The times of a window's text by the frames at which the model wrote its tokens, for CTC models and transducers.
+"""The times of a window's text by the frames at which the model wrote its tokens, for CTC models, transducers and
+models that write a token at each step.
 
 A span ends with a sentence or before a pause. If the window was cut where somebody may speak, its last word may be cut
 too, so the next window begins before that word.
@@ -38,6 +39,12 @@ def aligned_frames(tokens: Sequence[tuple[tuple[int, int], float]], last: int) -
     starts = [min(start, last - 1) for start in found]
     ends = [min(stop, start) for stop, start in zip(stops, (*starts[1:], last), strict=True)]
     return AlignedTokens(frames=(*starts, ends[-1]), logprobs=logprobs, ends=tuple(ends))
+
+
+def frames_of_steps(first: int, count: int) -> tuple[tuple[int, int], ...]:
+    """Returns the frames of ``count`` tokens, one for each step from ``first`` on. Those before the audio are at its
+    beginning."""
+    return tuple((max(step, 0), max(step, 0) + 1) for step in range(first, first + count))
 
 
 def cut_by_frames(cut: WindowCut, attempt: Attempt, recipe: Recipe, *, is_full: bool) -> WindowCut:

@@ -18,6 +18,7 @@ from ..inputs.audio import Samples
 from ..inputs.prompts import INLINE_HASHED
 from ..inputs.threads import run_in_thread
 from ..outputs.results import Segment
+from .frame_times import frames_of_steps
 from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
 from .word_aligner import segment_with_even_words, segment_with_words
@@ -141,7 +142,9 @@ class WindowReader:
 
     def _judged(self, sound: Sound, ask: Ask, index: int, sampled: Sequence[Generated]) -> Attempt:
         best = likeliest(sampled, self.recipe.options.length_penalty)
-        text = self.recipe.model.decode(best.token_ids)
+        text, first = self.recipe.model.decode(best.token_ids), self.recipe.facts.first_step
+        if first is not None:
+            best = evolve(best, frames=frames_of_steps(first, len(best.token_ids)))
         probed = evolve(best, probe=sampled[0].probe)
         return Attempt(best, Assessment.of(probed, text, self.recipe.temperatures[index]), sound, ask)
 

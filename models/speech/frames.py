@@ -9,7 +9,7 @@ from functools import cached_property
 
 from attrs import evolve, field, frozen
 
-from ...core.speech import Ask, Detection, Draft, Sound, Span, SpeechFacts, WindowCut, WordTokens
+from ...core.speech import Ask, Detection, Draft, Sound, Span, SpeechFacts, WindowCut
 from ..architectures.frames import FrameItems
 from .plain import STREAM_SECONDS, PlainSpeech
 
@@ -60,10 +60,6 @@ class FrameSpeech(PlainSpeech):
         tags = map(_TAG.fullmatch, map(str, self.model.tokenizer.convert_ids_to_tokens(list(token_ids))))
         language = next((tag[1] for tag in tags if tag is not None), None)
         return WindowCut((Span(0, None, tuple(token_ids)),), language=language)
-
-    def word_tokens(self, written: tuple[int, ...], ask: Ask) -> WordTokens:  # noqa: ARG002
-        """Returns the text tokens, which alone have times."""
-        return WordTokens(special=(), written=tuple(filter(self.is_text, written)), text=self.model.vocabulary_size)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Returns the text of ``token_ids``, which begins with a blank if a word begins there."""

@@ -103,9 +103,9 @@ class PlainSpeech:
         """Returns the text as one span."""
         return WindowCut((Span(0, None, tuple(token_ids), text=continuing(self.decode(token_ids))),))
 
-    def word_tokens(self, written: tuple[int, ...], ask: Ask) -> WordTokens:
-        """Is never called, since the model knows no times."""
-        raise NotImplementedError
+    def word_tokens(self, written: tuple[int, ...], ask: Ask) -> WordTokens:  # noqa: ARG002
+        """Returns the text tokens, which alone have times."""
+        return WordTokens(special=(), written=tuple(filter(self.is_text, written)), text=self.model.vocabulary_size)
 
 
 def plain_speech(description: ModelDescription, checkpoint: Any) -> PlainSpeech:  # noqa: ARG001  (see `known.Make`)

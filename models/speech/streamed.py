@@ -62,6 +62,8 @@ class PacedSpeech(PlacedSpeech):
         return evolve(
             self._facts(),
             step_samples=paced.step,
+            word_times="frames",
+            first_step=-paced.lead,
             most_tokens=self.model.max_positions,  # one for each position
             stream_samples=max(min(STREAM_SECONDS * rate, room), 0),
             options=frozenset(),
@@ -99,7 +101,6 @@ class PacedSpeech(PlacedSpeech):
             items=sound.heard,
             rules=LogitRules(suppress=self.model.suppress_token_ids, begin_suppress=() if written else begin),
             max_tokens=most_tokens(self.model.max_positions, len(token_ids), sound.heard),
-            frame=len(written) - self._preparer.processor.lead,
         )
 
 

@@ -20,7 +20,7 @@ SILENCE, DELAY = 3, 2  # of the tiny checkpoints, in positions
 @frozen(kw_only=True, eq=False)
 class Reference:
     """transformers' own model and feature extractor of a tiny checkpoint. A position has ``step`` samples, and the
-    silence around an audio takes ``around`` positions."""
+    silence around an audio takes ``around`` positions, and the first token is ``lead`` positions ahead of it."""
 
     name: str
     folder: Path
@@ -29,6 +29,7 @@ class Reference:
     extractor: Any
     step: int
     around: int
+    lead: int
 
     @classmethod
     def of(cls, name: str, folder: Path) -> Reference:
@@ -45,6 +46,7 @@ class Reference:
             extractor=transformers.AutoFeatureExtractor.from_pretrained(folder),
             step=1_280 if paced else 1_920,
             around=SILENCE + DELAY + (11 if paced else 14),  # a second, and a position without audio
+            lead=0 if paced else SILENCE + DELAY + 3,  # two positions are heard twice
         )
 
     @property

@@ -72,6 +72,19 @@ async def test_each_window_has_the_tokens_of_generate(case: Case) -> None:
     assert len(set(case.generated(1))) > 5, "the audio decides"
 
 
+async def test_a_word_begins_at_the_position_of_its_first_token(case: Case) -> None:
+    reference, (samples, rate) = case.reference, case.heard(1)
+    places = [max(index - reference.lead, 0) for index, one in enumerate(case.generated(1)) if one not in case.special]
+    async with Engine(case.folder, config=CONFIG) as engine:
+        transcript = await engine.transcribe((samples, rate), timestamps="word", **GREEDY)
+    words, at = [word for segment in transcript.segments for word in segment.words], 0
+    assert transcript.word_times == "frames"
+    for word in words:
+        assert word.start * rate / reference.step == pytest.approx(min(places[at], len(samples) // reference.step - 1))
+        at += len(word.token_ids)
+    assert at == len(places) > len(words) > 1
+
+
 async def test_requests_beside_each_other_with_little_room_get_the_tokens_of_generate(case: Case) -> None:
     """Pages for less than two long sequences, steps shorter than prompts, and room for two encodings."""
     page = 2 * 2 * 2 * 12 * 4 * 4
@@ -116,7 +129,7 @@ async def test_what_cannot_be_read_in_step_with_audio_is_refused(case: Case) -> 
         ):
             with pytest.raises(InvalidRequest, match=told):
                 await engine.generate(**query)
-        for option in ({"prefix": "a cat"}, {"hotwords": "Anna"}, {"language": "en"}, {"timestamps": "word"}):
+        for option in ({"prefix": "a cat"}, {"hotwords": "Anna"}, {"language": "en"}):
             with pytest.raises(InvalidRequest, match=next(iter(option))):
                 await engine.transcribe(case.heard(0), **option)
 
