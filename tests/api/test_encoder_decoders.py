@@ -140,6 +140,12 @@ def reference(request: pytest.FixtureRequest, references: Callable[[str], Refere
     return references(request.param)
 
 
+def two_of(first: str, second: str) -> pytest.MarkDecorator:
+    """Two models show what does not depend on the model; a thorough run has all."""
+    names = [pytest.param(name, marks=[] if name in (first, second) else pytest.mark.thorough) for name in CLASSES]
+    return pytest.mark.parametrize("reference", names, indirect=True)
+
+
 def scarce(reference: Reference, **changes: Any) -> triolet.EngineConfig:
     """Pages for one full sequence and little more, four slots for six items, room for the largest encoding and little
     more, steps shorter than prompts."""
@@ -214,6 +220,7 @@ async def test_a_beginning_that_was_read_is_not_read_again(references: Callable[
     assert cached[2] >= 16, "less than a page was shared"
 
 
+@two_of("canary", "t5")
 @pytest.mark.parametrize("keeps", [True, False])
 async def test_sleep_and_wake_change_no_token(reference: Reference, keeps: bool) -> None:
     asks = reference.asks(3)
@@ -226,6 +233,7 @@ async def test_sleep_and_wake_change_no_token(reference: Reference, keeps: bool)
     assert before == after == [reference.generate(ask) for ask in asks]
 
 
+@two_of("moonshine_streaming", "bart")
 async def test_draft_tokens_of_the_text_itself_change_no_token(reference: Reference) -> None:
     asks = reference.asks(6)
     config = scarce(reference, speculation=triolet.Speculation())
@@ -241,6 +249,7 @@ async def test_beams_are_those_of_generate(reference: Reference) -> None:
     assert found == [reference.generate(ask, num_beams=3) for ask in asks]
 
 
+@two_of("cohere_asr", "t5")
 async def test_a_stream_tells_the_tokens_of_generate(reference: Reference) -> None:
     ask = Ask(item=4, begin="", tokens=12, priority=0)
     given = {"audio": reference.item(4)} if reference.hears else {"prompt": reference.item(4)}

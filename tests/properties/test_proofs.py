@@ -34,9 +34,10 @@ def test_the_models_table_is_the_ledgers(check: ModuleType) -> None:
 
 
 @with_spin
-@pytest.mark.parametrize("model", ["ledger", "steps"])
+@pytest.mark.parametrize("model", [pytest.param("ledger", marks=pytest.mark.thorough), "steps"])
 def test_a_model_keeps_its_promises_in_every_state(check: ModuleType, model: str) -> None:
-    """Of the smallest world; one formula of liveness, or all of them in a soak."""
+    """Of the smallest world; one formula of liveness, or all of them in a soak. The ledger itself goes through every
+    state of small worlds in `test_exhaustive.py`."""
     formulas = check.FORMULAS[model] if settings.get_current_profile_name() == "soak" else check.FORMULAS[model][1:2]
     for search in check.explore(model, {}, formulas):
         assert search.states > 10_000
