@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from ...core.errors import CheckpointError
 from ..checkpoints.loading import load_part
 from ..checkpoints.parts import Find
 from ..checkpoints.settings import Settings
@@ -38,9 +39,9 @@ class CodedFeatures(AddedFeatures):
         frames = (self.before + len(samples) + self.after) // self.step  # transformers' limit, whatever is heard twice
         heard = np.pad(samples, (self.before, self.after if last else 0))
         twice = heard[: self.again * self.step]
-        known = last or len(twice) == self.again * self.step  # else the beginning is not known yet
-        whole = np.concatenate((np.zeros(self.step, np.float32), twice, heard))
-        return whole[: (frames + 1) * self.step * known]
+        if not last and len(twice) < self.again * self.step:
+            return samples[:0]  # the beginning is not known yet
+        return np.concatenate((np.zeros(self.step, np.float32), twice, heard))[: (frames + 1) * self.step]
 
     def spectra(self, samples: np.ndarray[Any, Any]) -> dict[str, Tensor]:
         whole = samples[: len(samples) // self.step * self.step]
@@ -65,7 +66,15 @@ class KyutaiSpeech(AddedAudio):
             return [made.codec_model.decoder, *decoder] if encodes else [made.codec_model.decoder]
 
         module = super().load(folder, dtype, without=unread)
-        return CodedModel(module, _first(folder, module.config)).eval()
+        config: Any = module.config
+        first, codebooks = _generation(folder, "bos_token_id", config.bos_token_id), config.codec_config.num_quantizers
+        tokens = config.vocab_size + config.num_codebooks * config.codebook_vocab_size
+        if codebooks != config.num_codebooks or first > tokens:
+            raise CheckpointError(
+                f"{folder} has {codebooks} codebooks and bos_token_id={first}; allowed: {config.num_codebooks}, and up "
+                f"to {tokens}, by the sizes in config.json. Download the checkpoint again"
+            )
+        return CodedModel(module, first).eval()
 
     def buffer_bytes(self, config: Any, dtype: torch.dtype) -> int:
         from transformers import AutoModel
@@ -80,9 +89,7 @@ class KyutaiSpeech(AddedAudio):
 
     def processor(self, folder: Path, config: Any) -> Any:
         extractor, step = load_part("AutoFeatureExtractor", folder, trust_remote_code=False), config.frame_size
-        generation = Settings.read_if_there(folder / "generation_config.json")
-        twice = generation is not None and generation.get("audio_window_size") is not None
-        again = generation.whole("audio_window_size") if generation is not None and twice else 0
+        again = _generation(folder, "audio_window_size", 0)
         before = int(extractor.audio_silence_prefix_seconds * extractor.sampling_rate)
         delay = extractor.audio_delay_seconds * extractor.sampling_rate
         after = int((extractor.audio_delay_seconds + 1.0) * extractor.sampling_rate)
@@ -98,7 +105,7 @@ class KyutaiSpeech(AddedAudio):
             again=again,
             before=before,
             after=after,
-            first=_first(folder, config),
+            first=_generation(folder, "bos_token_id", config.bos_token_id),
         )
 
     def state_bytes(self, config: Any, dtype: torch.dtype) -> int:  # noqa: ARG002
@@ -173,10 +180,10 @@ class CodedModel(AddedModel):
         )
 
 
-def _first(folder: Path, config: Any) -> int:
-    generation = Settings.read_if_there(folder / "generation_config.json")
-    named = generation is not None and generation.get("bos_token_id") is not None
-    return generation.whole("bos_token_id", least=0) if generation is not None and named else int(config.bos_token_id)
+def _generation(folder: Path, name: str, instead: int) -> int:
+    """Returns a number in generation_config.json, or ``instead`` of one that is not there."""
+    settings = Settings.read_if_there(folder / "generation_config.json")
+    return instead if settings is None or settings.get(name) is None else settings.whole(name, least=0)
 
 
 def _embedding(rows: Tensor) -> nn.Embedding:

@@ -4,6 +4,7 @@ prompt, whoever else asks."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -132,6 +133,24 @@ async def test_what_cannot_be_read_in_step_with_audio_is_refused(case: Case) -> 
         for option in ({"prefix": "a cat"}, {"hotwords": "Anna"}, {"language": "en"}):
             with pytest.raises(InvalidRequest, match=next(iter(option))):
                 await engine.transcribe(case.heard(0), **option)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "wrong", "told"),
+    [
+        ("generation_config.json", "bos_token_id", "5000", "bos_token_id=5000; allowed: 3, and up to 1041"),
+        ("generation_config.json", "audio_window_size", "1.5", "audio_window_size=1.5; allowed: a whole number"),
+        ("config.json", "num_quantizers", "2", "has 2 codebooks .*; allowed: 3"),
+    ],
+)
+async def test_codes_and_tokens_that_do_not_fit_are_refused_at_open(
+    file: str, name: str, wrong: str, told: str, tmp_path: Path
+) -> None:
+    path = make_checkpoint("kyutai_speech_to_text", tmp_path) / file
+    path.write_text(re.sub(rf'("{name}": )\d+', rf"\g<1>{wrong}", path.read_text()))
+    with pytest.raises(CheckpointError, match=told):
+        async with Engine(tmp_path, config=CONFIG):
+            pass
 
 
 @pytest.mark.parametrize(
