@@ -59,11 +59,10 @@ class KyutaiSpeech(AddedAudio):
 
     def load(self, folder: Path, dtype: torch.dtype, *, without: Find | None = None) -> nn.Module:
         """Returns the model without the part of the codec that makes sound."""
-        encodes = without is not None
 
         def unread(made: Any) -> list[nn.Module]:
             decoder = [made.model.layers, made.model.norm, made.lm_head]  # not the tokens: codes are among them
-            return [made.codec_model.decoder, *decoder] if encodes else [made.codec_model.decoder]
+            return [made.codec_model.decoder, *([] if without is None else decoder)]
 
         module = super().load(folder, dtype, without=unread)
         config: Any = module.config
@@ -148,10 +147,7 @@ class CodedModel(AddedModel):
         self.register_buffer("offsets", offsets, persistent=False)
         self.register_buffer("begin", (begin + table[first] - table[config.pad_token_id])[None], persistent=False)
         for part in module.codec_model.modules():
-            for name in ("padding_left", "padding_right"):  # without memory: they are for layers that are not causal
-                vars(part).pop(name, None)
-            if hasattr(part, "embed_sum"):
-                _settle(part)
+            _settle(part)
         if not hasattr(self, "lm_head"):
             del self.model.embed_tokens
             return
@@ -190,11 +186,15 @@ def _embedding(rows: Tensor) -> nn.Embedding:
     return nn.Embedding(len(rows), rows.shape[1], _weight=rows.clone(), _freeze=True)
 
 
-def _settle(codebook: Any) -> None:
-    """Computes the vectors of a codebook now. transformers would keep them outside of its buffers."""
-    vectors = codebook.embed
-    del codebook._embed, codebook.embed_sum, codebook.cluster_usage, codebook.initialized
-    codebook.register_buffer("_embed", vectors, persistent=False)
+def _settle(part: Any) -> None:
+    """Computes the vectors of a codebook now, which transformers would keep outside of its buffers. Takes numbers
+    without memory from other parts, which are for layers that are not causal."""
+    vars(part).pop("padding_left", None)
+    vars(part).pop("padding_right", None)
+    if hasattr(part, "embed_sum"):
+        vectors = part.embed
+        del part._embed, part.embed_sum, part.cluster_usage, part.initialized
+        part.register_buffer("_embed", vectors, persistent=False)
 
 
 def _windowed(module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
