@@ -124,5 +124,5 @@ class StreamReader:
 
 
 def _led(text: str) -> str:
-    """Returns the first text of an utterance, with a blank before it if it is a word of a script with blanks."""
-    return f" {text}" if text[:1].isalnum() and not is_unspaced(text[0]) else text
+    """Returns the first text of an utterance, after a blank unless it has one or its script has none."""
+    return f" {text}" if text[:1].strip() and not is_unspaced(text[0]) else text

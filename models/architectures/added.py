@@ -147,9 +147,6 @@ class AddedAudio(HeardAudio):
         encode = super().encode
         return [encode(module, [payload])[0] for payload in payloads]
 
-    def template(self, processor: Any, tokenizer: Any) -> None:
-        """Returns ``None``: the model has no conversations."""
-
     def read(self, processor: Any, config: Any, token: str, item: np.ndarray[Any, Any]) -> Read:  # noqa: ARG002
         if not 1 <= len(item) <= processor.longest:
             raise InvalidRequest(

@@ -142,6 +142,7 @@ class CodedModel(AddedModel):
         config, table = module.config, module.model.embed_tokens.embed_tokens.weight.detach()
         codes = _embedding(table[config.vocab_size :])
         super().__init__(module, "model", codec_model=module.codec_model, codes=codes)
+        config.codec_config = None  # else transformers would set, with a warning, our attention for the codec
         offsets = torch.arange(config.num_codebooks) * config.codebook_vocab_size
         begin = table[offsets + config.vocab_size + config.audio_bos_token_id].sum(0)
         self.register_buffer("offsets", offsets, persistent=False)

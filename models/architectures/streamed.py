@@ -62,8 +62,10 @@ class AudioPiece:
     the memory of what came before.
 
     Args:
-        features: the spectra from the beginning of the audio to the end of the piece, float32 [hops, bands].
+        features: the spectra from the beginning of the audio to the end of the piece or later, float32 [hops, bands].
+            The pieces of one request share them.
         first: the first hop of the piece.
+        stop: the hop after the last one.
         follows: the key of the item before; "": the piece is the first one.
         last: no piece follows.
         inputs: further inputs of the encoder.
@@ -72,6 +74,7 @@ class AudioPiece:
 
     features: Tensor = field(repr=False)
     first: int
+    stop: int
     follows: str
     last: bool
     inputs: Mapping[str, Tensor]
@@ -80,7 +83,7 @@ class AudioPiece:
     @property
     def frames(self) -> int:
         """The number of frames of the piece."""
-        return self.chunks.frames(len(self.features)) - self.chunks.frames(self.first)
+        return self.chunks.frames(self.stop) - self.chunks.frames(self.first)
 
 
 _AROUND = 4  # spectra before the new ones that are computed again: the first see silence in place of the audio before
@@ -107,8 +110,7 @@ class Pieces:
     def next(self, samples: Any, before: AudioPiece | None, follows: str, *, last: bool) -> AudioPiece | None:
         """Returns the next piece: all whole chunks of ``samples`` that are new, but no more than ``most`` frames. With
         ``last``, silence fills the last chunk up. ``None``: there is none."""
-        known = torch.empty(0) if before is None else before.features
-        first, chunks = len(known), self.chunks
+        first, chunks = 0 if before is None else before.stop, self.chunks
         whole = len(samples) // self.hop if last else (len(samples) - self.reach) // self.hop + 1
         most = chunks.frames(first) + self.most
         ends = [end for end in chunks.ends(first, whole, last=last) if chunks.frames(end) <= most]
@@ -119,9 +121,16 @@ class Pieces:
         made = dict(self.read(np.pad(heard, (0, max((ends[-1] + 1) * self.hop + self.reach - len(samples), 0)))))
         made.pop("attention_mask", None)
         spectra = made.pop("input_features")[again : again + ends[-1] - first]
-        features = spectra if before is None else torch.cat((known, spectra))
-        ended = last and ends[-1] >= whole
-        return AudioPiece(features=features, first=first, follows=follows, last=ended, inputs=made, chunks=chunks)
+        features = spectra if before is None else torch.cat((before.features, spectra))
+        return AudioPiece(
+            features=features,
+            first=first,
+            stop=ends[-1],
+            follows=follows,
+            last=last and ends[-1] >= whole,
+            inputs=made,
+            chunks=chunks,
+        )
 
 
 def hear_on(module: Any, piece: AudioPiece, state: Caches) -> tuple[Tensor, Caches]:
@@ -138,7 +147,7 @@ def hear_on(module: Any, piece: AudioPiece, state: Caches) -> tuple[Tensor, Cach
     if "num_lookahead_tokens" in inputs:
         inputs["num_lookahead_tokens"] = int(inputs["num_lookahead_tokens"])
     start, rows, together = piece.first if state else 0, list[Tensor](), piece.chunks.together
-    *ends, final = piece.chunks.ends(start, len(piece.features))
+    *ends, final = piece.chunks.ends(start, piece.stop)
     for stop in (*ends[together - 1 :: together], final):
         features = piece.features[None, start:stop].to(device, own)
         with torch.no_grad():

@@ -16,7 +16,7 @@ from ...core.request import LogitRules
 from ...core.speech import SAMPLING, Ask, Draft, Sound, Span, SpeechFacts, WindowCut, WordTokens, continuing
 from ..architectures.prompts import tokenize
 
-_LEAST_SECONDS = 0.25  # shorter windows are filled with silence, since encoders need some embeddings
+LEAST_SECONDS = 0.25  # shorter windows are filled with silence, since encoders need some embeddings
 STEPS = 50  # in a second
 STREAM_SECONDS = 300  # of an utterance that is heard piece by piece: all of them are kept, to be heard again
 
@@ -77,7 +77,7 @@ class PlainSpeech:
 
     def filled(self, samples: Any) -> Any:
         """Returns ``samples``, with silence after them if they are too few for an encoder."""
-        least = round(_LEAST_SECONDS * self.model.sampling_rate)
+        least = round(LEAST_SECONDS * self.model.sampling_rate)
         return np.pad(samples, (0, max(least - len(samples), 0)))
 
     def detection(self, sound: Sound) -> Draft:

@@ -13,7 +13,7 @@ from ...core.speech import Draft, Sound, SpeechFacts
 from ..architectures.streamed import AudioPiece, Pieces
 from .frames import FrameSpeech
 from .placed import PlacedSpeech
-from .plain import STREAM_SECONDS
+from .plain import LEAST_SECONDS, STREAM_SECONDS
 
 
 @frozen(kw_only=True, slots=False)
@@ -59,8 +59,10 @@ class PacedSpeech(PlacedSpeech):
         paced, rate = self._preparer.processor, self.model.sampling_rate
         held = self.cache_bytes // self._preparer.embedding_bytes  # each request has the items of all pieces so far
         room = (min(self.model.max_positions, held) - paced.around) * paced.step
+        whole = self._facts()
         return evolve(
-            self._facts(),
+            whole,
+            window_samples=min(whole.window_samples, max(room, round(LEAST_SECONDS * rate))),
             step_samples=paced.step,
             word_times="frames",
             first_step=-paced.lead,
@@ -88,7 +90,8 @@ class PacedSpeech(PlacedSpeech):
         piece = processor.pieces.next(processor.padded(samples, last=last), payload, follows, last=last)
         if piece is None or start + piece.frames <= len(self._preparer.start):
             return None
-        earlier = [_within(item, piece) for item in items]
+        # the features of one piece alone are kept, and sent to a replica
+        earlier = [evolve(item, payload=evolve(item.payload, features=piece.features)) for item in items]
         item = _item(piece, self._preparer.identity, self._preparer.embedding_bytes)
         placed = evolve(item, spans=((start, start + piece.frames),))
         return Sound(samples=samples, item=placed, heard=(*earlier, placed))
@@ -118,9 +121,3 @@ def _item(piece: AudioPiece, identity: str, embedding_bytes: int) -> EncoderItem
     digest.update(piece.features[piece.first :].contiguous().numpy().data)
     size = piece.frames * embedding_bytes
     return EncoderItem(key=digest.hexdigest(), payload=piece, embeddings=piece.frames, size=size)
-
-
-def _within(item: EncoderItem, piece: AudioPiece) -> EncoderItem:
-    """Returns an earlier ``item`` with the features of ``piece``, so that those of one piece alone are in memory."""
-    earlier = item.payload
-    return evolve(item, payload=evolve(earlier, features=piece.features[: len(earlier.features)]))

@@ -4,6 +4,7 @@ whole utterance, and each position is encoded once."""
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -196,6 +197,8 @@ async def test_a_session_writes_words_with_the_times_of_their_positions(referenc
     assert [update.utterance for update in updates if update.ends_utterance] == [0, 1]
     first = [update for update in updates if not update.utterance]
     assert "".join(update.stable for update in first).strip() == whole.text
+    begun = {update.utterance: update.words[0].text for update in reversed(updates) if update.words}
+    assert [text[0] for text in begun.values()] == [" ", " "], "also before a mark"
     times = [time for update in updates for word in update.words for time in (word.start, word.end)]
     assert times == sorted(times)
     assert max(word.end for update in first for word in update.words) <= end / rate
@@ -204,6 +207,17 @@ async def test_a_session_writes_words_with_the_times_of_their_positions(referenc
     thought = estimate(reference.folder, CONFIG).by_owner["encoder_states"] / 16  # of each session
     assert thought / 2 < held <= thought
     assert books.encoder_cache.held == 0
+
+
+async def test_a_request_has_the_features_of_its_utterance_once(reference: Reference) -> None:
+    """Else the message to a replica would grow with the square of the utterance."""
+    async with Engine(reference.folder, config=CONFIG) as engine:
+        model: Any = engine.model.speech
+        samples, sound = heard(0, 9.0), None
+        for stop in range(24_000, len(samples), 12_000):
+            sound = model.hear_on(samples[:stop], sound, None, last=False)
+        assert len(sound.heard) == 10
+        assert len(pickle.dumps(sound.heard)) < 2 * len(pickle.dumps(sound.item))
 
 
 async def test_a_session_that_is_left_in_the_middle_gives_everything_back(reference: Reference) -> None:
@@ -233,6 +247,8 @@ async def test_an_utterance_ends_where_the_positions_or_the_encoder_cache_end(
         assert tuple(one.tokens) == reference.tokens(samples[:most])
         del one.tokens[:]
         assert tuple(await one.read(samples[most:], [9_000])) == reference.tokens(samples[most:])
+        transcript = await engine.transcribe((samples, reference.rate), voice_activity="off")  # windows of that length
+        assert len(transcript.segments) > 1
 
 
 @pytest.mark.parametrize("name", NAMES)

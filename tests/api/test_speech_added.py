@@ -115,6 +115,12 @@ async def test_requests_beside_each_other_with_little_room_get_the_tokens_of_gen
     assert books.requests.pages_free == books.requests.pages
 
 
+async def test_an_opening_writes_no_warning(case: Case, capfd: pytest.CaptureFixture[str]) -> None:
+    async with Engine(case.folder, config=CONFIG):
+        pass
+    assert "[transformers]" not in capfd.readouterr().err
+
+
 async def test_what_cannot_be_read_in_step_with_audio_is_refused(case: Case) -> None:
     rate = case.reference.rate
     sound, other = (heard(0, rate)[:1000], rate), (np.zeros(rate * 121, np.float32), rate)
