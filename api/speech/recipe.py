@@ -238,9 +238,9 @@ class Recipe:
             ("initial_prompt", self.initial, "last", max(room - len(self.hotwords), 0)),
             ("prefix", self.prefix, "last", half),
         ):
-            length = len(self._text(name))
+            length, used = len(self._text(name)), min(most, len(tokens))
             if length > _MOST_READ:
-                found.append(f"{name} has {length:,} characters; only its {which} {most} tokens are used")
+                found.append(f"{name} has {length:,} characters; only its {which} {used} tokens are used")
             elif len(tokens) > most:
                 found.append(f"{name} has {len(tokens)} tokens; only the {which} {most} are used")
         return tuple(found)

@@ -359,6 +359,13 @@ def test_a_model_without_room_for_a_prompt_takes_none() -> None:
         assert recipe(describe(max_positions=positions), initial_prompt="names").history().last() == kept
 
 
+def test_a_warning_says_how_much_of_a_text_is_used() -> None:
+    """The characters that are read may have fewer tokens than there is room for."""
+    for positions, used in ((400, 200), (40_000, 10_000)):
+        (told,) = recipe(describe(max_positions=positions), prefix="s" * 10_001).warnings
+        assert told == f"prefix has 10,001 characters; only its last {used} tokens are used"
+
+
 async def test_a_window_whose_prompt_fills_the_positions_is_refused() -> None:
     """It never comes to the device."""
     script, model = Script(answer(0.0, "a", 5.0)), describe(max_positions=3)

@@ -184,7 +184,7 @@ def copied(path: Path, target: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("name", ["llava", "vibevoice_asr", "moonshine", "t5", "parakeet_tdt", "granite_speech5"])
+@pytest.mark.parametrize("name", ENCODERS)
 def test_the_decoders_weights_are_not_read(
     name: str, opens: Opens, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
