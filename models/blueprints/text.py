@@ -60,7 +60,8 @@ class TextBlueprint(ModuleBlueprint):
         return model.placed(self._places(model).device, copied=copied)
 
     def _places(self, model: TransformerModel) -> Places:
-        return Places.find(model.module, self._language(model.module), self.stages)
+        module, language = model.module, self._language(model.module)
+        return Places.find(module, language, self.stages, None if language is module else _head(module))
 
     def read(self) -> nn.Module:
         checkpoint, folder = self.checkpoint, self.checkpoint.folder

@@ -70,10 +70,12 @@ class Places:
     before: tuple[str, ...]  # names of the modules before the layers
 
     @classmethod
-    def find(cls, module: nn.Module, language: nn.Module, stages: tuple[Stage, ...]) -> Places:
-        """Finds the places. Raises `UnsupportedModel` if ``language``, a part of ``module``, has no list of its
-        layers."""
-        layers = find_layers(module, language, stages[-1].stop)
+    def find(
+        cls, module: nn.Module, language: nn.Module, stages: tuple[Stage, ...], head: nn.Module | None = None
+    ) -> Places:
+        """Finds the places. ``language`` is a part of ``module``, and so is its ``head``, if it is not in ``language``;
+        the other parts encode. Raises `UnsupportedModel` if ``language`` has no list of its layers."""
+        layers, decoding = find_layers(module, language, stages[-1].stop), {*language.modules(), head}
         before: list[str] = []
         last: list[str] = []
         for parent, inner in _ancestors(layers):
@@ -81,7 +83,7 @@ class Places:
             place = [name for name, _ in siblings].index(inner)
             for index, (name, sibling) in enumerate(siblings):
                 if index != place and next(sibling.parameters(), None) is not None:
-                    (before if index < place else last).append(f"{parent}.{name}".lstrip("."))
+                    (last if index > place and sibling in decoding else before).append(f"{parent}.{name}".lstrip("."))
         return cls(stages=stages, layers=layers, last=tuple(last), before=tuple(before))
 
     def device(self, name: str) -> torch.device:

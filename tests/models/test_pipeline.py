@@ -23,6 +23,7 @@ from triolet.models.networks.causal import CausalNetwork
 from triolet.models.networks.network import Feed
 
 from .conftest import on_cuda
+from .media import PLACEHOLDERS
 from .texts import Job, first_step, generate, noise
 
 TWO = ("cpu", "cpu:0")
@@ -119,6 +120,14 @@ def test_images_and_audio_are_read_on_the_first_device(open_driver, opened, name
     assert {output.device for output in outputs} == {torch.device(devices[0])} or devices == TWO
 
 
+@pytest.mark.parametrize("name", [*PLACEHOLDERS, "voxtral_realtime", "kyutai_speech_to_text"])
+def test_all_that_encodes_is_on_the_first_device(start, name):
+    """Wherever transformers has it in the model: after the decoder, too."""
+    executor = start(name).executor
+    places = executor._blueprints.main._places(executor._open.main.model)
+    assert [each.rpartition(".")[2] for each in places.last] == ["norm", "lm_head"]
+
+
 @pytest.mark.parametrize(
     ("layers", "count", "borders"), [(2, 2, [0, 1, 2]), (5, 2, [0, 2, 5]), (7, 3, [0, 2, 4, 7]), (3, 3, [0, 1, 2, 3])]
 )
@@ -166,7 +175,8 @@ def on_meta(executor):
     """The same network with its last stage on the meta device."""
     network = executor._open.main.network
     stages = cut(len(network.paged.parts), [CPU, META])
-    places = Places.find(network.model.module, network.decoder, stages)
+    whole = network.model.module
+    places = Places.find(whole, network.decoder, stages, whole.get_output_embeddings())
     model = network.model.placed(places.device)
     pages = network.paged.parts[0]
     paged = StagedKV(tuple(pages.another(pages=20, page_size=4, device=stage.device) for stage in stages))
