@@ -40,10 +40,13 @@ class StreamedSpeech(FrameSpeech):
         return Sound(samples=samples, item=_item(piece, settings.identity, settings.embedding_bytes))
 
     def draft_on(self, sound: Sound, written: tuple[int, ...]) -> Draft:
-        """Returns the draft of the text of a piece."""
+        """Returns the draft of the text of a piece. It begins with the latest tokens if one reading has so many pieces
+        that all tokens would leave no positions for more."""
         start = self._preparer.begin(())
-        most = self.model.max_positions - len(start) - len(written)
-        return Draft(token_ids=(*start, *written), items=(sound.item,), rules=LogitRules(), max_tokens=most)
+        room = self.model.max_positions - len(start)
+        known = written[max(len(written) - room // 2, 0) :]
+        most = room - len(known)
+        return Draft(token_ids=(*start, *known), items=(sound.item,), rules=LogitRules(), max_tokens=most)
 
 
 @frozen(kw_only=True, slots=False)

@@ -91,6 +91,17 @@ async def test_live_text_is_that_of_the_whole_utterance(reference: Reference, si
     assert times == sorted(times)
 
 
+@pytest.mark.parametrize("positions", [2, 12])
+async def test_a_reading_with_more_tokens_than_positions_is_heard_to_its_end(
+    reference: Reference, positions: int
+) -> None:
+    config = triolet.EngineConfig(device="cpu", dtype="float32", max_positions=positions)
+    async with triolet.Engine(reference.folder, config=config) as engine:
+        updates, _ = await live(engine, noise(9.0), 100_000)
+    assert updates[-1].position == 9.0
+    assert any(update.stable for update in updates)
+
+
 async def test_a_bound_of_tokens_is_refused(reference: Reference) -> None:
     async with triolet.Engine(reference.folder, config=triolet.EngineConfig(device="cpu")) as engine:
         with pytest.raises(triolet.InvalidRequest, match=r"max_new_tokens=5, which Nemotron.* allowed: None"):
