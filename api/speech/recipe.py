@@ -298,7 +298,7 @@ class Recipe:
         if len(draft.token_ids) >= positions:
             raise ContextLengthExceeded(
                 f"the prompt of a window has {len(draft.token_ids):,} tokens; allowed: up to {positions - 1:,}. "
-                "Shorten the texts before it, or its audio: vad_max_speech_duration_s"
+                "Shorten the texts before it or its audio (vad_max_speech_duration_s), or give a larger max_positions"
             )
         most = min(draft.max_tokens, self.options.max_new_tokens or draft.max_tokens)
         sampling = self._sampling(attempt, most)
