@@ -116,20 +116,15 @@ class Pieces:
         ends = [end for end in chunks.ends(first, whole, last=last) if chunks.frames(end) <= most]
         if not ends:
             return None
-        again = min(first, _AROUND)
+        again, end = min(first, _AROUND), ends[-1]
         heard = samples[(first - again) * self.hop :]
-        made = dict(self.read(np.pad(heard, (0, max((ends[-1] + 1) * self.hop + self.reach - len(samples), 0)))))
+        made = dict(self.read(np.pad(heard, (0, max((end + 1) * self.hop + self.reach - len(samples), 0)))))
         made.pop("attention_mask", None)
-        spectra = made.pop("input_features")[again : again + ends[-1] - first]
-        features = spectra if before is None else torch.cat((before.features, spectra))
+        spectra = made.pop("input_features")[again : again + end - first]
+        known = spectra if before is None else torch.cat((before.features, spectra))
+        ended = last and end >= whole
         return AudioPiece(
-            features=features,
-            first=first,
-            stop=ends[-1],
-            follows=follows,
-            last=last and ends[-1] >= whole,
-            inputs=made,
-            chunks=chunks,
+            features=known, first=first, stop=end, follows=follows, last=ended, inputs=made, chunks=chunks
         )
 
 

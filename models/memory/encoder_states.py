@@ -23,9 +23,7 @@ class EncoderState:
         """Returns all tensors of the state."""
         found = [getattr(layer, name, None) for layer in self.past_key_values.layers for name in ("keys", "values")]
         padding = self.padding_cache
-        found += (
-            [layer.cache for layer in padding.layers.values()] if hasattr(padding, "layers") else padding.padding_cache
-        )
+        found += getattr(padding, "padding_cache", ()) or [layer.cache for layer in padding.layers.values()]
         return tuple(tensor for tensor in found if isinstance(tensor, Tensor))
 
 

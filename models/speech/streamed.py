@@ -30,8 +30,7 @@ class StreamedSpeech(FrameSpeech):
     def hear_on(self, samples: Any, before: Sound | None, language: str | None, *, last: bool) -> Sound | None:
         """Returns the next piece, as many whole chunks of the encoder as are new; with ``last``, silence fills the last
         chunk up."""
-        known = None if before is None else before.item
-        payload, follows = (None, "") if known is None else (known.payload, known.key)
+        payload, follows = (None, "") if before is None else (before.item.payload, before.item.key)
         piece = self._pieces.next(samples, payload, follows, last=last)
         if piece is None:
             return None
@@ -45,8 +44,7 @@ class StreamedSpeech(FrameSpeech):
         start = self._preparer.begin(())
         room = self.model.max_positions - len(start)
         known = written[max(len(written) - room // 2, 0) :]
-        most = room - len(known)
-        return Draft(token_ids=(*start, *known), items=(sound.item,), rules=LogitRules(), max_tokens=most)
+        return Draft(token_ids=(*start, *known), items=(sound.item,), rules=LogitRules(), max_tokens=room - len(known))
 
 
 @frozen(kw_only=True, slots=False)
@@ -59,10 +57,9 @@ class PacedSpeech(PlacedSpeech):
 
     @facts.default
     def _paced_facts(self) -> SpeechFacts:
-        paced, rate = self._preparer.processor, self.model.sampling_rate
+        whole, paced, rate = self._facts(), self._preparer.processor, self.model.sampling_rate
         held = self.cache_bytes // self._preparer.embedding_bytes  # each request has the items of all pieces so far
         room = (min(self.model.max_positions, held) - paced.around) * paced.step
-        whole = self._facts()
         return evolve(
             whole,
             window_samples=min(whole.window_samples, max(room, round(LEAST_SECONDS * rate))),
