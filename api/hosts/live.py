@@ -19,11 +19,13 @@ from ..live.options import LiveOptions
 from ..live.reader import UtteranceReader
 from ..live.session import LiveTranscription
 from ..live.streamed import StreamReader
+from ..speech.options import TranscribeOptions
 from ..speech.reader import RunRequests, WindowReader
 from ..speech.recipe import Recipe
 from ..speech.voice import VoiceActivity, at_rate
 from .alternatives import background
 
+_OF_READINGS = ("max_new_tokens", "compression_ratio_threshold", "logprob_threshold")  # of texts that are read again
 _LONGEST = 30.0  # seconds that are read at once: each reading encodes all of them
 
 
@@ -63,11 +65,14 @@ def _session(
     thorough = WindowReader(recipe, run, request_id)
     reader: UtteranceReader | StreamReader
     if facts.stream_samples:
-        if shared.max_new_tokens is not None:
-            raise InvalidRequest(
-                f"max_new_tokens={shared.max_new_tokens}, which {description.architecture} cannot use in a live "
-                "session, where it writes as it hears; allowed: None"
-            )
+        plain = TranscribeOptions()
+        for name in _OF_READINGS:
+            value, default = getattr(shared, name), getattr(plain, name)
+            if value not in (None, default):
+                raise InvalidRequest(
+                    f"{name}={value}, which {description.architecture} cannot use in a live session, where it writes "
+                    f"as it hears; allowed: {' or '.join(dict.fromkeys([f'{default}', 'None']))}"
+                )
         model: Any = recipe.model
         reader, longest = StreamReader(thorough, model), facts.stream_samples
     else:

@@ -102,10 +102,19 @@ async def test_a_reading_with_more_tokens_than_positions_is_heard_to_its_end(
     assert any(update.stable for update in updates)
 
 
-async def test_a_bound_of_tokens_is_refused(reference: Reference) -> None:
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"max_new_tokens": 5}, "max_new_tokens=5, which Nemotron.* allowed: None$"),
+        ({"logprob_threshold": -0.5}, r"logprob_threshold=-0\.5, which Nemotron.* allowed: -1\.0 or None$"),
+    ],
+)
+async def test_options_of_texts_that_are_read_again_are_refused(
+    reference: Reference, given: dict[str, Any], match: str
+) -> None:
     async with triolet.Engine(reference.folder, config=triolet.EngineConfig(device="cpu")) as engine:
-        with pytest.raises(triolet.InvalidRequest, match=r"max_new_tokens=5, which Nemotron.* allowed: None"):
-            async with engine.live(max_new_tokens=5):
+        with pytest.raises(triolet.InvalidRequest, match=match):
+            async with engine.live(**given):
                 pass
 
 
