@@ -138,7 +138,7 @@ async def test_what_the_device_forgets_midway_changes_no_token(reference: Refere
             await engine.wake()
         await first.reader.end()
         del encoded[:]
-        for stop in stops:
+        for stop in stops[2::3]:
             for number, one in enumerate(others, 1):
                 await one.hear(np.roll(samples, 1000 * number)[:stop])
         kept = engine.statistics().device.by_owner["encoder_states"]
