@@ -10,10 +10,21 @@ import torch
 import transformers
 from attrs import frozen
 
+from triolet import EngineConfig
 from triolet.api.inputs.audio import Samples
 from triolet.testing.families import make_checkpoint
 
 NAMES = ("voxtral_realtime", "kyutai_speech_to_text")
+SCARCE = EngineConfig(  # pages for less than two long sequences, steps shorter than prompts, room for two encodings
+    device="cpu",
+    dtype="float32",
+    verify=True,
+    page_size=4,
+    self_kv_bytes=34 * 2 * 2 * 2 * 12 * 4 * 4,
+    max_positions=128,
+    encoder_cache_bytes=2 * 70 * 48 * 4,
+    max_step_tokens=5,
+)
 SILENCE, DELAY = 3, 2  # of the tiny checkpoints, in positions
 
 

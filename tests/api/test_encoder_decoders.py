@@ -176,10 +176,10 @@ async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: 
     async with triolet.Engine(reference.folder, config=scarce(reference)) as engine:
         assert engine.model.cross_slots == 4
         completions = await ask_until_preempted(
-            engine, asks, partial(reference.ask, engine), reference.generate, at_once=16
+            engine, asks, partial(reference.ask, engine), reference.generate, at_once=14
         )
         statistics = await settled(engine)
-    assert len({token for one in completions for token in one.token_ids}) > 9, "they prove too little"
+    assert len({token for one in completions for token in one.token_ids}) > 11, "they prove too little"
     assert statistics.requests.preemptions, "pages were never short"
     assert statistics.requests.cross_written > len(TEXTS), "slots were never short"
     assert statistics.requests.cross_shared, "no slot was shared"

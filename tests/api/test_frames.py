@@ -134,7 +134,7 @@ async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: 
     made = reference.module.config
     width = getattr(made, "decoder_hidden_size", made.encoder_config.hidden_size)
     numbers = np.random.default_rng(3)
-    asks = [(int(numbers.integers(0, len(SECONDS))), int(numbers.integers(0, 3))) for _ in range(16)]
+    asks = [(int(numbers.integers(0, len(SECONDS))), int(numbers.integers(0, 3))) for _ in range(24)]
     found: dict[int, triolet.Completion] = {}
 
     async def client(index: int, engine: triolet.Engine, begun: trio.Event) -> None:
@@ -171,7 +171,7 @@ async def test_requests_with_room_for_few_get_the_tokens_of_generate(reference: 
         statistics = await settled(engine)
     for index, pairs in found.items():
         assert [(token, first) for token, (first, _) in pairs] == reference.emitted(asks[index][0]), index
-    assert len(found) > 10
+    assert len(found) > 15
     assert statistics.requests.preemptions, "nobody gave way"
     assert statistics.requests.cross_written > len(SECONDS), "slots were never short"
     assert statistics.requests.cross_shared, "no slot was shared"

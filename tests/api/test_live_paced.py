@@ -30,7 +30,7 @@ from triolet.api.speech.recipe import Recipe
 from triolet.core.request import Request
 from triolet.models.blueprints.estimate import estimate
 
-from .added import NAMES, Reference
+from .added import NAMES, SCARCE, Reference
 from .scarcity import settled
 from .speech import PaperVoice
 from .test_live_streamed import live
@@ -155,23 +155,13 @@ async def test_what_the_device_forgets_midway_changes_no_token(reference: Refere
 async def test_utterances_beside_each_other_with_little_room_keep_their_tokens(reference: Reference) -> None:
     """Pages for less than two utterances, steps shorter than prompts, and room for few encodings. One of them is given
     up."""
-    page, places = 2 * 2 * 2 * 12 * 4 * 4, [(seed, heard(seed, 3.0)) for seed in range(6)]
-    config = EngineConfig(
-        device="cpu",
-        dtype="float32",
-        verify=True,
-        page_size=4,
-        self_kv_bytes=34 * page,
-        max_positions=128,
-        encoder_cache_bytes=2 * 70 * 48 * 4,
-        max_step_tokens=5,
-    )
+    places = [(seed, heard(seed, 3.0)) for seed in range(6)]
     found = dict[int, tuple[int, ...]]()
 
     async def read(engine: Engine, seed: int, samples: Samples) -> None:
         found[seed] = tuple(await Utterance(engine, str(seed)).read(samples, cuts(seed, len(samples))))
 
-    async with Engine(reference.folder, config=config) as engine:
+    async with Engine(reference.folder, config=SCARCE) as engine:
         async with trio.open_nursery() as nursery:
             for seed, samples in places:
                 nursery.start_soon(read, engine, seed, samples)

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from triolet import CheckpointError, Completion, Engine, EngineConfig, InvalidRequest
 from triolet.api.inputs.audio import Samples
 from triolet.testing.families import make_checkpoint
 
-from .added import NAMES, Reference
+from .added import NAMES, SCARCE, Reference
 from .scarcity import ask_until_preempted, settled
 
 CONFIG = EngineConfig(device="cpu", dtype="float32", verify=True)
@@ -88,24 +88,12 @@ async def test_a_word_begins_at_the_position_of_its_first_token(case: Case) -> N
 
 async def test_requests_beside_each_other_with_little_room_get_the_tokens_of_generate(case: Case) -> None:
     """Pages for less than two long sequences, steps shorter than prompts, and room for two encodings."""
-    page = 2 * 2 * 2 * 12 * 4 * 4
-    config = EngineConfig(
-        device="cpu",
-        dtype="float32",
-        verify=True,
-        page_size=4,
-        self_kv_bytes=34 * page,
-        max_positions=128,
-        encoder_cache_bytes=2 * 70 * 48 * 4,
-        max_step_tokens=5,
-        max_running=6,
-    )
 
     async def ask(engine: Engine, seed: int) -> Completion:
         return await engine.generate(audio=case.heard(seed), temperature=0.0, priority=seed % 3)
 
     asks = [seed % 7 for seed in range(16)]
-    async with Engine(case.folder, config=config) as engine:
+    async with Engine(case.folder, config=evolve(SCARCE, max_running=6)) as engine:
         await ask_until_preempted(engine, asks, partial(ask, engine), case.generated, at_once=8)
         books = await settled(engine)
     assert books.requests.preemptions, "pages were never short"

@@ -80,12 +80,12 @@ async def test_speech_is_found_at_the_models_rate_and_read_in_parallel_too(
 ) -> None:
     path = next(sample.path for sample in triolet.demo.samples() if sample.path.stem == "en-many")
     async with Engine(made(name), config=CONFIG) as engine:
-        samples = load_audio(path, sampling_rate=engine.model.sampling_rate)[: 12 * engine.model.sampling_rate]
+        samples = load_audio(path, sampling_rate=engine.model.sampling_rate)
         options = {**GREEDY, "vad_max_speech_duration_s": 4.0}
         for parallel in (False, True):
             transcript = await engine.transcribe(samples, parallel=parallel, **options)
             times = [time for one in transcript.segments for time in (one.start, one.end)]
-            assert len(transcript.segments) > 2
+            assert len(transcript.segments) > 8
             assert [0.0, *times, transcript.duration] == sorted([0.0, *times, transcript.duration])
             assert {one.kind for one in transcript.coverage} <= {"speech", "silent"}
 
