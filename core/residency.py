@@ -16,6 +16,10 @@ needed. If idle models are not enough, it chooses models in use too. The head *c
 a model waits for the head if its ticket is later than the head's. So a model that gives way gets no new users, and is
 idle sooner or later. The chosen models are unloaded when all of them are idle. Models that are not claimed go on.
 
+The *turn* of a model begins when it is open. All uses that wait for it then begin, up to `MOST_IN_TURN`, even those
+that came after the head: otherwise two models that swap would be loaded anew for each use. So a use waits for at most
+one turn of each other model.
+
 `triolet.api.residents` ensures that a task uses one model at a time. So users never wait for each other.
 
 From the decision to load a model on, its estimated bytes count against the budget. Once the model is open, the bytes
@@ -31,6 +35,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from attrs import define, field, frozen
+
+MOST_IN_TURN = 256
+"""The largest number of uses that begin when a model is opened, although a head has claimed it."""
 
 
 class ModelState(enum.Enum):
@@ -94,6 +101,7 @@ class Model:
     users: set[int] = field(factory=set)  # tickets
     waiting: dict[int, None] = field(factory=dict)  # tickets of uses, in order
     orders: dict[int, None] = field(factory=dict)  # tickets of orders to unload it
+    turn: int = -1  # the last ticket that waited when the model was opened: served although a head claims the model
     wanted: bool = False  # whether a use has begun since the model was loaded
     recency: int = 0  # the smallest is the least recently used
     idle_since: float = math.nan  # the time when the model was opened, or its last use ended
@@ -196,6 +204,7 @@ class Residency:
         model.held = model.needs = held
         model.recency, model.idle_since = next(self._recencies), now
         model.wanted = False
+        model.turn = max(itertools.islice(model.waiting, MOST_IN_TURN), default=-1)
         model.loads += 1
 
     def failed(self, name: str, now: float) -> None:
@@ -288,7 +297,7 @@ class Residency:
             self._grant(limits, math.inf)
             return
         victims = self._victims(needs - self._free - _held(self._in(ModelState.UNLOADING)))
-        limits.update((victim.name, min(limits[victim.name], ticket)) for victim in victims)
+        limits.update((one.name, min(limits[one.name], max(ticket, one.turn + 1))) for one in victims)
         self._grant(limits, math.inf)
         if all(victim.is_idle for victim in victims):
             for victim in victims:

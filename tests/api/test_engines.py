@@ -199,6 +199,33 @@ async def test_a_model_in_use_is_not_unloaded_and_later_uses_of_it_wait_behind_w
         assert fleet.loads == "abab"
 
 
+async def test_models_that_swap_serve_in_one_turn_all_that_wait_for_them(autojump_clock):
+    """Requests for a, b, a, b, a, b, 10 ms apart: two loads in place of six, and nobody waits for a second turn."""
+    fleet = Fleet(TWO)
+    async with crowd(fleet, memory_budget=3000) as (engines, users):
+        for who in ("a1", "b1", "a2", "b2", "a3", "b3"):
+            await users.come(who)
+            await later(0.01)
+        await later(OPEN)
+        assert sorted(users.order) == ["a1", "a2", "a3"]
+        await users.come("a4")  # the turn has begun: it waits behind b1
+        for who in ("a1", "a2", "a3"):
+            await users.go(who)
+        await later(CLOSE + OPEN)
+        assert sorted(users.order[3:]) == ["b1", "b2", "b3"]
+        assert fleet.loads == "ab"
+
+
+async def test_a_turn_that_others_wait_for_serves_no_more_than_its_bound(autojump_clock, monkeypatch):
+    monkeypatch.setattr("triolet.core.residency.MOST_IN_TURN", 2)
+    fleet = Fleet(TWO)
+    async with crowd(fleet, memory_budget=3000) as (engines, users):
+        for who in ("a1", "b1", "a2", "a3"):
+            await users.come(who)
+        await later(OPEN)
+        assert sorted(users.order) == ["a1", "a2"]
+
+
 @pytest.mark.parametrize(
     ("thought", "told", "loads"), [(9000, "is estimated to need", "a"), (1000, "was loaded and needs", "ba")]
 )

@@ -43,6 +43,7 @@ class Ward:
     closing: bool = False
     answers: dict[int, str] = field(factory=dict)
     failed_at: dict[str, float] = field(factory=dict)
+    turns: dict[int, set[str]] = field(factory=dict)  # by waiting ticket: models that were loaded while its own was not
     _count: int = 0
 
     @property
@@ -61,7 +62,7 @@ class Ward:
 
     def want(self, name: str, *, at_once: bool = False) -> int:
         ticket = self.residency.want(name, at_once=at_once)
-        self.waiting[ticket] = name
+        self.waiting[ticket], self.turns[ticket] = name, set()
         if at_once:
             self.failed_at.pop(name, None)
         early = name in self.absent and self.now < self.failed_at.get(name, -math.inf) + RETRY
@@ -113,8 +114,9 @@ class Ward:
             self.idle_since[name] = self.now
             self.failed_at.pop(name, None)
             self.residency.opened(name, held, self.now)
-            wanted = name in self.waiting.values()
+            wanted, ordered = name in self.waiting.values(), name in self.orders.values()
             self.follow()
+            assert ordered or self.closing or name not in self.waiting.values(), "a turn that does not serve all"
             assert wanted or name in self.leaving, "nobody waits for it, and it stays"
         else:
             del self.held[name]
@@ -191,6 +193,11 @@ class Ward:
         for other in self.absent:
             earlier = [ticket for ticket, its in self.waiting.items() if its == other and ticket < min(mine)]
             assert not earlier or other not in self.known, f"{other} waits for longer"
+        ordered = set(self.orders.values())  # whose waiting uses do not all begin when it is opened
+        for ticket, its in self.waiting.items():
+            if its in self.absent & self.known.keys() and name not in ordered:
+                assert name not in self.turns[ticket], f"{ticket} waits for a second turn of {name}"
+                self.turns[ticket].add(name)
         self.loading.add(name)
         self.held[name] = needs
 
