@@ -20,7 +20,7 @@ from ..core.errors import EngineStateError, InvalidRequest, TrioletError, Unknow
 from ..core.model import ModelDescription
 from ..core.residency import ModelState
 from .engine import Engine
-from .model_spec import ModelSpec
+from .model_spec import ModelSpec, check_fits
 from .residents import Resident, Residents
 
 _BUDGET = integer(1, 2**50, " of bytes").or_none("as much as the models take")
@@ -175,6 +175,18 @@ class Engines:
             UnknownModel: there is no such model.
         """
         return self._found(name)
+
+    def check_fits(self) -> None:
+        """Checks that each model that is on this machine can be loaded within ``memory_budget``. Models that would have
+        to be downloaded are not checked. Reads files, and may take seconds.
+
+        Raises:
+            ModelTooLarge: a model can never be loaded; the text has the figures, and says what to do.
+            CheckpointError: a model's files cannot be read.
+        """
+        for name, spec in self._models.items():
+            if self._budget is not None and spec.is_here:
+                check_fits(name, spec.needs(), self._budget, "is estimated to need")
 
     def use(self, name: str) -> AbstractAsyncContextManager[Engine]:
         """Opens a block with the engine of a model: ``async with engines.use("name") as engine``. The model stays

@@ -8,8 +8,10 @@ from typing import Any, Self
 
 from attrs import evolve, field, frozen
 
+from ..core import log_lines
 from ..core.checks import Check, Refused, by, checked, flag, instance, nearest_names, settle, several
 from ..core.config import EngineConfig
+from ..core.errors import ModelTooLarge
 from ..core.plan import DeviceMemory
 from .engine import Engine
 
@@ -82,6 +84,13 @@ class ModelSpec:
         """The memory that an engine will hold; ``None``: it is not known without reading files."""
         return None if self._parts is None else DeviceMemory(device="", by_owner={"parts": self._parts[1]})
 
+    @property
+    def is_here(self) -> bool:
+        """True if the checkpoint is on this machine: a folder, or in the hub's cache."""
+        from ..models.checkpoints.files import is_here
+
+        return self._parts is None and is_here(self.model)
+
     def needs(self) -> DeviceMemory:
         """Estimates the memory that an engine will hold. Reads the checkpoint's files, and may download them.
 
@@ -95,6 +104,17 @@ class ModelSpec:
         from ..models.blueprints.estimate import estimate
 
         return estimate(self.model, self.config)
+
+
+def check_fits(name: str, needs: DeviceMemory, budget: int | None, what: str) -> None:
+    """Raises `ModelTooLarge` if the model ``name``, which ``what``, as in "was loaded and needs", takes more than the
+    ``budget`` of all models."""
+    if budget is not None and needs.total > budget:
+        raise ModelTooLarge(
+            f"the model {name!r} {what} {log_lines.owners(needs)}; allowed: memory_budget={budget}, "
+            f"{log_lines.mebibytes(budget)}, for all models together. Give a larger memory_budget, or have the model "
+            "take less: by a smaller max_positions, by kv_dtype='bfloat16', or by quantization='int8'"
+        )
 
 
 def counted_memory(engine: Engine) -> DeviceMemory:

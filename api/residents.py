@@ -30,16 +30,14 @@ from ..core.errors import (
     EngineStateError,
     EngineTeardownError,
     InvariantViolation,
-    ModelTooLarge,
     RunnerCrashed,
     TrioletError,
 )
 from ..core.log_lines import Line
-from ..core.plan import DeviceMemory
 from ..core.residency import Decision, Grant, Load, Model, ModelState, Refuse, Residency, Size, Unload
 from .engine import Engine
 from .hosts.current import current_task
-from .model_spec import ModelSpec, counted_memory
+from .model_spec import ModelSpec, check_fits, counted_memory
 
 RETRY_SECONDS = 10.0
 """The time after a failed load during which uses raise the same error. The first use after this time loads again."""
@@ -344,7 +342,7 @@ class Residents:
         if needs is None:
             sizing = partial(outcome.capture, resident.spec.needs)
             needs = (await anyio.to_thread.run_sync(sizing, abandon_on_cancel=True)).unwrap()
-        self._check_size(resident, needs, "is estimated to need")
+        check_fits(resident.books.name, needs, self.budget, "is estimated to need")
         self._residency.sized(resident.books.name, needs.total)
 
     async def _keep(self, resident: Resident) -> None:
@@ -354,7 +352,7 @@ class Residents:
         resident.why, resident.leave = "", anyio.Event()
         async with resident.spec.new_engine() as engine:
             held = counted_memory(engine)
-            self._check_size(resident, held, "was loaded and needs")
+            check_fits(name, held, self.budget, "was loaded and needs")
             resident.engine, resident.failure = engine, None
             now = anyio.current_time()
             self._residency.opened(name, held.total, now)
@@ -368,15 +366,6 @@ class Residents:
                 self._follow()
             if resident.drain is not None:
                 await engine.aclose(resident.drain)
-
-    def _check_size(self, resident: Resident, needs: DeviceMemory, what: str) -> None:
-        if self.budget is not None and needs.total > self.budget:
-            raise ModelTooLarge(
-                f"the model {resident.books.name!r} {what} {log_lines.owners(needs)}; allowed: "
-                f"memory_budget={self.budget}, {log_lines.mebibytes(self.budget)}, for all models together. Give a "
-                "larger memory_budget, or make the model smaller by its EngineConfig: self_kv_bytes, "
-                "cross_kv_bytes, encoder_cache_bytes, max_positions, dtype, kv_dtype, quantization"
-            )
 
     def _ended(self, resident: Resident, error: Exception | None) -> None:
         """Reports the end of a resident's task, with the error of the task, to the residency, the log and the uses."""

@@ -144,7 +144,8 @@ class EngineConfig:
             raises `Overloaded`.
         max_step_tokens: the token budget of one step.
         max_positions: the largest number of positions of a sequence, prompt and generated tokens together; 0: as many
-            as the model has, which are also the most that are allowed. A smaller number needs fewer pages.
+            as the model has, which are also the most that are allowed; but on the CPU no more than fit the room for KV,
+            if ``self_kv_bytes`` is 0, and 2,048 at least. A smaller number needs fewer pages.
         page_size: the number of positions of one self-attention KV page.
         self_kv_bytes: bytes for self-attention pages. 0: enough for ``max_running`` sequences of 1,024 positions (or of
             full length, if that is shorter), within the room for KV, but never less than one sequence of full length.

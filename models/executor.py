@@ -10,6 +10,7 @@ One step, in order::
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -141,6 +142,8 @@ class TorchExecutor:
             blueprints = self._take_and_load(blueprints)
             for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
                 blueprint.prove(parts.network)
+            if blueprints.main.positions < blueprints.main.decoder.positions:
+                logging.getLogger("triolet").info("%s", blueprints.main.context())
             description = evolve(
                 blueprints.describe(str(self.model)),
                 structures=self._grammars,

@@ -35,7 +35,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 _SECTIONS = {
     "Models": ("models", "aligner", "preload", "memory_budget", "idle_seconds", "chat_template", "tool_format"),
-    "How the models run": ("max_positions", *MODEL),
+    "How the models run": MODEL,
     "Replicas on Ray": ("cluster", *OPTIONS),
     "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
     "Limits": ("max_body_bytes", "max_audio_seconds", "max_requests", "requests_per_minute", "drain_seconds"),
@@ -144,7 +144,8 @@ class _Bytes(click.ParamType[int]):
     "max_positions",
     multiple=True,
     metavar="[NAME=]N",
-    help="The most tokens of a prompt and its answer together. With several models: NAME=N. Default: the model's own.",
+    help="The most tokens of a prompt and its answer together. With several models: NAME=N. Default: the model's own; "
+    "on the CPU no more than fit the memory for keys and values.",
 )
 @click.option("--threads", default=0, help="The number of CPU threads. Default: one for each usable core.")
 @click.option(
@@ -308,14 +309,14 @@ def _engines(observers: Observers, given: dict[str, Any]) -> Engines:
     from ..api.model_spec import ModelSpec
 
     models = models_of(given["model"], given["models"])
-    own: dict[str, dict[str, Any]] = {name: {} for name in models}
+    own: dict[str, dict[str, Any]] = {name: _shared(given) for name in models}
     for name, text in by_model("--max-model-len", given["max_positions"], models).items():
         own[name]["max_positions"] = int(text) if text.isdecimal() else text  # which the configuration refuses
     for name, text in by_model("--chat-template", given["chat_template"], models).items():
         own[name]["chat_template"] = template_of(text)
     specs = {}
     for name, path in models.items():
-        config, folder = EngineConfig(**{setting: given[setting] for setting in MODEL}, **own[name]), _folder(path)
+        config, folder = EngineConfig(**own[name]), _folder(path)
         if given["cluster"]:
             specs[name] = cluster_spec(folder, config, given)
         else:
@@ -330,7 +331,12 @@ def _aligner(given: dict[str, Any]) -> Engine | None:
     if given["aligner"] is None:
         return None
     check_model(given["aligner"])
-    return Engine(given["aligner"], config=EngineConfig(**{setting: given[setting] for setting in MODEL}))
+    return Engine(given["aligner"], config=EngineConfig(**_shared(given)))
+
+
+def _shared(given: dict[str, Any]) -> dict[str, Any]:
+    """Returns the settings that all models share."""
+    return {setting: given[setting] for setting in MODEL if setting != "max_positions"}
 
 
 def _folder(path: str) -> Path | str:
@@ -353,6 +359,7 @@ def _run(server: Server, *, preload: bool) -> int:
             return await until_told(server, listener, preload=preload)
 
     try:
+        server.engines.check_fits()
         with Listener(server.settings) as listener:
             return trio.run(main)
     except TrioletError as error:

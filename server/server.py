@@ -14,7 +14,7 @@ from attrs import define, field
 from ..api.engine import Engine
 from ..api.engines import Engines
 from ..api.residents import RETRY_SECONDS
-from ..core.errors import EngineClosed, TrioletError, UnknownModel
+from ..core.errors import EngineClosed, ModelTooLarge, TrioletError, UnknownModel
 from .exchange import Cut, Exchange
 from .heap import Leavings
 from .manners.limits import Flood, WrongKeys
@@ -113,6 +113,11 @@ class Server:
                 engine = await stack.enter_async_context(self.engines.use(model))
             except (UnknownModel, EngineClosed):
                 raise
+            except ModelTooLarge:
+                told = (
+                    f"the model {model!r} needs more memory than all models may take; the server's log has the figures"
+                )
+                raise Refusal(Problem(507, told, "model_too_large", "model")) from None
             except TrioletError:
                 told = f"the model {model!r} cannot be loaded; the server's log has the reason"
                 raise Refusal(Problem(503, told, "model_not_loaded", "model", math.ceil(RETRY_SECONDS))) from None

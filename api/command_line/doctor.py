@@ -19,6 +19,7 @@ import click
 import trio
 from attrs import asdict
 
+from ...core import log_lines
 from ...core.config import EngineConfig
 from ...core.errors import TrioletError
 from . import checks
@@ -32,20 +33,26 @@ _WIDTH, _INDENT = 80, 21
 
 @click.command(
     cls=Page,
-    examples=(("triolet doctor", ""), ("triolet doctor --json > machine.json", "for the report of a bug")),
+    examples=(
+        ("triolet doctor", ""),
+        ("triolet doctor demo", "also says what the demo checkpoint takes"),
+        ("triolet doctor --json > machine.json", "for the report of a bug"),
+    ),
     short_help="Check this machine, and say what to do.",
 )
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Write one JSON object: ok and the findings.")
 @click.pass_obj
-def doctor(open_engine: OpenEngine, /, *, as_json: bool) -> int:
+def doctor(open_engine: OpenEngine, /, *, models: tuple[str, ...], as_json: bool) -> int:
     """Check this machine, and say what to do about each thing that is wrong or slow.
 
     The checks look at packages, torch, devices, threads and how Python switches between them, memory, instruction
-    sets, audio libraries and cache folders. The last check transcribes a recording with the demo checkpoint. The exit
+    sets, audio libraries and cache folders. The last check transcribes a recording with the demo checkpoint. For each
+    MODEL, a checkpoint's folder or hub id, follow the memory that it takes and the length of its context. The exit
     status is 0 if all is well, and 1 if something is wrong or slow.
     """
     out, found = stdout(), []
-    for finding in _examine(open_engine):
+    for finding in (*_examine(open_engine), *map(_model, models)):
         found.append(finding)
         if not as_json:
             _write(finding, out)
@@ -225,3 +232,25 @@ def _demo(open_engine: OpenEngine) -> Finding:
     if trio.run(until_interrupted, look):
         raise KeyboardInterrupt
     return found[0]
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+def _model(name: str) -> Finding:
+    """Estimates what a model would take now; reads no weight."""
+    from ... import demo
+    from ...models.blueprints.estimate import estimate_context
+    from ...models.machine.host import available_memory, read_file
+    from ...models.memory.budget import Available
+
+    try:
+        folder = demo.checkpoint() if name == "demo" else name
+        needs, context = estimate_context(folder, EngineConfig(), Available.of)
+    except TrioletError as error:
+        return Finding(name, "wrong", str(error), "correct the name, the files or the options")
+    free = available_memory(read_file)
+    lacks = free is not None and needs.device == "cpu" and needs.total > free
+    advice = "give --max-model-len, --kv-dtype bfloat16 or --quantization int8, or free some memory"
+    told = f"{log_lines.owners(needs)}. {context.replace('max_positions=', '--max-model-len ')}"
+    return checks.judged(name, told, (lacks, "wrong", advice))

@@ -132,6 +132,10 @@ def engine_options(command: Command) -> Command:
         "The number type of stored keys and values, on the CPU. 16 bits take half of the memory of 32. Default: "
         "as --dtype."
     )
+    longest = (
+        "The most tokens of a prompt and its answer together. Default: the model's own; on the CPU no more than fit "
+        "the memory for keys and values."
+    )
     device = (
         "The device: auto, cpu, cuda or cuda:1. The command triolet devices lists the devices. Default: CUDA if there "
         "is a GPU, else the CPU."
@@ -145,6 +149,7 @@ def engine_options(command: Command) -> Command:
         click.option("--dtype", type=dtypes, default="auto", help=computed),
         click.option("--kv-dtype", type=dtypes, default="auto", help=held),
         click.option("--quantization", type=quantizations, help="Hold the weight matrices in int8, on the CPU."),
+        click.option("--max-model-len", "max_positions", metavar="N", type=int, default=0, help=longest),
         click.option("--device", metavar="DEVICE", default="auto", shell_complete=complete, help=device),
     ):
         command = option(command)

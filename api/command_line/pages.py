@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem
 from ...core.errors import InvalidRequest
 from ...core.languages import LANGUAGES
 
-MODEL = ("device", "dtype", "kv_dtype", "quantization", "threads")
+MODEL = ("device", "dtype", "kv_dtype", "quantization", "max_positions", "threads")
 FOLLOWING = ("watch", "trace", "verbose")
 
 

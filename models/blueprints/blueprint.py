@@ -10,6 +10,7 @@ import torch
 from attrs import evolve, frozen
 from torch import nn
 
+from ...core import log_lines
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
@@ -93,7 +94,8 @@ class Blueprint:
     @property
     def positions(self) -> int:
         """The most positions of a sequence."""
-        return min(self.decoder.positions, self.config.max_positions or self.decoder.positions)
+        own = self.decoder.positions if self.budget is None else min(self.decoder.positions, self.budget.positions)
+        return min(own, self.config.max_positions or own)
 
     @property
     def kv_dtype(self) -> torch.dtype:
@@ -149,6 +151,18 @@ class Blueprint:
         raise InvalidRequest(
             f"kv_dtype={self.config.kv_dtype!r}, but the native library does not compute the model: {why_not}; "
             f"allowed: kv_dtype={own!r} or 'auto'"
+        )
+
+    def context(self) -> str:
+        """A sentence that says how many positions a sequence has, and how to get more if memory is the limit."""
+        own, page, name = self.decoder.positions, self.sizes.page, self.checkpoint.architecture
+        if self.config.max_positions or self.positions == own:
+            return f"{name} has a context of {self.positions} positions"
+        whole = -(-own // self.config.page_size) * page
+        return (
+            f"{name} has a context of {self.positions} positions, of {own} that it could have: keys and values have "
+            f"{log_lines.mebibytes(self.chosen.pages * page)}, about as much as the weights, and no more than a "
+            f"quarter of the free memory. max_positions={own} would take {log_lines.mebibytes(whole)} for them"
         )
 
     def log_way(self, why_not: str | None) -> None:

@@ -6,7 +6,7 @@ computed in, although it may be packed or shared when it is loaded. Keys and val
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from ...core.plan import DeviceMemory
 from ..checkpoints.files import find_weights
 from ..checkpoints.stored import open_weights
 from ..checkpoints.whisper import WhisperShape
-from ..memory.budget import Available, Budget
+from ..memory.budget import Available
 from ..native.crossed import MODEL_TYPES as CROSSED_TYPES
 from ..native.decoders import MODEL_TYPES
 from ..native.panels import BATCH, GROUP, PANEL
@@ -75,31 +75,32 @@ def estimate(model: str | Path, config: EngineConfig) -> DeviceMemory:
         UnsupportedModel: the engine cannot run the architecture.
         InvalidRequest: the device does not exist, or the sizes are too small for one sequence.
     """
-    blueprints = Blueprints.read(model, config)
-    stored = list(map(stored_shapes, blueprints.all))
-    weights = sum(map(weight_bytes, blueprints.all, stored))
-    return planned(blueprints, weights + ODDS, sum(map(native_bytes, blueprints.all, stored)))
+    return estimate_context(model, config)[0]
 
 
-def planned(blueprints: Blueprints, weights: int, native: int = 0) -> DeviceMemory:
-    """Adds the bytes of keys, values and the encoder cache to those of the ``weights`` and of the ``native``
-    library."""
-    main, draft = blueprints.main, blueprints.draft
+def estimate_context(
+    model: str | Path, config: EngineConfig, measure: Callable[..., Available] = Available.at_most
+) -> tuple[DeviceMemory, str]:
+    """Returns what `estimate` returns, and `Blueprint.context`, for the memory that ``measure`` finds."""
+    read = Blueprints.read(model, config)
+    stored = list(map(stored_shapes, read.all))
+    weights = sum(map(weight_bytes, read.all, stored)) + ODDS
+    blueprints = read.sized(weights + read.main.state_bytes, measure)
+    main, draft, budget = blueprints.main, blueprints.draft, blueprints.main.chosen
     together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
-    taken = weights + main.state_bytes
-    budget = Budget.choose(main.config, main.sizes, together, Available.at_most(main.devices or (main.device,), taken))
     pages = budget.pages + 1 if together.page else 0
-    return DeviceMemory(
+    memory = DeviceMemory(
         device=main.device_names,
         by_owner={
             "weights": weights,
-            "native": native,
+            "native": sum(map(native_bytes, blueprints.all, stored)),
             "self_kv": pages * together.page,
             "cross_kv": budget.slots * together.slot,
             "encoder_outputs": main.config.encoder_cache_bytes if encodes(main) else 0,
             "encoder_states": main.state_bytes,
         },
     )
+    return memory, main.context()
 
 
 def encodes(blueprint: AnyBlueprint) -> bool:

@@ -3,7 +3,7 @@ draft model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -175,10 +175,10 @@ class Blueprints:
         """The kind of the model."""
         return self.main.checkpoint.kind if isinstance(self.main, TextBlueprint) else Kind.ENCODER_DECODER
 
-    def sized(self, weights: int) -> Blueprints:
-        """Returns the blueprints with the numbers of pages and slots that fit beside ``weights`` bytes. The draft model
-        gets the same numbers as the model, since their pages hold the same tokens. Numbers that were chosen before
-        stay.
+    def sized(self, weights: int, measure: Callable[..., Available] = Available.of) -> Blueprints:
+        """Returns the blueprints with the numbers of pages and slots that fit beside ``weights`` bytes in the memory
+        that ``measure`` finds. The draft model gets the same numbers as the model, since their pages hold the same
+        tokens. Numbers that were chosen before stay.
 
         Raises:
             DeviceOutOfMemory: there is not enough room for one sequence.
@@ -187,7 +187,8 @@ class Blueprints:
             return self
         main, draft = self.main, self.draft
         together = main.sizes if draft is None else main.sizes.beside(draft.sizes)
-        budget = Budget.choose(main.config, main.sizes, together, Available.of(main.devices or (main.device,), weights))
+        available = measure(main.devices or (main.device,), weights)
+        budget = Budget.choose(main.config, main.sizes, together, available)
         placed = None if draft is None else evolve(draft, budget=budget)
         return Blueprints(main=evolve(main, budget=budget), draft=placed)
 

@@ -81,6 +81,17 @@ def local_folder(model: str | Path) -> Path | None:
     return None
 
 
+def is_here(model: str | Path) -> bool:
+    """True if the checkpoint ``model`` is a folder, or its configuration is in the hub's cache.
+
+    Raises:
+        CheckpointError: as in `local_folder`.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    return local_folder(model) is not None or isinstance(try_to_load_from_cache(str(model), "config.json"), str)
+
+
 def _is_a_file(path: Path) -> CheckpointError:
     try:
         with path.open("rb") as file:

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...core.config import EngineConfig
 from ...core.errors import DeviceOutOfMemory, InvalidRequest
 from ..machine.host import available_memory, read_file
 
 _USUAL_POSITIONS = 1024  # of a running sequence, prompt and answer; longer sequences use pages that others do not need
+_LEAST_POSITIONS = 2048  # of a sequence on the CPU, however little room there is
 _LEAST_ROOM = 512 << 20  # bytes on the CPU if the weights are smaller
 _CPU_SHARE = 4  # one part in 4 of the free memory is used; the rest is for the program that the engine lives in
 _CUDA_SHARE = 2  # one part in 2; the rest is for activations, encoder outputs, and other users of the device
@@ -26,6 +27,7 @@ class Available:
 
     most: int  # bytes that are used at most unless more are configured
     free: int | None  # bytes that are free; None: the system does not say
+    shortens: bool = True  # True: sequences are no longer than `most` holds, unless their length is configured
 
     @classmethod
     def of(cls, devices: Sequence[torch.device], weights: int) -> Available:
@@ -33,7 +35,7 @@ class Available:
         quarter of the free memory; on CUDA it is half of the free memory."""
         if devices[0].type == "cuda":
             free = min(torch.cuda.mem_get_info(device)[0] for device in devices) * len(devices)
-            return cls(most=free // _CUDA_SHARE, free=free)
+            return cls(most=free // _CUDA_SHARE, free=free, shortens=False)
         return cls.on_cpu(weights, available_memory(read_file))
 
     @classmethod
@@ -41,7 +43,7 @@ class Available:
         """Returns the most that `of` could return, however much memory is free."""
         if devices[0].type == "cuda":
             whole = min(torch.cuda.mem_get_info(device)[1] for device in devices) * len(devices)
-            return cls(most=whole // _CUDA_SHARE, free=None)
+            return cls(most=whole // _CUDA_SHARE, free=None, shortens=False)
         return cls.on_cpu(weights, None)
 
     @classmethod
@@ -86,6 +88,7 @@ class Budget:
 
     pages: int  # for sequences; the page of zeros is allocated in addition
     slots: int
+    positions: int  # of the longest sequence
 
     @classmethod
     def choose(cls, config: EngineConfig, own: KVSizes, together: KVSizes, available: Available) -> Budget:
@@ -100,13 +103,16 @@ class Budget:
             DeviceOutOfMemory: there is no memory for one sequence of full length and one window.
         """
         if not own.page:
-            return cls(pages=0, slots=0)
+            return cls(pages=0, slots=0, positions=own.positions)
         share = available.most // _SELF_SHARE if own.slot else available.most
+        if available.shortens and own.full > 1 and not (config.max_positions or config.self_kv_bytes):
+            fitting = max(_LEAST_POSITIONS, (share // together.page - 1) * own.page_size)
+            own = evolve(own, positions=min(own.positions, fitting))
         pages, slots = _configured(config, own)
         pages = pages or max(own.full, min(config.max_running * own.usual, share // together.page - 1))
         if own.slot and not slots:
             slots = max(1, min(config.max_running, (available.most - share) // together.slot))
-        budget = cls(pages=pages, slots=slots)
+        budget = cls(pages=pages, slots=slots, positions=own.positions)
         _check_room(config, budget, together, available)
         return budget
 
@@ -142,7 +148,7 @@ def _check_room(config: EngineConfig, budget: Budget, sizes: KVSizes, available:
     needed = pages + (0 if config.cross_kv_bytes else budget.slots * sizes.slot)
     if available.free is not None and needed > available.free:
         raise DeviceOutOfMemory(
-            f"keys and values of one sequence of {sizes.positions} positions take {needed} bytes, but only "
+            f"keys and values of one sequence of {budget.positions} positions take {needed} bytes, but only "
             f"{available.free} are free beside the weights; use a smaller max_positions, a smaller dtype or model, "
             "or free some memory"
         )

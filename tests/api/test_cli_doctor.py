@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -196,6 +197,15 @@ def test_where_all_is_well_it_says_so_and_ends_with_0(capsys: pytest.CaptureFixt
     assert {line.split()[0] for line in lines if not line.startswith(" ")} == {"ok", "all"}
     assert max(len(line) for line in lines if "/" not in line) <= 80  # a path is not broken
     assert err == ""
+
+
+@pytest.mark.usefixtures("well")
+def test_of_a_model_it_says_the_memory_and_the_context(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(["doctor", "demo", str(tmp_path)], Heard(SPEECH)) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"ok demo [\d.]+ MiB: weights [\d.]+ MiB, .*self_kv", told)
+    assert "WhisperForConditionalGeneration has a context of 448 positions" in told
+    assert "wrong" in told.partition("448 positions")[2]
 
 
 @pytest.mark.usefixtures("well")

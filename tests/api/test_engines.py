@@ -202,7 +202,7 @@ async def test_a_model_in_use_is_not_unloaded_and_later_uses_of_it_wait_behind_w
 async def test_models_that_swap_serve_in_one_turn_all_that_wait_for_them(autojump_clock):
     """Requests for a, b, a, b, a, b, 10 ms apart: two loads in place of six, and nobody waits for a second turn."""
     fleet = Fleet(TWO)
-    async with crowd(fleet, memory_budget=3000) as (engines, users):
+    async with crowd(fleet, memory_budget=3000) as (_engines, users):
         for who in ("a1", "b1", "a2", "b2", "a3", "b3"):
             await users.come(who)
             await later(0.01)
@@ -219,7 +219,7 @@ async def test_models_that_swap_serve_in_one_turn_all_that_wait_for_them(autojum
 async def test_a_turn_that_others_wait_for_serves_no_more_than_its_bound(autojump_clock, monkeypatch):
     monkeypatch.setattr("triolet.core.residency.MOST_IN_TURN", 2)
     fleet = Fleet(TWO)
-    async with crowd(fleet, memory_budget=3000) as (engines, users):
+    async with crowd(fleet, memory_budget=3000) as (_engines, users):
         for who in ("a1", "b1", "a2", "a3"):
             await users.come(who)
         await later(OPEN)
@@ -233,7 +233,7 @@ async def test_a_model_larger_than_the_budget_is_refused_with_the_figures(though
     """By its estimate, or when it is found out; then it is given back."""
     fleet = Fleet({"a": 2000, "b": 9000})
     async with fleet.engines(memory_budget=4000, thought={"b": thought}) as engines:
-        with pytest.raises(ModelTooLarge, match=rf"'b' {told} .*memory_budget=4000.*self_kv_bytes") as caught:
+        with pytest.raises(ModelTooLarge, match=rf"'b' {told} .*memory_budget=4000.*max_positions") as caught:
             await engines.load("b")
         assert caught.value.http_status == 507
         assert (states(engines), fleet.open) == ("af", "")

@@ -40,8 +40,8 @@ def test_real_models_take_what_their_weights_take():
 def test_a_large_room_is_not_filled():
     """Enough for `max_running` sequences of the usual length is enough."""
     room = Available(most=100 * GIB, free=200 * GIB)
-    assert taken(SMOL, room, max_running=8) == Budget(pages=8 * 64, slots=0)
-    assert taken(BASE, room, max_running=3) == Budget(pages=3 * 28, slots=3)
+    assert taken(SMOL, room, max_running=8) == Budget(pages=8 * 64, slots=0, positions=8192)
+    assert taken(BASE, room, max_running=3) == Budget(pages=3 * 28, slots=3, positions=448)
 
 
 def test_where_one_sequence_does_not_fit_it_is_told_what_to_do():
@@ -51,10 +51,36 @@ def test_where_one_sequence_does_not_fit_it_is_told_what_to_do():
     assert taken(evolve(SMOL, positions=512), room).pages == 32
 
 
+QWEN = KVSizes(page=229_376 * 16, slot=0, positions=40_960, page_size=16)  # Qwen3-0.6B, float32
+
+
+def test_on_the_cpu_the_context_is_what_fits_unless_it_is_configured():
+    """A context of 40,960 positions would take seven times as much memory as the weights."""
+    room = Available.on_cpu(weights=1_192 << 20, free=20 * GIB)
+    assert taken(QWEN, room) == Budget(pages=339, slots=0, positions=5424)
+    assert taken(QWEN, room).bytes_of(QWEN) <= 1_192 << 20
+    assert taken(QWEN, room, max_positions=40_960).positions == 40_960
+    assert taken(QWEN, room, self_kv_bytes=10 * GIB).positions == 40_960
+    assert taken(QWEN, evolve(room, shortens=False)).positions == 40_960  # CUDA
+    assert taken(QWEN, Available.on_cpu(weights=GIB, free=GIB)).positions == 2048
+    assert taken(BASE, Available(most=0, free=None)).positions == 448
+
+
+@given(st.integers(0, 1 << 36), st.integers(0, 1 << 36), st.integers(1, 1 << 16), st.sampled_from([1, 16, 64]))
+def test_a_shorter_context_is_a_matter_of_room_alone(most, more, positions, page_size):
+    sizes = KVSizes(page=1000 * page_size, slot=0, positions=positions, page_size=page_size)
+    small, large = (taken(sizes, Available(most=amount, free=None)) for amount in (most, most + more))
+    assert min(positions, 2048) <= small.positions <= large.positions <= positions
+    assert small.pages * page_size >= small.positions
+    assert small.positions in (positions, 2048) or small.bytes_of(sizes) <= most
+
+
 def test_what_is_configured_is_taken_at_its_word():
     room = Available(most=0, free=0)
     assert taken(SMOL, room, self_kv_bytes=600 * SMOL.page).pages == 599
-    assert taken(BASE, room, self_kv_bytes=60 * BASE.page, cross_kv_bytes=BASE.slot) == Budget(pages=59, slots=1)
+    assert taken(BASE, room, self_kv_bytes=60 * BASE.page, cross_kv_bytes=BASE.slot) == Budget(
+        pages=59, slots=1, positions=448
+    )
 
 
 @given(
@@ -70,9 +96,10 @@ def test_what_is_configured_is_taken_at_its_word():
 )
 def test_it_fits_the_room_or_is_the_least_that_works(sizes, most, running):
     budget = taken(sizes, Available(most=most, free=None), max_running=running)
+    sizes = evolve(sizes, positions=budget.positions)
     assert budget.pages >= sizes.full
     assert budget.slots >= (1 if sizes.slot else 0)
-    least = Budget(pages=sizes.full, slots=1 if sizes.slot else 0)
+    least = Budget(pages=sizes.full, slots=1 if sizes.slot else 0, positions=sizes.positions)
     assert budget.bytes_of(sizes) <= max(most, 0) + least.bytes_of(sizes)
     assert budget.pages <= max(sizes.full, running * sizes.usual)
     assert budget.slots <= running

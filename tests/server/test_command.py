@@ -100,6 +100,21 @@ def test_a_setting_that_does_not_fit_the_model_ends_the_start(
 
 
 @pytest.mark.real_time
+def test_a_model_that_can_never_be_loaded_ends_the_start_in_the_words_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Though it would be loaded by its first request alone."""
+    with serve.make_context("serve", ["demo"]):
+        server = Server(ServerSettings(port=0), Engines({"demo": demo.checkpoint()}, memory_budget=1 << 20))
+        assert _run(server, preload=False) == FAILED
+    told = capsys.readouterr().err
+    assert told.startswith("triolet: the model 'demo' is estimated to need ")
+    assert "allowed: --memory-budget=1048576, 1.0 MiB, for all models together" in told
+    assert "--max-model-len, by --kv-dtype='bfloat16', or by --quantization='int8'" in told
+    assert "_kv" not in told.partition("allowed")[2]
+
+
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("positions", "message"),
     [

@@ -164,6 +164,19 @@ class Mistyped(Engine):
         raise CheckpointError("there is no folder '/srv/a', and the hub says:\n" + "404\n" * 125)
 
 
+async def test_a_model_that_can_never_be_loaded_is_told_as_such_and_not_to_be_asked_for_again() -> None:
+    body = json.dumps({"model": "a", "messages": [{"role": "user", "content": "a"}]}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    with trio.fail_after(PATIENCE):
+        async with Engines({"a": ModelSpec.from_parts(lambda: Mistyped("a"), 9)}, memory_budget=8) as engines:
+            async with serving_on(Server(ServerSettings(port=0, access_log=False), engines)) as place:
+                async with await place.connect() as stream:
+                    found = await answer(stream, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    assert found.startswith(b"HTTP/1.1 507 ")
+    assert b"retry-after: " not in found
+    assert json.loads(found.partition(b"\r\n\r\n")[2])["error"]["code"] == "model_too_large"
+
+
 async def test_a_model_that_cannot_be_loaded_is_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     body = json.dumps({"model": "a", "messages": [{"role": "user", "content": "a"}]}).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
