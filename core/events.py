@@ -77,8 +77,10 @@ class EncoderWaitOver(OfRequest):
 
 @frozen
 class RequestStarted(OfRequest):
-    """The request has a place and pages, and its first chunk is in the next step. A request that was preempted, or
-    whose step failed, starts again."""
+    """The request has a place and pages, and its first chunk is in the next step. It must be fed ``tokens`` before it
+    gets one. A request that was preempted, or whose step failed, starts again."""
+
+    tokens: int
 
 
 @frozen
@@ -88,7 +90,10 @@ class FirstToken(OfRequest):
 
 @frozen
 class RequestPreempted(OfRequest):
-    """The request gave its place and pages to an earlier request. The request waits again, and keeps its tokens."""
+    """The request gave its place and pages to the request ``to``. It waits again, keeps its tokens, and does not start
+    before ``to`` has run or ended."""
+
+    to: str
 
 
 @frozen

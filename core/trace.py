@@ -29,6 +29,8 @@ INVARIANTS = (
     STAGES_IN_ORDER := "stages in order",
     FREE_FOLLOWS_COMPLETION := "free follows completion",
     STEPS_IN_ORDER := "steps in order",
+    NO_PREEMPTION_IN_VAIN := "no preemption in vain",
+    NO_STEP_IN_VAIN := "no step in vain",
     ORDERED_TEARDOWN := "ordered teardown",
 )
 TEARDOWN = (
@@ -89,6 +91,9 @@ class _Progress:
     started: bool = False
     first_token: bool = False
     failed: bool = False  # the last step of the request failed
+    unread: int = 0  # tokens that it may still be fed without getting one
+    steps: int = 0
+    gave_way: tuple[str, _Progress, int] | None = None  # whom it was preempted for, and how many steps that one had had
 
 
 @define(eq=False)
@@ -115,6 +120,7 @@ class TraceChecker:
     _acquired_by: Counter[str] = field(factory=Counter, init=False)  # acquires that have not ended, by key
     _requests: dict[str, _Progress] = field(factory=dict, init=False)  # accepted, not ended
     _starts_told: bool = field(default=False, init=False)
+    _left: bool = field(default=False, init=False)  # a sequence that the runner was not told to forget, perhaps
     _flights: deque[events.StepBegun] = field(factory=deque, init=False)
     _stages: list[str] = field(factory=list, init=False)
     _opened: bool = field(default=False, init=False)
@@ -183,7 +189,7 @@ class TraceChecker:
         self._log(event, event.request_id)
         if event.request_id not in self._requests:
             self._fail(TERMINAL_ONCE, f"request {event.request_id} ended, but is not running", [event.request_id])
-        self._requests.pop(event.request_id, None)
+        self._left |= self._requests.pop(event.request_id).started
         del self._logs[event.request_id]
 
     def _progress(self, event: events.Event, request_id: str) -> _Progress:
@@ -202,18 +208,30 @@ class TraceChecker:
             case events.RequestStarted():
                 wrong = "is started while it runs" if progress.place is _Place.RUNNING else ""
                 progress.place, progress.started, progress.failed = _Place.RUNNING, True, False
-                self._starts_told = True
+                progress.unread, self._starts_told = event.tokens, True
+                self._check_turn(event, progress)
             case events.FirstToken():
                 wrong = "" if progress.started else "has a token, and was never started"
                 wrong = "has a second first token" if progress.first_token else wrong
                 progress.first_token = True
             case events.RequestPreempted():
                 wrong = "is preempted while it waits" if progress.place is _Place.WAITING else ""
-                progress.place = _Place.WAITING
+                progress.place, self._left = _Place.WAITING, True
+                other = self._progress(event, event.to)
+                progress.gave_way = event.to, other, other.steps
             case events.RequestSuspected() if not progress.failed:
                 wrong = "is suspected, and no step of it has failed since it started"
         if wrong:
             self._fail(STAGES_IN_ORDER, f"{event.request_id} {wrong}", [event.request_id])
+
+    def _check_turn(self, event: events.RequestStarted, progress: _Progress) -> None:
+        """Fails if the request was preempted for another one that has neither run since nor ended."""
+        if progress.gave_way is not None:
+            to, other, steps = progress.gave_way
+            if self._requests.get(to) is other and other.steps == steps:
+                what = f"{event.request_id} starts again before {to}, for which it was preempted"
+                self._fail(NO_PREEMPTION_IN_VAIN, what, [event.request_id, to])
+        progress.gave_way = None
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
@@ -337,17 +355,28 @@ class TraceChecker:
             case events.StepsLost():
                 self._unsettle(self._requests, failed=False)
                 self._flights.clear()
+                self._left = False
                 self._steps_generation = event.generation
 
     def _step_begun(self, event: events.StepBegun) -> None:
         if self.steps_in_flight is not None and len(self._flights) >= self.steps_in_flight:
             self._fail(STEPS_IN_ORDER, f"step {event.step_id} is the {len(self._flights) + 1}th in flight")
+        if not event.request_ids and (self._flights or not self._left):
+            self._fail(NO_STEP_IN_VAIN, f"step {event.step_id} is empty, and nobody has left since the last empty one")
+        self._left &= bool(event.request_ids)
         self._flights.append(event)
+        samples = frozenset(event.samples)
         for request_id in event.request_ids:
-            if request_id not in self._requests:
+            progress = self._requests.get(request_id)
+            if progress is None:
                 self._fail(TERMINAL_ONCE, f"step {event.step_id} runs {request_id}, which has ended", [request_id])
-            if self._starts_told and self._requests[request_id].place is _Place.WAITING:
+            if self._starts_told and progress.place is _Place.WAITING:
                 self._fail(STAGES_IN_ORDER, f"step {event.step_id} runs {request_id}, which waits", [request_id])
+            progress.steps += 1
+            progress.unread -= request_id not in samples
+            if self._starts_told and progress.unread < 0:
+                what = f"step {event.step_id} gives {request_id} no token, and has nothing left to feed it"
+                self._fail(NO_STEP_IN_VAIN, what, [request_id])
         if self._steps_generation != self.generation:
             return  # the scheduler does not know of the restart yet, and the runner will drop the step
         for key, reader in zip(event.reads, event.readers, strict=True):
@@ -366,6 +395,7 @@ class TraceChecker:
         for key in flight.reads:
             self._log(event, key)
         if not event.ok:
+            self._left = True
             self._unsettle(flight.request_ids, failed=True)
 
     def _unsettle(self, request_ids: Iterable[str], *, failed: bool) -> None:

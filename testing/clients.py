@@ -315,6 +315,16 @@ _ALL = (
         config={"max_running": 1, "encoder_cache_bytes": 80},
     ),
     Scenario(
+        name="a suspect waits for its second image",  # in the only place, after a failed step, when an urgent one comes
+        clients=(
+            Client(images=(3, 2), prompt=_TWO_IMAGES, max_tokens=4, priority=1),
+            Client(prompt=(START, 7, 8), max_tokens=4, arrives=0.35),
+            Client(images=(3,), prompt=(START, IMAGE, 5), max_tokens=4, beams=2, priority=2, arrives=0.1),
+        ),
+        model=_READS_IMAGES,
+        config=_SPECULATES | {"max_running": 1, "steps_in_flight": 1, "encoder_cache_bytes": 100},
+    ),
+    Scenario(
         name="three places and one slot",  # three levels of priority, and searches that grow beyond the pages
         clients=(
             Client(audio=1, max_tokens=4, priority=2),

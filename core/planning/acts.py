@@ -112,7 +112,7 @@ class Acts:
         are preempted, the last ones first, and as few as suffice. If all of them together have too little room, none is
         preempted."""
         urgent, running = self.acquirer.ready.first(), self.room.running
-        if urgent is None or self.room.leaving or not running or self.room.is_blocked(urgent):
+        if urgent is None or self.room.leaving or not running or self.room.is_blocked(urgent) or urgent.lets_pass:
             return
         if not _yields(running[-1], urgent) or not self.acquirer.has_what_it_needs(urgent):
             return
@@ -122,14 +122,14 @@ class Acts:
             victim = running[-1 - len(trial.preempted)] if len(trial.preempted) < len(running) else None
             if victim is None or not _yields(victim, urgent):
                 return
-            trial.preempted[victim] = None
+            trial.preempted[victim] = urgent
             self._grow(trial, victim, -1)
             trial.places += 1
             trial.pages += self.room.pages.exclusive(victim.pages)
             if victim.slot is not None:
                 trial.slots += self.room.slots.exclusive((victim.slot,))
         for victim in trial.preempted:
-            draft.preempt(victim, self.room.pages.exclusive(victim.pages))
+            draft.preempt(victim, self.room.pages.exclusive(victim.pages), to=urgent)
 
     # -- running sequences -------------------------------------------------------------------------------------------
 
@@ -161,15 +161,16 @@ class Acts:
         return sorted(chosen, key=_IN_ORDER)
 
     def _make_room(self, draft: StepDraft, wanting: Sequence, pages: int) -> bool:
-        """Preempts the last running sequences, perhaps ``wanting`` itself, until ``pages`` pages are left. False if
-        ``wanting`` cannot run in this step."""
+        """Preempts the last running sequences until ``pages`` pages are left. If ``wanting`` is the last one itself, it
+        gives way to the one before it. False if ``wanting`` cannot run in this step."""
         while draft.pages < pages:
             if self.room.leaving or draft.awaits:
                 return False  # pages are on their way back already
             victim = self.room.running[-1 - len(draft.preempted)]  # ``wanting`` or a later sequence: no part yet
             alone = victim is wanting and len(self.room.running) == 1
             assert not alone, "one sequence alone does not fit the pages"
-            draft.preempt(victim, self.room.pages.exclusive(victim.pages))
+            to = self.room.running[-2 - len(draft.preempted)] if victim is wanting else wanting
+            draft.preempt(victim, self.room.pages.exclusive(victim.pages), to=to)
             if victim is wanting:
                 return False
         return True
@@ -198,12 +199,13 @@ class Acts:
     # -- waiting sequences -------------------------------------------------------------------------------------------
 
     def _admit(self, draft: StepDraft, ready: Iterable[Sequence]) -> None:
-        """Starts ready sequences, in order. No sequence starts after one that waits for room, or in a step that had to
-        preempt. A sequence that starts is part of the same step. If the step fails, the sequence starts anew."""
+        """Starts ready sequences, in order. No sequence starts after one that waits for room or lets another one pass,
+        or in a step that had to preempt. A sequence that starts is part of the same step. If the step fails, it starts
+        anew."""
         if draft.preempted:
             return
         for sequence in ready:
-            if draft.tokens <= 0 or draft.work > _MOST_WORK or draft.waits_before(sequence):
+            if draft.tokens <= 0 or draft.work > _MOST_WORK or draft.waits_before(sequence) or sequence.lets_pass:
                 return
             if self.room.is_blocked(sequence):
                 draft.blocked = sequence

@@ -42,7 +42,7 @@ class StepDraft:
     places: int
     parts: list[Part] = field(factory=list)
     starts: dict[Sequence, tuple[int, ...]] = field(factory=dict)  # the cached pages that each start joins
-    preempted: dict[Sequence, None] = field(factory=dict)  # the last running sequences
+    preempted: dict[Sequence, Sequence] = field(factory=dict)  # the last running ones, and whom each gives way to
     lost: dict[Sequence, None] = field(factory=dict)  # no longer ready: these sequences acquire anew
     blocked: Sequence | None = None  # the first ready sequence that lacks room
     awaits: bool = False  # a preempted sequence is in flight: its room comes back later
@@ -61,10 +61,10 @@ class StepDraft:
         """True if a sequence that comes before ``sequence`` waits for room."""
         return self.blocked is not None and self.blocked.key < sequence.key
 
-    def preempt(self, victim: Sequence, pages: int) -> None:
-        """Makes ``victim`` give way. Its ``pages`` come back at once if no step in flight mentions ``victim``, and
-        later otherwise."""
-        self.preempted[victim] = None
+    def preempt(self, victim: Sequence, pages: int, *, to: Sequence) -> None:
+        """Makes ``victim`` give way ``to`` another one. Its ``pages`` come back at once if no step in flight mentions
+        ``victim``, and later otherwise."""
+        self.preempted[victim] = to
         if victim.in_flight:
             self.awaits = True
         else:

@@ -244,9 +244,10 @@ class Planner:
         while len(self._steps) < self.limits.steps_in_flight:
             draft = self._acts.draft()
             self._move(draft)
-            if draft.parts or (self._to_forget and not self._steps):  # an empty step tells the executor what to forget
+            empty = self._to_forget and not (self._steps or draft.preempted)  # it tells the executor what to forget
+            if draft.parts or empty:
                 return self._dispatch(draft)
-            if not draft.preempted:
+            if not draft.preempted:  # else the next draft has the room that came back
                 return None
         return None
 
@@ -297,9 +298,10 @@ class Planner:
         """
         if draft.blocked is not None:
             self._room.found_none(draft.blocked)  # first, since the room that victims give back counts as new
-        for victim in draft.preempted:
+        for victim, to in draft.preempted.items():
+            victim.gave_way = to, to.last_step
             self._counters.preemptions += 1
-            self._actions.append(RequestPreempted(victim.request.id))
+            self._actions.append(RequestPreempted(victim.request.id, to.request.id))
             self._leave(victim)
         for sequence in draft.lost:
             sequence.shuns_cache = bool(sequence.placeholders and sequence.holds)
@@ -347,9 +349,9 @@ class Planner:
         self._room.enter(sequence)
         sequence.id = self._next_sequence_id
         self._next_sequence_id += 1
-        sequence.shuns_cache = False
+        sequence.shuns_cache, sequence.gave_way = False, None
         self._counters.tokens_cached += sequence.fed
-        self._actions.append(RequestStarted(sequence.request.id))
+        self._actions.append(RequestStarted(sequence.request.id, len(sequence.tokens) - sequence.fed))
 
     def _take_slot(self, sequence: Sequence, item: EncoderItem) -> bool:
         """Gives the sequence a slot. True if the step must write the sequence's cross KV. If the cross KV is resident,

@@ -72,6 +72,7 @@ class Sequence:
     drafts_from: int = 0  # from this length on draft tokens are proposed again
     in_flight: int = 0  # steps in flight that mention the sequence
     last_step: int = -1  # the latest step that mentions the sequence
+    gave_way: tuple[Sequence, int] | None = None  # the one that it was preempted for, and that one's latest step then
     ended: bool = False  # a Finish, Fail or Abort was issued
     beams: int = 1  # most rows that a chunk feeds after the prompt; more than 1 in a beam search
     reached: int = 0  # most tokens that a search has had; a search that starts anew loses its tokens
@@ -148,6 +149,14 @@ class Sequence:
         else:
             self.doubts = max(self.doubts - 1, 0) if accepted else min(self.doubts + 1, _MOST_DOUBTS)
         self.drafts_from = len(self.tokens) + (1 << self.doubts) - 1
+
+    @property
+    def lets_pass(self) -> bool:
+        """True if the sequence was preempted for another one that has neither run since nor ended."""
+        if self.gave_way is None:
+            return False
+        other, last_step = self.gave_way
+        return not other.ended and other.last_step == last_step
 
     @property
     def replays(self) -> bool:

@@ -29,7 +29,7 @@ from .paper import Terminal, run
 from .threads import press_in_a_callback
 
 QUEUED = e.RequestQueued("r", time=1.0)
-STARTED = e.RequestStarted("r", time=3.0)
+STARTED = e.RequestStarted("r", 3, time=3.0)
 
 
 def fed(*told: e.Event) -> Overview:
@@ -72,11 +72,11 @@ def statistics() -> EngineStatistics:
         ([STARTED], "reading"),
         ([e.StepBegun(0, ("r",), (), (), 1)], "reading"),
         ([STARTED, e.FirstToken("r", time=4.0)], "decoding"),
-        ([STARTED, e.RequestPreempted("r")], "preempted"),
+        ([STARTED, e.RequestPreempted("r", "other")], "preempted"),
         ([STARTED, e.RequestSuspected("r")], "suspected"),
         ([STARTED, e.StepRetried(0, ("r",))], "queued"),
         ([STARTED, e.StepsLost(1)], "queued"),
-        ([STARTED, e.RequestPreempted("r"), STARTED], "reading"),
+        ([STARTED, e.RequestPreempted("r", "other"), STARTED], "reading"),
     ],
 )
 def test_the_stage_of_a_request_is_what_the_events_say(told: list[e.Event], expected: str) -> None:
@@ -104,7 +104,7 @@ def test_a_beam_search_writes_from_its_first_step_on() -> None:
 
 def test_those_that_run_come_first_and_the_ended_are_gone() -> None:
     told = [e.RequestQueued(name, time=0.0) for name in "abc"]
-    state = fed(*told, e.RequestStarted("c", time=1.0), e.RequestEnded("a", "failed", "E: x"))
+    state = fed(*told, e.RequestStarted("c", 3, time=1.0), e.RequestEnded("a", "failed", "E: x"))
     assert [line.request_id for line in state.first_lines(9)] == ["c", "b"]
     assert state.ended == {"failed": 1}
 

@@ -1,5 +1,6 @@
-"""The planner always gets on: scarce pages, chunks, poison, chance failures, little memory and aborts all together, and
-every request ends within a bound of steps."""
+"""The planner always gets on: scarce pages, chunks, poison, chance failures, little memory, restarts and aborts all
+together, and every request ends within a bound of steps. The trace checker reads along: no preemption and no step is in
+vain."""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ from collections.abc import Iterable
 import pytest
 from attrs import define, field
 
-from triolet.core.plan import SampledToken, StepPlan, StepResult
+from triolet.core.events import Event, RequestEnded, RequestQueued, StepBegun, StepEnded, StepsLost
+from triolet.core.plan import Chunk, Hypothesis, SampledToken, StepPlan, StepResult
 from triolet.core.planning.actions import Abort, Acquire, Fail, Finish, Release
 from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
-from triolet.core.request import EncoderItem, Request
+from triolet.core.planning.sequence import Sequence
+from triolet.core.request import EncoderItem, Request, SamplingParams
+from triolet.core.trace import TraceChecker
 
 TURNS = 5_000
 FOUND = (
@@ -27,8 +31,9 @@ FOUND = (
 @define
 class Play:
     """One planner with its clients, its encoder cache of a few places and its device, all sampled from one seed. With
-    ``more`` dice there are images among the tokens in every second play, prefix caching, and a single place more often;
-    the other draws are the same with these and without."""
+    ``more`` dice there are images among the tokens in every second play, prefix caching, beam searches, draft tokens,
+    restarts, three priorities, suspects from elsewhere, and a single place more often; the other draws are the same
+    with these and without."""
 
     dice: random.Random
     more: random.Random | None = None
@@ -49,6 +54,9 @@ class Play:
     ended: set[str] = field(factory=set)
     broken: int = -1
     count: int = 0
+    restarts: float = 0.0
+    slow: bool = False  # the encoder answers only when nothing else moves
+    checker: TraceChecker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         pick = self.dice.choice
@@ -61,7 +69,10 @@ class Play:
         if self.more is not None:
             running = self.more.choice([1, running])
             self.reading, self.has_images = self.more.choice([0.3, 0.7]), self.more.choice([False, True])
-            self.caching = self.more.choice([False, True])
+            self.caching, self.slow = self.more.choice([False, True]), self.more.choice([False, True])
+            self.restarts = self.more.choice([0, 0, 0.01])
+            depth = self.more.choice([1, depth])
+        self.checker = TraceChecker(steps_in_flight=depth)
         self.planner = Planner(
             PlannerLimits(
                 max_running=running,
@@ -74,6 +85,7 @@ class Play:
                 encoder_cache_bytes=self.places,
                 headroom=pick([0, 0, 4]),
                 prefix_caching=self.caching,
+                draft_tokens=self.more.choice([0, 0, 3]) if self.more is not None else 0,
             )
         )
         self.count = pick([3, 6, 12])
@@ -89,7 +101,20 @@ class Play:
         if self.dice.random() < 0.2:
             self.poisonous.add(name)
         ids = tuple(range(1, prompt + 1))
-        return Request(id=name, prompt_token_ids=ids, items=items, max_tokens=most, priority=self.dice.randint(0, 1))
+        priority, sampling, suspect = self.dice.randint(0, 1), SamplingParams(), False
+        if self.more is not None:
+            priority += self.more.choice([0, 0, 1])
+            sampling = SamplingParams(beam_size=self.more.choice([1, 1, 1, 2]))
+            suspect = self.more.random() < 0.1
+        return Request(
+            id=name,
+            prompt_token_ids=ids,
+            items=items,
+            max_tokens=most,
+            priority=priority,
+            sampling=sampling,
+            suspect=suspect,
+        )
 
     def item(self, dice: random.Random, spans: tuple[tuple[int, int], ...] = ()) -> EncoderItem:
         return EncoderItem(key=f"k{dice.randint(0, 3)}", payload=None, embeddings=1, size=1, spans=spans)
@@ -109,6 +134,9 @@ class Play:
                 self.release(action.holder, self.asks.pop(action.holder))
             elif isinstance(action, Finish | Fail | Abort):
                 self.ended.add(action.request_id)
+                self.checker(RequestEnded(action.request_id, type(action).__name__))
+            elif isinstance(action, Event):
+                self.checker(action)
 
     def release(self, holder: str, key: str) -> None:
         if holder in self.waiting:
@@ -132,37 +160,51 @@ class Play:
 
     def answer(self, plan: StepPlan) -> None:
         """The device runs the oldest step in flight."""
-        names = {one.request.id for one in self.planner.in_flight(plan.step_id).sequences}
+        sequences = self.planner.in_flight(plan.step_id).sequences
+        names = {one.request.id for one in sequences}
         if plan.epoch == self.broken:
+            self.checker(StepEnded(plan.step_id, ok=False, skipped=True))
             self.planner.step_failed(plan.step_id, RuntimeError("skipped"), skipped=True)
         elif self.too_large and plan.tokens > 1 and self.dice.random() < self.too_large:
             self.fail(plan, MemoryError("full"))
         elif self.poisonous & names or self.dice.random() < self.flaky:
             self.fail(plan, RuntimeError("boom"))
         else:
-            sampled = tuple(SampledToken(token_id=5 if part.samples else None) for part in plan.chunks)
+            sampled = tuple(self.sampled(*pair) for pair in zip(sequences, plan.chunks, strict=True))
+            self.checker(StepEnded(plan.step_id, ok=True))
             self.planner.step_done(StepResult(step_id=plan.step_id, sampled=sampled))
+
+    def sampled(self, sequence: Sequence, chunk: Chunk) -> SampledToken:
+        """Some draft tokens are right. A search ends with its last token."""
+        if sequence.beams > 1:
+            last = chunk.samples and chunk.start + chunk.length + 1 >= sequence.limit
+            found = (Hypothesis(token_ids=(5,), logprobs=(0.0,), score=0.0),)
+            return SampledToken(token_id=None, hypotheses=found if last else ())
+        right = self.dice.randint(0, chunk.draft_tokens) if chunk.draft_tokens else 0
+        return SampledToken(token_id=5 if chunk.samples else None, accepted=(SampledToken(token_id=5),) * right)
 
     def fail(self, plan: StepPlan, error: Exception) -> None:
         self.broken = plan.epoch
+        self.checker(StepEnded(plan.step_id, ok=False))
         self.planner.step_failed(plan.step_id, error)
 
     def turn(self) -> bool:
         """Whether anything moved, or may still."""
         moved = False
         if self.arriving and self.dice.random() < 0.3:
+            self.checker(RequestQueued(self.arriving[0].id))
             self.planner.submit(self.arriving.popleft())
             moved = True
+        if self.more is not None and self.more.random() < self.restarts:
+            self.restart()
         if self.aborted and self.dice.random() < self.aborted:
             self.planner.abort(f"r{self.dice.randrange(self.count)}")
         self.act()
-        if self.dice.random() < 0.6:
+        if self.dice.random() < 0.6 and not self.slow:
             moved |= self.grant()
         self.act()
-        while (plan := self.planner.next_step()) is not None:
-            self.flights.append(plan)
+        while self.plan():
             moved = True
-            self.act()
         self.act()
         if self.flights and self.dice.random() < 0.8:
             self.answer(self.flights.popleft())
@@ -170,13 +212,29 @@ class Play:
             moved = True
         return moved or bool(self.arriving or self.flights) or self.last_chance()
 
+    def plan(self) -> bool:
+        """Whether another step is sent to the device."""
+        plan = self.planner.next_step()
+        self.act()
+        if plan is not None:
+            step = self.planner.in_flight(plan.step_id)
+            self.checker(StepBegun(plan.step_id, step.request_ids, (), (), plan.tokens, step.samples))
+            self.flights.append(plan)
+        return plan is not None
+
+    def restart(self) -> None:
+        """The runner starts anew: what was in flight and what was encoded is lost, and is encoded once more."""
+        self.flights.clear()
+        self.checker(StepsLost(1))
+        self.planner.generation_lost()
+        self.waiting.extend(holder for holders in self.held.values() for holder in sorted(holders))
+        self.held.clear()
+        self.act()
+
     def last_chance(self) -> bool:
         granted = self.grant()
         self.act()
-        plan = self.planner.next_step()
-        if plan is not None:
-            self.flights.append(plan)
-        return granted or plan is not None or self.planner.idle
+        return self.plan() or granted or self.planner.idle
 
     def play(self) -> None:
         for _ in range(TURNS):

@@ -18,7 +18,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import RequestTooLarge
-from triolet.core.events import OfRequest
+from triolet.core.events import OfRequest, RequestEnded, RequestQueued, StepBegun, StepEnded, StepsLost
 from triolet.core.ledger import EncoderLedger
 from triolet.core.ledger_table import State
 from triolet.core.ledger_values import Decisions
@@ -28,6 +28,7 @@ from triolet.core.planning.limits import PlannerLimits
 from triolet.core.planning.planner import Planner
 from triolet.core.planning.sequence import STAND_IN, Phase, Sequence
 from triolet.core.request import EncoderItem, Pooling, Probe, Request, SamplingParams
+from triolet.core.trace import TraceChecker
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_beams import expected_hypotheses
 from triolet.testing.sim_model import EOS, SimModel, expected_tokens, expected_vector
@@ -88,6 +89,7 @@ class PlannerMachine(Machine):
         limits = PlannerLimits.of(self.model.describe(), config)
         self.limits = evolve(limits, headroom=headroom, drafts_back_off=draft_tokens == 1)
         self.planner = Planner(self.limits)
+        self.checker = TraceChecker(steps_in_flight=depth)
         self.ledger = EncoderLedger(capacity * self.model.encoder_bytes)
         self.executor = SimExecutor(self.model)
         self.executor.open()
@@ -127,10 +129,10 @@ class PlannerMachine(Machine):
                     self.vectors[request_id] += [one.vector for one in sampled if one.vector is not None]
                     self.probed[request_id] += [one.probe for one in sampled if one.probe is not None]
                     self.tokens[request_id] += [one.token_id for one in sampled if one.token_id is not None]
-                case OfRequest(request_id):
-                    assert request_id not in self.ends, f"terminal once: {action} after the end"
+                case OfRequest():
+                    self.checker(action)
                 case a.Finish(request_id, _) | a.Fail(request_id, _) | a.Abort(request_id):
-                    assert request_id not in self.ends, f"terminal once: {request_id} ended twice"
+                    self.checker(RequestEnded(request_id, type(action).__name__))
                     self.ends[request_id] = action
 
     def found(self, name: str, ends: list[SampledToken]) -> None:
@@ -173,7 +175,7 @@ class PlannerMachine(Machine):
         priority=st.integers(0, 1),
         poison=st.sampled_from((False, False, False, False, False, True)),
         begins=st.sampled_from((0, 0, 1)),
-        probe=st.sampled_from((None, None, 0, 1)),
+        probe=st.none() | st.integers(0, 7),
         pooling=st.sampled_from(POOLINGS),
     )
     def submit(
@@ -193,7 +195,7 @@ class PlannerMachine(Machine):
             self.ask(text, (), priority=priority, poison=poison, pooling=pooling)
             return
         items = () if key is None else (self.item(key, self.model.encoder_embeddings, ()),)
-        asked = None if probe is None else Probe(position=probe * (length - 1), token_ids=(3, 1))
+        asked = None if probe is None else Probe(position=min(probe, length - 1), token_ids=(3, 1))
         self.ask(text, items, max_tokens=max_tokens, priority=priority, poison=poison, probe=asked)
 
     @precondition(lambda self: not self.limits.whole_prompts)
@@ -253,6 +255,7 @@ class PlannerMachine(Machine):
         self.requests[name] = request
         self.tokens[name] = []
         self.vectors[name], self.probed[name] = [], []
+        self.checker(RequestQueued(name))
         self.planner.submit(request)
         self.publish()
 
@@ -273,7 +276,9 @@ class PlannerMachine(Machine):
         self.publish()
         if plan is None:
             return
-        names = self.planner.in_flight(plan.step_id).request_ids
+        step = self.planner.in_flight(plan.step_id)
+        names = step.request_ids
+        self.checker(StepBegun(plan.step_id, names, (), (), plan.tokens, step.samples))
         if any(self.crashes(name, part) for name, part in zip(names, plan.chunks, strict=True)):
             self.crashing.add(plan.step_id)
         alone = self.limits.whole_prompts and len(plan.chunks) == 1  # cannot be divided
@@ -288,14 +293,13 @@ class PlannerMachine(Machine):
         assert self.planner.statistics().tokens_cached == self.cached, "every position is fed once, or cached"
         few = len(plan.chunks) <= self.limits.draft_running
         assert few or not any(part.draft_tokens for part in plan.chunks), "no draft tokens where many run"
-        for hold in self.planner.in_flight(plan.step_id).reads:
+        for hold in step.reads:
             state, holders, _ = self.ledger.entries().get(hold.key, (State.ABSENT, (), 0))
             assert state is State.READY, "no use before ready"
             assert hold.holder in holders, "no use before ready: it is not held"
         assert len(plan.chunks) <= self.limits.max_running, "no more sequences than places"
         assert len({part.sequence_id for part in plan.chunks}) == len(plan.chunks)
         self.flights.append(plan)
-        assert len(self.flights) <= self.limits.steps_in_flight, "steps in order: no more in flight than allowed"
 
     def everything_is_fed_once(self, part: Chunk) -> None:
         """A sequence's chunks lie end to end, the first one behind the pages that it has found."""
@@ -338,8 +342,9 @@ class PlannerMachine(Machine):
         assert room.running or not ready, f"a request never ended: {ready[0].request.id} waits, and lacks nothing"
 
     def needs_only_room(self, sequence: Sequence) -> bool:
-        """It is ready, and has not lost what made it so."""
-        return sequence in self.planner._acquirer.ready and self.planner._acquirer.has_what_it_needs(sequence)
+        """It is ready, has not lost what made it so, and lets nobody pass."""
+        ready = sequence in self.planner._acquirer.ready and not sequence.lets_pass
+        return ready and self.planner._acquirer.has_what_it_needs(sequence)
 
     def crashes(self, name: str, part: Chunk) -> bool:
         """A poison request crashes the step that feeds a certain position of it: the first, or a later chunk's; of a
@@ -354,7 +359,9 @@ class PlannerMachine(Machine):
         if not self.flights:
             return
         plan = self.flights.popleft()
-        if plan.epoch == self.broken_epoch:
+        skipped = plan.epoch == self.broken_epoch
+        self.checker(StepEnded(plan.step_id, ok=not (skipped or broken or plan.step_id in self.crashing)))
+        if skipped:
             self.planner.step_failed(plan.step_id, RuntimeError("skipped"), skipped=True)
         elif broken or plan.step_id in self.crashing:
             self.broken_epoch = plan.epoch
@@ -379,6 +386,7 @@ class PlannerMachine(Machine):
             return
         self.hear(len(self.answers))
         self.flights.clear()
+        self.checker(StepsLost(1))
         self.executor.reset()
         self.planner.generation_lost()
         self.obey(self.ledger.generation_lost())
@@ -639,7 +647,7 @@ class SearchMachine(PlannerMachine):
         priority=st.integers(0, 1),
         poison=st.sampled_from((False, False, False, True)),
         sampling=st.sampled_from(SEARCHES),
-        probe=st.sampled_from((None, 0, 1)),
+        probe=st.none() | st.integers(0, 12),
     )
     def submit_search(
         self,
@@ -658,7 +666,7 @@ class SearchMachine(PlannerMachine):
         if image is not None:
             text = (*(61 for _ in range(PLACED[image])), *text)
             items = (self.item(image, PLACED[image], ((0, PLACED[image]),), units=UNITS[image]),)
-        asked = None if probe is None else Probe(position=probe * (len(text) - 1), token_ids=(3, 1))
+        asked = None if probe is None else Probe(position=min(probe, len(text) - 1), token_ids=(3, 1))
         more = {"max_tokens": max_tokens, "priority": priority, "probe": asked, "sampling": sampling}
         self.ask(text, items, poison=poison, **more)
 

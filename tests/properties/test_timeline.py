@@ -232,7 +232,7 @@ def test_the_stages_of_a_request_are_those_of_the_live_view() -> None:
         e.EncodeDone(("k",), time=2.0),
         e.EntryHeld("k", "r/0", time=2.0),
         e.EncoderWaitOver("r", time=2.0),
-        e.RequestStarted("r", time=3.0),
+        e.RequestStarted("r", 3, time=3.0),
         e.StepBegun(0, ("r",), ("k",), ("r/0",), 1, ("r",), pages_used=3, time=3.0),
         e.StepEnded(0, ok=True, time=4.0),
         e.FirstToken("r", time=4.0),

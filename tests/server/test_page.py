@@ -96,7 +96,7 @@ def test_what_began_before_the_page_was_opened_is_there(opened: Opened, service:
     with opened(service.url) as page:
         row = page.locator("#requests-lanes .row", has_text="earlier")
         expect(row).to_contain_text("queued")
-        tell(service, "llama", e.RequestStarted("earlier/1"))
+        tell(service, "llama", e.RequestStarted("earlier/1", 3))
         expect(row).to_contain_text("reading")
         tell(service, "llama", e.RequestEnded("earlier/1", "aborted"))
         expect(row).to_contain_text("aborted")

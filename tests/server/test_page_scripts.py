@@ -208,7 +208,7 @@ def test_the_windows_of_one_recording_are_one_piece_of_work(run: Run) -> None:
     life: list[e.Event] = []
     for window, begin in enumerate((1.0, 2.0)):
         name = f"r#0/{window}"
-        life += [e.RequestQueued(name, time=begin), e.RequestStarted(name, time=begin + 0.1)]
+        life += [e.RequestQueued(name, time=begin), e.RequestStarted(name, 3, time=begin + 0.1)]
         for step in range(3):
             life += [e.StepBegun(step, (name,), (), (), 1, (name,)), e.StepEnded(step, ok=True, time=begin + 0.2)]
         life.append(e.RequestEnded(name, "finished", time=begin + 0.9))
@@ -232,7 +232,7 @@ def test_after_a_loss_the_state_counts(run: Run) -> None:
     """What ended in between is over, what is new is there with its beginning, and the rest goes on."""
     before = messages(e.RequestQueued("a", time=1.0), e.RequestQueued("b", time=1.0), e.EntryReserved("k", 3, time=1.0))
     state = Overview()
-    for event in (e.RequestQueued("b", time=1.0), e.RequestQueued("c", time=2.0), e.RequestStarted("c", time=3.0)):
+    for event in (e.RequestQueued("b", time=1.0), e.RequestQueued("c", time=2.0), e.RequestStarted("c", 3, time=3.0)):
         state(event)
     after = [view.message("lost", 4.0, count=5), view.state_message({"m": state}, 1, 4.0)]
     known = run(("api.js", "world.js"), _TAKE, [*before, *after])

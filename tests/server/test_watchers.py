@@ -54,7 +54,7 @@ def test_a_callers_error_is_told_without_its_text_which_may_quote_the_caller(err
 def test_a_request_is_told_stage_by_stage_to_its_end() -> None:
     _, changes = heard(
         e.RequestQueued("r", time=1.0),
-        e.RequestStarted("r", time=2.0),
+        e.RequestStarted("r", 3, time=2.0),
         e.StepBegun(0, ("r",), (), (), 1, ("r",)),
         e.StepEnded(0, ok=True, time=3.0),
         e.RequestEnded("r", "failed", "PoisonRequest: boom", time=4.0),
@@ -151,7 +151,7 @@ def test_while_nobody_watches_no_change_is_made() -> None:
     assert watchers.states["m"].changed is None
     with watchers.joined() as watcher:
         watchers.hear("other", e.RequestQueued("s", time=1.0))
-        watchers.hear("m", e.RequestStarted("r", time=2.0))
+        watchers.hear("m", e.RequestStarted("r", 3, time=2.0))
         assert [one["request"] for one in watcher.take()[1]] == ["s", "r"]
     assert all(state.changed is None for state in watchers.states.values())
 

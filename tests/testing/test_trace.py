@@ -10,6 +10,12 @@ from triolet.core import events as e
 from triolet.core.errors import InvariantViolation
 from triolet.core.trace import INVARIANTS, TEARDOWN, TraceChecker
 
+
+def runs(name: str) -> e.Event:
+    """A step that gives the request a token."""
+    return e.StepBegun(9, (name,), (), (), 1, (name,))
+
+
 OPEN = [e.StageReached("device taken"), e.StageReached("accepting")]
 ENCODED = [
     e.RequestQueued("r"),
@@ -20,7 +26,7 @@ ENCODED = [
     e.EntryHeld("k", "r/0"),
     e.EncoderWaitOver("r"),
 ]
-START = e.RequestStarted("r")
+START = e.RequestStarted("r", 3)
 STEP = e.StepBegun(0, ("r",), ("k",), ("r/0",), 3)
 FAILED = e.StepEnded(0, ok=False, error="RuntimeError: boom")
 LIFE = [
@@ -35,7 +41,9 @@ LIFE = [
     e.EntryFreed(("k",)),
 ]
 CLOSE = [e.StageReached(stage) for stage in TEARDOWN]
-OTHERS = [e.RequestQueued("other"), e.EntryAcquired("o", "other/0"), e.EntryReserved("o", 1)]
+OTHER = e.RequestQueued("other")
+PREEMPTED = [OTHER, START, e.RequestPreempted("r", "other")]
+OTHERS = [OTHER, e.EntryAcquired("o", "other/0"), e.EntryReserved("o", 1)]
 
 BROKEN = {
     "no free while held": [*ENCODED, e.FreeSent(("k",))],
@@ -48,6 +56,8 @@ BROKEN = {
     "stages in order": [*ENCODED, START, START],
     "free follows completion": [*ENCODED, STEP, e.EntryReleased("k", "r/0")],
     "steps in order": [e.StepEnded(0, ok=True)],
+    "no preemption in vain": [*ENCODED, *PREEMPTED, START],
+    "no step in vain": [*ENCODED, e.RequestStarted("r", 1), *(e.StepBegun(n, ("r",), (), (), 1) for n in range(2))],
     "ordered teardown": [*OPEN, e.StageReached("device released"), e.StageReached("scheduler stopped")],
     "always freed eventually": [*OPEN, *LIFE[:13], *CLOSE[:3]],
 }
@@ -63,17 +73,31 @@ MORE = {
         "no use before ready",
         [*LIFE[:12], e.StepBegun(1, ("r",), ("k",), ("r/0",), 1)],
     ),
-    "a third step in flight": ("steps in order", [e.StepBegun(n, (), (), (), 0) for n in range(3)]),
+    "a third step in flight": (
+        "steps in order",
+        [e.RequestQueued("r"), *(runs("r") for _ in range(3))],
+    ),
+    "an empty step, though nobody has left": ("no step in vain", [*ENCODED, START, e.StepBegun(0, (), (), (), 0)]),
+    "a second empty step": (
+        "no step in vain",
+        [*ENCODED, *PREEMPTED, e.StepBegun(0, (), (), (), 0), e.StepEnded(0, ok=True), e.StepBegun(1, (), (), (), 0)],
+    ),
+    "an empty step behind another step": ("no step in vain", [*LIFE[:9], LIFE[12], e.StepBegun(1, (), (), (), 0)]),
+    "started before the one that it gave way to, though another has run": (
+        "no preemption in vain",
+        [*ENCODED, *PREEMPTED, e.RequestQueued("third"), e.RequestStarted("third", 1), runs("third"), START],
+    ),
+    "preempted for one that has ended": ("terminal once", [*ENCODED, START, e.RequestPreempted("r", "gone")]),
     "an encoder wait of a request that has ended": ("terminal once", [*LIFE, e.EncoderWaitOver("r")]),
     "a start of what was never queued": ("terminal once", [START]),
     "a first token after the end": ("terminal once", [*LIFE, e.FirstToken("r")]),
-    "a preemption after the end": ("terminal once", [*LIFE, e.RequestPreempted("r")]),
+    "a preemption after the end": ("terminal once", [*LIFE, OTHER, e.RequestPreempted("r", "other")]),
     "suspected after the end": ("terminal once", [*LIFE, e.RequestSuspected("r")]),
     "tried again after the end": ("terminal once", [*LIFE, e.StepRetried(0, ("r",))]),
     "a token before any start": ("stages in order", [*ENCODED, e.FirstToken("r")]),
     "two first tokens": ("stages in order", [*LIFE[:11], e.FirstToken("r")]),
-    "preempted while it waits": ("stages in order", [*ENCODED, e.RequestPreempted("r")]),
-    "a step of one that was preempted": ("stages in order", [*ENCODED, START, e.RequestPreempted("r"), STEP]),
+    "preempted while it waits": ("stages in order", [*ENCODED, OTHER, e.RequestPreempted("r", "other")]),
+    "a step of one that was preempted": ("stages in order", [*ENCODED, *PREEMPTED, STEP]),
     "suspected, though nothing has failed": ("stages in order", [*LIFE[:10], e.RequestSuspected("r")]),
     "suspected for a step before it started again": (
         "stages in order",
@@ -118,7 +142,9 @@ def test_what_breaks_a_promise_is_named(invariant, trace):
 
 
 RIGHT = {
-    "preempted, then started again": [START, e.RequestPreempted("r"), START, STEP],
+    "preempted, then started again": [*PREEMPTED, e.RequestStarted("other", 1), runs("other"), START, STEP],
+    "preempted for one that ended": [*PREEMPTED, e.RequestEnded("other", "aborted"), START, STEP],
+    "an empty step after a failed one": [START, STEP, FAILED, e.StepBegun(1, (), (), (), 0)],
     "a failed step, and its request goes on": [
         START,
         STEP,
