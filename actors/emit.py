@@ -58,6 +58,10 @@ class Emit:
             error.add_note("raised by a handler or filter of the log 'triolet.engine', which must not raise")
             self.error, self._log = self.error or error, None
 
+    def mute(self) -> None:
+        """Drops all further events, and forgets an error."""
+        self.observer = self.checker = self._log = self.error = None
+
     def end(self) -> None:
         """Lets the checker check the end of the engine."""
         if self.checker is not None:

@@ -23,6 +23,7 @@ from ..core.restart import RestartPolicy
 from ..core.share import TimeShare
 from . import messages as m
 from .emit import Emit
+from .process import Process
 from .worker import Call, Ended, Job, Worker
 
 ANSWERED_WITHIN = 4
@@ -72,6 +73,7 @@ class GpuRunner:
     config: EngineConfig
     emit: Emit
     memory: DeviceMemory = field(factory=lambda: DeviceMemory(device="", by_owner={}), init=False)
+    _process: Process = field(factory=Process, init=False)
     _restarts: RestartPolicy = field(init=False)
     _executor: Executor | None = field(default=None, init=False)
     _ended: trio.MemorySendChannel[Ended | None] = field(init=False)  # ``None``: the lanes have ended
@@ -165,6 +167,8 @@ class GpuRunner:
         A worker that takes longer is abandoned. Abandoning a load is no error: the worker closes the executor as soon
         as the load returns.
         """
+        if self._process.is_forked:
+            return
         self._stopping = True
         ended: Ended | None = None
         try:

@@ -38,6 +38,7 @@ from . import messages as m
 from .emit import Emit
 from .encoder_cache import EncoderCache
 from .gpu_runner import GpuRunner
+from .process import Process
 from .scheduler import Scheduler
 from .statistics import EngineStatistics
 from .worker import Worker
@@ -100,6 +101,7 @@ class Supervisor:
     lenders: m.Lenders | None = None
     encodes: bool = True
     _accepting: bool = field(default=False, init=False)
+    _process: Process = field(factory=Process, init=False)
     _planner: Planner | None = field(default=None, init=False)
     _power: PowerState = field(factory=PowerState, init=False)
     _emit: Emit = field(init=False)
@@ -365,6 +367,9 @@ class Supervisor:
         ending the teardown half-way."""
         with trio.CancelScope(shield=True):
             await self._stop.wait()
+            if self._process.is_forked:
+                self._forget()
+                return
             if isinstance(self._emit.error, InvariantViolation) and self.failure is None:
                 self.failure = events.error_text(self._emit.error)
             self._emit(events.StageReached("intake closed"))
@@ -386,6 +391,13 @@ class Supervisor:
             self._emit.end()
             self._write_closed()
             self._stopped.set()
+
+    def _forget(self) -> None:
+        """Ends the tasks in a fork, without a word and without their threads."""
+        self._emit.mute()
+        for child in self._children.values():
+            child.scope.cancel()
+        self._stopped.set()
 
     def _write_closed(self) -> None:
         if self._planner is None or not self._accepting:

@@ -184,6 +184,8 @@ class Engine:
                 raised once only.
         """
         seconds = self.inside.config.drain_seconds if drain is None else DRAIN.of("drain", drain)
+        if self._host is not None and self._host.process.is_forked:
+            return
         async with AsyncExitStack() as stack:
             if self._host is not None and self._host.lasting and self.inside.state is not State.OPENING:
                 stack.push_async_exit(self._host.__aexit__)

@@ -141,6 +141,9 @@ class Engines:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         assert self._block is not None, "left before entered"
+        forked = self._residents is not None and self._residents.process.is_forked
+        if forked and not trio.lowlevel.in_trio_run():  # asyncio runs no loop there in which anything could be awaited
+            return None
         try:
             return await self._block.__aexit__(kind, error, traceback)
         finally:
@@ -246,6 +249,7 @@ class Engines:
         if self._residents is None:
             state = "not entered yet" if self._block is None else "closed: their block has ended"
             raise EngineStateError(f"these engines are {state}; use them inside: async with Engines(...) as engines")
+        self._residents.process.check()
         if _current_loop() != self._residents.loop:
             raise EngineStateError(
                 "these engines were used outside of the event loop that they were entered in; allowed: tasks of "

@@ -22,6 +22,7 @@ import outcome
 import trio
 from attrs import define, field
 
+from ..actors.process import Process
 from ..actors.supervisor import leaving
 from ..core import frames, log_lines
 from ..core.errors import (
@@ -98,6 +99,7 @@ class Residents:
     budget: int | None
     idle_seconds: float
     loop: anyio.lowlevel.EventLoopToken = field(factory=anyio.lowlevel.current_token, init=False)
+    process: Process = field(factory=Process, init=False)
     closing: bool = field(default=False, init=False)
     closed: anyio.Event = field(factory=anyio.Event, init=False)  # set when all tasks of residents have ended for good
     by_name: dict[str, Resident] = field(init=False)
@@ -267,6 +269,8 @@ class Residents:
         return use
 
     def _leave(self, use: Use) -> None:
+        if self.process.is_forked:
+            return
         self._uses.pop(use.ticket, None)
         self._residency.end(use.ticket, anyio.current_time())
         self._follow()

@@ -35,6 +35,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from ..actors.messages import Aborted, End, Failed, Stream
+from ..actors.process import Process
 from ..actors.statistics import EngineStatistics
 from ..core.errors import (
     DeviceLost,
@@ -97,6 +98,7 @@ class RayBackend:
     _idle: trio.Event = field(factory=trio.Event, init=False)  # set when none is accepted and none is left
     _ingress: str = field(factory=lambda: uuid4().hex[:8], init=False)  # other ingresses use the same request ids
     _statistics: EngineStatistics = field(init=False)  # the latest
+    _process: Process = field(factory=Process, init=False)
     _running: Running = field(init=False)
     _tasks: NamedTasks = field(init=False)
     _token: trio.lowlevel.TrioToken = field(init=False)
@@ -155,7 +157,7 @@ class RayBackend:
 
     async def _take_down(self) -> None:
         """Takes the deployment down; does nothing if that was done before."""
-        if self._is_down:
+        if self._is_down or self._process.is_forked:
             return
         self._is_down = True
         with trio.CancelScope(shield=True):
@@ -164,7 +166,7 @@ class RayBackend:
     async def stop(self, drain_seconds: float) -> None:
         """Waits up to ``drain_seconds`` for requests to end, and takes the deployment down."""
         self._accepting = False
-        if self._clients:
+        if self._clients and not self._process.is_forked:
             with trio.move_on_after(drain_seconds):
                 await self._idle.wait()
         self._give_up()

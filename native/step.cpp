@@ -9,6 +9,7 @@
 #include <new>
 #include <numeric>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -84,6 +85,7 @@ struct Native {
     Code code;
     alignas(64) uint32_t round = 0;
     bool over = false;
+    const pid_t process = getpid();
     std::vector<std::thread> threads;
 
     void work(int thread, uint32_t now) {
@@ -303,7 +305,10 @@ void* triolet_open(const Model* model, int32_t level) {
     return native;
 }
 
-void triolet_close(void* native) { delete (Native*)native; }
+void triolet_close(void* handle) {
+    Native* native = (Native*)handle;
+    if (native->process == getpid()) delete native;  // a fork has no threads to join, and leaves it to its end
+}
 
 int32_t triolet_step(void* handle, const Step* plan) {
     Native& native = *(Native*)handle;

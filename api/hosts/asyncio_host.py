@@ -87,8 +87,7 @@ class TaskPortal(TrioThread):
             return False
         return bool(was_thrown_into(error) & inspect.CO_ASYNC_GENERATOR)
 
-    def check(self) -> None:
-        """Implements `TrioThread.check`."""
+    def _check_caller(self) -> None:
         here: asyncio.AbstractEventLoop | None
         try:
             here = asyncio.get_running_loop()

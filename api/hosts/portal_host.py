@@ -43,6 +43,7 @@ class PortalHost:
         self._portal = make_portal(resource=engine, refuse=engine.not_open, failed=failed, seconds=seconds)
         self._thrown_away = weakref.finalize(self, self._portal.forsake)  # without the host nobody can leave the block
         self._thrown_away.atexit = False  # at the interpreter's exit the portal itself waits
+        self.process = self._portal.process
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -61,8 +62,8 @@ class PortalHost:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self._thrown_away.alive:
-            return  # the block was already left
+        if self.process.is_forked or not self._thrown_away.alive:
+            return  # the block is the parent's, or was already left
         if not self._portal.may_wait(error):
             self._portal.stop()
             return

@@ -99,6 +99,8 @@ class PortalStream(AbstractAsyncContextManager[Opened], Generic[Opened, T, View]
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         assert self._holder is not None, "left before entered"
+        if self._portal.process.is_forked:
+            return
         cancelled: BaseException | None = None
         try:
             self._portal.cancel(self._holder)

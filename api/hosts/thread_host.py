@@ -8,7 +8,6 @@ side, since the handler of a signal may raise anywhere, and could leave a lock l
 from __future__ import annotations
 
 import inspect
-import os
 import queue
 import signal
 import threading
@@ -113,13 +112,11 @@ class ThreadPortal(TrioThread):
             return False
         return not (isinstance(error, GeneratorExit) and was_thrown_into(error) & inspect.CO_COROUTINE)
 
-    def check(self) -> None:
-        """Implements `TrioThread.check`. A forked process has the engine's memory, but not its threads."""
-        if os.getpid() != self._process or not self.may_wait(None):
+    def _check_caller(self) -> None:
+        if not self.may_wait(None):
             raise EngineStateError(
-                "the engine was called in its own thread (for example by an observer) or in a fork of its process, "
-                "where no call can wait; allowed: other threads of its process, and statistics() in an observer. In "
-                "a fork, open another engine"
+                "the engine was called in its own thread (for example by an observer), where no call can wait; "
+                "allowed: other threads, and statistics() in an observer"
             )
 
     def _to_callers(self, function: Callable[[], object]) -> None:

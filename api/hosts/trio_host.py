@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import trio
 
+from ...actors.process import Process
 from ...core.errors import EngineStateError
 from ..speech.elsewhere import reachable
 from ..speech.options import TranscribeOptions
@@ -32,6 +33,7 @@ class TrioHost:
     def __init__(self, engine: TrioEngine) -> None:
         self._engine = engine
         self._token = trio.lowlevel.current_trio_token()
+        self.process = Process()
 
     async def __aenter__(self) -> object:
         return await self._engine.__aenter__()
@@ -40,8 +42,10 @@ class TrioHost:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         try:
-            self._check()
+            self._check_loop()
         except EngineStateError:
+            if self.process.is_forked:
+                return None
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._stop)  # does not wait; the device is still released
             raise
@@ -51,6 +55,10 @@ class TrioHost:
             del error, traceback
 
     def _check(self) -> None:
+        self.process.check()
+        self._check_loop()
+
+    def _check_loop(self) -> None:
         here: trio.lowlevel.TrioToken | None
         try:
             here = trio.lowlevel.current_trio_token()

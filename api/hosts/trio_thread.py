@@ -12,7 +12,8 @@
 
 Calls cross with ``TrioToken.run_sync_soon``. The subclass decides how answers cross: `TaskPortal` in `asyncio_host` is
 for tasks of an asyncio loop, `ThreadPortal` in `thread_host` for threads. There are no locks: a name that begins with
-``_on_trio`` belongs to the trio side, every other name to the callers' side.
+``_on_trio`` belongs to the trio side, every other name to the callers' side. In a fork of the process there is no trio
+side: calls are refused, and everything else does nothing.
 
 Calls run outside of the resource's block, as in nurseries around it, so that a drain can wait for them.
 
@@ -23,7 +24,6 @@ call returns before its operation has ended. At the interpreter's exit its threa
 from __future__ import annotations
 
 import atexit
-import os
 import queue
 import threading
 import time
@@ -38,6 +38,7 @@ import outcome
 import trio
 from attrs import define, field
 
+from ...actors.process import Process
 from ...core.errors import EngineClosed
 
 T = TypeVar("T")
@@ -123,7 +124,7 @@ class TrioThread(ABC):
     _forsaken: bool = field(default=False, init=False)
     _opened: Answer[None] = field(init=False)
     _ended: Answer[outcome.Outcome[None]] = field(init=False)
-    _process: int = field(factory=os.getpid, init=False)
+    process: Process = field(factory=Process, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _over: threading.Event = field(factory=threading.Event, init=False)  # the thread has nothing left to do
     _token: trio.lowlevel.TrioToken | None = field(default=None, init=False)
@@ -160,7 +161,7 @@ class TrioThread(ABC):
         """True if a block that is left with ``error`` may wait in the present thread or task."""
 
     @abstractmethod
-    def check(self) -> None:
+    def _check_caller(self) -> None:
         """Raises `EngineStateError` if the caller cannot wait for answers of this thread."""
 
     @abstractmethod
@@ -169,6 +170,11 @@ class TrioThread(ABC):
         this method."""
 
     # -- the callers' side -------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises `EngineStateError` if the caller cannot wait for answers of this thread, or is in a fork."""
+        self.process.check()
+        self._check_caller()
 
     async def open(self) -> tuple[bool, BaseException | None]:
         """Enters the resource. Returns whether the resource is open, and the cancellation that came meanwhile, if any.
@@ -240,7 +246,7 @@ class TrioThread(ABC):
     def read(self, function: Callable[[], T]) -> T:
         """Calls ``function`` on the trio side, and returns its result. ``function`` must be quick, since this thread
         waits. If the caller is already on the trio side, as observers are, ``function`` is called directly."""
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread and not self.process.is_forked:
             return function()
         self.check()
         answers: queue.SimpleQueue[outcome.Outcome[T]] = queue.SimpleQueue()
@@ -249,7 +255,10 @@ class TrioThread(ABC):
         return unwrapped(answers.get())
 
     def _post(self, function: Callable[[], object]) -> bool:
-        """Orders the trio side to call ``function``. False: the trio side has ended, or never began."""
+        """Orders the trio side to call ``function``. False: the trio side has ended, never began, or is another
+        process's, whose loop this process could wake."""
+        if self.process.is_forked:
+            return False
         try:
             if self._token is not None:
                 self._token.run_sync_soon(function)
@@ -260,8 +269,8 @@ class TrioThread(ABC):
     def _finish(self) -> None:
         """Ends the thread at the interpreter's exit, if the block was never left."""
         assert self._thread is not None, "registered before opened"
-        if os.getpid() != self._process:
-            return  # a fork, which does not have the thread
+        if self.process.is_forked:
+            return
         deadline = time.monotonic() + min(4 * self.seconds, threading.TIMEOUT_MAX)
         while True:
             try:

@@ -23,6 +23,7 @@ import numpy as np
 import trio
 from attrs import define, field
 
+from ...actors.process import Process
 from ...core.errors import EngineStateError
 from ..inputs.held import HeldSamples
 from ..inputs.sources import Samples
@@ -98,6 +99,7 @@ class LiveTranscription:
     def __init__(
         self, options: LiveOptions, ear: Ear, endpointer: Endpointer, reader: UtteranceReader | StreamReader
     ) -> None:
+        self._process = Process()
         self._options = options
         self._ear = ear
         self._endpointer = endpointer
@@ -168,6 +170,7 @@ class LiveTranscription:
 
     def _check(self) -> None:
         """Raises an error if the session cannot go on."""
+        self._process.check()
         if self._closed:
             raise EngineStateError(
                 "this live session is over, since its block has ended; open another: engine.live(...)"

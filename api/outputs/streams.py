@@ -13,6 +13,7 @@ from typing import NoReturn, Protocol, Self, TypeVar
 import trio
 
 from ...actors.messages import Aborted, End, Failed, Finished
+from ...actors.process import Process
 from ...core.errors import EngineClosed, EngineStateError
 from ...core.plan import SampledToken
 from ...core.request import FinishReason
@@ -51,6 +52,7 @@ class Mailbox:
         self._on_end = on_end
         self._on_token = on_token
         self._waited = waited
+        self._process = Process()
         self._for_news: list[trio.lowlevel.Task] = []
         self._for_end: list[trio.lowlevel.Task] = []
 
@@ -91,6 +93,7 @@ class Mailbox:
         await self._rest(None)
 
     async def _rest(self, sleepers: list[trio.lowlevel.Task] | None) -> None:
+        self._process.check()
         try:
             if self.ended or sleepers is None:
                 await trio.lowlevel.checkpoint()

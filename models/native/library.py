@@ -183,7 +183,7 @@ class Library:
         return Fault(self._calls.triolet_step(handle, byref(step)))
 
     def close(self, handle: Any) -> None:
-        """Ends the threads, and returns when they are gone."""
+        """Ends the threads, and returns when they are gone. In a fork of their process, does nothing."""
         self._calls.triolet_close(handle)
 
 
