@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
+from triolet.core.errors import EngineError
 from triolet.core.plan import Chunk
 from triolet.models.architectures.crossed import find_crossed_family
 from triolet.models.memory.encoder_outputs import EncoderOutputs
 from triolet.models.memory.kv import PagedKV
 from triolet.models.memory.module import TransformerModel
+from triolet.models.memory.rows import Rows
 from triolet.models.memory.slots import CrossKV
 from triolet.models.native.crossed import CrossedDecoder
 from triolet.models.native.library import Library
@@ -230,6 +232,16 @@ def test_numbers_are_those_of_transformers(name: str, level: int) -> None:
         for sequence, found in zip(told, one.all_of(told, draw), strict=True):
             expected = expected_of(sequence.tokens, sequence.output, name, module(name))
             torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(("slot", "length"), [(-1, 9), (SLOTS, 9), (0, 0), (0, -1), (0, POSITIONS + 1)])
+def test_a_slot_that_is_none_is_refused(slot: int, length: int) -> None:
+    """Before anything is touched: pages are as they were."""
+    with opened("bart", random.Random(3)) as one:
+        rows = Rows(positions=[0], chunks=[(1, 0, slot, length)], tables=[5], wanted=[0])
+        with pytest.raises(EngineError, match="refuses a step of 1 rows: slot"):
+            one.runner.step(torch.zeros(1, SHAPE["d_model"]), rows)
+        assert all(tensor.isnan().all() for tensor in one.network.paged.tensors())
 
 
 @pytest.mark.parametrize("kept", [torch.float16, torch.bfloat16])
