@@ -2,13 +2,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-SEED ?= 1
-N ?= 200
 ONLY ?= tests
 WORKERS ?= $(shell nproc)
 USABLE = $(VENV)/.usable
 STAMP = $(VENV)/.installed
+ROOMS ?= core actors models api server
 SOURCES = setup.py core models actors api cluster server bench testing kit src demo tests benchmarks examples docs/site docs/cards proofs .ci
+
+# a soak run looks for what no run has found yet; its first line says how to run it again
+ifndef SEED
+SEED = 1
+soak: SEED := $(shell date +%s)
+endif
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
 	$(wildcard docs/*.md docs/cards/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
@@ -42,7 +47,7 @@ test: $(STAMP)  ## all tests, in as many processes as there are cores; idle ones
 
 stubborn: $(STAMP)  ## tests whose order the machine chooses, N times each beside a process that spins: how many passed
 	@$(BIN)/python -c 'while True: pass' & spins=$$!; trap "kill $$spins" EXIT; $(BIN)/python -m pytest $(ONLY) \
-		-m real_time --times $(N) -o faulthandler_exit_on_timeout=true --numprocesses $(WORKERS) --dist worksteal
+		-m real_time --times $(or $(N),200) -o faulthandler_exit_on_timeout=true --numprocesses $(WORKERS) --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check $(SOURCES)
@@ -80,18 +85,20 @@ sanitize: $(STAMP)  ## the native library under sanitizers, as shipped, and for 
 
 # the sanitizers first, so that what they need is missed at once
 soak: $(STAMP) sanitize  ## new random examples, a million faults, replicas that are killed; what fails prints how to run it again
+	@echo "the same again: make soak SEED=$(SEED)"
 	$(BIN)/python -m triolet.testing --faults 1000000 --seed $(SEED) --workers 2
 	$(BIN)/python -m triolet.testing.chaos --runs 10000 --seed $(SEED) --workers 2
 	$(BIN)/python -m pytest tests/properties tests/actors/test_several_faults.py tests/api/test_equality.py \
 		tests/api/test_mixed_transcriptions.py tests/api/test_speech_engine.py tests/models/test_beams.py \
 		tests/models/test_native.py tests/cluster \
-		-m "not thorough" --hypothesis-profile=soak
+		-m "not thorough" --hypothesis-profile=soak --hypothesis-seed=$(SEED)
 	$(BIN)/python -m pytest tests -m thorough
-	$(MAKE) mutants N=500
+	$(MAKE) mutants SEED=$(SEED)
 	for what in equal kill zipf scale; do $(BIN)/python benchmarks/cluster.py $$what || exit 1; done
 
-mutants: $(STAMP)  ## N mistakes in core/ and actors/, one at a time: how many the tests notice, and which not
-	$(BIN)/python -m pytest tests/properties tests/actors -q -p tests.mutation --mutants $(N) --mutants-seed $(SEED) \
+mutants: $(STAMP)  ## N mistakes in each of ROOMS, one at a time: fails where tests notice fewer than is recorded
+	$(BIN)/python -m pytest tests -q -p tests.mutation \
+		--mutants $(or $(N),60) --mutants-seed $(SEED) --mutants-rooms "$(ROOMS)" --mutants-workers $(WORKERS) \
 		--hypothesis-profile=mutation
 
 proofs: $(STAMP)  ## the models of the ledger and of the steps, by Spin: all states; needs the packages spin and gcc
