@@ -108,6 +108,8 @@ class TranscribeArguments(_SpeechArguments, total=False):
     speakers: bool | int | tuple[int, int] | str | None
     known_speakers: Mapping[str, AudioSource]
     diarizer: AudioDiarizer | Sequence[Turn] | None
+    audio_track: int | str | None
+    max_audio_seconds: float | None
     strict: bool
 
 

@@ -13,9 +13,10 @@ import attrs
 import click
 from click.shell_completion import CompletionItem
 
+from ...core.languages import language_code
 from ..formats.settings import SubtitleSettings
 from ..formats.writers import ALL, FORMATS, Format, formats_of
-from ..outputs.languages import language_code, unknown_language
+from ..outputs.languages import unknown_language
 from ..speech.options import DECODING, OPTIONS
 from .destinations import Destination, follow_each_other, output_name, standard_output, to_folder
 from .flags import Number, given_options, read_flags, speech_options

@@ -19,6 +19,7 @@ from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ..inputs.audio import AudioSource
 from ..inputs.recording import Recording
+from ..inputs.sources import with_track
 from ..speech.cuts import CutRules
 from ..speech.diarizer import Diarizer, SpeakerListener, turns_of
 from ..speech.hearing import Hearing
@@ -75,6 +76,7 @@ async def open_transcription(
     if is_diarized and options.timestamps == "segment" and facts.word_times and not facts.names_speakers:
         options = evolve(options, timestamps="word")  # a segment may have the words of two speakers
     recipe = Recipe(options=options, description=description)  # checks the options before a file is read
+    audio, most = with_track(audio, options.audio_track), options.max_audio_seconds or math.inf
     if options.diarizer is not None:
         turns = await turns_of(options.diarizer, audio, options.strict)
         recipe = Recipe(options=evolve(options, diarizer=turns), description=description)
@@ -82,7 +84,7 @@ async def open_transcription(
     rate, own = description.sampling_rate, options.voice_activity
     voice = at_rate(detectors.voice, rate) if isinstance(own, str) else own
     listen = await _listen(recipe, voice, detectors.diarizer)
-    async with Recording(audio, sampling_rate=rate, strict=options.strict) as recording:
+    async with Recording(audio, sampling_rate=rate, strict=options.strict, most_seconds=most) as recording:
         hearing = None if own == "off" else Hearing(recording, voice, _voice(options), listen)
         plan = _plan(recipe, hearing)
         if not options.parallel:

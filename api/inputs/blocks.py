@@ -9,10 +9,15 @@ import numpy as np
 import soxr
 from attrs import define, field
 
-from ...core.errors import InvalidRequest, UnsupportedAudio
-from .decoding import Part, open_decoder
+from ...core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
+from .decoding import Decoding, open_decoder
+from .faults import AudioFault, FaultLog
+from .joined import Stops, go_on
 from .sources import (
+    MAX_PEAK,
+    MIN_SECONDS,
     AudioSource,
+    AudioTrack,
     Samples,
     array_source,
     check_all,
@@ -21,17 +26,20 @@ from .sources import (
     check_values,
     opened,
 )
+from .timeline import Timeline
+
+_LOUDEST = 2.0**32  # integers kept as floats are smaller; larger values are no sound
+_AS_INTEGERS = 0.25  # if more samples than this are above `MAX_PEAK`, they are integers kept as floats
 
 
 @define(eq=False)
 class Blocks:
-    """The blocks of one open source, float32 of shape (n,), n at least 1. One thread at a time may call `read`, which
-    waits for the source.
+    """The blocks of one open source, float32 of shape (n,). One thread at a time may call `read`, which waits for the
+    source.
 
     Attributes:
         sampling_rate: the rate of the blocks, in Hz.
-        name: the name of the source, for messages.
-        seconds: the length that the source promises, see `Decoding.seconds`.
+        decoding: the decoder.
         done: the number of samples that were read.
         ended: no more blocks come.
         fault: the error that ended the audio early; ``None``: there was none.
@@ -40,16 +48,29 @@ class Blocks:
     _blocks: Iterator[Samples]
     _stack: ExitStack
     sampling_rate: int
-    name: str
-    seconds: float | None
+    decoding: Decoding
     done: int = field(default=0, init=False)
     ended: bool = field(default=False, init=False)
     fault: InvalidRequest | None = field(default=None, init=False)
+    _died: str | None = field(default=None, init=False)  # of an error that nobody expected
 
-    def read(self, upto: float) -> list[Samples]:
-        """Returns the next blocks, up to sample ``upto`` of the source or to its end."""
+    @property
+    def name(self) -> str:
+        """The name of the source, for messages."""
+        return self.decoding.timeline.faults.name
+
+    @property
+    def faults(self) -> tuple[AudioFault, ...]:
+        """The faults of the source, as far as it was read."""
+        return self.decoding.timeline.faults.faults
+
+    def read(self, upto: float, stops: Stops = go_on) -> list[Samples]:
+        """Returns the next blocks, up to sample ``upto`` of the source or to its end; fewer if ``stops`` returns
+        true."""
+        if self._died is not None:  # its generator has ended, but the audio has not
+            raise RuntimeError(f"{self.name} cannot be read on after an error: {self._died}")
         found: list[Samples] = []
-        while self.done < upto and not self.ended:
+        while self.done < upto and not self.ended and not (found and stops()):
             try:
                 found.append(next(self._blocks))
                 self.done += len(found[-1])
@@ -59,10 +80,26 @@ class Blocks:
                 self._fail(unreadable(self.name, error))
             except InvalidRequest as error:
                 self._fail(error)
+            except BaseException as error:
+                self._died = repr(error)
+                raise
         return found
 
     def _fail(self, error: InvalidRequest) -> None:
         self.ended, self.fault = True, error.with_traceback(None)  # else it would keep its frames
+
+    def check_bound(self, most_seconds: float) -> None:
+        """Raises `RequestTooLarge` if the audio is known to be longer: by its header, by what was read, or by a time
+        that was met."""
+        decoding = self.decoding
+        known = max(self.done / self.sampling_rate, decoding.timeline.end)
+        if decoding.is_stated:
+            known = max(known, decoding.seconds or 0.0)
+        if known > most_seconds:
+            raise RequestTooLarge(
+                f"{self.name} is too long; allowed: up to {most_seconds:.6g} s, but it has {known:.0f} s or more. Cut "
+                "it into pieces"
+            )
 
     def check(self) -> None:
         """Raises the fault, or `InvalidRequest` if too little was read to hear anything."""
@@ -70,6 +107,9 @@ class Blocks:
         try:
             if fault is not None:
                 raise fault
+            lost = [one.message for one in self.faults if one.is_loss]
+            if lost and self.done < round(MIN_SECONDS * self.sampling_rate):
+                raise UnsupportedAudio(lost[0])
             check_length(self.done, self.name, self.sampling_rate)
         finally:
             del fault  # a frame in its own error's traceback would be a reference cycle
@@ -79,28 +119,29 @@ class Blocks:
         self._stack.close()
 
 
-def open_blocks(source: AudioSource, sampling_rate: int) -> Blocks:
+def open_blocks(source: AudioSource, sampling_rate: int, stops: Stops = go_on) -> Blocks:
     """Opens ``source`` and returns its `Blocks` at ``sampling_rate`` Hz. `load_audio` says what a source may be.
 
     Raises:
         InvalidRequest: the source can never work, or cannot be read.
         UnsupportedAudio: the source is not audio, has no audio stream, or is empty.
     """
+    source, track = (source.source, source.track) if isinstance(source, AudioTrack) else (source, None)
     array = array_source(source)
     if array is not None:
         check_all(array.samples, "the array")
         rate = array.rate or sampling_rate
-        parts = ((rate, array.part(start, start + rate)[:, None]) for start in range(0, len(array.samples), rate))
-        mono = _mono(parts, "the array", sampling_rate)
-        return Blocks(mono, ExitStack(), sampling_rate, "the array", len(array.samples) / rate)
+        parts = ((0.0, rate, array.part(start, start + rate)[:, None]) for start in range(0, len(array.samples), rate))
+        decoding = Decoding(parts, len(array.samples) / rate, True, Timeline(FaultLog("the array")))
+        return Blocks(_mono(decoding, sampling_rate), ExitStack(), sampling_rate, decoding)
     with ExitStack() as stack:
         file, name = stack.enter_context(opened(source))
         try:
-            decoding = open_decoder(file, name, stack)
+            decoding = open_decoder(file, FaultLog(name), stack, track, stops)
         except OSError as error:
             raise unreadable(name, error) from error
-        mono = stack.enter_context(closing(_mono(decoding.parts, name, sampling_rate)))
-        return Blocks(mono, stack.pop_all(), sampling_rate, name, decoding.seconds)
+        mono = stack.enter_context(closing(_mono(decoding, sampling_rate)))
+        return Blocks(mono, stack.pop_all(), sampling_rate, decoding)
 
 
 def unreadable(name: str, error: OSError) -> InvalidRequest:
@@ -108,32 +149,64 @@ def unreadable(name: str, error: OSError) -> InvalidRequest:
     return InvalidRequest(f"{name} cannot be read ({error}); allowed: a readable audio file")
 
 
-def _mono(parts: Iterator[Part], name: str, sampling_rate: int) -> Generator[Samples, None, None]:
-    """Yields the mono blocks of the parts. All samples before an error are yielded before it is raised, including those
-    that are still in the resampler.
+def _mono(decoding: Decoding, sampling_rate: int) -> Generator[Samples, None, None]:
+    """Yields the mono blocks of the parts; a block may be empty. All samples before an error are yielded before it is
+    raised, including those that are still in the resampler.
     """
-    resampler, current, heard = None, 0, 0
+    faults, resampler, current = decoding.timeline.faults, None, 0
+    end, done = 0.0, 0  # seconds of the file, and samples that were yielded
     try:
-        for rate, frames in parts:
-            if rate != current:  # joined streams may have different rates
-                yield from _resampled(resampler, _NOTHING, last=True)
-                check_rate(rate, f"the sampling rate of {name}", UnsupportedAudio)
-                resampler, current, heard = new_resampler(rate, sampling_rate), rate, 0
-            channels = frames.shape[1]
-            mono = frames[:, 0] if channels == 1 else frames @ np.full(channels, 1 / channels, np.float32)
-            sound = np.isfinite(mono)
-            good = len(mono) if sound.all() else int(sound.argmin())
-            check_values(mono[:good], name, UnsupportedAudio, heard)
-            yield from _resampled(resampler, mono[:good])
-            check_values(mono, name, UnsupportedAudio, heard)
-            heard += len(mono)
+        for gap, rate, frames in decoding.parts:
+            if not len(frames):
+                yield _NOTHING
+                continue
+            if gap or rate != current:  # joined streams may have different rates
+                left = _resampled(resampler, _NOTHING, last=True)
+                yield left
+                done += len(left)
+                check_rate(rate, f"the sampling rate of {faults.name}", UnsupportedAudio)
+                resampler, current = new_resampler(rate, sampling_rate), rate
+                end += gap
+            for silence in _silence(round(end * sampling_rate) - done if gap else 0, sampling_rate):
+                yield silence
+                done += len(silence)
+            ready = _resampled(resampler, _mixed(frames, rate, end, faults))
+            yield ready
+            end, done = end + len(frames) / rate, done + len(ready)
     except (UnsupportedAudio, OSError):
-        yield from _resampled(resampler, _NOTHING, last=True)
+        yield _resampled(resampler, _NOTHING, last=True)
         raise
-    yield from _resampled(resampler, _NOTHING, last=True)
+    yield _resampled(resampler, _NOTHING, last=True)
+
+
+def _silence(count: int, most: int) -> Iterator[Samples]:
+    """Yields ``count`` zeros, which take no memory, however many they are."""
+    for start in range(0, count, most):
+        yield np.broadcast_to(_ZERO, min(most, count - start))
+
+
+def _mixed(frames: Samples, rate: int, start: float, faults: FaultLog) -> Samples:
+    """Returns the mean of the channels. Samples that are no sound count as 0.
+
+    Raises:
+        UnsupportedAudio: the samples are integers kept as floats.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        channels = frames.shape[1]
+        mono: Samples = frames[:, 0] if channels == 1 else frames @ np.full(channels, 1 / channels, np.float32)
+        if np.abs(mono).max() <= MAX_PEAK:
+            return mono
+        loud = ~(np.abs(frames) <= MAX_PEAK)
+        if (loud & (np.abs(frames) <= _LOUDEST)).mean() > _AS_INTEGERS:
+            check_values(frames[np.isfinite(frames)], faults.name, UnsupportedAudio)
+        places = np.flatnonzero(loud.any(axis=1))
+        first = start + int(places[0]) / rate
+        faults.add("no number", first, first + len(places) / rate)
+        return np.where(loud, np.float32(0), frames).mean(axis=1)
 
 
 _NOTHING = np.zeros(0, np.float32)
+_ZERO = np.float32(0)
 
 
 def new_resampler(rate: int, sampling_rate: int) -> soxr.ResampleStream | None:
@@ -144,7 +217,5 @@ def new_resampler(rate: int, sampling_rate: int) -> soxr.ResampleStream | None:
     return soxr.ResampleStream(rate, sampling_rate, 1, dtype="float32", quality="HQ")
 
 
-def _resampled(resampler: soxr.ResampleStream | None, mono: Samples, *, last: bool = False) -> Iterator[Samples]:
-    ready = mono if resampler is None else resampler.resample_chunk(np.ascontiguousarray(mono), last=last)
-    if len(ready):
-        yield ready
+def _resampled(resampler: soxr.ResampleStream | None, mono: Samples, *, last: bool = False) -> Samples:
+    return mono if resampler is None else resampler.resample_chunk(np.ascontiguousarray(mono), last=last)

@@ -1,17 +1,18 @@
-"""Decoders, which turn files into frames: libsndfile for the uncompressed formats and FLAC, FFmpeg for all others.
+"""Decoders, which turn files into frames: libsndfile for uncompressed formats, FFmpeg (PyAV) for all others.
 
-libsndfile (soundfile) reports the frame at which a FLAC is damaged, while FFmpeg silently skips the damaged frames. It
-also reads uncompressed files ten times as fast. MP3 and Ogg are decoded by FFmpeg (PyAV): if a file joins several
-streams, as podcasts with inserted parts and recorded radio do, libsndfile silently stops after the first one.
+libsndfile reads uncompressed files several times as fast as FFmpeg. Of compressed files it would give up what follows
+the first damage, or the first of several joined streams.
 
-A decoder is an iterator of parts: (rate in Hz, frames as float32 of shape (frames, channels), full scale at 1.0). A
-part lasts about a second, so that only audio that was asked for is in memory. If the file breaks in the middle, the
-decoder yields all frames before the break, then raises `UnsupportedAudio`. All functions block: call them in a worker
-thread.
+A decoder is an iterator of parts: (seconds of silence before it, rate in Hz, frames as float32 of shape (frames,
+channels), full scale at 1.0). A part lasts about a second, so that only audio that was asked for is in memory. A part
+without frames is a moment at which the caller may stop. Times are those of the file, see `Timeline`. What cannot be
+decoded becomes silence, and is told in the `FaultLog`. Only a file that can give nothing more raises `UnsupportedAudio`
+or `OSError`, after all that could be read. All functions block: call them in a worker thread.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,43 +23,69 @@ import numpy.typing as npt
 import soundfile
 from attrs import frozen
 
-from ...core.errors import UnsupportedAudio
-from .sources import MIN_SECONDS, BytesFile, Samples, full_scale
-from .wav_header import DataChunk, data_chunk, read_at
+from ...core.errors import InvalidRequest, UnsupportedAudio
+from ...core.languages import is_language
+from .faults import AudioFault, FaultLog
+from .joined import Joined, Stops, go_on
+from .sources import MIN_SECONDS, RATES, BytesFile, Samples, check_rate, full_scale
+from .stated import DataChunk, data_chunk, lacks, mp3_frames, read_at
+from .timeline import Timeline
 
-Part: TypeAlias = tuple[int, Samples]
+Part: TypeAlias = tuple[float, int, Samples]
 
-_FOR_SOUNDFILE = (b"RIFF", b"RIFX", b"RF64", b"FORM", b"fLaC", b".snd", b"caff")  # first bytes of libsndfile's files
+_FOR_SOUNDFILE = (b"RIFF", b"RIFX", b"RF64", b"FORM", b".snd", b"caff")  # first bytes of libsndfile's files
 _MOST_FRAMES = 1 << 16  # of one read
-_INDEXED_CONTAINERS = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}  # their stated duration is no estimate
-_DURATION_SLACK = 0.5  # seconds: encoder delay, padding, rounding to the container's time base
+_MOST_HELD = 512  # frames of FFmpeg in a part
+_STATED = {  # the containers whose duration is stated, no estimate
+    "mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "flac", "avi", "flv", "w64", "asf", "wv", "tta", "ape", "caf"
+}  # fmt: skip
+_EACH_STATED = {"mov,mp4,m4a,3gp,3g2,mj2", "avi"}  # those that state the duration of each stream
+_SLACK = 0.15  # seconds: encoder delay, padding, rounding to the container's time base
+_OTHERS_SLACK = 0.5  # seconds: a picture may be shown so long
+_EXACT = {"flac", "w64", "caf", "wv", "tta", "ape"}  # containers that count samples
+_CLOCK_JUMPS = {"mpegts": 10.0, "mpeg": 10.0}  # seconds: broadcasts set their clock, as FFmpeg's dts_delta_threshold
+_LONGEST_GAP = 30 * 3600.0  # seconds: FFmpeg's dts_error_threshold
+_MOST_ERRORS = 64  # of the demuxer, one after the other
+_NO_FRAMES = np.zeros((0, 1), np.float32)
 
 
 @frozen(eq=False)
 class Decoding:
-    """A file that is being decoded. ``seconds`` is the length that its header promises: exact for uncompressed formats
-    and FLAC, an estimate for MP3 and Ogg, ``None`` if the header promises no length."""
+    """A file that is being decoded.
+
+    Attributes:
+        seconds: the length that its header promises; ``None`` if it promises no length.
+        is_stated: the header states ``seconds``; those for Ogg and for most MP3 files are an estimate.
+        timeline: the times of what was decoded.
+    """
 
     parts: Iterator[Part]
     seconds: float | None
+    is_stated: bool
+    timeline: Timeline[Any]
 
 
-def open_decoder(file: IO[bytes], name: str, stack: ExitStack) -> Decoding:
-    """Returns the decoder of a seekable file. ``stack`` closes it.
+def open_decoder(
+    file: IO[bytes], faults: FaultLog, stack: ExitStack, track: int | str | None = None, stops: Stops = go_on
+) -> Decoding:
+    """Returns the decoder of a seekable file. ``stack`` closes it. ``track`` is the number of an audio track, from 1
+    on, or its language; ``None``: the one that the file marks as its default, or the first.
+    ``stops`` is asked while the file is opened.
 
     Raises:
-        UnsupportedAudio: the file is not audio, has no audio stream, is empty, or is cut short before the first sample.
+        UnsupportedAudio: the file is not audio, has no audio stream, or is empty.
+        InvalidRequest: the file has no such track.
         OSError: the file cannot be read. The iterator may raise this error too.
     """
     if not file.seek(0, os.SEEK_END):
-        raise UnsupportedAudio(f"{name} is empty (0 bytes); allowed: an audio file")
-    return _open_soundfile(file, name, stack) or _open_ffmpeg(file, name, stack)
+        raise UnsupportedAudio(f"{faults.name} is empty (0 bytes); allowed: an audio file")
+    return _open_soundfile(file, faults, stack, track) or _open_ffmpeg(file, faults, stack, track, stops)
 
 
 # ---- libsndfile ------------------------------------------------------------------------------------------------------
 
 
-def _open_soundfile(file: IO[bytes], name: str, stack: ExitStack) -> Decoding | None:
+def _open_soundfile(file: IO[bytes], faults: FaultLog, stack: ExitStack, track: int | str | None) -> Decoding | None:
     """Opens the file with libsndfile. Returns ``None`` if its format is not for libsndfile."""
     if not read_at(file, 0, 4).startswith(_FOR_SOUNDFILE):
         return None
@@ -70,183 +97,297 @@ def _open_soundfile(file: IO[bytes], name: str, stack: ExitStack) -> Decoding | 
     except soundfile.LibsndfileError:
         return None
     stack.callback(sound.close)
-    if sound.frames and sound.seekable():
-        return Decoding(_soundfile_parts(sound, name, chunk), sound.frames / sound.samplerate)
-    if chunk is not None:
-        _check_chunk(chunk, name)
+    is_plain = not sound.subtype.startswith(("ALAC", "MPEG"))
+    if is_plain and sound.frames and sound.seekable():
+        if track not in (None, 1):
+            raise _no_track(faults.name, track, "only one, which has no language")
+        seconds = sound.frames / sound.samplerate
+        return Decoding(_soundfile_parts(sound, faults, chunk), seconds, True, Timeline(faults))
+    if is_plain and chunk is not None and chunk.found < chunk.promised:
+        raise UnsupportedAudio(
+            f"{faults.name} is cut short: its header promises {chunk.promised} frames, but it has {chunk.found}"
+        )
     return None  # a recorder may have left the header unfinished: FFmpeg then ignores the size in it
 
 
-def _soundfile_parts(sound: Any, name: str, chunk: DataChunk | None) -> Iterator[Part]:
+def _soundfile_parts(sound: Any, faults: FaultLog, chunk: DataChunk | None) -> Iterator[Part]:
     rate: int = sound.samplerate
     done = 0
     while done < sound.frames:
         frames = np.zeros((min(rate, _MOST_FRAMES), sound.channels), np.float32)
-        fault: UnsupportedAudio | None = None
         try:
             count = len(sound.read(dtype="float32", always_2d=True, out=frames))
-        except soundfile.LibsndfileError as error:
-            count = _filled(sound, done, len(frames))
-            fault = _damaged(name, (done + count) / rate, error)
-            fault.__cause__ = error
-        if count:
-            yield rate, frames[:count]
-        if fault is not None:
-            try:
-                raise fault
-            finally:
-                del fault  # this frame is in its traceback
-        done += count
+        except soundfile.LibsndfileError:
+            count = 0
         if not count:
             break
-    if done < sound.frames:
-        raise _cut_short(name, f"{sound.frames} frames", f"{done}")
-    if chunk is not None:
-        _check_chunk(chunk, name)
-
-
-def _filled(sound: Any, done: int, most: int) -> int:
-    """Returns the number of frames that a failed read has put into its array. The file's position has moved by this
-    number.
-    """
-    try:
-        moved = int(sound.tell()) - done
-    except soundfile.LibsndfileError:
-        return 0
-    return min(max(moved, 0), most)
-
-
-def _check_chunk(chunk: DataChunk, name: str) -> None:
-    if chunk.found < chunk.promised:
-        raise _cut_short(name, f"{chunk.promised} frames", f"{chunk.found}")
+        yield 0.0, rate, frames[:count]
+        done += count
+    promised = max(sound.frames, 0 if chunk is None else chunk.promised)
+    if done < promised:
+        faults.cut_short(f"{promised} frames", f"{done}", done / rate, promised / rate)
 
 
 # ---- FFmpeg ----------------------------------------------------------------------------------------------------------
 
 
-def _open_ffmpeg(file: IO[bytes], name: str, stack: ExitStack) -> Decoding:
-    import av
-
-    file.seek(0)
-    try:
-        # A playlist must not make FFmpeg open other files or addresses.
-        container = av.open(file, options={"protocol_whitelist": "none"}, metadata_errors="replace")
-    except av.FFmpegError as error:
-        raise UnsupportedAudio(
-            f"{name} is not audio that can be decoded ({_reason(error)}); allowed: WAV, FLAC, Ogg, MP3, M4A, WebM "
-            "and all other formats of FFmpeg"
-        ) from error
-    stack.callback(container.close)
-    if not container.streams.audio:
-        kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "none"
-        raise UnsupportedAudio(f"{name} has no audio stream (streams: {kinds}); allowed: a file with sound")
-    stream = container.streams.audio[0]
-    seconds = _stated_seconds(container, stream)
-    return Decoding(_gathered(_ffmpeg_parts(container, stream, name)), seconds)
+def _open_ffmpeg(
+    file: IO[bytes], faults: FaultLog, stack: ExitStack, track: int | str | None, stops: Stops
+) -> Decoding:
+    recording = Joined(file, stops=stops)
+    opened = _Opened.of(recording, faults.name, stack, track)
+    recording.stops = go_on
+    if track is None and len(opened.container.streams.audio) > 1:
+        told = f"{faults.name} has {opened.tracks}; number {opened.number} is read, audio_track chooses another"
+        faults.tell(AudioFault(0.0, 0.0, "tracks", told, is_loss=False))
+    timeline: Timeline[Any] = Timeline(faults)
+    parts = _gathered(_placed(opened, recording, timeline, stack, track), faults.name)
+    seconds, is_stated = opened.stated()
+    return Decoding(parts, seconds, is_stated, timeline)
 
 
-def _gathered(parts: Iterator[Part]) -> Iterator[Part]:
-    """Joins ``parts``, which last 20 ms or so each, into parts of about a second."""
-    rate, held = 0, [np.zeros((0, 0), np.float32)]
-    try:
-        for next_rate, frames in parts:
-            alike = next_rate == rate and frames.shape[1] == held[0].shape[1]
-            if alike and sum(map(len, held)) < rate:
-                held.append(frames)
+def _placed(
+    opened: _Opened, recording: Joined | None, timeline: Timeline[Any], stack: ExitStack, track: int | str | None
+) -> Iterator[tuple[float, Any]]:
+    """Yields the frames of joined recordings, each with the silence before it. A frame that is ``None`` is a moment at
+    which the caller may stop."""
+    faults = timeline.faults
+    while recording is not None:
+        yield from opened.frames(timeline)
+        opened.container.close()
+        while (recording := recording.next()) is not None:
+            try:
+                opened = _Opened.of(recording, faults.name, stack, track)
+            except InvalidRequest:
+                faults.add("damaged", timeline.end, timeline.end)
                 continue
-            if rate:
-                yield rate, np.concatenate(held)
-            rate, held = next_rate, [frames]
-    except (UnsupportedAudio, OSError):
-        if rate:
-            yield rate, np.concatenate(held)
-        raise
-    if rate:
-        yield rate, np.concatenate(held)
-
-
-def _ffmpeg_parts(container: Any, stream: Any, name: str) -> Iterator[Part]:
-    """Yields the frames of joined streams, each stream with its own rate and channels."""
-    heard = end = 0.0  # seconds decoded; end of the last frame as the container counts
-    for frame in _frames(container, stream, name):
-        yield frame.sample_rate, _samples(frame, name)
-        heard += frame.samples / frame.sample_rate
-        end = max(end, heard, _end(frame))
-    if not heard:
+            faults.add("joined", timeline.end, timeline.end)
+            break
+    if not timeline.end:
         raise UnsupportedAudio(
-            f"{name} has no samples, or was cut short before the first sample; allowed: {MIN_SECONDS:g} s of "
+            f"{faults.name} has no samples, or was cut short before the first sample; allowed: {MIN_SECONDS:g} s of "
             "audio or more"
         )
-    promised = _stated_seconds(container, stream) if container.format.name in _INDEXED_CONTAINERS else None
-    if promised is not None and end < promised - _DURATION_SLACK:
-        raise _cut_short(name, f"{promised:.2f} s", f"{end:.2f} s")
 
 
-def _frames(container: Any, stream: Any, name: str) -> Iterator[Any]:
-    """Yields decoded frames. Junk between two frames of an MP3 stream, where tags are common, is skipped. Any other
-    packet that cannot be decoded is an error."""
+@frozen(eq=False)
+class _Opened:
+    """A recording that FFmpeg has opened, and the audio stream that is read."""
+
+    recording: Joined
+    container: Any
+    stream: Any
+
+    @classmethod
+    def of(cls, recording: Joined, name: str, stack: ExitStack, track: int | str | None) -> _Opened:
+        """Opens a recording, and chooses its stream."""
+        import av
+
+        try:
+            # A playlist must not make FFmpeg open other files or addresses.
+            container = av.open(recording, "r", options={"protocol_whitelist": "none"}, metadata_errors="replace")
+        except av.FFmpegError as error:
+            raise UnsupportedAudio(
+                f"{name} is not audio that can be decoded ({_reason(error)}); allowed: WAV, FLAC, Ogg, MP3, M4A, WebM "
+                "and all other formats of FFmpeg"
+            ) from error
+        stack.callback(container.close)
+        streams = container.streams.audio
+        if not streams:
+            kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "none"
+            raise UnsupportedAudio(f"{name} has no audio stream (streams: {kinds}); allowed: a file with sound")
+        default = next((one for one in streams if _is_default(one)), streams[0])
+        if isinstance(track, int):
+            fitting = streams[track - 1 : track]
+        else:
+            fitting = tuple(one for one in streams if track is None or is_language(one.language, track))
+        opened = cls(recording, container, default if default in fitting else next(iter(fitting), default))
+        if not fitting:
+            raise _no_track(name, track, opened.tracks)
+        codec = opened.stream.codec_context
+        if codec is None:
+            raise UnsupportedAudio(f"{name} has an audio stream of a codec that FFmpeg does not know")
+        if codec.name == "flac":
+            codec.options = {"err_detect": "crccheck+explode"}  # else damaged frames become noise
+        return opened
+
+    @property
+    def number(self) -> int:
+        """The number of the track, from 1 on."""
+        return list(self.container.streams.audio).index(self.stream) + 1
+
+    @property
+    def tracks(self) -> str:
+        """The tracks, for messages."""
+        told = [
+            f"{number} {one.language or 'without language'}" + " (default)" * _is_default(one)
+            for number, one in enumerate(self.container.streams.audio, 1)
+        ]
+        return f"{len(told)} audio track{'s' * (len(told) > 1)}: {', '.join(told)}"
+
+    def stated(self) -> tuple[float | None, bool]:
+        """Returns the end of the audio by the header, in seconds from the file's beginning, and whether it is no
+        estimate."""
+        container, stream, start = self.container, self.stream, (self.container.start_time or 0) / 1e6
+        is_stated = container.format.name in _STATED
+        if container.format.name == "mp3" and (frames := mp3_frames(self.recording)):
+            rate = stream.codec_context.sample_rate
+            return frames * (1152 if rate >= 32_000 else 576) / rate, True
+        # Of several streams FFmpeg gives those without a duration the longest one, except where each has its own.
+        if stream.duration and (len(container.streams) == 1 or container.format.name in _EACH_STATED):
+            return float(((stream.start_time or 0) + stream.duration) * stream.time_base) - start, is_stated
+        if container.duration and len(container.streams) == 1:
+            return container.duration / 1e6 - start, is_stated
+        return None, False
+
+    def frames(self, timeline: Timeline[Any]) -> Iterator[tuple[float, Any]]:
+        """Yields the frames of the recording, and tells if it ends too early."""
+        container, index, begin, others = self.container, self.stream.index, timeline.end, 0.0
+        base, start = float(self.stream.time_base), (container.start_time or 0) / 1e6
+        block = _flac_block(self.stream) if container.format.name == "flac" else 0
+        seconds, is_stated = self.stated()
+        due = 0
+        whole = (container.duration or 0) / 1e6 - start if container.format.name in _STATED else 0.0
+        timeline.latest = begin + max(seconds or 0.0, whole) + _SLACK if is_stated or whole else math.inf
+        timeline.most_gap = _CLOCK_JUMPS.get(container.format.name, _LONGEST_GAP)
+        for packet in _packets(container, timeline):
+            if packet is None:
+                yield 0.0, None
+            elif packet.stream_index == index:
+                sample = _flac_sample(packet, block) if block else None
+                for frame in _decoded(packet, timeline):
+                    rate, pts = frame.sample_rate, frame.pts if sample is None else sample
+                    if timeline.end:
+                        if not RATES[0] <= rate <= RATES[1]:
+                            timeline.is_hurt = True
+                            continue
+                    else:
+                        check_rate(rate, f"the sampling rate of {timeline.faults.name}", UnsupportedAudio)
+                    if sample is not None:  # frames of FLAC are numbered without gaps
+                        timeline.is_hurt |= sample > due
+                        due = sample + frame.samples
+                    yield from timeline.add(None if pts is None else pts * base - start, frame.samples / rate, frame)
+                yield 0.0, None
+            elif packet.pts is not None and packet.duration is not None:  # it is not read, but it may go on to the end
+                others = max(others, float((packet.pts + packet.duration) * packet.time_base) - start)
+        yield from timeline.finish()
+        self._check_end(timeline, begin, begin + others)
+
+    def _check_end(self, timeline: Timeline[Any], begin: float, others: float) -> None:
+        """Adds a fault if the recording, which begins at ``begin``, ends before its stated end. Streams that are not
+        read end at ``others``."""
+        container, faults, end, name = self.container, timeline.faults, timeline.end, self.container.format.name
+        seconds, is_stated = self.stated()
+        whole = begin + ((container.duration or 0) - (container.start_time or 0)) / 1e6 if name in _STATED else 0.0
+        slack = 0.01 if name in _EXACT else _SLACK
+        if is_stated and seconds is not None and end < begin + seconds - slack:
+            faults.cut_short(f"{begin + seconds:.2f} s", f"{end:.2f} s", end, begin + seconds)
+        elif max(end, others) < whole - _OTHERS_SLACK:
+            faults.cut_short(f"{whole:.2f} s", f"{max(end, others):.2f} s", end, whole)
+        elif self.recording.next() is None and (lack := lacks(self.recording, name)) is not None:
+            faults.cut_short(*lack, end, end)
+
+
+def _packets(container: Any, timeline: Timeline[Any]) -> Iterator[Any]:
+    """Yields the packets of all streams, and ``None`` where FFmpeg cannot read on at once."""
     import av
 
-    at = 0.0
+    errors = 0
+    while errors <= _MOST_ERRORS:
+        try:
+            for packet in container.demux():
+                errors = 0
+                yield packet
+        except IndexError:  # PyAV 18 raises it at the end of a file in which streams have appeared, after all packets
+            return
+        except av.FFmpegError:
+            errors, timeline.is_hurt = errors + 1, True
+            yield None
+        else:
+            return
+
+
+def _decoded(packet: Any, timeline: Timeline[Any]) -> list[Any]:
+    import av
+
     try:
-        for packet in container.demux(stream):
-            try:
-                decoded = packet.decode()
-            except av.FFmpegError:
-                if container.format.name != "mp3":
-                    raise
-                continue
-            for frame in decoded:
-                at = _end(frame)
-                yield frame
-    except av.FFmpegError as error:
-        raise _damaged(name, at, error) from error
+        if packet.is_corrupt:
+            timeline.is_hurt = True
+        frames: list[Any] = packet.decode()
+    except av.FFmpegError:
+        timeline.is_hurt = True
+        return []
+    return [frame for frame in frames if frame.samples]
 
 
-def _samples(frame: Any, name: str) -> Samples:
-    """Returns the frame's samples with full scale at 1.0, float32, shape (frames, channels)."""
+def _gathered(frames: Iterator[tuple[float, Any]], name: str) -> Iterator[Part]:
+    """Joins frames, which last 20 ms or so each, into parts of about a second."""
+    held: list[npt.NDArray[Any]] = []  # each of shape (frames, channels)
+    first, rate, count = 0.0, 0, 0
+    for gap, frame in frames:
+        if frame is None:
+            yield 0.0, rate, _NO_FRAMES
+            continue
+        block = _block(frame, name)
+        alike = held and not gap and frame.sample_rate == rate and held[0].shape[1:] == block.shape[1:]
+        if not alike or held[0].dtype != block.dtype or count >= rate or len(held) >= _MOST_HELD:
+            yield from _parts(first, rate, held)
+            held, first, rate, count = [], gap, frame.sample_rate, 0
+        held.append(block)
+        count += len(block)
+    yield from _parts(first, rate, held)
+
+
+def _parts(gap: float, rate: int, held: list[npt.NDArray[Any]]) -> Iterator[Part]:
+    """Yields the samples with full scale at 1.0, float32."""
+    block = np.concatenate(held) if held else _NO_FRAMES
+    for start in range(0, len(block), max(2 * rate, _MOST_FRAMES)):  # a frame may be as long as the file
+        samples: Samples = block[start : start + max(2 * rate, _MOST_FRAMES)].astype(np.float32)
+        if block.dtype.kind == "u":
+            samples -= 128
+        if block.dtype.kind != "f":
+            samples /= full_scale(block.dtype)
+        yield gap if not start else 0.0, rate, samples
+
+
+def _block(frame: Any, name: str) -> npt.NDArray[Any]:
+    """Returns the frame's samples, of shape (frames, channels)."""
     if frame.format.bytes == 8 and not frame.format.name.startswith("dbl"):
         raise UnsupportedAudio(f"{name} has 64-bit integer samples; allowed: integers up to 32 bits, or floats")
     array: npt.NDArray[Any] = frame.to_ndarray()  # planar: (channels, frames); packed: (1, frames * channels)
-    block = array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
-    samples: Samples = block.astype(np.float32)
-    if block.dtype.kind == "u":
-        samples -= 128
-    if block.dtype.kind != "f":
-        samples /= full_scale(block.dtype)
-    return samples
+    return array.T if frame.format.is_planar else array.reshape(-1, frame.layout.nb_channels)
 
 
-def _end(frame: Any) -> float:
-    """Returns the seconds from the beginning of the stream to the end of ``frame``, or 0 if the frame has no time."""
-    if frame.pts is None or frame.time_base is None:
-        return 0.0
-    return float(frame.pts * frame.time_base + frame.samples / frame.sample_rate)
+# ---- what the containers say -----------------------------------------------------------------------------------------
 
 
-def _stated_seconds(container: Any, stream: Any) -> float | None:
-    if stream.duration:
-        return float(stream.duration * stream.time_base)
-    if container.duration and len(container.streams) == 1:
-        return float(container.duration) / 1e6
-    return None
+def _is_default(stream: Any) -> bool:
+    return bool(stream.disposition & stream.disposition.default)
+
+
+def _flac_block(stream: Any) -> int:
+    """Returns the samples in a frame, as the header of a FLAC file states them."""
+    return int.from_bytes((stream.codec_context.extradata or b"")[:2], "big")
+
+
+def _flac_sample(packet: Any, block: int) -> int | None:
+    """Returns the place of a FLAC frame in samples, by its own number (RFC 9639, section 9.1.5). FFmpeg counts the
+    frames that it finds, so a lost one would move all others."""
+    head = bytes(memoryview(packet)[:13]) if packet.size else b""
+    if len(head) < 9 or head[0] != 0xFF or head[1] & 0xFC != 0xF8:
+        return None
+    ones = 8 - (head[4] ^ 0xFF).bit_length()
+    number = head[4] & 0x7F >> ones
+    for byte in head[5 : 4 + max(ones, 1)]:
+        number = number << 6 | byte & 63
+    return number if head[1] & 1 else number * block
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _damaged(name: str, seconds: float, error: Exception) -> UnsupportedAudio:
-    return UnsupportedAudio(
-        f"{name} is damaged or cut short: decoding failed after {seconds:.2f} s ({_reason(error)}). Copy or download "
-        "the file again, or repair it and accept the loss"
-    )
-
-
-def _cut_short(name: str, promised: str, found: str) -> UnsupportedAudio:
-    return UnsupportedAudio(
-        f"{name} is cut short: its header promises {promised}, but it has {found}. Copy or download the file again, "
-        "or repair it and accept the loss"
-    )
+def _no_track(name: str, track: int | str, tracks: str) -> InvalidRequest:
+    return InvalidRequest(f"audio_track={track!r}, but {name} has {tracks}; allowed: a number or language of these")
 
 
 def _reason(error: Exception) -> str:

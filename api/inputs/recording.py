@@ -6,15 +6,18 @@ more block. So memory holds only the samples from `Recording.forget` to the last
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import trio
 
-from ...core.errors import InvalidRequest, UnsupportedAudio
+from ...core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
 from .blocks import Blocks, open_blocks
+from .faults import AudioFault
 from .held import HeldSamples
+from .joined import Stops
 from .sources import (
     MIN_SECONDS,
     SAMPLING_RATE,
@@ -28,16 +31,17 @@ from .sources import (
 )
 from .threads import run_in_thread
 
-_SECONDS_AT_ONCE = 10  # of audio for one call in a thread: a cancelled caller waits for its end, a tenth of a second
+_SECONDS_AT_ONCE = 10  # of audio for one call in a thread
 _INLINE_SAMPLES = 1_000_000  # checking more samples would hold the loop up for over a millisecond
 
 
-def _open(source: AudioSource, sampling_rate: int) -> tuple[Blocks, list[Samples]]:
+def _open(source: AudioSource, sampling_rate: int, most_seconds: float, stops: Stops) -> tuple[Blocks, list[Samples]]:
     """Opens ``source`` and reads its beginning, so that a source that can never work is refused at once."""
-    blocks = open_blocks(source, sampling_rate)
+    blocks = open_blocks(source, sampling_rate, stops)
     try:
         least = round(MIN_SECONDS * sampling_rate)
-        found = blocks.read(least)
+        blocks.check_bound(most_seconds)
+        found = blocks.read(least, stops)
         if blocks.done < least:
             blocks.check()
     except BaseException:
@@ -52,28 +56,41 @@ class Recording:
     Entering opens the source in a worker thread and decodes its first block. A file given by its path is read as a
     stream. Bytes, and the content of a file object, stay in memory as they are, encoded. An array at ``sampling_rate``
     is not copied, so it must not change meanwhile. Any number of tasks may ask for windows at once. Leaving the block
-    closes the file, on every way out. If a thread still decodes, leaving waits for it, a tenth of a second or so.
+    closes the file, on every way out. A thread that still decodes is stopped between two packets.
 
-    If the audio breaks in the middle, the recording ends at the break, and `broken` says so. If less than `MIN_SECONDS`
-    can be read, entering the block raises an error, as `load_audio` does.
+    What cannot be decoded becomes silence of the same length, and `faults` says so. If nothing more can be read, the
+    recording ends there. If less than `MIN_SECONDS` can be read, entering the block raises an error, as `load_audio`
+    does.
 
     Attributes:
         sampling_rate: the rate of the windows, in Hz.
-        broken: the fault, and the second from which on nothing could be read; ``None`` while all is well.
+        faults: what is wrong with the audio, as far as it was decoded.
+        lost: the seconds that have no sound therefore, (start, end), if they are a second or more.
 
     Args:
         source: see `load_audio`.
         sampling_rate: the rate of the windows, in Hz: the model's.
-        strict: a window that reaches to the break raises `UnsupportedAudio`.
+        strict: a window that reaches to a loss raises `UnsupportedAudio`.
+        most_seconds: longer audio raises `RequestTooLarge` as soon as that is known.
 
     Raises:
-        InvalidRequest: on entering, as from `load_audio`; `UnsupportedAudio` is one kind of it.
+        InvalidRequest: on entering, as from `load_audio`; `UnsupportedAudio` and `RequestTooLarge` are kinds of it.
     """
 
-    def __init__(self, source: AudioSource, *, sampling_rate: int = SAMPLING_RATE, strict: bool = False) -> None:
+    def __init__(
+        self,
+        source: AudioSource,
+        *,
+        sampling_rate: int = SAMPLING_RATE,
+        strict: bool = False,
+        most_seconds: float = math.inf,
+    ) -> None:
         self.sampling_rate = sampling_rate
-        self.broken: str | None = None
+        self.faults: tuple[AudioFault, ...] = ()
+        self.lost: tuple[tuple[float, float], ...] = ()
         self._strict = strict
+        self._most_seconds = most_seconds
+        self._closing = False
         self._source: AudioSource | None = source
         self._entered = False
         self._array: ArraySource | None = None
@@ -96,8 +113,13 @@ class Recording:
             await self._check(array)
             self._array, self._length = array, len(array.samples)
             return self
-        blocks, found = await run_in_thread(partial(_open, source, self.sampling_rate))
-        self._blocks, self._promised = blocks, blocks.seconds
+        try:
+            work = partial(_open, source, self.sampling_rate, self._most_seconds, self._stops)
+            blocks, found = await run_in_thread(work)
+        except InvalidRequest:
+            await trio.lowlevel.checkpoint_if_cancelled()  # the thread was stopped
+            raise
+        self._blocks, self._promised = blocks, blocks.decoding.seconds
         self._take(blocks, found)
         return self
 
@@ -108,6 +130,11 @@ class Recording:
         else:
             await run_in_thread(check)
         check_length(len(array.samples), "the array", self.sampling_rate)
+        if len(array.samples) > self._most_seconds * self.sampling_rate:
+            raise RequestTooLarge(
+                f"the array is too long; allowed: up to {self._most_seconds:.6g} s, but it has "
+                f"{len(array.samples) / self.sampling_rate:.0f} s. Cut it into pieces"
+            )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -118,6 +145,7 @@ class Recording:
     @trio.lowlevel.enable_ki_protection
     async def aclose(self) -> None:
         """Closes the file and drops all samples. Leaving the block does the same; a second call does nothing."""
+        self._closing = True
         with trio.CancelScope(shield=True):
             async with self._decoding:
                 blocks, self._blocks = self._blocks, None
@@ -144,6 +172,11 @@ class Recording:
         return None if self._promised is None else max(self._promised, self._held.stop / self.sampling_rate)
 
     @property
+    def broken(self) -> str | None:
+        """The sentences about losses; ``None`` while all is well."""
+        return " ".join(fault.message for fault in self.faults if fault.is_loss) or None
+
+    @property
     def held(self) -> int:
         """The number of samples that wait in memory; 0 for an array, which is the caller's."""
         return self._held.count
@@ -158,7 +191,8 @@ class Recording:
         If the samples are decoded already, the call returns at once and is no checkpoint.
 
         Raises:
-            UnsupportedAudio: with ``strict``, if the audio breaks before the end of the window.
+            UnsupportedAudio: with ``strict``, if something is lost before the end of the window.
+            RequestTooLarge: the audio is too long.
         """
         stop = start + length
         if self._array is not None:
@@ -166,8 +200,9 @@ class Recording:
         assert self._blocks is not None, "a window was asked of a recording that is not open"
         while self._held.stop < stop and self._length is None:
             await self._decode(stop)
-        if self.broken is not None and self._strict and stop > self._held.stop:
-            raise UnsupportedAudio(self.broken)
+        lost = [fault for fault in self.faults if fault.is_loss and fault.start * self.sampling_rate < stop]
+        if self._strict and lost:
+            raise UnsupportedAudio(lost[0].message)
         return self._held.read(start, stop)
 
     def forget(self, before: int) -> None:
@@ -182,13 +217,24 @@ class Recording:
             if self._held.stop >= upto or self._length is not None:
                 return  # another task has decoded them
             upto = min(upto, blocks.done + _SECONDS_AT_ONCE * self.sampling_rate)
-            self._take(blocks, await run_in_thread(partial(blocks.read, upto)))
+            self._take(blocks, await run_in_thread(partial(blocks.read, upto, self._stops)))
+            blocks.check_bound(self._most_seconds)
+
+    def _stops(self) -> bool:
+        """Tells the thread to stop: nobody waits for its answer any more."""
+        try:
+            trio.from_thread.check_cancelled()
+        except trio.Cancelled:
+            return True
+        return self._closing
 
     def _take(self, blocks: Blocks, found: list[Samples]) -> None:
         for samples in found:
             self._held.append(samples)
-        self._length = self._held.stop if blocks.ended else None
+        self._length, self.faults = self._held.stop if blocks.ended else None, blocks.faults
+        self.lost = tuple(blocks.decoding.timeline.faults.lost)
         if blocks.fault is not None:
             seconds = blocks.done / self.sampling_rate
-            self.broken = f"{blocks.fault} (nothing could be read from {seconds:.2f} s on)"
+            told = f"{blocks.fault} (nothing could be read from {seconds:.2f} s on)"
+            self.faults += (AudioFault(seconds, seconds, "damaged", told),)
             blocks.fault = None

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from ...core.checks import Refused, as_integer
 from ...core.errors import InvalidRequest
 
 Samples: TypeAlias = npt.NDArray[np.float32]
@@ -28,6 +29,7 @@ AudioSource: TypeAlias = (
     | npt.NDArray[np.floating]
     | tuple[SampleArray, int]
     | Mapping[str, Any]
+    | "AudioTrack"
 )
 
 SAMPLING_RATE = 16_000  # Hz, Whisper's rate
@@ -35,6 +37,7 @@ MIN_SECONDS = 0.02  # one timestamp step of Whisper
 MAX_PEAK = 100.0  # full scale is 1.0; float audio may exceed it a little, integers kept as floats exceed it a lot
 RATES = (1_000, 768_000)  # Hz
 
+TRACKS = "the number of an audio track, from 1 on, or its language ('en', 'eng', 'english')"
 _ALLOWED = (
     "a path, bytes, a binary file object, or a 1-D float32 or float64 array, either without a rate (it then has the "
     "model's) or with its rate: (samples, rate) or {'array': samples, 'sampling_rate': rate}"
@@ -52,6 +55,14 @@ class NamedPath(os.PathLike[str]):
 
     def __fspath__(self) -> str:
         return self.path
+
+
+@frozen(eq=False)
+class AudioTrack:
+    """Audio of which one track is read: by its number, from 1 on, or by its language ("de", "deu", "german")."""
+
+    source: Any
+    track: int | str
 
 
 @frozen(eq=False)
@@ -85,6 +96,33 @@ def with_rate(source: AudioSource, sampling_rate: int | None) -> AudioSource:
         f"sampling_rate={sampling_rate!r} is given with audio of the type {type_name(source)}; allowed: with an "
         "array. Leave it out: files, bytes, pairs and mappings have their own rate"
     )
+
+
+def with_track(source: AudioSource, track: int | str | None) -> AudioSource:
+    """Returns ``source`` with the track that is read (``audio_track=...``); ``None``: the default track.
+
+    Raises:
+        InvalidRequest: a track of an array, or no number and no language.
+    """
+    if track is None:
+        return source
+    try:
+        found = read_track(track)
+    except (Refused, ValueError):
+        raise InvalidRequest(f"audio_track={track!r:.100}; allowed: {TRACKS}") from None
+    if array_source(source) is not None:
+        raise InvalidRequest(f"audio_track={track!r} is given with an array, which has no tracks; leave it out")
+    return AudioTrack(source, found)
+
+
+def read_track(value: Any) -> int | str:
+    """Returns the number or the language of a track; raises `Refused` for all else."""
+    if isinstance(value, str) and value.strip() and not value.strip().isdecimal():
+        return value.strip()
+    number = int(value) if isinstance(value, str) else as_integer(value)
+    if number < 1:
+        raise Refused
+    return number
 
 
 def is_pair(source: object) -> bool:

@@ -9,12 +9,13 @@ from attrs import field, frozen
 
 from ...core.aligning import Timed
 from ...core.errors import ContextLengthExceeded, InvalidRequest
+from ...core.languages import language_code
 from ...core.model import ModelDescription
 from ...core.request import Request
 from ..inputs.audio import AudioSource, load_audio
 from ..inputs.prompts import check_kind
 from ..inputs.threads import run_in_thread
-from ..outputs.languages import language_code, unknown_language
+from ..outputs.languages import unknown_language
 from ..outputs.results import Word
 from .windows import Generated
 from .word_aligner import check_aligns, words_between

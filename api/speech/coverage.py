@@ -20,6 +20,7 @@ def coverage(
     *,
     clips: Times = ((0.0, math.inf),),
     unread: Times = (),
+    lost: Times = (),
     slight: float = _SLIGHT,
 ) -> tuple[Stretch, ...]:
     """Divides ``[0, duration)`` into stretches.
@@ -29,6 +30,7 @@ def coverage(
         heard: the times in which voice activity found speech; empty if it did not listen.
         clips: the times that were asked for.
         unread: the times that are not read yet.
+        lost: the times of which the file has no sound, because it is damaged or leaves them out.
         slight: speech without text counts as silent if it is shorter than this.
     """
     left: Times = [(0.0, duration)]
@@ -36,7 +38,8 @@ def coverage(
     asked, excluded = _parted(left, clips)
     missing, left = _parted(asked, unread)
     voiced, _ = _parted(left, heard)
-    failed = [(start, end) for start, end in voiced if end - start >= slight]
+    unheard, _ = _parted(left, lost)
+    failed = [one for one in _union(voiced, unheard) if one[1] - one[0] >= slight]
     kinds = {
         "speech": speech,
         "excluded": excluded,
@@ -66,6 +69,15 @@ def _without(times: Times, taken: Times) -> Iterator[tuple[float, float]]:
             if at < begin:
                 yield at, min(begin, end)
             at = stop if begin < end else end
+
+
+def _union(first: Times, second: Times) -> Times:
+    """Returns the times that are in one of both, in order."""
+    found: list[tuple[float, float]] = []
+    for start, end in sorted([*first, *second]):
+        last = found.pop() if found and start <= found[-1][1] else (start, end)
+        found.append((last[0], max(end, last[1])))
+    return found
 
 
 def _joined(stretches: Iterable[Stretch]) -> list[Stretch]:

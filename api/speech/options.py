@@ -32,6 +32,7 @@ from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
 from ...core.speech import SAMPLING
 from ..inputs.audio import AudioSource
+from ..inputs.sources import TRACKS, read_track
 from ..outputs.results import Turn
 from .diarizer import TURNS, AudioDiarizer, are_turns
 from .voice import VoiceActivity
@@ -227,6 +228,7 @@ _SPEAKERS = Check(
 )
 _KNOWN_SPEAKERS = Check(_known_speakers, f"audio by the name of its speaker ({_NAME})")
 _DIARIZER = Check(_diarizer, f"an engine whose model finds speakers, or {TURNS}").or_none("the embedded one")
+_TRACK = Check(read_track, TRACKS).or_none("the default track")
 _SEED = integer(-(2**63), 2**63 - 1).or_none("a fresh seed for each transcription")
 _PATIENCE = number(0, 100, above=True).or_none("search until no better text can come")
 
@@ -319,8 +321,11 @@ class TranscribeOptions:
         diarizer: another way to find out who speaks, in place of the embedded one: an engine whose model finds speakers
             (see `Engine.diarize`), an object of your own with that method, or the turns that it has found. It counts
             the speakers itself, and hears the audio first.
-        strict: refuse audio that is damaged or cut short. By default the audio is transcribed up to the break, and
-            `Transcript.warnings` says so.
+        audio_track: the audio track that is read, by its number, from 1 on, or by its language. ``None``: the one that
+            the file marks as its default, or else the first.
+        max_audio_seconds: refuse audio that is longer than this, as soon as that is known. ``None``: no bound.
+        strict: refuse audio that is damaged or cut short, or whose times leave out a part. By default what is lost
+            counts as silence, and `Transcript.warnings` says so.
         seed: the seed of sampling above temperature 0; each further temperature takes the next seed. ``None``: a fresh
             seed.
 
@@ -379,6 +384,8 @@ class TranscribeOptions:
         factory=dict, eq=False, metadata=by(_KNOWN_SPEAKERS) | {"option": Option(frozenset())}
     )
     diarizer: AudioDiarizer | Sequence[Turn] | None = _option(None, _DIARIZER)  # noqa: RUF009  (a field)
+    audio_track: int | str | None = _option(None, _TRACK, form="audio_track")
+    max_audio_seconds: float | None = _option(None, number(0, math.inf, above=True).or_none("no bound"))
     strict: bool = _option(False, flag())
     seed: int | None = _option(0, _SEED, LIVE, DECODING, form="seed")
 

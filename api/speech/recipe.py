@@ -10,11 +10,11 @@ from attrs import evolve, field, fields_dict, frozen
 
 from ...core.checks import shown
 from ...core.errors import ContextLengthExceeded, InvalidRequest
-from ...core.languages import LANGUAGES
+from ...core.languages import LANGUAGES, language_code
 from ...core.model import ModelDescription
 from ...core.request import Request, SamplingParams
 from ...core.speech import Ask, Detection, Sound, Span, SpeechFacts, SpeechModel
-from ..outputs.languages import language_code, unknown_language
+from ..outputs.languages import unknown_language
 from .history import History
 from .options import ANY_SPEAKERS, OF_MODELS, TEMPERATURES, TranscribeOptions
 from .windows import Generated

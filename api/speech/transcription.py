@@ -67,7 +67,8 @@ class Transcription:
         ``whole``, since they take a pass over all segments.
         """
         whole = whole or self.ended
-        recipe, duration, broken = self.reader.recipe, self.recording.duration, self.recording.broken
+        recipe, duration = self.reader.recipe, self.recording.duration
+        told = (fault.message for fault in self.recording.faults)
         so_far = Transcript(
             text="",
             language=self.reader.language,
@@ -77,7 +78,7 @@ class Transcription:
             segments=(),
             task=recipe.options.task,
             coverage=self.coverage if whole else (),
-            warnings=(*recipe.warnings, *self.reader.warnings, *self._warnings, *([] if broken is None else [broken])),
+            warnings=(*recipe.warnings, *self.reader.warnings, *self._warnings, *told),
             word_times=recipe.word_times,
             timings=self._timings,
             turns=self._turns,
@@ -110,7 +111,8 @@ class Transcription:
         """The stretches of the audio, and what became of each."""
         speech, clips = self._in_seconds(self.plan.speech), self._in_seconds(self.plan.clips)
         segments = [*self._times, *((one.start, one.end) for one in self._later())]
-        return coverage(self._end, segments, speech, clips=clips, unread=self._unread())
+        lost = self.recording.lost
+        return coverage(self._end, segments, speech, clips=clips, unread=self._unread(), lost=lost)
 
     @property
     def _end(self) -> float:

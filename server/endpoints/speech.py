@@ -16,7 +16,6 @@ from ...api.formats.writers import SRT, TEXT, VTT, WriterSettings, written
 from ...api.inputs.sources import NamedPath
 from ...api.outputs.results import Segment, Transcript
 from ...api.speech.options import OPTIONS, read_options
-from ...core.errors import RequestTooLarge
 from ..body import audio_of, read_form
 from ..event_stream import Events, EventStream
 from ..schemas.speech import (
@@ -125,14 +124,12 @@ async def _read(
     ``events``."""
     exchange, most = exchange_of(request), server_of(request).settings.max_audio_seconds
     all_logprobs: dict[str, Any] = {"logprobs": []} if "logprobs" in getattr(form, "include", ()) else {}
-    options = {"priority": form.priority, "request_id": exchange.id, **options}
+    options = {"priority": form.priority, "request_id": exchange.id, "max_audio_seconds": most, **options}
     async with (
         engine_of(request, form.model) as engine,
         engine.stream_transcription(audio, **(options | _aligner(request, engine, options))) as segments,
     ):
-        _check_length(segments.duration, most)
         async for segment in segments:
-            _check_length(segments.position, most)
             more: dict[str, Any] = {"logprobs": _logprobs(engine.model.tokenizer, segment)} if all_logprobs else {}
             for name, found in more.items():
                 all_logprobs[name] += found
@@ -173,11 +170,6 @@ def _diarized(transcript: Transcript) -> list[DiarizedSegment]:
 def _times(segment: Segment) -> dict[str, Any]:
     words = [VerboseWord(word=one.text.strip(), start=one.start, end=one.end) for one in segment.words or ()]
     return {"start": segment.start, "end": segment.end, **({} if segment.words is None else {"words": words})}
-
-
-def _check_length(seconds: float | None, most: float) -> None:
-    if seconds is not None and seconds > most:
-        raise RequestTooLarge(f"the audio has {seconds:.0f} s or more; allowed: up to {most:g} s. Cut it into pieces")
 
 
 def _logprobs(tokenizer: Any, segment: Segment) -> list[SpeechLogprob]:

@@ -40,6 +40,9 @@ class SpeechForm(Body):
         Short | None,
         Field(description="Find out who speaks: any, a number of speakers, or the least and the most, such as 2-5."),
     ] = None
+    audio_track: Annotated[
+        Short | None, Field(description="The audio track that is read: its number, from 1 on, or its language.")
+    ] = None
     response_format: str = "json"
     max_line_width: Annotated[Least, Field(description="The most characters of a line in subtitles.")] = None
     max_line_count: Annotated[Least, Field(description="The most lines of a subtitle, beside max_line_width.")] = None

@@ -17,6 +17,7 @@ from attrs import define, field
 from triolet.api.hosts.alternatives import background
 from triolet.api.hosts.transcriptions import Detectors, open_transcription
 from triolet.api.inputs.audio import Samples
+from triolet.api.inputs.faults import AudioFault
 from triolet.api.outputs.results import Segment, Word
 from triolet.api.speech.cuts import CutRules
 from triolet.api.speech.options import TranscribeOptions
@@ -206,7 +207,8 @@ class PaperRecording:
 
     samples: Samples
     length_known: bool = True
-    broken: str | None = None
+    faults: tuple[AudioFault, ...] = ()
+    lost: tuple[tuple[float, float], ...] = ()
     read: list[tuple[int, int]] = field(factory=list)  # [start, stop) of each call, within the audio
     given: list[weakref.ref[Samples]] = field(factory=list)  # the samples of each call
     forgotten: int = 0

@@ -18,9 +18,10 @@ from triolet.api.command_line.other_programs import FOREIGN, translated
 from triolet.api.command_line.pages import in_flags
 from triolet.api.command_line.transcribe import transcribe
 from triolet.api.command_line.transcribe_job import seconds_of
-from triolet.api.outputs.languages import language_code, language_name
+from triolet.api.outputs.languages import language_name
 from triolet.api.outputs.results import Turn
 from triolet.api.speech.options import OPTIONS, WHISPER, WHISPER_CT2, TranscribeOptions
+from triolet.core.languages import language_code
 
 from .paper import PaperEngine, Terminal, run
 

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from triolet.api.inputs.audio import AudioSource, Samples, load_audio
 from triolet.api.inputs.blocks import Blocks, open_blocks
 from triolet.api.inputs.decoding import Decoding
+from triolet.api.inputs.joined import Stops
 from triolet.api.inputs.recording import Recording
 from triolet.core.errors import InvalidRequest, UnsupportedAudio
 
@@ -215,27 +216,35 @@ def faststart(samples: np.ndarray, path: Path) -> bytes:
     return path.read_bytes()
 
 
-def with_nan(at: int) -> bytes:
+def with_nan(at: int, count: int = 1) -> bytes:
     samples = noise(6)
-    samples[at] = np.nan
+    samples[at : at + count] = np.nan
     return encode(samples, subtype="FLOAT")
 
 
 @pytest.mark.parametrize(
     ("make", "message", "seconds"),
     [
-        (lambda _: cut(encode(noise(6)), 32_000), r"promises 96000 frames, but it has 80000.*from 5.00 s on", 5.0),
+        (lambda _: cut(encode(noise(6)), 32_000), r"promises 96000 frames, but it has 80000", 5.0),
         (lambda _: cut(encode(noise(6), kind="AIFF"), 32_000), r"promises 96000 frames, but it has 80000", 5.0),
         (lambda _: cut(encode(noise(6), kind="RF64"), 32_000), r"promises 96000 frames, but it has 80000", 5.0),
-        (lambda _: cut(encode(noise(6), kind="FLAC"), 40_000), r"decoding failed after 4\.\d\d s .* from 4", 4.6),
-        (lambda _: damaged(encode(noise(6), kind="FLAC"), 0.5), r"decoding failed after", 2.8),
+        (
+            lambda _: cut(encode(noise(6), kind="FLAC"), 40_000),
+            r"cut short: its header promises 6.00 s, but it has 4",
+            4.6,
+        ),
+        (
+            lambda _: damaged(encode(noise(6), kind="FLAC"), 0.5),
+            r"damaged: what could not be decoded at 2\.\d\d s",
+            6.0,
+        ),
         (lambda path: cut(faststart(noise(6), path / "a.m4a"), 20_000), r"cut short", 3.7),
         (
             lambda _: cut(mux(noise(6, 48_000), "libopus", 48_000, "webm"), 20_000),
-            r"cut short: its header promises 6.0\d s, but it has 3.\d\d s.*from 3.\d\d s on",
+            r"cut short: its header promises 6.0\d s, but it has 3.\d\d s",
             3.3,
         ),
-        (lambda _: with_nan(50_000), r"NaN or infinite \(number 50000\).*from 3.12 s on", 3.12),
+        (lambda _: with_nan(50_000, 4_000), r"NaN, infinite or too large at 3.12 s \(0.25 s in all\)", 6.0),
     ],
     ids=["WAV", "AIFF", "RF64", "FLAC", "FLAC with damage", "M4A", "WebM", "NaN"],
 )
@@ -280,7 +289,7 @@ def test_damaged_files_give_a_beginning_or_one_kind_of_error(kind: str) -> None:
             assert said is not None, "refused, though load_audio reads it"
             return
         assert np.isfinite(samples).all()
-        assert (broken is None) == (strict is not None), (broken, said)
+        assert broken is not None or strict is not None, (broken, said)  # it lets 0.1 s be silent
         assert strict is None or len(strict) == len(samples)
 
     check()
@@ -299,7 +308,7 @@ async def test_strictly_read_the_window_that_reaches_the_damage_raises() -> None
         assert len(await recording.window(0, 4 * RATE)) == 4 * RATE
         assert recording.broken is None
         for start in (4 * RATE, 5 * RATE):
-            with pytest.raises(UnsupportedAudio, match=r"but it has 80000.*from 5.00 s on"):
+            with pytest.raises(UnsupportedAudio, match=r"but it has 80000"):
                 await recording.window(start, 2 * RATE)
 
 
@@ -309,14 +318,13 @@ async def test_strictly_read_the_window_that_reaches_the_damage_raises() -> None
         (b"hello" * 100, "not audio that can be decoded"),
         (encode(tone())[:44], "promises 16000 frames, but it has 0"),
         (encode(tone())[:100], "promises 16000 frames, but it has 28"),
-        (encode(np.full(RATE, np.nan), subtype="FLOAT"), r"NaN or infinite \(number 0\)"),
         (encode(tone(0.005)), "lasts 0.0050 s; allowed: 0.02 s"),
         (np.zeros(80, np.float32), "lasts 0.0050 s; allowed: 0.02 s"),
         ((np.zeros(0, np.float32), 8_000), "has no samples"),
         ("no/such.wav", "does not exist"),
         (None, "has the type NoneType"),
     ],
-    ids=["text", "a header", "28 frames", "NaN", "too short", "a short array", "no samples", "no file", "nothing"],
+    ids=["text", "a header", "28 frames", "too short", "a short array", "no samples", "no file", "nothing"],
 )
 async def test_where_nothing_can_be_read_entering_raises_as_load_audio_does(source: Any, message: str) -> None:
     recording = Recording(source)
@@ -381,7 +389,7 @@ class HeldBlocks:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def read(self, upto: float) -> list[Samples]:
+    def read(self, upto: float, stops: Stops) -> list[Samples]:
         self.reached.set()
         assert self.go_on.wait(300), "nobody let the thread go on"
         return self.inner.read(upto)
@@ -396,7 +404,7 @@ async def test_leaving_waits_for_a_thread_that_still_decodes(monkeypatch: pytest
     """A file closed under a decoder at work would crash the process. A real thread is held in its middle."""
     held: list[HeldBlocks] = []
 
-    def hold(source: AudioSource, rate: int) -> HeldBlocks:
+    def hold(source: AudioSource, rate: int, stops: Stops) -> HeldBlocks:
         held.append(HeldBlocks(open_blocks(source, rate)))
         held[0].go_on.set()
         return held[0]
@@ -438,7 +446,7 @@ def test_an_interrupt_leaves_nothing_open(moment: str, tmp_path: Path, monkeypat
         signal.raise_signal(signal.SIGINT)
 
     class Interrupted(HeldBlocks):
-        def read(self, upto: float) -> list[Samples]:
+        def read(self, upto: float, stops: Stops) -> list[Samples]:
             if bool(entered) == (moment == "while it decodes") and moment != "while it closes":
                 trio.from_thread.run_sync(interrupt)
             return self.inner.read(upto)
@@ -449,7 +457,7 @@ def test_an_interrupt_leaves_nothing_open(moment: str, tmp_path: Path, monkeypat
             self.inner.close()
 
     monkeypatch.setattr(
-        "triolet.api.inputs.recording.open_blocks", lambda source, rate: Interrupted(open_blocks(source, rate))
+        "triolet.api.inputs.recording.open_blocks", lambda source, rate, _: Interrupted(open_blocks(source, rate))
     )
 
     async def main() -> None:
@@ -481,7 +489,7 @@ async def test_a_recording_leaves_no_garbage(no_collector: None) -> None:
 def left_over() -> list[str]:
     """What decodes, or tells that it could not, and is still alive."""
     kinds = (Recording, Blocks, Decoding, UnsupportedAudio, InvalidRequest, soundfile.LibsndfileError)
-    named = {"_mono", "_soundfile_parts", "_gathered", "_ffmpeg_parts"}
+    named = {"_mono", "_soundfile_parts", "_gathered", "_placed", "frames", "_packets"}
     return [
         repr(one)
         for one in gc.get_objects()

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from triolet.api.inputs.faults import AudioFault
 from triolet.api.outputs.results import Segment, Stretch
 from triolet.api.speech.options import TranscribeOptions
 from triolet.api.speech.segments import SegmentStream
@@ -156,8 +157,19 @@ async def test_audio_of_unknown_length_is_as_long_as_it_was_read() -> None:
 
 async def test_audio_that_breaks_off_is_told() -> None:
     transcription = begin(ramp(5), Script(answer(0.0, "a", 5.0)))
-    transcription.recording.broken = "it breaks off at 5 s"
+    transcription.recording.faults = (AudioFault(5.0, 9.0, "cut short", "it breaks off at 5 s"),)
     assert (await transcription.transcript()).warnings == ("it breaks off at 5 s",)
+
+
+async def test_what_the_file_lost_is_not_silent() -> None:
+    """Nobody knows whether somebody spoke there: coverage calls it failed, and text over it is text."""
+    transcription = begin(ramp(20), Script(answer(0.0, "a", 5.0), answer("", no_speech=0.9, logprob=-2)))
+    transcription.recording.lost = ((3.0, 7.0), (9.5, 10.0), (12.0, 13.5))
+    found = [(one.start, one.end, one.kind) for one in (await transcription.transcript()).coverage]
+    assert found == [
+        *((0.0, 5.0, "speech"), (5.0, 7.0, "failed"), (7.0, 12.0, "silent")),
+        *((12.0, 13.5, "failed"), (13.5, 20.0, "silent")),
+    ]
 
 
 async def test_what_was_read_is_forgotten() -> None:

@@ -1,0 +1,182 @@
+"""Files that join several recordings, as ``cat a.ts b.ts`` does: where the next one begins, FFmpeg's demuxers skip what
+they do not expect, so each recording is opened alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import IO, Protocol, TypeAlias
+
+from attrs import define, field
+
+from .stated import crc32, read_at
+
+Stops: TypeAlias = Callable[[], bool]
+"""Returns true if a thread shall stop its work. The thread asks often."""
+
+_HEADS = {  # the first bytes of a file, and what begins a recording
+    b"\x1aE\xdf\xa3": rb"\x1aE\xdf\xa3(?=.{1,60}?(?:webm|matroska))",
+    b"fLaC": rb"fLaC\0\0\0\x22",
+    b"FLV\x01": rb"FLV\x01[\x01\x04\x05]\0\0\0\x09",
+}
+_LONGEST = 256  # bytes that are enough to recognize a beginning
+_TS_AUDIO = frozenset({0x03, 0x04, 0x06, 0x0F, 0x11, 0x1C, *range(0x80, 0x88)})  # stream types of ISO 13818-1 and ATSC
+
+
+def go_on() -> bool:
+    """The `Stops` of work that nobody stops."""
+    return False
+
+
+class Finder(Protocol):
+    """Finds where the next recording begins."""
+
+    def find(self, data: bytes, at: int) -> int | None:
+        """Returns the place in the file, if it is known after the bytes ``data`` that lie at ``at``. Calls get all
+        bytes in order, and the last ones twice."""
+
+
+@define
+class Magic:
+    """Finds the bytes that begin a recording."""
+
+    pattern: re.Pattern[bytes]
+    start: int
+
+    def find(self, data: bytes, at: int) -> int | None:
+        """Implements `Finder.find`."""
+        return next((at + one.start() for one in self.pattern.finditer(data) if at + one.start() > self.start), None)
+
+
+@define
+class OggChain:
+    """Finds the first page of a stream ("beginning of stream") after pages of others. See RFC 3533."""
+
+    _running: int | None = None  # the place of a page within the chain
+
+    def find(self, data: bytes, at: int) -> int | None:
+        """Implements `Finder.find`."""
+        for page in re.finditer(rb"OggS\0([\0-\7])", data):
+            place = at + page.start()
+            if not page[1][0] & 2:
+                self._running = place if self._running is None else self._running
+            elif self._running is not None and place > self._running:
+                return place
+        return None
+
+
+@define
+class Programs:
+    """Finds where the audio streams of a transport stream's programs change (ISO 13818-1, 2.4.4: the tables PAT and
+    PMT)."""
+
+    _sections: dict[int, bytes] = field(factory=dict)  # the last table, by its PID
+    _known: dict[int, Table] = field(factory=dict)  # the first one
+    _pat: int = 0  # the place of the last PAT
+
+    def find(self, data: bytes, at: int) -> int | None:
+        """Implements `Finder.find`."""
+        place = 0
+        while True:
+            pids = [0, *(pid for _, pid in self._known.get(0, ()))]
+            heads = b"|".join(re.escape(bytes((0x47, 0x40 | pid >> 8, pid & 255))) for pid in pids)
+            match = re.compile(heads).search(data, place)
+            if match is None:
+                return None
+            place = match.end()
+            packet = data[match.start() : match.start() + 188]
+            pid, section = (packet[1] & 31) << 8 | packet[2], _section(packet)
+            if pid == 0 and section:
+                self._pat = at + match.start()
+            if section and self._sections.get(pid) != section and not any(crc32(section, 0xFFFFFFFF)):
+                self._sections[pid] = section
+                table = _streams(section) if pid else _programs(section)
+                if self._known.setdefault(pid, table) != table:
+                    return self._pat
+
+
+Table: TypeAlias = frozenset[tuple[int, int]]
+
+
+def _section(packet: bytes) -> bytes:
+    """Returns the table that begins in a packet; empty if it does not fit the packet, or is none."""
+    if len(packet) < 188 or not packet[3] & 0x10:
+        return b""
+    start = 4 + (1 + packet[4] if packet[3] & 0x20 else 0)
+    section = packet[start + 1 + packet[start] :] if start < 188 else b""
+    length = 3 + ((section[1] & 15) << 8 | section[2]) if len(section) > 12 else 0
+    return section[:length] if 12 < length <= len(section) else b""
+
+
+def _programs(section: bytes) -> Table:
+    """Returns the numbers of the programs in a PAT, and the PIDs of their tables."""
+    rows = (section[at : at + 4] for at in range(8, len(section) - 7, 4))
+    return frozenset((row[0] << 8 | row[1], (row[2] & 31) << 8 | row[3]) for row in rows)
+
+
+def _streams(section: bytes) -> Table:
+    """Returns the PIDs of the audio streams in a PMT, and their types."""
+    found, at = set(), 12 + ((section[10] & 15) << 8 | section[11])
+    while at + 9 <= len(section):
+        if section[at] in _TS_AUDIO:
+            found.add(((section[at + 1] & 31) << 8 | section[at + 2], section[at]))
+        at += 5 + ((section[at + 3] & 15) << 8 | section[at + 4])
+    return frozenset(found)
+
+
+@define(eq=False)
+class Joined:
+    """One recording of a file, as a file for FFmpeg: it ends where the next recording begins.
+
+    Attributes:
+        stops: reading raises `InterruptedError` if this returns true. Decoding could not go on afterwards.
+    """
+
+    _file: IO[bytes]
+    _start: int = 0
+    stops: Stops = go_on
+    _stop: int | None = field(default=None, init=False)
+    _finder: Finder | None = field(init=False)
+    _seen: int = field(init=False)  # the bytes before this one were given to the finder
+    _tail: bytes = field(default=b"", init=False)
+
+    @_finder.default
+    def _choose(self) -> Finder | None:
+        head = read_at(self._file, self._start, 400)
+        if head.startswith(b"OggS"):
+            return OggChain()
+        if any(head[at : at + 1] == b"\x47" == head[at + size : at + size + 1] for at, size in ((0, 188), (4, 192))):
+            return Programs()
+        pattern = next((pattern for magic, pattern in _HEADS.items() if head.startswith(magic)), None)
+        return None if pattern is None else Magic(re.compile(pattern, re.DOTALL), self._start)
+
+    @_seen.default
+    def _from(self) -> int:
+        self._file.seek(self._start)
+        return self._start
+
+    def read(self, count: int) -> bytes:
+        """Reads up to ``count`` bytes."""
+        if self.stops():
+            raise InterruptedError("stopped")
+        at = self._file.tell()
+        data = self._file.read(count)
+        if self._finder is not None and self._stop is None and at <= self._seen < at + len(data):
+            fresh = self._tail + data[self._seen - at :]
+            self._stop = self._finder.find(fresh, self._seen - len(self._tail))
+            self._seen, self._tail = at + len(data), fresh[-_LONGEST:]
+        return data if self._stop is None else data[: max(self._stop - at, 0)]
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves to a place of the recording."""
+        return self._file.seek(offset + (self._start if whence == os.SEEK_SET else 0), whence) - self._start
+
+    def tell(self) -> int:
+        """Returns the place in the recording."""
+        return self._file.tell() - self._start
+
+    def next(self) -> Joined | None:
+        """Returns the recording after this one, if one was found."""
+        return None if self._stop is None else Joined(self._file, self._stop)
