@@ -1,15 +1,18 @@
-"""Silero: voice activity by the network of the package silero-vad, computed by numpy.
+"""Silero: voice activity by the network that the package silero-vad runs by default, computed by numpy.
 
 The package runs its network by torch.jit, which torch has deprecated, or by onnxruntime. Importing the package changes
-torch's number of threads for the whole process. Neither is needed, since the network is small (310,000 weights): its
-weights are read from the package's file, which is found without an import, and numpy does the computation. One core
-needs a 300th of the audio's duration for it. No thread is started, so a device that computes with all cores at the same
-time is not disturbed.
+torch's number of threads for the whole process. None of these is needed, since the network is small (310,000 weights):
+its weights are a part of this package (`models/weights/README.md` has their origin and licence), and numpy does the
+computation. One core needs a 300th of the audio's duration for it. No thread is started, so a device that computes with
+all cores at the same time is not disturbed.
+
+The network misses speech beside a loud hum, and speech that is hardly louder than the steps of 16 bits. So a sound
+below `_LOW_HZ` is taken away where it stays louder than any speech has there, and a stream that is quiet and may be
+speech is amplified. All other streams reach the network as they are, and its probabilities are the package's own.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,40 +20,39 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from attrs import Factory, define, field, frozen
-from safetensors import SafetensorError
+from attrs import Factory, define, evolve, field, frozen
 from safetensors.numpy import load_file
 
-from ...core.errors import CheckpointError
 from ..inputs.audio import Samples
 from .voice import Probabilities
 
 FRAME = 512  # samples of one probability: 32 ms
+WEIGHTS = Path(__file__).parents[2] / "models" / "weights" / "silero.safetensors"
+_RATE = 16_000
 _CONTEXT = 64  # samples before a frame that the network sees too
 _SPECTRUM, _HOP, _BINS = 256, 128, 129  # samples of a spectrum, samples from one to the next, and frequencies
 _WIDTH = 128  # of the recurrent layer
 _FRAMES_AT_ONCE = 128  # bounds the memory of one call to a few megabytes
-_FILE = "data/silero_vad_16k.safetensors"
-_HELP = "pip install 'silero-vad>=6.2,<7', or give a VoiceActivity of your own, or none"
+_LOW_HZ, _LOW_RANK = 80, 8  # 36 ms below this frequency are, but for a 500th of their energy, a sum of so many shapes
+_HUM, _SUSTAINED = 0.05, 8  # the level of a sound that is no speech if so many frames have it, below `_LOW_HZ`
+_QUIET, _DOUBT = 0.005, 0.1  # the level of a quiet stream, and the probability from which it may be speech
+_LEAST = 1e-4  # the level that is amplified most
 
 Array = npt.NDArray[np.float32]
 
 
 @define(eq=False)
 class Silero:
-    """The default `VoiceActivity`. The first call of `listen` reads the weights, 1.2 MB, from the installed package;
-    nothing is downloaded. All listeners share the weights. `listen` may be called in any thread.
+    """The default `VoiceActivity`. The first call of `listen` reads the weights, 1.2 MB. All listeners share them.
+    `listen` may be called in any thread.
 
     Args:
         within: a context to enter while the network runs. The network has many small numpy operations, each of which
             releases Python's lock.
-
-    Raises:
-        CheckpointError: from `listen`: the package is not installed, or is a version that this code does not know.
     """
 
     within: Callable[[], AbstractContextManager[object]] = nullcontext
-    sampling_rate: int = field(default=16_000, init=False)
+    sampling_rate: int = field(default=_RATE, init=False)
     frame_samples: int = field(default=FRAME, init=False)
     _weights: _Weights | None = field(default=None, init=False)
     _reading: threading.Lock = field(factory=threading.Lock, init=False)
@@ -59,70 +61,45 @@ class Silero:
         """Returns a listener at the beginning of a stream."""
         with self._reading:
             if self._weights is None:
-                self._weights = _Weights.read(_find())
+                self._weights = _Weights.read()
             return SileroListener(self._weights, self.within)
-
-
-def _find() -> Path:
-    """Returns the path of the file with the weights, without importing the package."""
-    found = importlib.util.find_spec("silero_vad")
-    folders = found.submodule_search_locations if found is not None else None
-    if not folders:
-        raise CheckpointError(f"voice activity needs the package silero-vad, which is not installed: {_HELP}")
-    path = Path(folders[0], _FILE)
-    if not path.is_file():
-        raise CheckpointError(f"the package silero-vad in {folders[0]} has no {_FILE}; allowed: versions 6.x: {_HELP}")
-    return path
 
 
 @frozen(eq=False)
 class _Weights:
     """The network's weights, each as the right factor of a product unless a comment says otherwise."""
 
-    cosine: Array  # [256, 129]
-    sine: Array  # [256, 129]
+    low: Array  # [576, _LOW_RANK]: orthonormal shapes of sound below `_LOW_HZ`
+    spectrum: Array  # [256, 2 * 129]: cosines, sines
     convolutions: tuple[tuple[Array, Array], ...]  # four: [taps * channels in, channels out], [channels out]
     input: Array  # [128, 512]
     recurrent: Array  # [512, 128], the left factor
     bias: Array  # [512]
     output: Array  # [128]
-    output_bias: float
+    output_bias: np.float32
 
     @classmethod
-    def read(cls, path: Path) -> _Weights:
-        """Reads the package's file.
-
-        Raises:
-            CheckpointError: the file is damaged, or holds another network.
-        """
-        try:
-            tensors = load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read ({error}): {_HELP}") from error
-        return cls.of(tensors)
-
-    @classmethod
-    def of(cls, tensors: dict[str, Array]) -> _Weights:
-        """Returns the weights made from the tensors of the package's file, by the names that they have there."""
-        shapes = {name: tensors[name].shape if name in tensors else None for name in _SHAPES}
-        if shapes != _SHAPES:
-            wrong = {name: shape for name, shape in shapes.items() if shape != _SHAPES[name]}
-            raise CheckpointError(
-                f"silero-vad's {_FILE} holds {wrong}; allowed: { ({name: _SHAPES[name] for name in wrong}) }: {_HELP}"
-            )
-        basis = tensors["stft_conv.weight"][:, 0]
+    def read(cls) -> _Weights:
+        """Reads the file of this package, whose tensors have the names of silero-vad's."""
+        tensors = load_file(WEIGHTS)
+        names = [f"encoder.{number}.reparam_conv" for number in range(4)]
         return cls(
-            cosine=np.ascontiguousarray(basis[:_BINS].T),
-            sine=np.ascontiguousarray(basis[_BINS:].T),
-            convolutions=tuple(
-                (_taps(tensors[f"{name}.weight"]), tensors[f"{name}.bias"].copy()) for name in _CONVOLUTIONS
-            ),
-            input=np.ascontiguousarray(tensors["lstm_cell.weight_ih"].T),
-            recurrent=tensors["lstm_cell.weight_hh"].copy(),
-            bias=tensors["lstm_cell.bias_ih"] + tensors["lstm_cell.bias_hh"],
-            output=tensors["final_conv.weight"][0, :, 0].copy(),
-            output_bias=float(tensors["final_conv.bias"][0]),
+            low=_low(),
+            spectrum=np.ascontiguousarray(tensors["stft.forward_basis_buffer"][:, 0].T),
+            convolutions=tuple((_taps(tensors[f"{name}.weight"]), tensors[f"{name}.bias"]) for name in names),
+            input=np.ascontiguousarray(tensors["decoder.rnn.weight_ih"].T),
+            recurrent=tensors["decoder.rnn.weight_hh"],
+            bias=tensors["decoder.rnn.bias_ih"] + tensors["decoder.rnn.bias_hh"],
+            output=tensors["decoder.decoder.2.weight"][0, :, 0],
+            output_bias=tensors["decoder.decoder.2.bias"][0],
         )
+
+
+def _low() -> Array:
+    """Returns the shapes of which all short sounds below `_LOW_HZ` are made, but for what is left of them."""
+    waves = np.arange(_CONTEXT + FRAME)[:, None] * np.linspace(0, 2 * np.pi * _LOW_HZ / _RATE, 17)
+    shapes, _, _ = np.linalg.svd(np.concatenate([np.cos(waves), np.sin(waves)], axis=1), full_matrices=False)
+    return np.ascontiguousarray(shapes[:, :_LOW_RANK], np.float32)
 
 
 def _taps(weight: Array) -> Array:
@@ -130,28 +107,20 @@ def _taps(weight: Array) -> Array:
     return np.ascontiguousarray(weight.transpose(2, 1, 0).reshape(-1, len(weight)))
 
 
-_CONVOLUTIONS = tuple(f"conv{number}" for number in range(1, 5))
-_SHAPES = {
-    "stft_conv.weight": (2 * _BINS, 1, _SPECTRUM),
-    "conv1.weight": (128, _BINS, 3),
-    "conv1.bias": (128,),
-    "conv2.weight": (64, 128, 3),
-    "conv2.bias": (64,),
-    "conv3.weight": (64, 64, 3),
-    "conv3.bias": (64,),
-    "conv4.weight": (128, 64, 3),
-    "conv4.bias": (128,),
-    "lstm_cell.weight_ih": (4 * _WIDTH, _WIDTH),
-    "lstm_cell.weight_hh": (4 * _WIDTH, _WIDTH),
-    "lstm_cell.bias_ih": (4 * _WIDTH,),
-    "lstm_cell.bias_hh": (4 * _WIDTH,),
-    "final_conv.weight": (1, _WIDTH, 1),
-    "final_conv.bias": (1,),
-}
-
-
 def _zeros(size: int) -> Array:
     return np.zeros(size, np.float32)
+
+
+@frozen(eq=False)
+class _Memory:
+    """The state of a stream between two frames."""
+
+    context: Array = Factory(lambda: _zeros(_CONTEXT))
+    hidden: Array = Factory(lambda: _zeros(_WIDTH))
+    cell: Array = Factory(lambda: _zeros(_WIDTH))
+    lows: Array = Factory(lambda: np.full(_SUSTAINED - 1, np.inf, np.float32))  # levels below `_LOW_HZ`
+    loudest: float = _LEAST  # the highest level so far, of what is not below `_LOW_HZ`
+    amplified: bool = False  # the stream may be speech, so that it is amplified while it is quiet
 
 
 @define(eq=False)
@@ -163,9 +132,7 @@ class SileroListener:
     _weights: _Weights
     _within: Callable[[], AbstractContextManager[object]]
     _rest: Array = Factory(lambda: _zeros(0))
-    _context: Array = Factory(lambda: _zeros(_CONTEXT))
-    _hidden: Array = Factory(lambda: _zeros(_WIDTH))
-    _cell: Array = Factory(lambda: _zeros(_WIDTH))
+    _memory: _Memory = Factory(_Memory)
 
     def hear(self, samples: Samples) -> Probabilities:
         """Adds the next samples. Returns the probabilities of the frames that they complete, float32 [frames]."""
@@ -185,25 +152,50 @@ class SileroListener:
 
     def _frames(self, frames: Array) -> Array:
         with self._within():
-            return self._remembered(_encoded(self._weights, self._with_context(frames)))
+            before = self._memory
+            found, self._memory, loudest = _heard(self._weights, before, frames)
+            doubtful = np.flatnonzero((found >= _DOUBT) & (loudest < _QUIET))
+            if before.amplified or not len(doubtful):
+                return found
+            frames, rest = np.split(frames, [doubtful[0] + 1])  # what follows is heard anew
+            found, memory, _ = _heard(self._weights, before, frames)
+            self._memory = evolve(memory, amplified=True)
+        return np.concatenate([found, self._frames(rest)]) if len(rest) else found
 
-    def _with_context(self, frames: Array) -> Array:
-        """Returns [frames, 640]: each frame, after the samples before it, and followed by its own end mirrored."""
-        contexts = np.concatenate([self._context[None], frames[:-1, -_CONTEXT:]])
-        self._context = frames[-1, -_CONTEXT:].copy()
-        return np.concatenate([contexts, frames, frames[:, -2 : -2 - _CONTEXT : -1]], axis=1)
 
-    def _remembered(self, features: Array) -> Array:
-        """Runs the recurrent layer (LSTM) frame by frame. Returns the probability of each frame."""
-        weights = self._weights
-        gates = (features @ weights.input)[:, 0] + weights.bias
-        hidden = np.empty((len(gates), _WIDTH), np.float32)
-        for row, gate in zip(hidden, gates, strict=True):
-            gate += np.einsum("ij,j->i", weights.recurrent, self._hidden)  # noqa: PLW2901  (in place)
-            taken, kept, shown = _sigmoid(gate.reshape(4, _WIDTH)[[0, 1, 3]])
-            self._cell = kept * self._cell + taken * np.tanh(gate[2 * _WIDTH : 3 * _WIDTH])
-            row[:] = self._hidden = shown * np.tanh(self._cell)
-        return _sigmoid(np.maximum(hidden, 0) @ weights.output + np.float32(weights.output_bias))
+def _heard(weights: _Weights, memory: _Memory, frames: Array) -> tuple[Array, _Memory, Array]:
+    """Returns the probability of each frame, the memory after them, and the highest level up to each frame."""
+    contexts = np.concatenate([memory.context[None], frames[:-1, -_CONTEXT:]])
+    heard = np.concatenate([contexts, frames], axis=1)
+    low = ((heard[:, None] @ weights.low) @ weights.low.T)[:, 0]
+    lows = np.append(memory.lows, _level(low))
+    loudest = np.maximum.accumulate(np.append(np.float32(memory.loudest), _level(heard - low)))[1:]
+    gain = np.maximum(_QUIET / loudest if memory.amplified else np.ones_like(loudest), 1)
+    sustained = np.lib.stride_tricks.sliding_window_view(lows, _SUSTAINED).min(axis=1)
+    hum = np.clip(4 * (sustained * gain / _HUM - 1), 0, 1)  # the part of the low sound that is taken away
+    clear = (heard - hum[:, None] * low) * gain[:, None]
+    mirrored = np.concatenate([clear, clear[:, -2 : -2 - _CONTEXT : -1]], axis=1)
+    found, hidden, cell = _remembered(weights, _encoded(weights, mirrored), memory)
+    after = _Memory(frames[-1, -_CONTEXT:].copy(), hidden, cell, lows[1 - _SUSTAINED :], loudest[-1], memory.amplified)
+    return found, after, loudest
+
+
+def _level(frames: Array) -> Array:
+    """Returns the root mean square of each frame."""
+    level: Array = np.sqrt(np.square(frames).mean(axis=1))
+    return level
+
+
+def _remembered(weights: _Weights, features: Array, memory: _Memory) -> tuple[Array, Array, Array]:
+    """Runs the recurrent layer (LSTM) frame by frame. Returns the probability of each frame, and the layer's state."""
+    gates = (features @ weights.input)[:, 0] + weights.bias
+    states, hidden, cell = np.empty((len(gates), _WIDTH), np.float32), memory.hidden, memory.cell
+    for row, gate in zip(states, gates, strict=True):
+        gate += np.einsum("ij,j->i", weights.recurrent, hidden)  # noqa: PLW2901  (in place)
+        taken, kept, shown = _sigmoid(gate.reshape(4, _WIDTH)[[0, 1, 3]])
+        cell = kept * cell + taken * np.tanh(gate[2 * _WIDTH : 3 * _WIDTH])
+        row[:] = hidden = shown * np.tanh(cell)
+    return _sigmoid(np.maximum(states, 0) @ weights.output + weights.output_bias), hidden, cell
 
 
 def _encoded(weights: _Weights, samples: Array) -> Array:
@@ -213,8 +205,8 @@ def _encoded(weights: _Weights, samples: Array) -> Array:
     these.
     """
     windows = np.lib.stride_tricks.sliding_window_view(samples, _SPECTRUM, axis=1)[:, ::_HOP]  # [frames, 4, 256]
-    windows = np.ascontiguousarray(windows)
-    features = np.sqrt((windows @ weights.cosine) ** 2 + (windows @ weights.sine) ** 2)
+    waves = np.ascontiguousarray(windows) @ weights.spectrum
+    features = np.sqrt(waves[..., :_BINS] ** 2 + waves[..., _BINS:] ** 2)
     for (weight, bias), stride in zip(weights.convolutions, (1, 2, 2, 1), strict=True):
         features = np.maximum(_neighbours(features, stride) @ weight + bias, 0)
     return features

@@ -1,6 +1,8 @@
-"""The network that describes voices, against torch's own modules with the weights of the package."""
+"""The network that describes voices, against torch's own modules with the weights that Resemblyzer published."""
 
 from __future__ import annotations
+
+import hashlib
 
 import numpy as np
 import torch
@@ -8,6 +10,13 @@ from safetensors.torch import load_file
 from transformers.audio_utils import mel_filter_bank, spectrogram, window_function
 
 from triolet.models.networks.voices import WEIGHTS, WIDTH, WINDOW, VoiceEncoder
+
+
+def test_the_weights_that_ship_are_those_that_were_compared_with_resemblyzers() -> None:
+    """`.ci/weights.py` said so of the file that the README beside the weights names, which 17 MB are too long for
+    tests. The reference below reads the same file as the encoder, so it says nothing about the weights."""
+    found = hashlib.sha256(WEIGHTS.read_bytes()).hexdigest()
+    assert f"(SHA-256 `{found}`)" in (WEIGHTS.parent / "README.md").read_text()
 
 
 def reference(samples: np.ndarray) -> torch.Tensor:
