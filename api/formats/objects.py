@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -23,7 +23,7 @@ def as_object(transcript: Transcript) -> dict[str, Any]:
     that only a `Transcript` has, without its timings. Empty ``coverage``, ``warnings``, ``language_probabilities``,
     ``speakers``, ``turns`` and ``word_times`` are left out, and so are the ``words`` of a segment that has none.
     """
-    segments = [_whisper_segment(segment) for segment in transcript.segments]
+    segments = [_whisper_segment(segment) | _language(segment, str) for segment in transcript.segments]
     speakers = {"speakers": transcript.speakers} if transcript.speakers else {}
     return {"text": transcript.text, "segments": segments, **speakers, **attrs.asdict(transcript, filter=_is_shown)}
 
@@ -43,7 +43,7 @@ def as_verbose_object(transcript: Transcript) -> dict[str, Any]:
         "language": None if transcript.language is None else language_name(transcript.language),
         "duration": transcript.duration,
         "text": transcript.text,
-        "segments": [_segment(segment) for segment in transcript.segments],
+        "segments": [_segment(segment) | _language(segment, language_name) for segment in transcript.segments],
     }
     if any(segment.words is not None for segment in transcript.segments):
         members["words"] = [
@@ -60,6 +60,10 @@ def _whisper_segment(segment: Segment) -> dict[str, Any]:
         for word in segment.words or ()
     ]
     return _segment(segment) | ({"words": words} if words else {})
+
+
+def _language(segment: Segment, named: Callable[[str], str]) -> dict[str, Any]:
+    return {} if segment.language is None else {"language": named(segment.language)}
 
 
 def _speaker(spoken: Segment | Word) -> dict[str, Any]:

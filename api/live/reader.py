@@ -14,7 +14,7 @@ from ..speech.history import History
 from ..speech.reader import WindowReader
 from ..speech.recipe import Context
 from ..speech.windows import Attempt
-from ..speech.words import TextWord, split_text, split_words
+from ..speech.words import TextWord, ending_by, split_text, split_words
 from .agreement import Agreement, agreed, said_again, text_of
 from .endpoints import Reading
 from .timed_words import TimedWord, after, cut, joined, spread, timed
@@ -140,11 +140,16 @@ class UtteranceReader:
         begins, stable = self.thorough.recipe.facts.begins, self._agreement.stable
         begun = tuple(token for word in stable for token in word.token_ids) if begins else ()
         reader, name = (self.thorough, "text") if reading.pauses or reading.full else (self.interim, "interim")
-        before = self.history.last(taken=len(begun))
+        before = self.history.last(taken=len(begun), language=language)
         return await reader.read(sound, Context(name=name, language=language, before=before, begun=begun))
 
     async def _placed(self, reading: Reading, attempt: Attempt, spoken: _Spoken) -> tuple[TimedWord, ...]:
-        """Returns all words of the utterance's audio with their times."""
+        """Returns all words of the utterance's audio with their times, none of which is later than the audio."""
+        end = self.thorough.recipe.seconds(reading.stop)
+        placed = await self._timed_words(reading, attempt, spoken)
+        return tuple(evolve(one, word=ending_by(one.word, end)) for one in placed)
+
+    async def _timed_words(self, reading: Reading, attempt: Attempt, spoken: _Spoken) -> tuple[TimedWord, ...]:
         recipe, stable = self.thorough.recipe, self._agreement.stable
         start, known = recipe.seconds(reading.start), self._timed[: len(stable)]
         if recipe.facts.word_times is None:
@@ -231,4 +236,4 @@ class UtteranceReader:
         """Moves the first ``count`` stable words into the history."""
         left = self._agreement.forget(count)
         self._timed = self._timed[count:]
-        self.history.add([token for word in left for token in word.token_ids], self._temperature)
+        self.history.add([token for word in left for token in word.token_ids], self._temperature, self.language)

@@ -107,6 +107,7 @@ class Segment:
         words: the words with their times, if they were asked for; their joined texts are ``text``.
         logprobs: the natural log-probability of each of ``token_ids``.
         speaker: the name of who speaks; ``None``: nobody asked, or it is not known yet.
+        language: the code of the language that is spoken; with ``multilingual`` each window has its own.
     """
 
     id: int
@@ -121,6 +122,7 @@ class Segment:
     words: tuple[Word, ...] | None = None
     logprobs: tuple[float, ...] = field(default=(), eq=False, repr=False)
     speaker: str | None = None
+    language: str | None = None
 
 
 @frozen(kw_only=True)
@@ -198,7 +200,8 @@ class Transcript:
 
     Args:
         text: the segments' text without outer blanks.
-        language: the code of the spoken language ("en"); ``None``: nobody speaks.
+        language: the code of the spoken language ("en"); ``None``: nobody speaks. With ``multilingual`` it is the one
+            in which the audio begins, as in faster-whisper; `languages` has all.
         language_probability: the model's certainty among the languages it knows, 0 to 1; ``None`` if the language was
             not detected, because the caller named it or the model knows only one.
         language_probabilities: the probability of each language by its code, if the language was detected.
@@ -225,6 +228,12 @@ class Transcript:
     language_probabilities: Mapping[str, float] | None = None
     turns: tuple[Turn, ...] = ()
     word_times: str | None = None
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The codes of the languages of the segments, in the order in which they begin."""
+        found = dict.fromkeys(one.language for one in self.segments if one.language is not None)
+        return tuple(found) or (() if self.language is None else (self.language,))
 
     @property
     def speakers(self) -> tuple[str, ...]:

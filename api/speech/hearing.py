@@ -28,6 +28,7 @@ class Hearing:
 
     Attributes:
         ended: the recording was heard to its end.
+        audible: what was heard is not digital silence.
         heard: the samples before this one were heard.
 
     Args:
@@ -53,7 +54,7 @@ class Hearing:
                 f"the voice activity detector has {detector.sampling_rate} Hz; allowed: "
                 f"{recording.sampling_rate} Hz, the rate of the recording"
             )
-        self.ended = False
+        self.ended = self.audible = False
         self._recording = recording
         self._detector = detector
         self._listener: Listener | None = None
@@ -105,6 +106,7 @@ class Hearing:
             samples = await self._recording.window(self.heard, _SECONDS_AT_ONCE * self._detector.sampling_rate)
             probabilities = await run_in_thread(partial(self._ask, samples))
             self.heard += len(samples)
+            self.audible = self.audible or bool(samples.any())
             found = self._decides.hear(probabilities.tolist())
             if not len(samples):
                 found += self._decides.end(self.heard)

@@ -26,17 +26,23 @@ class History:
     goes_on: bool
     reset_above: float
     _tokens: list[int] = field(init=False)
+    _language: str | None = field(default=None, init=False)  # of the text; None: it is not known
 
     def __attrs_post_init__(self) -> None:
         self._tokens = list(self.initial)
 
-    def last(self, taken: int = 0) -> tuple[int, ...]:
-        """Returns the tokens that the next window gets. ``taken`` positions of the room are taken by other tokens."""
-        return (*self.always, *self._last(max(self.room - taken, 0)))
+    def last(self, taken: int = 0, language: str | None = None) -> tuple[int, ...]:
+        """Returns the tokens that the next window gets, in which ``language`` is spoken: no text before it in another
+        one, which the model would go on in. ``taken`` positions of the room are taken by other tokens."""
+        return (*self.always, *self._last(0 if self._is_foreign(language) else max(self.room - taken, 0)))
 
-    def add(self, token_ids: Iterable[int], temperature: float) -> None:
-        """Adds the text of a window, sampled at ``temperature``. Drops all text instead if the history does not go on,
-        or if ``temperature`` is above ``reset_above``."""
+    def add(self, token_ids: Iterable[int], temperature: float, language: str | None = None) -> None:
+        """Adds the text of a window, sampled at ``temperature``. Drops all text before it if that is in another
+        ``language``, and all text instead if the history does not go on, or if ``temperature`` is above
+        ``reset_above``."""
+        if self._is_foreign(language):
+            self._tokens.clear()
+        self._language = language or self._language
         if not self.goes_on or temperature > self.reset_above:
             self._tokens.clear()
         else:
@@ -45,6 +51,9 @@ class History:
     def clear(self) -> None:
         """Drops all text, since it has misled the model."""
         self._tokens.clear()
+
+    def _is_foreign(self, language: str | None) -> bool:
+        return None not in (language, self._language) and language != self._language
 
     def _last(self, most: int) -> list[int]:
         return self._tokens[max(len(self._tokens) - most, 0) :]

@@ -377,7 +377,7 @@ class TranscribeOptions:
     parallel: bool = _option(False, flag())
     language_detection_segments: int = _option(1, integer(1, 1_000))
     language_detection_threshold: float = _option(0.5, number(0, 1), LIVE)
-    multilingual: bool = _option(False, flag(), LIVE, WHISPER_CT2)
+    multilingual: bool = _option(False, flag(), LIVE, WHISPER_CT2, form="multilingual")
     punctuation: bool = _option(True, flag(), LIVE)
     speakers: tuple[int, int] | None = _option(None, _SPEAKERS, form="speakers")
     known_speakers: Mapping[str, AudioSource] = field(

@@ -38,6 +38,7 @@ class WindowReader:
     Attributes:
         language: the code of the language; ``None`` before it is known. With ``multilingual`` it is the first window's.
         language_probabilities: the probability of each language by code; ``None`` if no language was detected.
+        reads: the number of windows that were read, with text or without.
         warnings: sentences about words that could not be aligned, each once, in order.
     """
 
@@ -49,6 +50,7 @@ class WindowReader:
     language: str | None = field(init=False)
     language_probabilities: Mapping[str, float] | None = field(default=None, init=False)
     warnings: dict[str, None] = field(factory=dict, init=False)
+    reads: int = field(default=0, init=False)
     _requests: Iterator[int] = field(factory=itertools.count, init=False)
     _first: Timings | None = field(default=None, init=False)  # of the first request, from `asked` on
     _first_token: float | None = field(default=None, init=False)
@@ -116,6 +118,7 @@ class WindowReader:
         window is read again in full.
         """
         options, found = self.recipe.options, list[Attempt]()
+        self.reads += 1
         if not sound.whole:
             (attempt,) = await self._attempts(sound, context, range(1))
             if self.once or (attempt.assessment.is_good(options) and not attempt.assessment.is_silent(options)):

@@ -158,6 +158,7 @@ class Transcription:
             segments = await self._next()
             if segments is None:
                 self._check_clips()
+                self._check_empty()
                 options = self.reader.recipe.options
                 if options.speakers is not None and options.diarizer is None and self.plan.hearing is not None:
                     self._turns = named_turns(await self.plan.hearing.diarization(), self._times)
@@ -225,7 +226,20 @@ class Transcription:
         told = f"clip_timestamps={late}, but the audio ends at {end:.2f} s"
         if len(late) == len(clips):
             raise InvalidRequest(f"{told}; allowed: parts that begin before this end")
-        self._warnings = (told,)
+        self._warnings += (told,)
+
+    def _check_empty(self) -> None:
+        """Adds a warning that names the option that helps, if there is no text of audio that is not digital silence."""
+        hearing, recipe = self.plan.hearing, self.reader.recipe
+        if self._times:
+            return
+        if hearing is not None and hearing.audible and not hearing.spans:
+            told = "no text, since voice activity finds no speech in audio that is not digital silence"
+            self._warnings += (f'{told}; voice_activity="off" reads all of it',)
+        elif self.reader.reads:
+            told = "no text, since the model finds no speech in audio that is not digital silence"
+            hint = "; no_speech_threshold=None keeps text that it doubts"
+            self._warnings += (told + hint * ("no_speech_threshold" in recipe.facts.options),)
 
     async def _next(self) -> Iterable[Segment] | None:
         segments = await self._walk.next_window()

@@ -19,7 +19,7 @@ from .plan import Plan
 from .reader import WindowReader
 from .recipe import Context, Recipe
 from .windows import Assessment, Attempt
-from .words import place_words
+from .words import place_words, segment_ending_by
 
 _LEAST_MOVE = 1.0  # seconds: after a second shorter move in a row, the next window starts at this one's end
 _MISSED = 1.0  # seconds: if so much speech has no text, it is read once more
@@ -46,7 +46,7 @@ class Read:
     token_ids: tuple[int, ...]  # the tokens of the segments, timestamps included
     seek: int
     closed: bool  # the model says that nobody speaks after the last segment
-    language: str | None = None  # the code of the language, if the model wrote it
+    language: str | None = None  # the code of the language, if it is known
     misled: bool = False  # by the text before it, the model wrote nothing or stopped early although somebody speaks
 
 
@@ -103,8 +103,10 @@ class Walk:
         attempt, read = await self._read_twice(sound, await self.reader.language_of(sound), start, stop)
         if self.recipe.options.timestamps == "word" and read.segments:
             by_model = self.recipe.options.aligner is None
-            words = self._with_words(read, attempt, start) if by_model else self._aligned(read, attempt, start, samples)
-            read = self._heard(await words, start, stop)
+            words = self._with_words(read, attempt, start) if by_model else self._aligned(read, start, samples)
+            worded = await words
+            within = tuple(segment_ending_by(segment, self.recipe.seconds(stop)) for segment in worded.segments)
+            read = self._heard(evolve(worded, segments=within), start, stop)
         self.language = self.language or read.language
         self._remember(attempt.assessment, read)
         if read.segments:
@@ -121,7 +123,7 @@ class Walk:
         """Reads the window [start, stop). If somebody speaks but the model writes nothing, the text before the window
         may have misled the model: the window is read once more without that text, and if there was none, without the
         hotwords and the initial prompt."""
-        before = self._history.last()
+        before = self._history.last(language=language)
         context = Context(name=f"{self.name}{self._windows}", language=language, before=before, first=self.first)
         attempt = await self.reader.read(sound, context)
         read = self._read(attempt, start, stop)
@@ -141,7 +143,8 @@ class Walk:
             self._history.clear()
         if not assessment.is_silent(options):
             good = assessment.is_good(options)
-            self._history.add(read.token_ids, assessment.temperature if good else self.recipe.temperatures[-1])
+            temperature = assessment.temperature if good else self.recipe.temperatures[-1]
+            self._history.add(read.token_ids, temperature, read.language)
 
     def _done(self, start: int, seek: int) -> None:
         self._short = seek - start < self.recipe.samples(_LEAST_MOVE)
@@ -157,8 +160,10 @@ class Walk:
         if attempt.generated.frames and not silent:
             is_full = stop - start >= self.plan.rules.window
             cut = cut_by_frames(cut, attempt, self.recipe, is_full=is_full)
+        language = attempt.ask.language or cut.language
         segments, tokens = self._segments(cut.spans, attempt, start, stop)
-        read = Read(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed, language=cut.language)
+        segments = tuple(evolve(segment, language=language or self.language) for segment in segments)
+        read = Read(segments=segments, token_ids=tokens, seek=stop, closed=cut.closed, language=language)
         if cut.next_start is not None:
             return evolve(
                 read, seek=self._far_enough(start, start + cut.next_start * self.recipe.facts.step_samples, stop)
@@ -194,15 +199,15 @@ class Walk:
             read.segments,
             tokens,
             answer,
-            rules=recipe.word_rules(attempt.ask.language or read.language),
+            rules=recipe.word_rules(read.language),
             offset=recipe.seconds(start),
             spoken_until=recipe.seconds(self._spoken),
         )
         return evolve(read, segments=segments)
 
-    async def _aligned(self, read: Read, attempt: Attempt, start: int, samples: Samples) -> Read:
+    async def _aligned(self, read: Read, start: int, samples: Samples) -> Read:
         """Returns ``read`` with words of the aligner, which hears the sound of each segment."""
-        language, found = attempt.ask.language or read.language or self.language, list[Segment]()
+        language, found = read.language or self.language, list[Segment]()
         for segment in read.segments:
             first, last = (self.recipe.samples(time) - start for time in (segment.start, segment.end))
             found.append(await self.reader.with_words(segment, samples[first:last], language))

@@ -91,6 +91,18 @@ class TextWord:
     token_ids: tuple[int, ...]
 
 
+def ending_by(word: Word, end: float) -> Word:
+    """Returns ``word``, which begins and ends at ``end`` or before. Where the audio ends, times that are moved by a
+    `lead`, or rounded, may be later."""
+    return evolve(word, start=min(word.start, end), end=min(word.end, end))
+
+
+def segment_ending_by(segment: Segment, end: float) -> Segment:
+    """Returns ``segment`` with its words, none of which ends later than ``end``."""
+    words = None if segment.words is None else tuple(ending_by(word, end) for word in segment.words)
+    return evolve(segment, start=min(segment.start, end), end=min(segment.end, end), words=words)
+
+
 def place_words(
     segments: Sequence[Segment],
     tokens: WordTokens,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 
 from pydantic import BaseModel
@@ -14,6 +16,8 @@ from ...api.engine import Engine
 from ...api.inputs.prompts import Query
 from ..exchange import Exchange
 from ..server import Server
+
+_LONGEST_IN_HEADER, _MOST_IN_HEADER = 500, 4_096  # characters of one sentence, and of a header
 
 
 def server_of(request: Request) -> Server:
@@ -42,6 +46,18 @@ def new_id(prefix: str) -> str:
 def now() -> int:
     """Returns the present time for answers, in seconds since 1970."""
     return int(time.time())
+
+
+def in_header(sentences: Sequence[str]) -> str:
+    """Returns sentences as the value of a header: a list in JSON, in printable ASCII alone, of up to `_MOST_IN_HEADER`
+    characters. If not all fit, the last item says how many are left out."""
+    told = [each if len(each) <= _LONGEST_IN_HEADER else f"{each[:_LONGEST_IN_HEADER]}..." for each in sentences]
+    for count in range(len(told), -1, -1):
+        left_out = [f"and {len(told) - count} more"] if count < len(told) else []
+        value = json.dumps([*told[:count], *left_out]).replace("\x7f", "\\u007f")
+        if len(value) <= _MOST_IN_HEADER:
+            break
+    return value
 
 
 async def tokens_of(engine: Engine, query: Query) -> list[int]:

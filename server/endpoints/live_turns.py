@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from ...api.outputs.results import LiveText
 from ..problems import Problem
 from ..schemas import realtime as bodies
 from ..server import Server
+from .speech import warnings_of
 
 MOST_SAMPLES = 14_400_000  # 28.8 MB: 600 s at 24,000 Hz
 _OF_EVENT = 128  # samples for which each command counts in addition: else empty commands would have no bound
@@ -336,7 +338,8 @@ class Turns:
         ) as segments:
             async for segment in segments:
                 await self._add(segment.text)
-        await self._complete(self._taken - self._before)
+            warnings = warnings_of(segments.transcript())
+        await self._complete(self._taken - self._before, warnings)
 
     # -- what is told --------------------------------------------------------------------------------------------------
 
@@ -355,7 +358,7 @@ class Turns:
         told = {"id": item, "type": "message", "status": "completed", "role": "user", "content": content}
         await self.client.tell("conversation.item.added", item=told, previous_item_id=before)
 
-    async def _complete(self, seconds: float) -> None:
+    async def _complete(self, seconds: float, warnings: Sequence[str] = ()) -> None:
         """Sends the whole text of the turn."""
         item, text = self._item, self._text.strip()
         self._forget()
@@ -365,6 +368,7 @@ class Turns:
             content_index=0,
             transcript=text,
             usage={"type": "duration", "seconds": math.ceil(max(seconds, 0.0))},
+            **({"warnings": warnings} if warnings else {}),
         )
 
     async def _failed(self, error: Exception) -> None:

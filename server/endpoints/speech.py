@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from typing import Any
 
@@ -32,10 +33,14 @@ from ..schemas.speech import (
     TranslationForm,
     VerboseWord,
 )
-from .common import answered, engine_of, exchange_of, server_of
+from .common import answered, engine_of, exchange_of, in_header, server_of
 from .tokens import token_text
 
 _SUBTITLES = {"srt": SRT, "vtt": VTT}
+_MOST_TOLD = 8  # stretches without text in one warning
+_MEMBERS = {'voice_activity="off"': "vad_filter=false"}
+_MEMBERS |= {name: one.form for name, one in OPTIONS.items() if one.form is not None and one.form != name}
+_IN_PYTHON = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in _MEMBERS if "=" in name or "_" in name))
 _MOST_REFERENCE = 8 * 2**20  # bytes of a known speaker's audio
 
 
@@ -78,6 +83,15 @@ def _options(form: SpeechForm) -> dict[str, Any]:
 
 async def _whole(request: Request, form: SpeechForm, audio: bytes | NamedPath, options: dict[str, Any]) -> Response:
     transcript, logprobs = await _read(request, form, audio, options)
+    more = _warnings(transcript)
+    answer = _answer(form, transcript, {**logprobs, **more})
+    if more:
+        answer.headers["x-triolet-warnings"] = in_header(more["warnings"])
+    return answer
+
+
+def _answer(form: SpeechForm, transcript: Transcript, more: dict[str, Any]) -> Response:
+    """Returns the answer in the format of ``form``. ``more`` are further members of JSON."""
     if form.response_format in _SUBTITLES:
         kind = "text/vtt" if form.response_format == "vtt" else "application/x-subrip"
         rules = WriterSettings(subtitles=SubtitleSettings(**form.subtitles))
@@ -89,13 +103,18 @@ async def _whole(request: Request, form: SpeechForm, audio: bytes | NamedPath, o
         segments = _diarized(transcript)
         return answered(
             DiarizedAnswer(
-                task="transcribe", duration=transcript.duration, text=transcript.text, segments=segments, usage=usage
+                task="transcribe",
+                duration=transcript.duration,
+                text=transcript.text,
+                segments=segments,
+                usage=usage,
+                **more,
             )
         )
     if form.response_format == "verbose_json":
-        told = {**_verbose(transcript, form), "usage": usage.model_dump()}
+        told = {**_verbose(transcript, form), "usage": usage.model_dump(), **more}
         return Response(as_line(told), media_type="application/json")
-    answer = TranscriptionAnswer(text=transcript.text, usage=usage, **logprobs)
+    answer = TranscriptionAnswer(text=transcript.text, usage=usage, **more)
     if transcript.task == "transcribe":
         answer.languages = _languages(transcript)
     return answered(answer)
@@ -108,8 +127,8 @@ async def _streamed(
     if form.response_format == "diarized_json":
         for segment in _diarized(transcript):
             await events.write(segment)
-    languages = _languages(transcript)
-    done = TextDone(type="transcript.text.done", text=transcript.text, languages=languages, **logprobs)
+    more, languages = {**logprobs, **_warnings(transcript)}, _languages(transcript)
+    done = TextDone(type="transcript.text.done", text=transcript.text, languages=languages, **more)
     await events.write(done, last=True)
 
 
@@ -136,9 +155,11 @@ async def _read(
             if events is not None:
                 text = segment.text if segment.id else segment.text.lstrip()  # the joined texts are the whole text
                 more |= _times(segment) if getattr(form, "timestamp_granularities", ()) else {}
+                more |= {"language": segment.language} if form.multilingual else {}
                 await events.write(TextDelta(type="transcript.text.delta", delta=text, **more))
         transcript = segments.transcript()
-    exchange.ended(transcript.timings, audio_seconds=round(transcript.duration, 3), language=transcript.language)
+    told = {"audio_seconds": round(transcript.duration, 3), "language": transcript.language, **_warnings(transcript)}
+    exchange.ended(transcript.timings, **told)
     return transcript, all_logprobs
 
 
@@ -162,6 +183,7 @@ def _diarized(transcript: Transcript) -> list[DiarizedSegment]:
             end=one.end,
             text=one.text.strip(),
             speaker=one.speaker or "A",
+            **({} if one.language is None else {"language": one.language}),
         )
         for one in transcript.segments
     ]
@@ -181,7 +203,25 @@ def _logprobs(tokenizer: Any, segment: Segment) -> list[SpeechLogprob]:
 
 
 def _languages(transcript: Transcript) -> list[SpokenLanguage]:
-    return [] if transcript.language is None else [SpokenLanguage(code=transcript.language)]
+    return [SpokenLanguage(code=code) for code in transcript.languages]
+
+
+def warnings_of(transcript: Transcript) -> list[str]:
+    """Returns the warnings of a transcript, and one about speech that has no text."""
+    failed = [(one.start, one.end) for one in transcript.coverage if one.kind == "failed"]
+    if not failed:
+        return [*transcript.warnings]
+    seconds = sum(end - start for start, end in failed)
+    told = ", ".join(f"{start:.2f} to {end:.2f}" for start, end in failed[:_MOST_TOLD])
+    more = f" and {len(failed) - _MOST_TOLD} others" if len(failed) > _MOST_TOLD else ""
+    return [*transcript.warnings, f"{seconds:.2f} s of the audio may be speech, but have no text: {told} s{more}"]
+
+
+def _warnings(transcript: Transcript) -> dict[str, list[str]]:
+    """Returns the member with the warnings, if there are any, with members of the form in place of Python's
+    arguments."""
+    found = [_IN_PYTHON.sub(lambda name: _MEMBERS[name.group()], each) for each in warnings_of(transcript)]
+    return {"warnings": found} if found else {}
 
 
 def _verbose(transcript: Transcript, form: SpeechForm) -> dict[str, Any]:

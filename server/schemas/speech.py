@@ -53,6 +53,9 @@ class SpeechForm(Body):
     beam_size: Annotated[int | None, Field(ge=1, le=64)] = None
     best_of: Annotated[int | None, Field(ge=1, le=64)] = None
     condition_on_previous_text: bool | None = None
+    multilingual: Annotated[
+        bool | None, Field(description="Detect the language of each window, for speech that changes its language.")
+    ] = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     priority: Annotated[int, Field(ge=-100, le=100, description="Smaller numbers run first.")] = 0
 
@@ -158,13 +161,14 @@ class SpokenLanguage(Answer):
 
 
 class TranscriptionAnswer(Answer):
-    """The format json. ``languages`` has the language that is spoken, or none where nobody speaks; translations have no
-    such member."""
+    """The format json. ``languages`` has the languages that are spoken, or none where nobody speaks; translations have
+    no such member. ``warnings`` is left out where there are none."""
 
     text: str
     languages: list[SpokenLanguage] | None = None
     logprobs: list[SpeechLogprob] | None = None
     usage: DurationUsage | None = None
+    warnings: list[str] | None = None
 
 
 class VerboseSegment(Answer):
@@ -181,6 +185,7 @@ class VerboseSegment(Answer):
     compression_ratio: float
     no_speech_prob: float
     speaker: str | None = None
+    language: str | None = None
 
 
 class VerboseWord(Answer):
@@ -204,6 +209,7 @@ class VerboseAnswer(Answer):
     segments: list[VerboseSegment] | None = None
     words: list[VerboseWord] | None = None
     usage: DurationUsage
+    warnings: list[str] | None = None
 
 
 class DiarizedSegment(Answer):
@@ -215,6 +221,7 @@ class DiarizedSegment(Answer):
     end: float
     text: str
     speaker: str
+    language: str | None = None
 
 
 class DiarizedAnswer(Answer):
@@ -225,13 +232,16 @@ class DiarizedAnswer(Answer):
     text: str
     segments: list[DiarizedSegment]
     usage: DurationUsage
+    warnings: list[str] | None = None
 
 
 class TextDelta(Answer):
-    """An event of a stream: more text. With ``timestamp_granularities`` it has its times in seconds."""
+    """An event of a stream: more text. With ``timestamp_granularities`` it has its times in seconds, with
+    ``multilingual`` the code of its language."""
 
     type: Literal["transcript.text.delta"]
     delta: str
+    language: str | None = None
     start: float | None = None
     end: float | None = None
     words: list[VerboseWord] | None = None
@@ -247,3 +257,4 @@ class TextDone(Answer):
     text: str
     languages: list[SpokenLanguage]
     logprobs: list[SpeechLogprob] | None = None
+    warnings: list[str] | None = None

@@ -238,6 +238,7 @@ class PaperHearing:
     block: int = 512
     heard: int = 0
     skipped: int = 0
+    audible: bool = False
     recording: PaperRecording | None = None  # forgets what is skipped
     listens: bool = field(default=False, init=False)
 

@@ -120,6 +120,39 @@ async def test_after_two_small_moves_by_words_the_window_is_used_up(seconds: flo
     assert [after - before for before, after in pairwise(starts)] == pytest.approx(moves, abs=0.03)
 
 
+@define(eq=False)
+class Aligned:
+    """A run that says three words in every window, whose tokens begin and end at ``shares`` of its frames."""
+
+    shares: Sequence[float]
+    script: Script = field(factory=lambda: Script(*[answer(0.0, " hm a, x.", 30.0)] * 9))
+
+    async def __call__(self, requests: Sequence[Request]) -> Sequence[Generated]:
+        (request,) = requests
+        if request.alignment is None:
+            return await self.script(requests)
+        aligned = len(request.prompt_token_ids) - request.alignment.start
+        shares = sorted(self.shares[at % len(self.shares)] for at in range(aligned + 1))
+        frames = tuple(round(share * request.alignment.frames) for share in shares)
+        await trio.lowlevel.checkpoint()
+        return [attrs.evolve(answer(), aligned=AlignedTokens(frames=frames, logprobs=(-0.1,) * aligned))]
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(RATE // 20, 70 * RATE))
+@settings(max_examples=40, deadline=None)
+def test_words_lie_within_the_audio_in_order(shares: list[float], length: int) -> None:
+    """Wherever the alignment puts their tokens, its last frame included, and however the audio ends within a frame."""
+
+    async def read() -> Transcript:
+        return await begin(ramp(70)[:length], Aligned(shares), options_of(timestamps="word"), ALIGNS).transcript()
+
+    transcript = trio.run(read)
+    words = [word for segment in transcript.segments for word in segment.words or ()]
+    assert all(0 <= word.start <= word.end <= transcript.duration for word in words)
+    assert all(first.end <= second.start for first, second in pairwise(words))
+    assert all(segment.end <= transcript.duration for segment in transcript.segments)
+
+
 async def test_without_timestamps_each_window_is_one_segment() -> None:
     """timestamps='none': windows of full length."""
     script = Script(answer(" text"))
@@ -397,6 +430,28 @@ async def test_a_multilingual_recording_is_asked_for_its_language_in_every_windo
     assert [EN in request.prompt_token_ids for request in texts] == [True, False]
     assert [DE in request.prompt_token_ids for request in texts] == [False, True]
     assert transcript.language == "en"
+    assert [segment.language for segment in transcript.segments] == ["en", "de"]
+    assert transcript.languages == ("en", "de")
+
+
+@pytest.mark.parametrize(("carried", "prompt"), [(False, ""), (True, " names")])
+async def test_where_the_language_changes_the_text_before_is_dropped_and_hotwords_stay(
+    carried: bool, prompt: str
+) -> None:
+    """The model would go on in the language of that text, and invents a translation of what is said."""
+    english, german = detected(0.9, 0.1), detected(0.1, 0.9)
+    said = [answer(0.0, text, 30.0) for text in "abcd"]
+    script = Script(
+        english, english, said[0], english, said[1], german, said[2], german, said[3], english, answer(0.0, "e", 30.0)
+    )
+    options = options_of(
+        language=None, multilingual=True, hotwords="Åsa", initial_prompt="names", carry_initial_prompt=carried
+    )
+    transcript = await begin(ramp(150), script, options).transcript()
+    assert [one.language for one in transcript.segments] == ["en", "en", "de", "de", "en"]
+    asked = [text for text in texts_before(script) if text]
+    always = f" Åsa{prompt}"
+    assert asked == [" Åsa names", " Åsa namesa", always, f"{always}c", always]
 
 
 # ---- the text before -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import soundfile
@@ -86,6 +87,19 @@ def test_a_turn_that_the_client_ends_has_the_text_of_the_engine(connection, soun
         COMPLETED,
     ]
     assert told[-1].transcript == "".join(one.delta for one in told if one.type == DELTA) == transcript.text
+
+
+def test_a_turn_in_which_nobody_is_heard_says_what_helps(connection):
+    noise = np.random.default_rng(0).normal(0, 300, RATE).astype("<i2").tobytes()
+    set_up(connection, None)
+    say(connection, noise)
+    connection.input_audio_buffer.commit()
+    completed = until_complete(connection)[-1]
+    assert completed.transcript == ""
+    (warning,) = completed.warnings
+    assert warning.endswith(
+        'finds no speech in audio that is not digital silence; voice_activity="off" reads all of it'
+    )
 
 
 def test_the_server_finds_where_somebody_speaks(connection, sound, transcript):

@@ -57,6 +57,11 @@ class Line {
       word.classList.toggle("now", Number(word.dataset.start) <= now && now < Number(word.dataset.end));
   }
 
+  /** Shows sentences about what was not done as asked. */
+  warn(warnings) {
+    this.item.append(...warnings.map((each) => element("p", { className: "hint warning" }, each)));
+  }
+
   end(state, fault = null) {
     this.stop.hidden = true;
     write(this.state, state);
@@ -123,7 +128,10 @@ export class Speech {
     for await (const told of eventsOf(response)) {
       if (told.type === "transcript.text.delta") line.add(told.delta, told.words ?? []);
       if (told.type === "error") throw Object.assign(new Error(told.error.message), { name: "Told" });
-      if (told.type === "transcript.text.done") return told.text;
+      if (told.type === "transcript.text.done") {
+        if (told.warnings) line.warn(told.warnings);
+        return told.text;
+      }
     }
     throw Object.assign(new Error("the answer was cut off"), { name: "Told" });
   }
