@@ -8,7 +8,11 @@ import time
 
 import click
 
+from .situations import SITUATIONS, STAGES, told
 from .sweep import Report, sweep_all
+
+LONG = 20_000
+"""So many faults must come into every situation."""
 
 
 @click.command()
@@ -29,7 +33,9 @@ def main(faults: int, seed: int, workers: int) -> None:
     except KeyboardInterrupt:
         click.echo("interrupted; so far:", err=True)
     _print(latest, time.perf_counter() - begun)
-    if latest.failures:
+    lines, complete = told(latest.seen, (*SITUATIONS, *STAGES), enough=latest.faults >= LONG)
+    click.echo(lines)
+    if latest.failures or not complete:
         raise SystemExit(1)
 
 

@@ -7,7 +7,7 @@
 The sweep injects one fault in each run, at every step of every task. Here steps, encodings, frees, sleeps and wakes
 fail by chance, several in one run. Meanwhile clients come, wait, leave and are cancelled, and operators put the engine
 to sleep and wake it. After `CALM` virtual seconds nothing fails any more, and every client that still waits must be
-served.
+served. Many runs must come into every situation of `triolet.testing.situations`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from attrs import define, field, frozen
 
 from ..actors.worker import Job
 from ..api.engine import Engine
+from ..core import events
 from ..core.config import EngineConfig, Speculation
 from ..core.errors import InvariantViolation, TrioletError
 from ..core.model import Kind
 from .clients import FOREVER, Client, request_of, true_tokens
+from .run import books_of
 from .sim import SimExecutor, SimWorker, sim_engine
 from .sim_model import IMAGE, START, SimModel
+from .situations import SITUATIONS, situations, told
 from .sweep import begin_worker
 from .trio_tools.schedules import Batches, Deadlock, Uniform, run_scheduled
 
@@ -41,6 +44,9 @@ CALM = 20.0
 """The virtual seconds after which the device always works and the operators have gone."""
 GIVEN_UP = 3000.0
 """The virtual seconds after which a run counts as hung; the longest run takes a tenth of them."""
+
+LONG = 5_000
+"""So many runs must come into every situation."""
 
 _FAILING = (Job.FREE, Job.STEP, Job.ENCODE, Job.SLEEP, Job.WAKE)
 _CLIENTS = 6
@@ -58,6 +64,8 @@ class Chaos:
     dice: random.Random
     faults: int = field(default=0, init=False)
     ends: Counter[str] = field(factory=Counter, init=False)
+    seen: Counter[str] = field(factory=Counter, init=False)  # situations
+    _trace: list[events.Event] = field(factory=list, init=False)
     _quiet: bool = field(default=False, init=False)
     _rates: dict[Job, float] = field(init=False)
     _model: SimModel = field(init=False)
@@ -94,11 +102,14 @@ class Chaos:
         assert not executor.misuses, executor.misuses[0]
         assert not executor.is_open, "the device was not given back"
         assert not engine.inside.pending, "a request holds its place"
+        books = books_of(engine, self._trace)
+        self.seen = situations(self._trace, None if books is None else books.requests)
 
     def _config(self) -> EngineConfig:
         pick = self.dice.choice
         return EngineConfig(
             verify=True,
+            observer=self._trace.append,
             drain_seconds=pick([0, 1, 300]),
             stage_seconds=60,
             restarts=10**6,
@@ -106,11 +117,11 @@ class Chaos:
             encoder_idle_seconds=pick([0, 0.1, 30]),
             encoder_cache_bytes=pick([40, 80, 200, 1000] if self._model.kind is Kind.DECODER else [100, 200, 1000]),
             max_step_tokens=pick([2, 8, 2048]),
-            max_running=pick([1, 2, 3, 32]),
+            max_running=pick([1, 1, 2, 3, 32]),
             max_pending=pick([2, 256]),
-            steps_in_flight=pick([1, 2]),
+            steps_in_flight=pick([1, 1, 2]),
             prefix_caching=pick([False, True]),
-            speculation=pick([None, Speculation(tokens=3)]),
+            speculation=pick([None, Speculation(tokens=3), Speculation(tokens=3, draft="a smaller one")]),
             while_asleep=pick(["wait", "refuse"]),
             encode_batch_embeddings=pick([4, 10, 30]),
         )
@@ -129,7 +140,7 @@ class Chaos:
         client: dict[str, Any] = {
             "max_tokens": 1 + dice.randrange(12),
             "priority": dice.randrange(3),
-            "beams": dice.choice([1, 1, 1, 2]),
+            "beams": dice.choice([1, 1, 1, 2, 3]),
             "arrives": dice.random() * 4,
             "patience": dice.choice([0.2, 1, FOREVER, FOREVER]),
             "pause": dice.choice([0, 0, 0, 0.2]),
@@ -199,6 +210,7 @@ class Outcome:
     seed: int
     faults: int
     ends: Counter[str]
+    seen: Counter[str]
     broken: str | None = None
     error: str = ""
 
@@ -209,11 +221,11 @@ def play(seed: int) -> Outcome:
     try:
         run_scheduled(chaos.main, schedule=(Uniform if seed % 2 else Batches)(seed))
     except Exception as error:  # noqa: BLE001  (told in the outcome)
-        return Outcome(seed, chaos.faults, chaos.ends, *_told(error))
-    return Outcome(seed, chaos.faults, chaos.ends)
+        return Outcome(seed, chaos.faults, chaos.ends, chaos.seen, *_kind(error))
+    return Outcome(seed, chaos.faults, chaos.ends, chaos.seen)
 
 
-def _told(error: BaseException) -> tuple[str, str]:
+def _kind(error: BaseException) -> tuple[str, str]:
     inside = error
     while isinstance(inside, BaseExceptionGroup):
         inside = inside.exceptions[0]
@@ -244,17 +256,21 @@ def main(runs: int, seed: int, workers: int) -> None:
 def _report(outcomes: Iterable[Outcome], begun: float) -> None:
     runs, faults = 0, 0
     ends: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
     broken = Counter({"hangs": 0, "violations": 0, "wrong tokens": 0, "other errors": 0})
     for outcome in outcomes:
         runs, faults = runs + 1, faults + outcome.faults
         ends += outcome.ends
+        seen += outcome.seen
         if outcome.broken is not None:
             broken[outcome.broken] += 1
             click.echo(f"BROKEN triolet.testing.chaos.play({outcome.seed}): {outcome.error}")
     click.echo(f"{runs} runs, {faults} faults in {time.perf_counter() - begun:.0f} s")
     click.echo(", ".join(f"{count} {kind}" for kind, count in broken.items()))
     click.echo("clients ended: " + ", ".join(f"{end} {count}" for end, count in ends.most_common()))
-    if broken.total():
+    lines, complete = told(seen, SITUATIONS, enough=runs >= LONG)
+    click.echo(lines)
+    if broken.total() or not complete:
         raise SystemExit(1)
 
 

@@ -18,10 +18,12 @@ from ..core.errors import (
     EngineAsleep,
     EngineClosed,
     EngineError,
+    EngineStateError,
     InvariantViolation,
     TrioletError,
 )
 from ..core.model import Kind
+from ..core.plan import DeviceMemory
 from ..core.request import Request
 from ..core.trace import TraceChecker
 from .clients import Client, Scenario, audio, request_of, true_answer, true_probe, true_tokens
@@ -59,6 +61,7 @@ class Run:
     users_interval: float = field(init=False)
     strange_interval: str | None = None  # when and how the switch interval was wrong
     checker: TraceChecker = field(init=False)
+    operated: trio.Event = field(factory=trio.Event)  # the operator has given all orders, or the engine has ended
 
     def __attrs_post_init__(self) -> None:
         scenario = self.scenario
@@ -103,7 +106,11 @@ class Run:
             self.strange_interval = f"{interpreter.microseconds} microseconds {when}, while {doing}"
 
     def _compare_with_device(self, event: events.Event) -> None:
-        """Checks the promise "books balance": the device has exactly the outputs that the events report."""
+        """Checks the promise "books balance": the device has exactly the bytes that the statistics report, also after a
+        call that failed, and the outputs that the events report."""
+        told, held = self._memory(), self.executor.memory()
+        if self.executor.is_open and not self.worker.abandoned and told != held:
+            raise InvariantViolation("books balance", f"{told} is reported of {held}", tuple(self.trace[-8:]))
         if not (self.checker.orderly and isinstance(event, events.EncodeDone | events.EntryFreed)):
             return
         if self.executor.generation != self.checker.generation:
@@ -114,6 +121,11 @@ class Run:
         lost, kept = sorted(self.checker.resident - outputs), sorted(outputs - self.checker.on_device)
         what = f"not on the device: {lost}; on the device, and in no book: {kept}"
         raise InvariantViolation("books balance", what, tuple(self.trace[-8:]))
+
+    def _memory(self) -> DeviceMemory:
+        supervisor = self.engine.inside.backend
+        assert supervisor is not None, "events come from an engine"
+        return supervisor._runner.memory
 
     async def main(self) -> None:
         begun = trio.current_time()
@@ -130,6 +142,8 @@ class Run:
 
     async def _body(self, outside: trio.Nursery) -> None:
         with trio.move_on_after(min(PATIENCE, self.scenario.leaves)) as scope:
+            if self.scenario.naps:
+                outside.start_soon(self._operate, name="operator")
             if self.scenario.outside:
                 self._start_clients(outside)
                 await trio.sleep(self.scenario.leaves)
@@ -137,7 +151,7 @@ class Run:
             async with trio.open_nursery() as nursery:
                 self._start_clients(nursery)
                 if self.scenario.naps:
-                    nursery.start_soon(self._operate, name="operator")
+                    nursery.start_soon(self.operated.wait, name="operator's end")
         if scope.cancelled_caught and self.scenario.leaves > PATIENCE and self._kind is not FaultKind.STEP_HANGS:
             unfinished = [number for number, end in enumerate(self.ends) if end in {"not started", "cancelled"}]
             raise InvariantViolation("terminal once", f"clients {unfinished} wait for ever", tuple(self.trace[-20:]))
@@ -152,15 +166,23 @@ class Run:
             nursery.start_soon(self._client, number, client, name=f"client {number}")
 
     async def _operate(self) -> None:
+        """Gives the orders from outside of the block: each is answered, however the engine ends."""
+        try:
+            await self._give_orders()
+        finally:
+            self.operated.set()
+
+    async def _give_orders(self) -> None:
         asleep, begun = False, trio.current_time()
         for after in self.scenario.naps:
             await trio.sleep_until(begun + after)
             asleep = not asleep
             try:
                 await self._order(asleep)
-            except EngineClosed:
+            except (EngineClosed, EngineStateError):
                 return
-            assert self.executor.is_asleep is asleep, f"{'sleep' if asleep else 'wake'}() returned, and it did not"
+            right = self.executor.is_asleep is asleep or not self.executor.is_open
+            assert right, f"{'sleep' if asleep else 'wake'}() returned, and it did not"
 
     async def _order(self, asleep: bool) -> None:
         """Puts the engine to sleep, or wakes it. The engine may refuse only because of the fault, and only once."""
@@ -170,7 +192,7 @@ class Run:
             order, fault, refusal = self.engine.sleep, FaultKind.SLEEP_FAILS, EngineError
         try:
             await order()
-        except EngineClosed:
+        except (EngineClosed, EngineStateError):
             raise
         except refusal:
             assert self._kind is fault, f"{fault.value}, though nothing keeps it"

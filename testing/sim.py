@@ -105,8 +105,12 @@ class SimExecutor:
         self.outputs.update({job.key: job.size for job in jobs})
 
     def free(self, keys: tuple[str, ...]) -> None:
-        """Implements `Executor.free`."""
-        self._call(Job.FREE, keys)
+        """Implements `Executor.free`. A fault strikes when the first of ``keys`` is gone already."""
+        try:
+            self._call(Job.FREE, keys)
+        except Exception:
+            self.outputs.pop(keys[0], None)
+            raise
         for key in keys:
             self._check(key in self.outputs, f"{key} is freed, but it is not resident")
             del self.outputs[key]

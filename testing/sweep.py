@@ -26,6 +26,7 @@ from attrs import define, field, frozen
 from .clients import SCENARIOS, Scenario
 from .faults import OCCASIONS, Fault, FaultKind
 from .simulation import Outcome, again, simulate
+from .situations import situations
 from .trio_tools.schedules import Batches, Pct, Schedule, Uniform
 
 
@@ -49,6 +50,7 @@ class Report:
     judged: int = 0  # steps that the kit for schedulers has judged
     by_kind: Counter[str] = field(factory=Counter)  # faults of each kind
     by_end: Counter[str] = field(factory=Counter)  # how clients ended
+    seen: Counter[str] = field(factory=Counter)  # how often each situation occurred
     failures: list[Failure] = field(factory=list)
     seconds: float = 0.0
 
@@ -59,6 +61,7 @@ class Report:
         self.judged += other.judged
         self.by_kind += other.by_kind
         self.by_end += other.by_end
+        self.seen += other.seen
         self.failures += other.failures
         self.seconds += other.seconds
 
@@ -114,6 +117,7 @@ def _run(report: Report, scenario: Scenario, schedule: Schedule, fault: Fault | 
         report.faults += 1
         report.by_kind[fault.kind.value] += 1
     report.by_end.update(outcome.ends)
+    report.seen += situations(outcome.trace, outcome.requests)
     return outcome
 
 

@@ -196,9 +196,16 @@ async def test_what_cannot_be_put_in_is_encoded_here(trace, autojump_clock, pair
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_a_storm_of_losses_changes_no_token(seed, autojump_clock, nursery):
-    """Lenders die and others come; small caches; two borrowers, one of which may not encode."""
-    chance = random.Random(seed)
-    pair, traces, executors = Pair(nursery, 2, seed=seed), (Trace(), Trace()), (SimExecutor(), SimExecutor())
+    """Lenders die and others come; small caches; two borrowers, one of which may not encode, and whose runners start
+    anew, some of them while an output is on its way."""
+    chance, dice = random.Random(seed), random.Random(seed)
+    pair, traces = Pair(nursery, 2, seed=seed), (Trace(), Trace())
+
+    def fault(job: Job, _: object) -> Exception | None:
+        return next(restarts, None) if job is Job.FREE and dice.random() < 0.3 else None
+
+    restarts = iter([RuntimeError("sticky"), RuntimeError("sticky")])
+    executors = SimExecutor(fault=fault), SimExecutor(fault=fault)
     size = executors[0].model.describe().encoder_bytes
     for lender in pair.all:
         lender.config = evolve(lender.config, encoder_cache_bytes=chance.choice((1, 2, 5)) * size)

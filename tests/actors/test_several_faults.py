@@ -22,6 +22,7 @@ from triolet import (
 )
 from triolet.actors.worker import Job
 from triolet.core.power import Power
+from triolet.testing import chaos
 from triolet.testing.chaos import main, play
 from triolet.testing.clients import audio
 from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
@@ -41,6 +42,12 @@ def test_the_program_tells_how_many_runs_and_what_broke():
     told = CliRunner().invoke(main, ["--runs", "3"])
     assert (told.exit_code, "3 runs, " in told.output) == (0, True), told.output
     assert "0 hangs, 0 violations, 0 wrong tokens, 0 other errors" in told.output
+
+
+def test_many_runs_that_never_come_into_a_situation_fail(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(chaos, "LONG", 3)
+    told = CliRunner().invoke(main, ["--runs", "3"])
+    assert (told.exit_code, "    NEVER a request is poison" in told.output) == (1, True), told.output
 
 
 # -- what was found in this way --------------------------------------------------------------------------------------

@@ -89,6 +89,7 @@ class Play:
     freeing: list[tuple[str, ...]] = field(factory=list)
     borrowing: list[str] = field(factory=list)  # any of them may be answered next
     closed: bool = False
+    failed: set[str] = field(factory=set)  # keys that have failed alone since they were reserved or computed
 
     def __attrs_post_init__(self) -> None:
         world = self.world
@@ -138,7 +139,7 @@ class Play:
             case "encoded":
                 self.encoded()
             case "encode failed":
-                self.obey(self.ledger.encode_failed(self.encoding.pop(0), RuntimeError("boom")))
+                self.encode_failed()
             case "out of memory":
                 self.obey(self.ledger.encode_failed(self.encoding.pop(0), MemoryError("full")))
             case "freed":
@@ -175,6 +176,7 @@ class Play:
         if what == "borrowed":
             assert key not in self.device, "encode once"
             self.device[key] = self.world.sizes[key]
+            self.failed.discard(key)
             self.obey(self.ledger.borrowed(key, now=0.0))
         else:
             error = RuntimeError("lost") if what == "borrow failed" else EncodeFailed("bad item")
@@ -194,9 +196,22 @@ class Play:
         for key in keys:
             assert key not in self.device, "encode once"
             self.device[key] = self.world.sizes[key]
+        self.failed -= set(keys)
         self.obey(self.ledger.encoded(keys, now=0.0))
 
+    def encode_failed(self) -> None:
+        """A key is given up when it fails alone for the second time, however often it was computed before."""
+        keys = self.encoding.pop(0)
+        held = {key for key, (_, holders, _) in self.ledger.entries().items() if holders}
+        decisions = self.ledger.encode_failed(keys, RuntimeError("boom"))
+        given_up = set(keys) & self.failed & held if len(keys) == 1 else set()
+        assert {refusal.key for refusal in decisions.refused} == given_up, "tried again: refused too early or late"
+        self.failed |= set(keys) & held if len(keys) == 1 else set()
+        self.failed -= given_up
+        self.obey(decisions)
+
     def obey(self, decisions: Decisions) -> None:
+        self.failed -= {key for key, _ in decisions.reserved}
         for hold in decisions.ready:
             request = int(hold.holder[1:])
             assert self.phases[request] == "waits", "every acquire is answered once"
@@ -277,6 +292,7 @@ class Play:
             tuple(sorted(self.phases.items())),
             tuple(self.encoding),
             tuple(self.freeing),
+            tuple(key for key in ledger._entries if key in self.failed),
             self.closed,
         )
 

@@ -217,7 +217,7 @@ def test_who_finds_its_cross_kv_resident_gives_its_entry_back_at_once():
 
 def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back():
     """They held its first image, so that it had asked for the second one alone. If it changed its mind with every page
-    that comes or goes it might never start."""
+    that comes or goes it might never start. That is for one start alone: after a failed step it finds them again."""
     planner, executor = opened(pages=6, running=1, prefix_caching=True, encoder_cache_bytes=200)
     executor.outputs |= {"r": 200, "q": 100}
     spans = {"r": ((0, 5),), "q": ((6, 9),)}
@@ -255,11 +255,16 @@ def test_who_has_lost_its_cached_pages_starts_without_them_whatever_comes_back()
         if "overtakes" in planner._sequences:
             grant()
     planner.encoder_ready("waits/1")
-    starts = []
+    starts, again = [], []
     while plan := planner.next_step() or (grant() and planner.next_step()):
-        starts += [part.start for part in plan.chunks]
-        planner.step_done(executor.step(plan))
+        (again if again or starts[-1:] == [None] else starts).extend(part.start for part in plan.chunks)
+        if starts[-1:] != [None] and any(part.samples for part in plan.chunks):
+            starts.append(None)
+            planner.step_failed(plan.step_id, RuntimeError("boom"))
+        else:
+            planner.step_done(executor.step(plan))
     assert starts[:1] == [0], "it starts without them"
+    assert again[:1] == [8], "it starts without them once more"
 
 
 def test_a_suspect_that_waits_for_room_does_not_hold_up_the_one_that_has_it():
