@@ -349,7 +349,11 @@ def test_r2_a_list_for_others_that_is_never_drained():
     Caught by "elements kept, round by round": some rounds of requests through one engine.
     """
     never_drained = ("core.planning.planner:Planner._dispatch", "    self._to_forget = []\n", "")
-    never_alone = ("core.planning.planner:Planner.next_step", "(self._to_forget and not self._steps)", "False")
+    never_alone = (
+        "core.planning.planner:Planner.next_step",
+        "self._to_forget and not (self._steps or draft.preempted)",
+        "False",
+    )
     listed_still = (
         "core.planning.planner:Planner.step_failed",
         "self._to_forget.extend(step.plan.ended)",
