@@ -162,7 +162,7 @@ class Preparer(Protocol):
 
 
 class Structures(Protocol):
-    """Compiles structures for a model. Methods are called in several threads at once."""
+    """Compiles structures for a model. `compile` is called in several threads at once, the others in the event loop."""
 
     def compile(self, structure: Structure) -> Structure:
         """Returns a structure equal to ``structure``, together with its compiled form, so that no step has to compile
@@ -171,6 +171,12 @@ class Structures(Protocol):
         Raises:
             InvalidRequest: the structure cannot be followed.
         """
+
+    def find(self, structure: Structure) -> Structure | None:
+        """Returns what `compile` returned for ``structure`` before, if it is kept."""
+
+    def keep(self, found: Any) -> None:
+        """Keeps what `compile` returned for later requests, as far as there is room."""
 
 
 @frozen(kw_only=True)

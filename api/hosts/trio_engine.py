@@ -24,6 +24,7 @@ from ...core.model import ModelDescription
 from ...core.order import read_priority
 from ...core.request import Request
 from ..inputs.audio import AudioSource
+from ..inputs.compiling import Compiler
 from ..inputs.prompts import Query, build_request, check_kind, with_page_keys
 from ..inputs.vectors import (
     Told,
@@ -85,7 +86,7 @@ class TrioEngine:
         self._live: set[LiveTranscription] = set()
         self._token_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})  # by `TextDeltas.skip`
         self._reading = trio.CapacityLimiter(1)  # texts are tokenized one after another
-        self._compiling = trio.CapacityLimiter(1)  # a compilation that waits here takes no thread
+        self._compiler = Compiler()
 
     # -- the block ---------------------------------------------------------------------------------------------------
 
@@ -377,9 +378,8 @@ class TrioEngine:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     async def _build(self, query: Query) -> Request:
-        description = self._opened()[1]
-        name = self._new_id(query.request_id)
-        request = await build_request(description, query, name, reading=self._reading, compiling=self._compiling)
+        description, name = self._opened()[1], self._new_id(query.request_id)
+        request = await build_request(description, query, name, reading=self._reading, compiler=self._compiler)
         return await with_page_keys(request, description, prefix_caching=self.config.prefix_caching)
 
     def _new_id(self, name: str | None) -> str:

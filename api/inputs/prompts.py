@@ -20,8 +20,8 @@ from ...core.order import read_priority
 from ...core.planning.prefix import prompt_keys
 from ...core.request import EncoderItem, LogitRules, Request, SamplingParams, most_tokens
 from ...core.tools import Tool, read_tools
-from ...models.sampling.structure import fault_of
 from .audio import AudioSource, load_audio
+from .compiling import Compiler
 from .images import ImageSource, load_image
 from .lengths import Limit, Pause, read_texts
 from .messages import Conversation, Message
@@ -72,10 +72,9 @@ async def build_request(
     request_id: str,
     *,
     reading: trio.CapacityLimiter,
-    compiling: trio.CapacityLimiter,
+    compiler: Compiler,
 ) -> Request:
-    """Returns the request of ``query``. ``reading`` limits how many callers tokenize texts at a time, and ``compiling``
-    how many threads compile structures.
+    """Returns the request of ``query``. ``reading`` limits how many callers tokenize texts at a time.
 
     Raises:
         InvalidRequest: an argument that cannot work for this model.
@@ -98,11 +97,12 @@ async def build_request(
     _check_token_ids(description, "logit_bias", [token for token, _ in sampling.logit_bias])
     length = len(prepared.token_ids)
     max_tokens = _resolve_max_tokens(description, prepared, sampling)
+    structure = sampling.structure and await compiler.compile(sampling.structure, description.structures)
     return Request(
         id=request_id,
         prompt_token_ids=prepared.token_ids,
         items=prepared.items,
-        sampling=await _compiled(description, sampling, compiling),
+        sampling=sampling if structure is None else evolve(sampling, structure=structure),
         rules=_rules(description, sampling, prompt_length=length, max_tokens=max_tokens),
         max_tokens=max_tokens,
         priority=priority,
@@ -293,23 +293,6 @@ def _several(audio: Any) -> tuple[Any, ...]:
 
 
 # -- checks ----------------------------------------------------------------------------------------------------------
-
-
-async def _compiled(
-    description: ModelDescription, sampling: SamplingParams, limiter: trio.CapacityLimiter
-) -> SamplingParams:
-    """Returns ``sampling`` with its structure compiled, so that no step compiles it. A model's first structure takes
-    a second or more. A caller that is cancelled meanwhile does not wait for the thread; the next caller gets the
-    result."""
-    structure, structures = sampling.structure, description.structures
-    if structure is None:
-        return sampling
-    if fault := await run_in_thread(partial(fault_of, structure)):
-        raise InvalidRequest(fault)
-    if structures is None:
-        return sampling
-    work = partial(structures.compile, structure)
-    return evolve(sampling, structure=await run_in_thread(work, limiter=limiter, abandon_on_cancel=True))
 
 
 def _rules(

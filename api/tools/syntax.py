@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
+from ...core.errors import InvalidRequest
 from ...core.tools import Tool
+from ...models.sampling.grammar import exact_json
 from .calls import ToolCall
 from .scanner import Scanner
 
@@ -88,8 +90,15 @@ def schema_of(tool: Tool) -> dict[str, Any]:
 
 
 def json_rule(name: str, schema: Mapping[str, Any]) -> str:
-    """The rule ``name``, which describes JSON that follows ``schema``."""
-    return f"{name}: %json {json.dumps({'x-guidance': _COMPACT, **schema})}"
+    """The rule ``name``, which describes JSON that follows ``schema``.
+
+    Raises:
+        InvalidRequest: a member of ``schema`` cannot be followed exactly.
+    """
+    try:
+        return f"{name}: %json {exact_json(schema, **_COMPACT)}"
+    except ValueError as error:
+        raise InvalidRequest(f"a call cannot be forced to follow the schema of {name}: {error}") from None
 
 
 def choice(start: str, rules: Mapping[str, str]) -> str:

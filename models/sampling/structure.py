@@ -5,7 +5,7 @@ is imported with the first structure.
 
 ::
 
-    Structure -> fault_of          (any thread, needs no model)   a bad one is its caller's InvalidRequest
+    Structure -> grammar.py        (a process with limits)        a bad one is its caller's InvalidRequest: `Tried`
               -> Grammars.compile  (any thread)                   compiled once, and given to its request: `Compiled`
               -> Grammars.guide    (the executor's thread)        copied for each sequence
               -> Guide.allowed     (each token)                   bits of the tokens that may come next
@@ -17,9 +17,8 @@ care. `Guide.valid` returns how many draft tokens the structure allows.
 
 from __future__ import annotations
 
-import json
+import re
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,78 +26,67 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ...core.errors import CheckpointError, InvalidRequest
+from ...core.errors import CheckpointError, InvalidRequest, Overloaded, RequestTooLarge
 from ...core.request import Structure
+from .grammar import LIMITS, fault_in, grammar_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+    from ...core.budget import Account
 
 _SILENT = 0  # llguidance's log level
 _DEAD_END = (  # llguidance names no reason
     "no text that it allows can end, since a schema or a rule only refers to itself; give it another choice"
 )
-_LATEST = 16  # states of a guide that are kept; to go back farther, the guide reads all tokens again
+_LEAST = 2**16  # bytes that a kept grammar counts at least
 
 
 def fault_of(structure: Structure) -> str:
     """Returns the reason why ``structure`` cannot be followed, as far as it is known without a model, else an empty
-    text. The check takes milliseconds, for very large schemas up to a second.
+    text. Neither time nor memory are limited: see `grammar` for structures of strangers.
 
     The fault is returned, not raised, since an error that leaves one of trio's threads is part of a reference cycle."""
-    from llguidance import LLMatcher
-
     try:
-        failed, messages = LLMatcher.validate_grammar_with_warnings(_grammar(structure))
+        fault = fault_in(_grammar(structure))
     except InvalidRequest as error:
         return str(error)
-    return str(_bad(structure, messages[0])) if failed else ""
+    return str(bad(structure, fault)) if fault else ""
 
 
 def is_complete(structure: Structure, text: str) -> bool:
     """True if ``text`` is all of what ``structure`` describes; a text that ended early may be only its beginning."""
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
     tokens = LLTokenizer("byte")
-    matcher = LLMatcher(tokens, _grammar(structure), log_level=_SILENT)
+    matcher = _matcher(tokens, _grammar(structure))
     return matcher.consume_tokens(tokens.tokenize_bytes(text.encode())) and matcher.is_accepting()
+
+
+def _matcher(tokens: LLTokenizer, grammar: str) -> LLMatcher:
+    from llguidance import LLMatcher, LLParserLimits
+
+    return LLMatcher(tokens, grammar, log_level=_SILENT, limits=LLParserLimits(**LIMITS))
 
 
 def _grammar(structure: Structure) -> str:
     """Returns the structure as a grammar of llguidance."""
-    from llguidance import LLMatcher
-
-    match structure.kind:
-        case "regex":
-            return LLMatcher.grammar_from_regex(structure.text)
-        case "lark":
-            return LLMatcher.grammar_from_lark(structure.text)
-        case "json_schema":
-            try:
-                return LLMatcher.grammar_from_json_schema(structure.text)
-            except ValueError as error:
-                raise _bad(structure, str(error)) from None
-        case _:
-            quoted = [json.dumps(text, ensure_ascii=False) for text in _choices(structure)]  # Lark quotes as JSON does
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
-
-
-def _choices(structure: Structure) -> list[str]:
+    if isinstance(structure, Tried):
+        return structure.grammar
     try:
-        texts = json.loads(structure.text)
+        return grammar_of(structure.kind, structure.text)
     except ValueError as error:
-        raise _bad(structure, str(error)) from None
-    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise _bad(structure, "it is not a JSON array of one or more texts that are not empty")
-    return texts
+        raise bad(structure, str(error)) from None
 
 
-def _bad(structure: Structure, message: str) -> InvalidRequest:
+def bad(structure: Structure, message: str) -> InvalidRequest:
+    """Returns the error of a structure that cannot be followed."""
     return InvalidRequest(f"the structure ({structure.kind}) cannot be followed: {_message(message)}")
 
 
 def _message(message: str) -> str:
     """Returns the error message without the parser's state, which llguidance appends."""
-    told = message.split("\n<state>", maxsplit=1)[0].strip()
+    told = re.split(r"\n<(?:state|non-verbose)", message, maxsplit=1)[0].strip()
     return _DEAD_END if told == "NoExtensionBias" else told
 
 
@@ -106,8 +94,8 @@ def _message(message: str) -> str:
 class Guide:
     """One sequence's way through its structure.
 
-    The guide keeps copies of its latest states to go back to. llguidance can roll a matcher back, too, but a roll-back
-    after a mask was computed may lead to a wrong state (1.9.1). A copy costs no more than a mask.
+    Going back is llguidance's own roll-back and then a mask, which is thrown away: otherwise the next mask may be the
+    one of the state before (1.9.1).
     """
 
     _fresh: LLMatcher | None  # never reads a token, only its copies do
@@ -116,7 +104,6 @@ class Guide:
     error from the start."""
     _matcher: LLMatcher = field(init=False)
     _read: list[int] = field(init=False, factory=list)  # the tokens that ``_matcher`` has read
-    _past: deque[tuple[int, LLMatcher]] = field(init=False, factory=lambda: deque(maxlen=_LATEST))
 
     def __attrs_post_init__(self) -> None:
         if self._fresh is not None:
@@ -144,7 +131,7 @@ class Guide:
         """Returns how many of ``proposed``, counted from the first, may follow ``generated``."""
         if self.error or not self._go_to(generated):
             return 0
-        return self._matcher.deep_copy().try_consume_tokens(list(proposed))
+        return self._matcher.validate_tokens(list(proposed))
 
     def _go_to(self, tokens: Sequence[int]) -> bool:
         """Goes back to the common beginning and reads the rest of ``tokens``. True if all tokens were read."""
@@ -154,20 +141,15 @@ class Guide:
         new = list(tokens[len(self._read) :])
         if not new:
             return True
-        if not self._past or self._past[-1][0] < len(self._read):
-            self._past.append((len(self._read), self._matcher.deep_copy()))
         read = self._matcher.try_consume_tokens(new)
         self._read += new[:read]
         self.error = self._told()
         return read == len(new) and not self.error
 
     def _go_back(self, length: int) -> None:
-        """Goes back to the latest state that has read ``length`` tokens or fewer."""
-        assert self._fresh is not None, "a guide without a matcher has an error"
-        while self._past and self._past[-1][0] > length:
-            self._past.pop()
-        length, matcher = self._past[-1] if self._past else (0, self._fresh)
-        self._matcher = matcher.deep_copy()
+        """Goes back to the state that has read ``length`` tokens."""
+        self._matcher.rollback(len(self._read) - length)
+        self._matcher.compute_bitmask()
         del self._read[length:]
 
     def _told(self) -> str:
@@ -183,30 +165,40 @@ def _common(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 @frozen(kw_only=True)
+class Tried(Structure):
+    """A structure with its grammar, which a process has made within limits."""
+
+    grammar: str = field(eq=False, repr=False)
+    size: int = field(eq=False)  # bytes that the compiled grammar takes
+
+
+@frozen(kw_only=True)
 class Compiled(Structure):
     """A structure with its grammar, compiled for one model. It is sent with its request and lives as long."""
 
     matcher: LLMatcher = field(eq=False, repr=False)  # never reads a token, only its copies do
+    size: int = field(eq=False)
 
 
 @define(eq=False)
 class Grammars:
-    """The latest ``capacity`` compiled grammars of one model, and the model's tokenizer in the form that llguidance
-    needs. That form is built with the first grammar. The object holds no tensors.
+    """The latest compiled grammars of one model, and the model's tokenizer in the form that llguidance needs. That form
+    is built with the first grammar. The object holds no tensors.
 
-    `compile` is called in several threads, `guide` in the executor's thread. One thread at a time compiles, and each
-    grammar is compiled once. A thread that nobody waits for may end after `close`. Its grammar is not kept. llguidance
-    holds the interpreter's lock while it makes a tokenizer, so the tokenizer is made in two halves, between which steps
-    go on.
+    `compile` is called in several threads, `guide` in the executor's thread, `find` and `keep` in the event loop. A
+    thread that nobody waits for may end after `close`. llguidance holds the interpreter's lock while it makes a
+    tokenizer, so the tokenizer is made in two halves, between which steps go on.
     """
 
     tokenizer: Callable[[], Any] = field(repr=False)  # returns the tokenizer of transformers
     vocabulary: int
     eos_token_ids: tuple[int, ...]
-    capacity: int = 32
+    capacity: int = 64 * 2**20  # bytes of grammars that are kept
+    account: Account | None = field(init=False, default=None, repr=False)
+    """Where a server counts the bytes that are kept; ``None``: ``capacity`` alone bounds them."""
     _translated: LLTokenizer | None = field(init=False, default=None, repr=False)
-    _compiled: dict[Structure, Compiled] = field(init=False, factory=dict, repr=False)
-    _making: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # held while a grammar is compiled
+    _compiled: dict[Structure, Compiled] = field(init=False, factory=dict, repr=False)  # the least recently used first
+    _making: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # held while the tokenizer is made
     _keeping: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # of the fields; never held long
     _closed: bool = field(init=False, default=False, repr=False)
 
@@ -218,53 +210,69 @@ class Grammars:
         if structure is None:
             return None
         try:
-            guide = Guide(self.compile(structure).matcher)
+            compiled = self.compile(structure)
         except InvalidRequest as error:
             return Guide(None, str(error))
+        if compiled is not structure:  # the replica of a cluster compiles in a step
+            self.keep(compiled)
+        guide = Guide(compiled.matcher)
         guide.start(committed)
         return guide
 
+    def find(self, structure: Structure) -> Compiled | None:
+        """Returns ``structure`` with its grammar if it is kept."""
+        with self._keeping:
+            found = self._compiled.pop(_plain(structure), None)
+            if found is not None:
+                self._compiled[_plain(found)] = found
+            return found
+
     def compile(self, structure: Structure) -> Compiled:
         """Returns ``structure`` with its grammar. The grammar is compiled now, unless the structure has it already, or
-        it was kept. A grammar with an error is not kept.
+        it was kept.
 
         Raises:
             InvalidRequest: the structure cannot be followed, or the checkpoint's tokenizer cannot follow any.
         """
-        if isinstance(structure, Compiled):
-            return structure
-        with self._making:
-            found = self._compiled.get(structure) or self._compile(structure)
-            self._keep(structure, found)
-        return found
-
-    def _compile(self, structure: Structure) -> Compiled:
-        from llguidance import LLMatcher
-
-        matcher = LLMatcher(self._tokens(), _grammar(structure), log_level=_SILENT)
+        found = structure if isinstance(structure, Compiled) else self.find(structure)
+        if found is not None:
+            return found
+        matcher = _matcher(self._tokens(), _grammar(structure))
         first = matcher.deep_copy()
         first.compute_bitmask()
         if first.is_error():
-            raise _bad(structure, first.get_error())
-        return Compiled(kind=structure.kind, text=structure.text, matcher=matcher)
+            raise bad(structure, first.get_error())
+        size = structure.size if isinstance(structure, Tried) else 0
+        return Compiled(kind=structure.kind, text=structure.text, matcher=matcher, size=max(size, _LEAST))
 
-    def _keep(self, structure: Structure, found: Compiled) -> None:
+    def keep(self, found: Compiled) -> None:
+        """Keeps a compiled grammar for later requests, as far as there is room. The least recently used ones go."""
         with self._keeping:
-            if self._closed:
-                return
-            self._compiled.pop(structure, None)
-            self._compiled[structure] = found  # the least recently used comes first
-            if len(self._compiled) > self.capacity:
+            if not self._closed:
+                self._compiled[_plain(found)] = found
+            while not self._hold(sum(4 * len(one.text) + one.size for one in self._compiled.values())):
                 del self._compiled[next(iter(self._compiled))]
+
+    def _hold(self, size: int) -> bool:
+        """Counts ``size`` bytes as kept in place of those before. False if they are too many."""
+        more = size - (self.account.held if self.account is not None else 0)
+        if self.account is None or size > self.capacity:
+            return size <= self.capacity
+        try:
+            self.account.take(more) if more > 0 else self.account.give(-more)
+        except (Overloaded, RequestTooLarge):
+            return False
+        return True
 
     def _tokens(self) -> LLTokenizer:
         if not self.eos_token_ids:
             raise InvalidRequest(
                 "a structure needs an end-of-text token, and this checkpoint has none; leave the structure out"
             )
-        made = self._translated or self._translate()
-        with self._keeping:
-            self._translated = None if self._closed else made
+        with self._making:
+            made = self._translated or self._translate()
+            with self._keeping:
+                self._translated = None if self._closed else made
         return made
 
     def _translate(self) -> LLTokenizer:
@@ -292,3 +300,8 @@ class Grammars:
         """Forgets the grammars and the tokenizer for good: what other threads still compile is not kept."""
         self._closed = True
         self.release()
+
+
+def _plain(structure: Structure) -> Structure:
+    """Returns ``structure`` without its grammar. Structures of different classes are never equal."""
+    return Structure(kind=structure.kind, text=structure.text)

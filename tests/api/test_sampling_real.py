@@ -174,7 +174,7 @@ async def test_others_go_on_while_the_tables_of_the_first_structure_are_made(
             whole = await ask(engine)
             assert whole.token_ids, "steps go on"
             given_up.cancel()
-            while engine.inside._compiling.statistics().tasks_waiting < 2:
+            while engine.inside._compiler._lanes[0].threads.statistics().tasks_waiting < 2:
                 await trio.lowlevel.checkpoint()
             assert not texts
             tables.may_end.set()

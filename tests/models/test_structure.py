@@ -9,11 +9,12 @@ import re
 
 import pytest
 import torch
+from attrs import evolve
 
 from triolet.core.errors import InvalidRequest
 from triolet.core.request import LogitRules, SamplingParams, Structure
 from triolet.models.sampling.logits import SamplerInput, sample_tokens
-from triolet.models.sampling.structure import Grammars, Guide, fault_of
+from triolet.models.sampling.structure import Grammars, Guide, Tried, fault_of
 
 from .conftest import Ids, make_tokenizer
 
@@ -221,19 +222,34 @@ def test_logits_that_broke_down_are_not_blamed_on_the_structure(grammars):
 
 
 def test_grammars_are_compiled_once_and_only_the_latest_are_kept():
-    grammars = Grammars(make_tokenizer, IDS.vocabulary, (IDS.eos,), capacity=2)
+    grammars = Grammars(make_tokenizer, IDS.vocabulary, (IDS.eos,), capacity=200_000)
     assert grammars.guide(None) is None
-    structures = [Structure.choice([text]) for text in "abc"]
+    structures = [Structure.choice([text]) for text in "abcd"]
     first = grammars.guide(structures[0])
     compiled = dict(grammars._compiled)
     grammars.guide(structures[0])
     assert grammars._compiled == compiled
     for structure in structures:
         grammars.guide(structure)
-    assert list(grammars._compiled) == structures[1:]
+    assert list(grammars._compiled) == structures[1:], "three of 64 KiB each"
+    grammars.find(structures[1])
+    grammars.guide(structures[0])
+    assert list(grammars._compiled) == [structures[3], structures[1], structures[0]], "the latest, not the newest"
     grammars.release()
     assert not grammars._compiled
     assert allowed_by(first, []) == {ord("a")}, "a sequence that runs keeps its own"
+
+
+def test_grammars_are_weighed_in_bytes():
+    """Not counted: one of 100 MB took the place of 32 small ones, and 32 of them stayed."""
+    grammars = Grammars(make_tokenizer, IDS.vocabulary, (IDS.eos,), capacity=1_000_000)
+    small = grammars.compile(Structure.choice(["a"]))
+    grammars.keep(small)
+    tried = Tried(kind="choice", text='["b"]', grammar='start: "b"', size=999_000)
+    grammars.keep(grammars.compile(tried))
+    assert [(one.text, one.size) for one in grammars._compiled.values()] == [('["b"]', 999_000)]
+    grammars.keep(grammars.compile(evolve(tried, text='["c"]', size=1_000_001)))
+    assert not grammars._compiled, "what never has room is not kept, either"
 
 
 def test_a_tokenizer_that_cannot_be_translated_is_told():

@@ -1,0 +1,102 @@
+"""`Compiler`: compiles the structures of an engine's requests, in time and bytes that are bounded.
+
+A stranger's structure of 200 bytes may take minutes, gigabytes or all of the stack to compile. So each new one is first
+compiled in a process of its own, which ends by itself at a limit and is killed when its caller is cancelled. A
+structure that has passed is compiled again in a thread. That takes no longer.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing.spawn
+import signal
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import DEVNULL, CompletedProcess
+
+import trio
+from attrs import define, field, frozen
+
+from ...core.model import Structures
+from ...core.request import Structure
+from ...models.sampling import grammar
+from ...models.sampling.structure import Tried, bad
+from .threads import run_in_thread
+
+_ADVICE = "give smaller numbers in multipleOf, fewer and shorter repetitions, and fewer optional properties"
+
+
+@frozen
+class _Lane:
+    """Compilations that take up to ``seconds`` of computing. Others do not wait for them."""
+
+    seconds: float
+    trials: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(2))
+    threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(1))
+
+
+@define(eq=False)
+class Compiler:
+    """One engine's compilations. A structure that takes long in the first lane goes on in the second, so that it does
+    not hold up others for long."""
+
+    _lanes: tuple[_Lane, ...] = field(factory=lambda: (_Lane(0.3), _Lane(2.0)))
+
+    async def compile(self, structure: Structure, structures: Structures | None) -> Structure:
+        """Returns ``structure`` with its grammar, or as it is if another process compiles it (``structures`` is
+        ``None``).
+
+        Raises:
+            InvalidRequest: the structure cannot be followed, or not within the limits.
+        """
+        for lane in self._lanes:
+            async with lane.trials:
+                if structures is not None and (kept := structures.find(structure)) is not None:
+                    return kept
+                tried = await _try(structure, lane.seconds)
+            if tried is None:
+                continue
+            if structures is None:
+                return structure
+            work = partial(structures.compile, tried)
+            found = await run_in_thread(work, limiter=lane.threads, abandon_on_cancel=True)
+            structures.keep(found)
+            return found
+        raise bad(structure, f"compiling it takes more than {self._lanes[-1].seconds:g} s of computing; {_ADVICE}")
+
+
+async def _try(structure: Structure, seconds: float) -> Tried | None:
+    """Makes the grammar of ``structure`` in a process. ``None``: it takes more than ``seconds`` of computing.
+
+    Raises:
+        InvalidRequest: the structure cannot be followed, or takes too much memory.
+    """
+    library = find_spec("llguidance")
+    assert library is not None, "llguidance is a dependency"
+    folder = str(Path(str(library.origin)).parents[1])
+    ended: CompletedProcess[bytes] = await trio.run_process(
+        [multiprocessing.spawn.get_executable(), "-I", "-S", grammar.__file__, str(seconds), folder],
+        stdin=json.dumps([structure.kind, structure.text]).encode(),
+        capture_stdout=True,
+        stderr=DEVNULL,
+        check=False,
+        start_new_session=True,  # ^C is for the caller, which then ends the process
+        deliver_cancel=_kill,
+    )
+    if ended.returncode == -signal.SIGPROF:
+        return None
+    if ended.returncode:
+        raise bad(
+            structure,
+            f"compiling it takes more than {grammar.MEMORY // 2**20} MiB, or it is nested or refers too deeply "
+            f"(the process ended with {ended.returncode}); {_ADVICE}",
+        )
+    told = json.loads(ended.stdout)
+    if "fault" in told:
+        raise bad(structure, told["fault"])
+    return Tried(kind=structure.kind, text=structure.text, **told)
+
+
+async def _kill(process: trio.Process) -> None:
+    process.kill()

@@ -1,0 +1,404 @@
+"""The grammar of a structure: what it may ask for, and what making it may cost.
+
+llguidance reads numbers as doubles, reads some keywords otherwise than JSON Schema where they stand together, and
+bounds neither the time nor the stack of a compilation. So `grammar_of` refuses by name what llguidance would follow
+only nearly. This file is a program, too. It makes one grammar within limits, in a process that may end, so that a
+stranger's structure is compiled in a server only if that is known to be short. The program needs the standard library
+and llguidance alone::
+
+    python -I -S grammar.py SECONDS FOLDER_OF_LLGUIDANCE  <  [kind, text]   ->   {"grammar", "size"} or {"fault"}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+from urllib.parse import unquote
+
+MEMORY = 256 * 2**20
+"""Bytes of address space that making one grammar may add."""
+_STACK = 2**20  # bytes: threads of a server have more
+_MOST_LITERAL = 8_192  # characters of literal text, repetitions written out: a mask takes time in proportion
+_LARGEST = 2**63  # bounds of numbers are less: llguidance has signed integers of 64 bits
+_WORD = 2**32  # llguidance computes remainders in unsigned integers of 32 bits
+
+LIMITS: dict[str, Any] = {
+    "max_lexer_states": 50_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
+    "verbose_errors": False,
+}
+"""The limits of llguidance: one mask then takes some 20 ms at most."""
+_DEEP = "it is nested too deeply; allowed: up to about 100 levels"
+OPTIONS = frozenset({"whitespace_flexible", "item_separator", "key_separator"})
+"""The members of ``x-guidance`` that a schema may have."""
+
+_SCHEMAS = ("items", "additionalItems", "additionalProperties")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_SEPARATORS = {"item_separator": re.compile(r"\s*,\s*"), "key_separator": re.compile(r"\s*:\s*")}
+_CLASSES = tuple(f"\\{letter}" for letter in "dDwWsSpPbBAz")
+
+_DATE = (  # llguidance's own pattern has February 29 in every year, and the year 0, which programs do not have
+    r"^(?:[0-9]{4}-(?:0[13-9]|1[0-2])-|[0-9]{4}-02-(?:[01][0-9]|2[0-8])"
+    r"|[0-9]{2}(?:0[48]|[2468][048]|[13579][26])-02-29|(?:[02468][048]|[13579][26])00-02-29)",
+    "^[0-9]*[1-9][0-9]*-",
+)
+_SECOND = r"[0-9]{2}:[0-9]{2}:[0-5][0-9]"  # leap seconds are no times to most programs
+FORMATS = {
+    "date": _DATE,
+    "date-time": (*_DATE, f"[tT]{_SECOND}"),
+    "time": (f"^{_SECOND}",),
+    "hostname": ("^.{1,253}$",),
+}
+"""What strings of a format must match beside llguidance's own pattern of that format."""
+
+_QUANTITY = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
+_REGEX = re.compile(
+    r"\\(?:[pPxuU]\{[^}]*\}|.)|\[(?:\\.|[^\]\\])*\]|\(\?(?:P?<\w+>|[a-zA-Z-]*:)|\{\d{1,9}(?:,\d{0,9})?\}|.", re.DOTALL
+)
+
+
+class Written(float):
+    """A number with a point or an exponent, as it was written."""
+
+    text: str
+
+    def __new__(cls, text: str) -> Written:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
+def grammar_of(kind: str, text: str) -> str:
+    """Returns the structure as a grammar of llguidance.
+
+    Raises:
+        ValueError: the structure cannot be followed, with the reason.
+    """
+    from llguidance import LLMatcher
+
+    match kind:
+        case "regex":
+            _check_regex("the expression", text)
+            return LLMatcher.grammar_from_regex(text)
+        case "lark":
+            return LLMatcher.grammar_from_lark(text)
+        case "json_schema":
+            return LLMatcher.grammar_from_json_schema(exact_json(read_json(text)))
+        case _:
+            return LLMatcher.grammar_from_lark("start: " + " | ".join(_choices(text)))
+
+
+def fault_in(grammar: str) -> str:
+    """Returns why llguidance cannot follow ``grammar``, as far as it is known without a tokenizer, or an empty text."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, limits=LLParserLimits(**LIMITS))
+    return messages[0] if failed else ""
+
+
+def read_json(text: str) -> Any:
+    """Returns ``text`` read as JSON. Numbers keep how they were written: integers, or `Written`."""
+    try:
+        return json.loads(text, parse_float=Written, parse_constant=_no_number)
+    except RecursionError:
+        raise ValueError(_DEEP) from None
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"it contains {name}; allowed: numbers of JSON")
+
+
+def _choices(text: str) -> list[str]:
+    texts = read_json(text)
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise ValueError("it is not a JSON array of one or more texts that are not empty")
+    for place, choice in enumerate(texts):
+        _check_length(f"choice {place}", len(choice))
+    return [json.dumps(text, ensure_ascii=False) for text in texts]  # Lark quotes as JSON does
+
+
+# -- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def exact_json(schema: Any, **options: Any) -> str:
+    """Returns ``schema`` as JSON for llguidance, with ``options`` for its ``x-guidance``. See `exact`."""
+    try:
+        return json.dumps(exact(schema, **options))
+    except RecursionError:
+        raise ValueError(_DEEP) from None
+
+
+def exact(schema: Any, **options: Any) -> Any:
+    """Returns ``schema`` as llguidance is to read it, so that each output follows it by JSON Schema's own rules.
+
+    Raises:
+        ValueError: a member that cannot be followed exactly, with its place.
+    """
+    if not isinstance(schema, Mapping):
+        return schema
+    multiples: list[Decimal] = []
+    changed: dict[int, dict[str, Any]] = {}
+    found, todo = {id(schema)}, [("", schema)]
+    while todo:
+        place, one = todo.pop()
+        changed[id(one)] = _checked(place, one, multiples, root=one is schema)
+        for name, below in (*_below(one), *_referred(one, schema, place)):
+            if isinstance(below, Mapping) and id(below) not in found:
+                found.add(id(below))
+                todo.append((name if name.startswith("#") else f"{place}/{name}", below))
+    _check_multiples(multiples)
+    own = {"json_allowed_escapes": 'nrbtf\\"'}  # else a name could be spelled in two ways
+    return _rebuilt(schema, changed) | {"x-guidance": own | options | schema.get("x-guidance", {})}
+
+
+def _below(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the schemas of which ``schema`` is made, each with its place in it."""
+    for name in _SCHEMAS:
+        yield name, schema.get(name)
+    for name in _LISTS:
+        if isinstance(several := schema.get(name), list):
+            yield from ((f"{name}/{index}", one) for index, one in enumerate(several))
+    for name in _MAPS:
+        if isinstance(several := schema.get(name), Mapping):
+            yield from ((f"{name}/{key}", one) for key, one in several.items())
+
+
+def _referred(schema: Mapping[str, Any], root: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return
+    if reference != "#" and not reference.startswith("#/"):
+        raise _fault(place, "$ref", reference, "# and places in the schema itself, as in #/$defs/name")
+    found: Any = root
+    for written in reference.split("/")[1:]:
+        step = unquote(written).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(step)] if step.isdecimal() and int(step) < len(found) else None
+        else:
+            found = found.get(step) if isinstance(found, Mapping) else None
+    yield reference, found
+
+
+def _rebuilt(schema: Any, changed: Mapping[int, dict[str, Any]]) -> Any:
+    """Returns a copy of ``schema`` in which what was changed is in the place of what stood there."""
+    if isinstance(schema, Mapping):
+        new = changed.get(id(schema), {})
+        return {key: _rebuilt(value, changed) for key, value in schema.items()} | new
+    if isinstance(schema, list | tuple):
+        return [_rebuilt(one, changed) for one in schema]
+    return schema if not isinstance(schema, float) or math.isfinite(schema) else None  # in a note, such as a default
+
+
+def _checked(place: str, schema: Mapping[str, Any], multiples: list[Decimal], *, root: bool) -> dict[str, Any]:
+    """Checks the members of ``schema`` that are no schemas themselves. Returns members to add or to replace."""
+    _check_names(place, schema, root=root)
+    for name in _BOUNDS:
+        _check_bound(place, name, schema)
+    if "multipleOf" in schema:
+        multiples.append(_multiple(place, schema["multipleOf"]))
+    for name in ("const", "enum", "required"):
+        _check_value(f"{place}/{name}", schema.get(name))
+    _check_regex(f"{place}/pattern", schema.get("pattern"))
+    for name in ("properties", "patternProperties"):
+        for key in schema[name] if isinstance(schema.get(name), Mapping) else ():
+            _check_value(f"{place}/{name}", key)
+            _check_regex(f"{place}/{name}", key if name == "patternProperties" else None)
+    if patterns := FORMATS.get(str(schema.get("format"))):
+        return {"allOf": [*schema.get("allOf", ()), *({"pattern": pattern} for pattern in patterns)]}
+    if schema.get("minimum") == -_LARGEST:
+        return {"minimum": -_LARGEST + 1024}  # the next double: llguidance cannot negate the smallest integer
+    return {}
+
+
+def _check_names(place: str, schema: Mapping[str, Any], *, root: bool) -> None:
+    """Checks the members that llguidance reads otherwise than the standard where they stand together."""
+    if not root and isinstance(schema.get("$id", schema.get("id")), str):
+        raise _fault(place, "$id", "...", "an $id at the top alone, since references would begin at it")
+    draft = str(schema.get("$schema", ""))
+    if "prefixItems" in schema and ("additionalItems" in schema or isinstance(schema.get("items"), list)):
+        raise _fault(place, "prefixItems", "...", "prefixItems and a schema for items, without additionalItems")
+    if "prefixItems" in schema and root and ("draft-0" in draft or "2019-09" in draft):
+        raise _fault(place, "prefixItems", "...", f"a list for items, since $schema is {draft}")
+    options = schema.get("x-guidance", {}) if root else {}
+    if not isinstance(options, Mapping) or options.keys() - OPTIONS:
+        raise _fault(place, "x-guidance", options, ", ".join(sorted(OPTIONS)))
+    for name, allowed in _SEPARATORS.items():
+        if not allowed.fullmatch(str(options.get(name, allowed.pattern[3]))):
+            raise _fault(
+                place, f"x-guidance/{name}", options[name], f"one {allowed.pattern[3]!r} with blanks around it"
+            )
+    required, least = schema.get("required", ()), schema.get("minProperties", 0)
+    most = len(set(map(str, required))) + 1 if isinstance(required, list | tuple) else 1
+    if isinstance(least, int | float) and least > most:
+        raise _fault(
+            place, "minProperties", least, f"up to {most}, one more than required, since other names may come twice"
+        )
+
+
+def _check_bound(place: str, name: str, schema: Mapping[str, Any]) -> None:
+    value, base = schema.get(name), name.removeprefix("exclusive").lower()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    excluded = name != base or schema.get(f"exclusive{name.title()}") is True
+    if name == "minimum" and value == -_LARGEST and not excluded:
+        return
+    if name == "maximum" and value in (_LARGEST - 1, 2 * _LARGEST - 1) and not excluded:
+        return  # llguidance's integers end there, too
+    if not _is_exact(value) or (excluded and abs(value) >= 2**53):
+        raise _fault(
+            place, name, value, "numbers that a double holds, of less than 2**53 if excluded, or the bounds of 64 bits"
+        )
+
+
+def _multiple(place: str, value: Any) -> Decimal:
+    """Returns ``multipleOf``, if llguidance's remainders are right for it."""
+    allowed = f"numbers above 0 of less than {_WORD // 10:,}, points left out, with up to 8 digits behind the point"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _WORD:
+        raise _fault(place, "multipleOf", value, allowed)
+    decimal, reached, digits = _decimal(value), float(value), 0
+    while reached % 1:
+        reached, digits = reached * 10, digits + 1  # as llguidance does it, errors included
+    if reached != decimal.scaleb(digits) or reached * 10 + 9 * 10**digits >= _WORD:
+        raise _fault(place, "multipleOf", value, allowed)
+    return decimal
+
+
+def _check_multiples(multiples: list[Decimal]) -> None:
+    """Checks the numbers of which llguidance may take the least common multiple, in 32 bits."""
+    whole = max((-int(one.as_tuple().exponent) for one in multiples), default=0)
+    common = 1
+    for one in {int(one.scaleb(max(whole, 0))) for one in multiples}:
+        if common * one >= _WORD:
+            told = ", ".join(map(str, multiples[:9]))
+            raise ValueError(
+                f"multipleOf is {told} in its parts; allowed: numbers whose least common multiple is below {_WORD:,}"
+            )
+        common = math.lcm(common, one)
+
+
+def _check_value(place: str, value: Any) -> None:
+    """Checks the numbers and the lengths of the texts in a constant."""
+    todo = [(place, value)]
+    while todo:
+        place, one = todo.pop()
+        if isinstance(one, Mapping):
+            todo += [(f"{place}/{key}", below) for key, below in one.items()]
+            todo += [(place, key) for key in one]
+        elif isinstance(one, list | tuple):
+            todo += [(f"{place}/{index}", below) for index, below in enumerate(one)]
+        elif isinstance(one, str):
+            _check_length(place, len(one))
+        elif isinstance(one, int | float) and not isinstance(one, bool) and not _is_exact(one):
+            raise _fault(
+                place,
+                "",
+                one,
+                "numbers that a double holds to their last digit, whole ones below 2**63; or give it as a text",
+            )
+
+
+def _is_exact(value: float) -> bool:
+    """True if llguidance writes ``value`` with the digits that it was given in."""
+    if not math.isfinite(value) if isinstance(value, float) else abs(value) >= _LARGEST:
+        return False
+    return abs(value) < _LARGEST and _decimal(value) == Decimal(
+        repr(float(value)) if isinstance(value, float) else float(value)
+    )
+
+
+def _decimal(value: float) -> Decimal:
+    return Decimal(value.text if isinstance(value, Written) else repr(value))
+
+
+def _check_regex(place: str, pattern: Any) -> None:
+    """Checks how much literal text a pattern has when its repetitions are written out."""
+    if not isinstance(pattern, str):
+        return
+    if re.search(r"\(\?[a-zA-Z-]*x", pattern):
+        raise ValueError(f"{place} has the flag x; allowed: patterns without it")
+    sums, last = [0], 0
+    for part in _REGEX.findall(pattern):
+        if part[0] == "(":
+            sums.append(0)
+        elif part == ")" and len(sums) > 1:
+            last = sums.pop()
+            sums[-1] += last
+        elif quantity := _QUANTITY.fullmatch(part):
+            times = int(quantity[2] or quantity[1])
+            sums[-1] += last * (times - 1)
+            last *= times
+        else:
+            last = int(part not in ("|", "*", "+", "?", ".", "^", "$") and part[0] != "[" and part[:2] not in _CLASSES)
+            sums[-1] += last
+    _check_length(place, max(len(pattern), sum(sums)))
+
+
+def _check_length(place: str, length: int) -> None:
+    if length > _MOST_LITERAL:
+        raise ValueError(
+            f"{place} has {length:,} characters, repetitions written out; allowed: up to {_MOST_LITERAL:,}"
+        )
+
+
+def _fault(place: str, name: str, value: Any, allowed: str) -> ValueError:
+    told = value.text if isinstance(value, Written) else str(value)
+    where = f"{place}/{name}".rstrip("/") or "/"
+    return ValueError(f"{where}={told[:80]}; allowed: {allowed}")
+
+
+# -- the program -----------------------------------------------------------------------------------------------------
+
+
+def main(seconds: float, folder: str) -> None:
+    """Makes the grammar of the structure on the standard input, and its first mask. Ends by SIGPROF after ``seconds``
+    of computing, and by another signal if it takes more memory or stack than a server could give."""
+    import resource
+    import signal
+
+    sys.path.append(folder)
+    kind, text = json.load(sys.stdin)
+    import llguidance  # noqa: F401  (its own start does not count)
+
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    most = _pages()[0] * resource.getpagesize() + MEMORY
+    limits = {"AS": most, "STACK": _STACK, "CORE": 0, "CPU": int(seconds) + 3}
+    for name, value in limits.items():
+        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
+    json.dump(_tried(kind, text), sys.stdout)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _tried(kind: str, text: str) -> dict[str, Any]:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    before = _pages()[1]
+    try:
+        grammar = grammar_of(kind, text)
+        fault = fault_in(grammar)
+    except ValueError as error:
+        fault = str(error)
+    if fault:
+        return {"fault": fault}
+    tokens = LLTokenizer("byte")
+    known = re.sub(r"<\[\d+\]>", f"<[{tokens.vocab_size - 1}]>", grammar)  # the model's tokens, of which none is known
+    matcher = LLMatcher(tokens, known, log_level=0, limits=LLParserLimits(**LIMITS))
+    matcher.compute_bitmask()
+    return {"grammar": grammar, "size": (_pages()[1] - before) * 4096}
+
+
+def _pages() -> list[int]:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return [int(one) for one in file.read().split()]
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[2])
