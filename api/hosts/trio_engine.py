@@ -38,9 +38,10 @@ from ..inputs.vectors import (
 )
 from ..live.options import LiveOptions
 from ..live.session import LiveSession, LiveTranscription
+from ..outputs.detokenizer import TextDeltas, TokenBytes
 from ..outputs.results import Completion, Transcript, Turn, Word
 from ..outputs.streams import Deltas, DeltaStream, Mailbox
-from ..outputs.text import Output, TextDeltas, completion_of, output_of, sampled_of
+from ..outputs.text import Output, completion_of, output_of, sampled_of
 from ..speech.aligning import AlignQuery, align
 from ..speech.diarizing import DiarizeQuery, diarize
 from ..speech.options import TranscribeOptions
@@ -84,7 +85,7 @@ class TrioEngine:
         self._numbers = itertools.count()
         self._special: frozenset[int] | None = None  # set when it is first needed
         self._live: set[LiveTranscription] = set()
-        self._token_texts: tuple[dict[int, str], dict[int, str]] = ({}, {})  # by `TextDeltas.skip`
+        self._token_bytes: dict[bool, TokenBytes] = {}  # by `TextDeltas.skip`
         self._reading = trio.CapacityLimiter(1)  # texts are tokenized one after another
         self._compiler = Compiler()
 
@@ -134,6 +135,7 @@ class TrioEngine:
         self._device, self._description = self.device, None
         self._end_sessions()
         self._detectors = Detectors()  # without weights
+        self._token_bytes.clear()
         self._trim()
 
     async def aclose(self, drain: float) -> None:
@@ -468,20 +470,16 @@ class TrioEngine:
 
     def _completion(self, request: Request, mailbox: Mailbox, output: Output) -> Completion:
         if not output.eager:
-            return output.completion(mailbox.unread, mailbox.take_end(), partial(self._decode, request))
+            return output.completion(mailbox.unread, mailbox.take_end(), partial(self._text_deltas, request))
         output.raise_fault()
         if not output.ended:
             output.end(mailbox.take_end())
         return completion_of(output.ready)
 
-    def _decode(self, request: Request, token_ids: Sequence[int]) -> str:
-        silent = self._silent_ids(request)
-        text_ids = [token for token in token_ids if token not in silent]
-        return str(self.model.tokenizer.decode(text_ids, skip_special_tokens=_skips(request)))
-
     def _text_deltas(self, request: Request) -> TextDeltas:
-        skip = _skips(request)
-        return TextDeltas(self.model.tokenizer, self._silent_ids(request), self._token_texts[skip], skip)
+        skip, tokenizer = _skips(request), self.model.tokenizer
+        tokens = self._token_bytes.setdefault(skip, TokenBytes(tokenizer, skip))
+        return TextDeltas(tokenizer, self._silent_ids(request), skip, tokens)
 
     def _silent_ids(self, request: Request) -> frozenset[int]:
         """Returns the timestamps and special tokens. They are part of a completion's tokens, but not of its text unless

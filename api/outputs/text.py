@@ -7,82 +7,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from attrs import define, evolve, field
 
 from ...core.errors import InvalidRequest
 from ...core.plan import Hypothesis, SampledToken
 from ...core.request import FinishReason, Request
+from .detokenizer import TextDeltas
 from .results import Completion, Delta, Usage
 from .stops import StopStrings
-
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that are not a character (yet)
-
-
-@define(eq=False)
-class TextDeltas:
-    """Turns tokens into text as they come, and holds back the bytes of an unfinished character.
-
-    The text of some tokens depends on the tokens before them: decoders drop the space at the beginning of a text, and
-    join bytes to characters. So a token is decoded together with the last tokens that gave text, and their text is cut
-    off. Decoding more tokens would only cost time.
-
-    Args:
-        tokenizer: the tokenizer of the model.
-        special_ids: the tokens that give no text.
-        alone: a cache with the text of each token that was decoded alone. Requests with the same ``skip`` may share it.
-        skip: false if the text shall contain special tokens, too.
-    """
-
-    tokenizer: Any
-    special_ids: frozenset[int]
-    alone: dict[int, str] = field(factory=dict)
-    skip: bool = True
-    _window: list[int] = field(factory=list, init=False)  # the tokens that gave text last, and all later ones
-    _given: int = field(default=0, init=False)  # the number of tokens of the window whose text was returned
-    _before: str = field(default="", init=False)  # their text, decoded without the later tokens
-
-    def add(self, token_id: int) -> str:
-        """Adds a token, and returns the text that it completed."""
-        if token_id in self.special_ids:
-            return ""
-        self._window.append(token_id)
-        text = self._decode(self._window)
-        if text.endswith(_UNFINISHED) or len(text) <= len(self._before):
-            return ""
-        new = _after(self._before, text)
-        del self._window[: self._given]
-        self._given, self._before = len(self._window), self._decode_given()
-        return new
-
-    def rest(self) -> str:
-        """Returns the text that is still held back when the request has ended."""
-        text, self._window = self._decode(self._window), []
-        new, self._given, self._before = _after(self._before, text), 0, ""
-        return new
-
-    def _decode_given(self) -> str:
-        """The text of the window, which is usually a single token."""
-        if len(self._window) > 1:
-            return self._decode(self._window)
-        token_id = self._window[0]
-        if token_id not in self.alone:
-            self.alone[token_id] = self._decode(self._window)
-        return self.alone[token_id]
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=self.skip)) if token_ids else ""
-
-
-def _after(before: str, text: str) -> str:
-    """The part of ``text`` after ``before``. If the decoder has changed its earlier text (spaces before a full stop,
-    bytes that turn out not to be a character), the part begins at the first change, so that no new text is lost.
-    """
-    if text.startswith(before):
-        return text[len(before) :]
-    pairs = zip(before, text, strict=False)
-    return text[next((place for place, (old, new) in enumerate(pairs) if old != new), min(len(before), len(text))) :]
 
 
 @define(eq=False)
@@ -200,7 +133,7 @@ class Output:
         self.ready.append(last)
 
     def completion(
-        self, sampled: Iterable[SampledToken], reason: FinishReason, decode: Callable[[Sequence[int]], str]
+        self, sampled: Iterable[SampledToken], reason: FinishReason, texts: Callable[[], TextDeltas]
     ) -> Completion:
         """The whole output of a request without stop strings. It is read and decoded at once, without a delta for each
         token.
@@ -213,13 +146,13 @@ class Output:
             if one.error:
                 raise InvalidRequest(one.error)
             if one.hypotheses:
-                best, *others = [self._of(found, decode) for found in one.hypotheses[: self.n]]
+                best, *others = [self._of(found, texts) for found in one.hypotheses[: self.n]]
                 return evolve(best, alternatives=tuple(others))
         self._sampled = len(given)
         kept = [one for one in given if one.token_id not in self.stop_ids]
         token_ids = tuple(one.token_id for one in kept if one.token_id is not None)
         return Completion(
-            text=decode(token_ids),
+            text=texts().whole(token_ids),
             token_ids=token_ids,
             finish_reason=reason,
             logprobs=tuple(one.logprob for one in kept),
@@ -228,12 +161,12 @@ class Output:
             usage=self._usage(),
         )
 
-    def _of(self, hypothesis: Hypothesis, decode: Callable[[Sequence[int]], str]) -> Completion:
+    def _of(self, hypothesis: Hypothesis, texts: Callable[[], TextDeltas]) -> Completion:
         self._sampled = len(hypothesis.token_ids)
         token_ids, logprobs = self._kept(hypothesis)
         stopped = hypothesis.token_ids[-1] in self.stop_ids
         return Completion(
-            text=decode(token_ids),
+            text=texts().whole(token_ids),
             token_ids=token_ids,
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
             logprobs=logprobs,
