@@ -13,6 +13,7 @@ from ...core.errors import InvalidRequest
 Message = Mapping[str, Any]
 
 _MEDIA = ("image", "audio")
+_WRITTEN = ("assistant", "tool")  # roles whose messages may be empty, since models and functions write them
 _MESSAGE = "{'role': 'user', 'content': a text, or a list of parts}"
 _PARTS = "{'type': 'text', 'text': ...}, {'type': 'image', 'image': ...} or {'type': 'audio', 'audio': ...}"
 _FETCHED = "URLs are not fetched; give a path, bytes, a PIL image or an array as {'type': 'image', 'image': ...}"
@@ -72,6 +73,10 @@ class Conversation:
             raise InvalidRequest(
                 f"{name} {fault}; allowed: {_MESSAGE}; most chat templates know system, user and assistant"
             )
+        if not message.get("tool_calls"):
+            message = {name: value for name, value in message.items() if name != "tool_calls"}
+            if content is None and role in _WRITTEN:  # templates would write "None"
+                message["content"] = content = ""
         if content is None and not message.keys() - {"role", "content"}:
             raise InvalidRequest(f"{name} has no content; allowed: {_MESSAGE}")
         if content is not None and not isinstance(content, str | list | tuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,13 @@ _OPEN = frozenset({"documents"})  # an argument that transformers only passes on
 _NO_TOOLS = (
     "tools are given, but the checkpoint's chat template does not read them; leave them out, or open a model that "
     "was trained to call tools"
+)
+
+
+_FORMS: tuple[Callable[[dict[str, Any] | str], Any], ...] = (  # of arguments, one of which a template reads
+    lambda given: given,
+    lambda given: {"arguments": given} if isinstance(given, str) else given,
+    lambda given: given if isinstance(given, str) else json.dumps(given, ensure_ascii=False),
 )
 
 
@@ -91,10 +99,14 @@ def render(
     if not calls:
         return _write(tokenizer, messages, template, options)
     read = [_with_read_calls(message, f"messages[{index}]") for index, message in enumerate(messages)]
-    try:
-        return _write(tokenizer, read, template, options)
-    except InvalidRequest:  # some templates join the arguments to a text
-        return _write(tokenizer, list(map(_with_texts, read)), template, options)
+    texts = [call["function"]["arguments"] for message in read for call in message.get("tool_calls") or ()]
+    texts = [text.strip() for text in texts if isinstance(text, str)]
+    for form in _FORMS[: 2 if texts else 1]:
+        with suppress(InvalidRequest):
+            written = _write(tokenizer, [_with_arguments(message, form) for message in read], template, options)
+            if all(text in written or json.dumps(text, ensure_ascii=False)[1:-1] in written for text in texts):
+                return written
+    return _write(tokenizer, [_with_arguments(message, _FORMS[-1]) for message in read], template, options)
 
 
 def _write(
@@ -168,8 +180,9 @@ def _names(template: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _with_read_calls(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Returns ``message`` with the arguments of its tool calls as mappings, which most templates read. OpenAI's clients
-    send them as JSON text. If there are calls, a content of ``None`` is left out, as in transformers.
+    """Returns ``message`` with the arguments of its tool calls as mappings, which most templates read, or as the text
+    that a model wrote in place of an object. OpenAI's clients send JSON text. If there are calls, a content of ``None``
+    is left out, as in transformers.
     """
     calls = message.get("tool_calls")
     if not calls:
@@ -189,23 +202,29 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), where)}}
 
 
-def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns ``message``, a result of `_with_read_calls`, with the arguments of its tool calls as JSON text."""
+def _with_arguments(message: Mapping[str, Any], form: Callable[[dict[str, Any] | str], Any]) -> Mapping[str, Any]:
+    """Returns ``message``, a result of `_with_read_calls`, with the arguments of its tool calls in ``form``."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        {**call, "function": {**call["function"], "arguments": form(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or ()
-        for arguments in [call["function"]["arguments"]]
     ]
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _arguments(arguments: Any, where: str) -> dict[str, Any]:
-    if isinstance(arguments, Mapping):
-        return dict(arguments)
+def _arguments(given: Any, where: str) -> dict[str, Any] | str:
+    """Returns the arguments of a call. A history replays what models wrote: no arguments, an object that was cut, or
+    that is a JSON string itself, are taken."""
+    if given is None or isinstance(given, Mapping):
+        return dict(given or {})
     try:
-        found = json.loads(arguments) if isinstance(arguments, str) else None
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        raise InvalidRequest(
+            f"{where} has the arguments {shown(given)}; allowed: a mapping, or its JSON text"
+        ) from None
+    try:
+        found = json.loads(text or "null")
+        found = json.loads(found or "null") if isinstance(found, str) else found
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"{where} has the arguments {shown(arguments)}; allowed: the JSON text of an object")
-    return found
+        found = text
+    return {} if found is None or not text.strip() else found if isinstance(found, dict) else text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import to_json
 
 from .base import Answer, Body, Name, SamplingBody, Text, Unread, Usage, check_length, up_to
 from .weighing import check_object, check_texts
@@ -70,11 +71,27 @@ class AudioUrlPart(Body):
 Part = Annotated[TextPart | ImagePart | AudioPart | AudioUrlPart, Field(discriminator="type")]
 
 
+def _as_text(arguments: Any) -> Any:
+    """Returns the text of arguments that a client has as an object, or has not at all."""
+    return "" if arguments is None else arguments if isinstance(arguments, str) else to_json(arguments).decode()
+
+
+Arguments = Annotated[
+    Text, BeforeValidator(_as_text), Field(description="JSON in a text; an object and null are taken, too.")
+]
+
+
+def check_content(role: str, content: object) -> None:
+    """Raises `ValueError` if a message has no content, but for those that models and functions write."""
+    if content is None and role not in ("assistant", "tool"):
+        raise ValueError(f"a message with the role {role} has no content; give a text")
+
+
 class FunctionCall(Body):
     """The function that an assistant has called, and its arguments as JSON in a text."""
 
     name: Name
-    arguments: Text
+    arguments: Arguments = ""
     parsed_arguments: Annotated[
         Unread, Field(description="Accepted and not used: clients add their parsed arguments.")
     ] = None
@@ -119,8 +136,7 @@ class ChatMessage(Body):
 
     @model_validator(mode="after")
     def _has_content(self) -> ChatMessage:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(f"a message with the role {self.role} has no content; give a text")
+        check_content(self.role, self.content)
         return self
 
 
@@ -239,9 +255,10 @@ class ChatRequest(SamplingBody):
 
     def check_size(self) -> None:
         """Checks the size of members that are joined, become objects a second time, or are read more than once."""
-        check_length("messages", sum(message.length for message in self.messages))
+        kind, calls_kind = ("the input", "function calls") if self._places else ("messages", "tool_calls")
+        check_length(kind, sum(message.length for message in self.messages))
         calls = (call for message in self.messages for call in message.tool_calls or ())
-        check_texts("the arguments of all tool_calls", (call.function.arguments for call in calls))
+        check_texts(f"the arguments of all {calls_kind}", (call.function.arguments for call in calls))
         tools = [[tool.function.description or "", tool.function.parameters] for tool in self.tools or ()]
         given = {"tools": tools, "chat_template_kwargs": self.chat_template_kwargs or {}}
         if isinstance(self.response_format, JsonSchemaFormat):

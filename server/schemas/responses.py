@@ -58,8 +58,13 @@ class InputMessage(ReadBack):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[InputPart], up_to(chat.MOST_PARTS)]
+    content: Text | Annotated[list[InputPart], up_to(chat.MOST_PARTS)] | None = None
     phase: Annotated[Unread, Field(description="Accepted and not used.")] = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> InputMessage:
+        chat.check_content(self.role, self.content)
+        return self
 
 
 class InputCall(ReadBack):
@@ -68,7 +73,7 @@ class InputCall(ReadBack):
     type: Literal["function_call"]
     call_id: Name
     name: Name
-    arguments: Text
+    arguments: chat.Arguments = ""
     parsed_arguments: Annotated[Unread, Field(description=_READ_BY_THE_CLIENT)] = None
     async_: Annotated[None, Field(description=_READ_BY_THE_CLIENT)] = None
     caller: Annotated[None, Field(description=_READ_BY_THE_CLIENT)] = None
@@ -80,7 +85,7 @@ class InputCallOutput(ReadBack):
 
     type: Literal["function_call_output"]
     call_id: Name
-    output: Text | Annotated[list[InputPart], up_to(chat.MOST_PARTS)]
+    output: Text | Annotated[list[InputPart], up_to(chat.MOST_PARTS)] | None = None
 
 
 class InputReasoning(Body):
@@ -260,8 +265,8 @@ def _messages(instructions: str | None, given: str | list[Any]) -> tuple[list[ch
     return messages, tuple(places)
 
 
-def _content(content: str | list[Any]) -> str | list[Any]:
-    return content if isinstance(content, str) else [_part(part) for part in content]
+def _content(content: str | list[Any] | None) -> str | list[Any]:
+    return [_part(part) for part in content] if isinstance(content, list) else content or ""
 
 
 def _part(part: InputText | InputImage | InputAudio) -> chat.TextPart | chat.ImagePart | chat.AudioPart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +73,63 @@ def test_arguments_may_be_mappings_and_none_at_all(preparer: TextPreparer) -> No
     assert '{"name": "now", "arguments": {"a": [1]}}' in rendered
 
 
+NOTHING = (None, "", " ", "null", "{}", '"{}"', {}, '""')  # what models and their clients write for no arguments
+OBJECTS = ('{"city": "Zürich"}', {"city": "Zürich"}, '"{\\"city\\": \\"Zürich\\"}"')  # a text in a text, too
+BROKEN = (
+    '{"city": "Zür',
+    '{"city": "Zürich"',
+    "Zürich",
+    "[1]",
+    "7",
+    "{'city': 'Zürich'}",
+    '"\\"',
+    "[" * 5_000,
+    '{"a": 1}}',
+)
+
+
+def replayed(preparer: TextPreparer, given: Any, **others: Any) -> str:
+    """The prompt of a history with a call that has the arguments ``given``."""
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": given}}
+    history = [*MESSAGES[:1], {"role": "assistant", "content": None, "tool_calls": [call], **others}, MESSAGES[2]]
+    return preparer.render(history, tools=TOOLS)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_history_that_other_models_wrote_is_taken(name: str, preparer: TextPreparer) -> None:
+    """A conversation with one bad call goes on. What is no object stands in the prompt as it was written: as text, as a
+    JSON string, or as the value of an argument, as the template can read it."""
+    with_template(preparer, TEMPLATES[name][0])
+    assert len({replayed(preparer, given) for given in NOTHING}) == 1
+    assert len({replayed(preparer, given) for given in OBJECTS}) == 1
+    for given in BROKEN:
+        rendered = replayed(preparer, given)
+        assert given in rendered or json.dumps(given, ensure_ascii=False)[1:-1] in rendered
+        assert "None" not in rendered
+    assert "[1, null]" in replayed(preparer, [1, None]).replace("None", "null")
+    whole = {"function": {"name": "now"}, "id": "c2", "type": "function"}
+    both = preparer.render([*MESSAGES[:1], {"role": "assistant", "tool_calls": [CALL, whole]}], tools=TOOLS)
+    assert both.index("Zürich") < both.rindex("now")
+
+
+def test_a_template_that_reads_a_text_and_a_mapping_gets_each_as_it_was_written(preparer: TextPreparer) -> None:
+    """Most published templates ask whether the arguments are a string, and write such as they are."""
+    asks = "{{ call.function.arguments if call.function.arguments is string else call.function.arguments | tojson }}"
+    loops = "{% for key in call.function.arguments %}{{ key }}={{ call.function.arguments[key] }};{% endfor %}"
+    for write, broken in ((asks, '<{"city": "Zür>'), (loops, '<arguments={"city": "Zür;>')):
+        with_template(preparer, tool_templates._template(f"<{write}>"))
+        assert broken in replayed(preparer, '{"city": "Zür')
+        assert "<" + ("city=Zürich;" if write is loops else '{"city": "Zürich"}') + ">" in replayed(
+            preparer, OBJECTS[0]
+        )
+
+
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
         ("weather", "messages\\[0\\] has tool_calls='weather'; allowed: a list of calls"),
         ([{"type": "function"}], 'messages\\[0\\].tool_calls\\[0\\]=.*allowed: {"type": "function"'),
-        ([{"function": {"name": "now"}}], "has the arguments None; allowed: the JSON text of an object"),
-        ([{"function": {"name": "now", "arguments": "[1]"}}], "has the arguments '\\[1\\]'"),
-        ([{"function": {"name": "now", "arguments": "{"}}], "has the arguments '{'"),
-        ([{"function": {"name": "now", "arguments": "[" * 100_000}}], "has the arguments '\\[\\[\\["),
+        ([{"function": {"name": "now", "arguments": {1, 2}}}], "has the arguments {1, 2}; allowed: a mapping"),
     ],
 )
 def test_calls_that_are_none_are_told_with_their_place(calls: Any, message: str, preparer: TextPreparer) -> None:

@@ -133,6 +133,47 @@ def test_a_call_is_an_item_and_its_output_goes_back(service, client):
     assert again.output_text == completed(service, "qwen3", messages=messages, max_tokens=200).text
 
 
+@pytest.mark.parametrize("given", ["", None, {"days": 3}, '{"days": 3', "[3]", "left out"])
+def test_a_history_that_other_models_wrote_is_taken(service: Served, given: Any) -> None:
+    """By both endpoints, and as one prompt. A call that was cut, or has no arguments, ends no conversation."""
+    told = {} if given == "left out" else {"arguments": given}
+    function = {"name": "weather", **told}
+    calls = [{"id": "c1", "type": "function", "function": function}]
+    messages = [
+        *QUESTION,
+        {"role": "assistant"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "user", "content": "so"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": None},
+    ]
+    items = [
+        *QUESTION,
+        {"role": "assistant", "content": None},
+        {"type": "message", "role": "assistant", "content": ""},
+        {"role": "user", "content": "so"},
+        {"type": "function_call", "call_id": "c1", **function},
+        {"type": "function_call_output", "call_id": "c1", "output": None},
+    ]
+    greedy = {"model": "qwen3", "temperature": 0}
+    status, answer = service.post("/v1/chat/completions", {"messages": messages, **greedy, "max_tokens": 8})
+    assert status == 200, answer
+    again, responded = service.post("/v1/responses", {"input": items, **greedy, "max_output_tokens": 8})
+    assert again == 200, responded
+    assert responded["usage"]["input_tokens"] == answer["usage"]["prompt_tokens"] > 0
+
+
+def test_a_place_in_a_message_is_one_that_the_client_has_sent(service: Served) -> None:
+    for wrong, place in (
+        ({"role": "user", "content": None}, "input.1"),
+        ({"type": "function_call", "call_id": "c1", "arguments": ""}, "input.1.name"),
+    ):
+        status, answer = service.post("/v1/responses", {"model": "qwen3", "input": [*QUESTION, wrong]})
+        assert status == 400
+        assert place in answer["error"]["message"]
+        assert "messages" not in answer["error"]["message"]
+
+
 def test_the_pieces_of_a_call_in_a_stream_are_its_arguments(client):
     choice = {"type": "function", "name": "weather"}
     options = {**GREEDY, "max_output_tokens": 200}
