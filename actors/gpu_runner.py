@@ -156,6 +156,7 @@ class GpuRunner:
 
     def _open_executor(self) -> ModelDescription:
         self._executor = self.make_executor()
+        self._check_not_stopping()
         description = self._executor.open()
         self.memory = self._executor.memory()
         return description
@@ -170,6 +171,8 @@ class GpuRunner:
         if self._process.is_forked:
             return
         self._stopping = True
+        if self._executor is not None:
+            self._executor.give_up()
         ended: Ended | None = None
         try:
             with trio.move_on_after(self.config.stage_seconds, shield=True):

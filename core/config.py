@@ -131,7 +131,8 @@ class EngineConfig:
             room. These are for models that the native library computes in float32 on the CPU. The library still
             computes in float32, and rounds the values that it stores. If torch computes the model, only ``dtype`` is
             allowed.
-        threads: the number of CPU threads of torch, a setting of the whole process. 0: one for each physical core that
+        threads: the number of CPU threads of torch, a setting of the whole process: that of the engine that opened
+            last holds, and the program's own when all engines have ended. 0: one for each physical core that
             the process may use (affinity and the cgroup's quota, rounded down), but no more than torch's present
             setting.
         switch_interval: how long a Python thread that computes may keep other threads waiting, a setting of the whole

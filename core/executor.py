@@ -19,6 +19,10 @@ class Executor(Protocol):
     def open(self) -> ModelDescription:
         """Loads the weights and allocates all memory. Raises `CheckpointError` or `UnsupportedModel`."""
 
+    def give_up(self) -> None:
+        """Makes an `open` or `wake` that waits for other engines end with `EngineClosed`. Has no other effect. May be
+        called from any thread, and at any time."""
+
     def encode(self, jobs: tuple[EncoderItem, ...]) -> None:
         """Computes the encoder outputs of ``jobs`` in one batch, and keeps each as a copy of its own under its key."""
 

@@ -13,6 +13,7 @@ import torch
 
 from ..core.errors import DeviceLost, DeviceOutOfMemory
 from ..core.frames import clear_frames
+from .machine.defaults import defaults_of_a_step
 
 _Executor = TypeVar("_Executor")
 _Arguments = ParamSpec("_Arguments")
@@ -30,7 +31,7 @@ def device_call(
     def call(self: _Executor, /, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         outer = sys.exception()
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), defaults_of_a_step():
                 return method(self, *args, **kwargs)
         except BaseException as error:
             clear_frames(error, outer=outer)

@@ -31,10 +31,12 @@ from ..core.plan import Chunk, DeviceMemory, LentOutput, SampledToken, StepPlan,
 from ..core.request import EncoderItem
 from .blueprints.blueprint import AnyModel, Blueprint, Parts
 from .blueprints.read import Blueprints
+from .checkpoints.turns import TURNS
 from .checkpoints.whisper_tokenizer import whole_tokenizer
 from .chunks import check_chunk, spread_all
 from .device_calls import device_call, device_errors
-from .machine.host import choose_threads
+from .machine.defaults import OwnDefaults
+from .machine.threads import set_threads
 from .memory.allocator import trim
 from .memory.encoder_outputs import EncoderOutputs, check_lent, from_host, to_host
 from .memory.resources import ReleaseReport, ResourceStack
@@ -122,6 +124,7 @@ class TorchExecutor:
     _records: dict[int, Record] = field(init=False, factory=dict, repr=False)
     _device: str = field(init=False, default="", repr=False)
     _grammars: Grammars | None = field(init=False, default=None, repr=False)
+    _given_up: bool = field(init=False, default=False, repr=False)
 
     @device_call
     def open(self) -> ModelDescription:
@@ -135,13 +138,16 @@ class TorchExecutor:
         """
         assert self._blueprints is None, "the executor is open already"
         self._grammars = None
-        blueprints = Blueprints.read(self.model, self.config)
+        with TURNS.loading(partial(getattr, self, "_given_up")):
+            blueprints = Blueprints.read(self.model, self.config)
         trim()  # returns the memory that reading the tokenizer left
         self._device = blueprints.main.device_names
         with self._all_or_nothing():
-            blueprints = self._take_and_load(blueprints)
+            with TURNS.loading(partial(getattr, self, "_given_up")):
+                blueprints = self._take_and_load(blueprints)
             for blueprint, parts in zip(blueprints.all, self._opened_now().all_parts, strict=True):
-                blueprint.prove(parts.network)
+                with OwnDefaults():
+                    blueprint.prove(parts.network)
             if blueprints.main.positions < blueprints.main.decoder.positions:
                 logging.getLogger("triolet").info("%s", blueprints.main.context())
             description = evolve(
@@ -151,6 +157,11 @@ class TorchExecutor:
             )
         self._blueprints = blueprints
         return description
+
+    def give_up(self) -> None:
+        """Ends an `open` or `wake` that waits for other loads of this process. May be called from any thread."""
+        self._given_up = True
+        TURNS.look_again()
 
     @contextmanager
     def _all_or_nothing(self) -> Iterator[None]:
@@ -181,7 +192,7 @@ class TorchExecutor:
         checkpoint, device = blueprints.main.checkpoint, blueprints.main.device
         own, vocabulary = self._stack.own, checkpoint.shape.vocabulary
         self._stack.callback("records", self._records.clear)
-        self._set_threads()
+        self._stack.callback("threads", set_threads(self.config.threads))
         tokenizer = partial(whole_tokenizer, checkpoint.tokenizer)
         grammars = self._grammars or Grammars(tokenizer, vocabulary, checkpoint.eos_token_ids)
         self._grammars = grammars  # kept until the executor is closed: the model's description refers to the grammars
@@ -237,16 +248,6 @@ class TorchExecutor:
             return LookupProposer(match=speculation.match)
         return DraftModelProposer(sampler=evolve(sampler, network=draft.network, paged=draft.paged, outputs=outputs))
 
-    def _set_threads(self) -> None:
-        """Sets torch's number of threads if the configuration names one or `choose_threads` finds another than the
-        present one. The number holds for the whole process, so closing restores it.
-        """
-        before = torch.get_num_threads()
-        threads = self.config.threads or choose_threads(before)
-        if self.config.threads or threads != before:
-            self._stack.callback("threads", partial(torch.set_num_threads, before))
-            torch.set_num_threads(threads)
-
     def _release(self) -> None:
         """Releases what `_take` allocated, even if some releases raise. Parked weights stay. On the CPU they are the
         same tensors as the model's weights.
@@ -301,7 +302,8 @@ class TorchExecutor:
                     blueprints, [partial(b.place, m) for b, m in zip(all_of_them, self._parked_models, strict=True)]
                 )
             else:
-                self._load_again(blueprints)
+                with TURNS.loading(partial(getattr, self, "_given_up")):
+                    self._load_again(blueprints)
         self._parked_models = ()
         self._parked.close(handed_on=[t for parts in self._opened().all_parts for t in parts.model.tensors()])
 
@@ -330,7 +332,7 @@ class TorchExecutor:
         assert not resident, f"encoder outputs {resident} are encoded although resident"
         if not jobs:
             return
-        with device_errors(f"an encode batch of {len(jobs)} items"):
+        with device_errors(f"an encode batch of {len(jobs)} items"), OwnDefaults():
             crossed = now.crossed()
             encoded = list(map(_encode, crossed, repeat(jobs)))
         for (_, outputs), found in zip(crossed, encoded, strict=True):
@@ -468,7 +470,7 @@ class TorchExecutor:
         Raises:
             ExceptionGroup: the errors of some releases; everything else was released.
         """
-        self._blueprints, self._parked_models = None, ()
+        self._blueprints, self._parked_models, self._given_up = None, (), False
         if self._grammars is not None:
             self._grammars.close()
         try:

@@ -45,6 +45,7 @@ _GEMMA_SIZES = {"head_dim": 16, "sliding_window": _WINDOW, "tie_word_embeddings"
 
 _TEXT: Mapping[str, tuple[str, str, Words, Mapping[str, Any]]] = {
     "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA, {}),
+    "smollm2": ("LlamaForCausalLM", "LlamaConfig", LLAMA, {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", QWEN, {"head_dim": 16}),
     "gemma2": (
         "Gemma2ForCausalLM",

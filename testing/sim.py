@@ -96,6 +96,9 @@ class SimExecutor:
         self.is_open = True
         return self.model.describe()
 
+    def give_up(self) -> None:
+        """Implements `Executor.give_up`. A simulated device waits for no other."""
+
     def encode(self, jobs: tuple[EncoderItem, ...]) -> None:
         """Implements `Executor.encode`."""
         self._call(Job.ENCODE, jobs)

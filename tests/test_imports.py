@@ -53,8 +53,8 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
     "models/native": {"memory"},
     "models/attention": {"memory"},
     "models/launch": {"attention", "memory"},
-    "models/checkpoints": set(),
-    "models/architectures": {"checkpoints"},
+    "models/checkpoints": {"machine"},
+    "models/architectures": {"checkpoints", "machine"},
     "models/sampling": {"native"},
     "models/speech": {"architectures", "checkpoints"},
     "models/networks": {
@@ -63,6 +63,7 @@ ROOMS = {  # which rooms of its own folder each may use; the folder's own files 
         "checkpoints",
         "launch",
         "linear",
+        "machine",
         "memory",
         "native",
         "sampling",

@@ -2,5 +2,6 @@
 
 `text` reads decoders and encoders of text; `families` knows the multimodal models, with images in `vision` and audio in
 `audio`; `crossed` knows the encoder-decoders, `crossed_checkpoint` reads their checkpoints; `prompts` turns what
-callers write into tokens, `items` into encoder items. The package imports `checkpoints`. It runs no step.
+callers write into tokens, `items` into encoder items. The package imports `checkpoints` and
+`machine`. It runs no step.
 """

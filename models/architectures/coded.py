@@ -15,6 +15,8 @@ from ...core.errors import CheckpointError
 from ..checkpoints.loading import load_part
 from ..checkpoints.parts import Find
 from ..checkpoints.settings import Settings
+from ..checkpoints.turns import TURNS
+from ..machine.defaults import OURS
 from .added import AddedAudio, AddedFeatures, AddedModel
 
 
@@ -76,10 +78,10 @@ class KyutaiSpeech(AddedAudio):
         return CodedModel(module, first).eval()
 
     def buffer_bytes(self, config: Any, dtype: torch.dtype) -> int:
-        from transformers import AutoModel
+        with TURNS.making(OURS):
+            from transformers import AutoModel
 
-        make: Any = AutoModel  # transformers has no types for it
-        with torch.device("meta"):
+            make: Any = AutoModel  # transformers has no types for it
             codec = make.from_config(config.codec_config)
         stored = sum(tensor.numel() for tensor in codec.state_dict().values())
         del codec.decoder

@@ -25,6 +25,7 @@ from ..checkpoints.files import file_stamps, find_weights, read_config
 from ..checkpoints.loading import load_part, place_of
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
 from ..checkpoints.settings import Settings
+from ..machine.defaults import OwnDefaults
 from .prompts import payload_key
 from .text import read_transformers_config
 
@@ -49,7 +50,8 @@ class DiarizerCheckpoint(ModuleCheckpoint):
         config, hop, around = self.config, self.frame_samples, self.extractor.n_fft // 2
         factor, cached = config.audio_config.subsampling_factor, config.streaming_config.speaker_cache_length
         hidden, most = self.shape.hidden, (size + ahead) * factor  # spectra of a chunk, and after it
-        kept = [torch.zeros(cached, hidden), torch.zeros(cached, self.speakers), torch.zeros(queue, hidden)]
+        first_shapes = (cached, hidden), (cached, self.speakers), (queue, hidden)
+        kept = [torch.zeros(shape, dtype=torch.float32) for shape in first_shapes]
         counts = [0, 0, 0]
         for first in itertools.count(0, size * factor):
             start = max(first * hop - around, 0)
@@ -69,7 +71,8 @@ class DiarizerCheckpoint(ModuleCheckpoint):
             }
             shapes = [(3,), (min(chunk * factor, spectra), self.speakers), *(part.shape for part in kept)]
             sizes = [torch.Size(shape).numel() for shape in shapes]
-            numbers: Any = torch.tensor((yield self._item(payload, frames + counts[0] + counts[1], sum(sizes))))
+            answer = yield self._item(payload, frames + counts[0] + counts[1], sum(sizes))
+            numbers: Any = torch.tensor(answer, dtype=torch.float32)
             found, probabilities, *kept = map(torch.reshape, numbers.split(sizes), shapes)
             counts = list(map(int, found))
             hear(probabilities[:left].numpy())
@@ -80,7 +83,9 @@ class DiarizerCheckpoint(ModuleCheckpoint):
     def _features(self, samples: Any, spectra: int, *, last: bool) -> dict[str, Tensor]:
         """Returns the spectra, padded to ``spectra`` with zeros that are masked."""
         rate = self.extractor.sampling_rate
-        made = self.extractor(samples, sampling_rate=rate, center=False, is_last_audio_chunk=last)["input_features"][0]
+        with OwnDefaults():
+            made = self.extractor(samples, sampling_rate=rate, center=False, is_last_audio_chunk=last)
+        made = made["input_features"][0]
         padding = max(spectra - len(made), 0)
         return {
             "spectra": nn.functional.pad(made[:spectra], (0, 0, 0, padding)),

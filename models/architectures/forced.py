@@ -65,7 +65,7 @@ class ForcedAligner:
     def times(self, draft: TextDraft, answer: AlignedTokens) -> tuple[Timed | None, ...]:
         """Implements `TextAligner.times`."""
         chosen = nn.functional.one_hot(torch.tensor(answer.frames), self.classes)[None]
-        marks = torch.full((1, len(answer.frames)), self.mark)
+        marks = torch.full((1, len(answer.frames)), self.mark, dtype=torch.long)
         (found,) = self.processor.decode_forced_alignment(chosen, marks, [draft.words], self.mark)
         certain = [math.exp(logprob) for logprob in answer.logprobs]
         return tuple(

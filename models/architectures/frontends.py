@@ -62,7 +62,7 @@ class PairedMel(TorchFeatures):
 
     def _log_mel(self, samples: np.ndarray[Any, Any], mels: int) -> Tensor:
         """Returns logarithmic mel spectra [hops + 1, mels]."""
-        wave, window = torch.tensor(samples), torch.hann_window(self.win_length)
+        wave, window = torch.tensor(samples), torch.hann_window(self.win_length, dtype=torch.float32)
         spectrum = torch.stft(wave, self.n_fft, self.hop_length, self.win_length, window, return_complex=True)
         mel = spectrum.abs().square().T @ _bank(self.n_fft, mels, self.sampling_rate, mel_scale="htk")
         return mel.clamp_(min=1e-10).log10_()
@@ -119,7 +119,7 @@ class StackedFbank(TorchFeatures):
         frames = torch.tensor(samples).unfold(0, self.least, self._shift)
         frames = frames - frames.mean(1, keepdim=True)
         frames = frames - 0.97 * torch.cat([frames[:, :1], frames[:, :-1]], 1)  # emphasizes high frequencies
-        frames = frames * torch.hamming_window(self.least, periodic=False)
+        frames = frames * torch.hamming_window(self.least, periodic=False, dtype=torch.float32)
         n_fft = 1 << (self.least - 1).bit_length()
         kaldi: dict[str, Any] = {"min_frequency": 20.0, "mel_scale": "kaldi", "triangularize_in_mel_space": True}
         bank = _bank(n_fft, self.feature_size, self.sampling_rate, **kaldi)

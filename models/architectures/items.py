@@ -16,6 +16,7 @@ from ...core.errors import ContextLengthExceeded, InvalidRequest, RequestTooLarg
 from ...core.model import Prepared
 from ...core.request import EncoderItem
 from ...core.tools import Tool
+from ..machine.defaults import OwnDefaults
 from .conversations import Rendered
 from .prompts import TextPreparer, payload_key, tokenize
 
@@ -103,7 +104,8 @@ class AudioItems(TextPreparer):
 
     def item(self, samples: np.ndarray[Any, Any]) -> EncoderItem:
         """Returns the item of one piece of audio. Raises the errors of `prepare` for its length."""
-        return self.settings.item(self._read(self._checked(samples)), self._count(len(samples)))
+        with OwnDefaults():
+            return self.settings.item(self._read(self._checked(samples)), self._count(len(samples)))
 
     def begin(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Returns the tokens of ``prompt`` after the start token."""

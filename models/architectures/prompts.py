@@ -16,6 +16,7 @@ from ...core.errors import InvalidRequest
 from ...core.model import Prepared
 from ...core.request import EncoderItem
 from ...core.tools import Tool
+from ..machine.defaults import OwnDefaults
 from .contents import render_parts, render_texts
 from .conversations import Rendered, template_of
 
@@ -209,7 +210,8 @@ class MediaPreparer(TextPreparer):
         read = []
         for number, item in enumerate(given, 1):
             try:
-                read.append(item if isinstance(item, Read) else self._read(item))
+                with OwnDefaults():
+                    read.append(item if isinstance(item, Read) else self._read(item))
             except InvalidRequest as error:
                 raise InvalidRequest(f"{self.medium} {number} of {len(given)}: {error}") from error
         return read

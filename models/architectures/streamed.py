@@ -11,6 +11,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from ..checkpoints.loading import place_of
+from ..machine.defaults import OwnDefaults
 
 Caches = Mapping[str, Any]
 """The caches of a causal encoder, by the names of its arguments."""
@@ -118,7 +119,8 @@ class Pieces:
             return None
         again, end = min(first, _AROUND), ends[-1]
         heard = samples[(first - again) * self.hop :]
-        made = dict(self.read(np.pad(heard, (0, max((end + 1) * self.hop + self.reach - len(samples), 0)))))
+        with OwnDefaults():
+            made = dict(self.read(np.pad(heard, (0, max((end + 1) * self.hop + self.reach - len(samples), 0)))))
         made.pop("attention_mask", None)
         spectra = made.pop("input_features")[again : again + end - first]
         known = spectra if before is None else torch.cat((before.features, spectra))

@@ -18,6 +18,7 @@ from ..architectures.diarization import read_diarizer_checkpoint
 from ..architectures.frames_checkpoint import read_frame_checkpoint
 from ..architectures.text import read_text_checkpoint
 from ..checkpoints.files import resolve
+from ..checkpoints.turns import TURNS
 from ..checkpoints.whisper import is_whisper, read_checkpoint
 from ..launch.pipeline import cut
 from ..machine.devices import find_device, find_devices, find_dtype
@@ -43,13 +44,18 @@ def read_blueprint(model: str | Path, config: EngineConfig) -> AnyBlueprint:
         UnsupportedModel: the engine cannot run the architecture.
         InvalidRequest: the device does not exist, or the sizes are too small for one sequence.
     """
+    folder = resolve(model)
+    with TURNS.turn():  # transformers reads configurations, tokenizers and processors
+        return _read(folder, config)
+
+
+def _read(folder: Path, config: EngineConfig) -> AnyBlueprint:
     devices = find_devices(config.devices)
     device = devices[0] if devices else find_device(config.device)
     int8 = config.quantization is not None
     if int8 and device.type != "cpu":
         raise InvalidRequest(f"quantization={config.quantization!r} on {device}; allowed: device='cpu'")
     dtype = find_dtype(config.dtype, device, int8=int8 and Library.load() is None)  # the library computes in float32
-    folder = resolve(model)
     if is_whisper(folder):
         _refuse(config, "Whisper")
         checkpoint = read_checkpoint(folder)

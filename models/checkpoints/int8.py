@@ -26,7 +26,7 @@ def fill_quantized(weight: Tensor, scales: Tensor, pieces: Generator[Tensor, Non
     ``pieces`` in every case.
     """
     width, row = weight.shape[1], 0
-    left = torch.empty(0)
+    left = torch.empty(0, dtype=torch.float32)
     with closing(pieces):
         for piece in pieces:
             values = torch.cat([left, piece.float() * scale])

@@ -5,7 +5,7 @@ Whisper's weights are read by name in `triolet.models.networks.whisper` instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.errors import CheckpointError, UnsupportedModel
+from ...core.errors import CheckpointError, EngineClosed, TrioletError, UnsupportedModel
+from ..machine.defaults import OwnDefaults
 from .files import find_weights, is_mapped
 from .parts import Find, cut_off, leaving_out
 from .settings import Settings
 from .stored import StoredTensor, stored_tensors
+from .turns import TURNS, private
 
 # A tekken.json does not say what its special tokens are for.
 _TEKKEN = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "add_bos_token": True}
@@ -44,9 +46,8 @@ def load_module(
         UnsupportedModel: the library that quantized the weights is not installed.
         CheckpointError: weights are missing (transformers would fill them at random), damaged, or of another shape.
     """
-    with _quiet():
-        load = load_part if quantized else _load
-        module, told = load(loader, folder, dtype=dtype, output_loading_info=True, without=without)
+    with TURNS.quiet():
+        module, told = _load_private(loader, folder, dtype, mapped=quantized or is_mapped(folder), without=without)
     missing = sorted(name for name in told["missing_keys"] if spare not in name.split("."))
     if missing:
         shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
@@ -62,17 +63,29 @@ def load_module(
     return loaded
 
 
-def _load(loader: str, folder: Path, **options: Any) -> Any:
-    """Calls `load_part` so that safetensors weights are read piece by piece, each tensor into its own memory.
-    transformers itself would map the files, and mapped pages that are read count as the process's memory."""
-    if is_mapped(folder):
-        return load_part(loader, folder, **options)
-    config = load_part("AutoConfig", folder)
-    name = _base_class(config) if loader == "AutoModel" else loader
-    stored: dict[str, StoredTensor] = {}
-    for path in find_weights(folder):
-        stored.update(stored_tensors(path))
-    return load_part(name, folder, source=None, config=config, state_dict=stored, **options)
+def _load_private(
+    loader: str, folder: Path, dtype: torch.dtype, *, mapped: bool, without: Find | None
+) -> tuple[Any, Mapping[str, Any]]:
+    """Returns the module, and what transformers tells of the load. Unless the files are ``mapped``, safetensors weights
+    are read piece by piece, each tensor into its own memory. transformers itself would map the files, and mapped pages
+    that are read count as the process's memory. If parts are left out, the caller must call `cut_off`."""
+    with TURNS.turn(), _errors(loader, folder):
+        import transformers
+
+        config = load_part("AutoConfig", folder)
+        made = getattr(transformers, _base_class(config) if loader == "AutoModel" else loader)
+    source: dict[str, Any] = {"pretrained_model_name_or_path": str(folder)}
+    if not mapped:
+        stored: dict[str, StoredTensor] = {}
+        for path in find_weights(folder):
+            stored.update(stored_tensors(path))
+        source = {"pretrained_model_name_or_path": None, "config": config, "state_dict": stored}
+    own: Any = private(made) if without is None else leaving_out(private(made), without)
+    with OwnDefaults(), _errors(loader, folder):
+        module, told = own.from_pretrained(**source, local_files_only=True, dtype=dtype, output_loading_info=True)
+    assert module.is_private, "this version of transformers makes modules without a call of get_init_context"
+    module.__class__ = made
+    return module, told
 
 
 def _base_class(config: Any) -> str:
@@ -85,48 +98,30 @@ def _base_class(config: Any) -> str:
     return str((named or several)[0].__name__)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps transformers from showing progress bars and its report of a load, since we raise an error for anything
-    wrong. Both settings belong to the process. The block that changed a setting restores it. A block that finds the
-    setting changed, perhaps in another thread, leaves it.
-    """
-    from transformers.utils import logging as untyped
-
-    logging: Any = untyped
-
-    bars, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        if verbosity != logging.ERROR:
-            logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def load_part(loader: str, folder: Path, *, without: Find | None = None, **options: Any) -> Any:
-    """Calls ``from_pretrained`` of transformers' class ``loader`` for ``folder``, or for the ``source`` in ``options``
-    if there is one. If parts are left out (``without``), the caller must call `cut_off` afterwards.
+def load_part(loader: str, folder: Path, **options: Any) -> Any:
+    """Calls ``from_pretrained`` of transformers' class ``loader``, which is no model, for ``folder``.
 
     Raises:
         UnsupportedModel: transformers needs a package that is not installed.
         CheckpointError: transformers raises any other error.
     """
-    import transformers
+    with TURNS.turn(), _errors(loader, folder):
+        import transformers
 
-    source = options.pop("source", str(folder))
-    try:
         made: Any = getattr(transformers, loader)
-        wanted: Any = made if without is None else leaving_out(made, without)
-        return wanted.from_pretrained(source, local_files_only=True, **options)
+        return made.from_pretrained(str(folder), local_files_only=True, **options)
+
+
+@contextmanager
+def _errors(loader: str, folder: Path) -> Iterator[None]:
+    """Raises the errors of `load_part` for those of transformers."""
+    try:
+        yield
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         if isinstance(error, ImportError):
             raise UnsupportedModel(f"{folder} needs a package that is not installed: {error}") from error
-        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
-            raise  # out of memory: nothing is wrong with the checkpoint
+        if isinstance(error, TrioletError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise  # given up, or out of memory: nothing is wrong with the checkpoint
         raise CheckpointError(
             f"{loader} cannot be made from {folder}: {type(error).__name__}: {error}; "
             "download or save the checkpoint again"
@@ -140,17 +135,20 @@ def read_tokenizer(folder: Path) -> Any:
         CheckpointError: the tokenizer is missing or damaged.
         UnsupportedModel: the tokenizer needs code from the checkpoint.
     """
-    from transformers import AutoTokenizer
-
     tekken = (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file()
     try:
-        return AutoTokenizer.from_pretrained(
-            str(folder),
-            local_files_only=True,
-            trust_remote_code=False,
-            mistral_format=False,  # else the class depends on whether mistral_common is installed
-            **(_TEKKEN if tekken else {}),
-        )
+        with TURNS.turn():
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(
+                str(folder),
+                local_files_only=True,
+                trust_remote_code=False,
+                mistral_format=False,  # else the class depends on whether mistral_common is installed
+                **(_TEKKEN if tekken else {}),
+            )
+    except EngineClosed:
+        raise
     except Exception as error:  # transformers raises many kinds: wrapped, not hidden
         if "custom code" in str(error):  # transformers has no class of its own for this error
             raise UnsupportedModel(

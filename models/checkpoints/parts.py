@@ -30,13 +30,12 @@ def leaving_out(made: type[nn.Module], find: Find) -> type[nn.Module]:
 
 def cut_off(module: Any) -> None:
     """Removes the rest of the left-out parts from a loaded ``module``, whose class `leaving_out` made. Afterwards it
-    has no attributes for these parts, and its class is the original one."""
+    has no attributes for these parts."""
     for name in module._left_out:
         parent, _, key = name.rpartition(".")
         delattr(module.get_submodule(parent), key)
     module._buffers.clear()  # buffers of the head: encoders have theirs in submodules
     del module._left_out
-    module.__class__ = type(module).__base__
 
 
 def _empty(module: Any, find: Find) -> None:

@@ -193,7 +193,7 @@ class CrossedDecoder:
         if bias is None or not bias.any():
             pack_words(self.module, self.base.embed_tokens, self.head)
             return
-        self.module.final_logits_bias = torch.zeros(1, 1)  # the head adds it
+        self.module.final_logits_bias = torch.zeros(1, 1, dtype=torch.float32)  # the head adds it
         pack_words(self.module, self.base.embed_tokens, self.head, bias=bias[0])
 
     def keys_values(self, layer: int, output: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,7 @@ def packed(modules: Sequence[Any], *, int8: bool) -> list[PackedLinear]:
 def _bias(modules: Sequence[Any]) -> Tensor | None:
     if all(each.bias is None for each in modules):
         return None
-    zeros = [torch.zeros(len(each.weight)) for each in modules]
+    zeros = [torch.zeros(len(each.weight), dtype=torch.float32) for each in modules]
     return torch.cat(
         [zero if each.bias is None else each.bias.detach() for zero, each in zip(zeros, modules, strict=True)]
     )

@@ -124,7 +124,7 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantizes a matrix as `in_groups` does, some rows at a time."""
     outputs, inputs = weight.shape
     groups = -(-inputs // GROUP)
-    values, scales = torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs, groups)
+    values, scales = torch.empty(outputs, inputs, dtype=torch.int8), torch.empty(outputs, groups, dtype=torch.float32)
     for start in range(0, outputs, _PART):
         part = slice(start, start + _PART)
         values[part], scales[part] = in_groups(weight[part])

@@ -93,7 +93,7 @@ def unknown_turns(config: Any) -> str | None:
 
 def turns_of(rotary: Any, positions: int, *kind: str) -> tuple[Tensor, Tensor]:
     """Returns cosines and sines [positions, half] of rotary positions, for one ``kind`` of layers if it is given."""
-    cosines, sines = rotary(torch.empty(1), torch.arange(positions)[None], *kind)
+    cosines, sines = rotary(torch.empty(1, dtype=torch.float32), torch.arange(positions)[None], *kind)
     half = cosines.shape[-1] // 2
     return plain(cosines[0, :, :half]), plain(sines[0, :, :half])
 

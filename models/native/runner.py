@@ -21,11 +21,23 @@ from .library import MOST_THREADS, BufferData, Fault, Library, ModelData, Operat
 from .panels import FORMATS
 from .program import Program
 
+_FLOATS = torch.float32
+"""The dtype in which the library computes. A tensor whose address it gets names its dtype, since the default dtype
+belongs to the program."""
+
 
 def _place(memory: np.ndarray[Any, Any]) -> int:
     """Returns the address of an array, which is valid as long as the array lives."""
     place: int = memory.__array_interface__["data"][0]
     return place
+
+
+def _floats(tensor: Tensor, count: int = 0) -> int:
+    """Returns the address of a tensor of which the library reads or writes ``count`` numbers, as `_place` does."""
+    assert tensor.dtype == _FLOATS, f"the library computes in float32, not {tensor.dtype}"
+    assert tensor.is_contiguous(), "the library reads and writes value by value"
+    assert tensor.numel() >= count, f"{tensor.numel()} numbers where the library needs {count}"
+    return tensor.data_ptr()
 
 
 def _address(memory: bytearray) -> int | None:
@@ -80,10 +92,10 @@ class Runner:
             buffers.append(BufferData.from_buffer(table, index * sizeof(BufferData)))
             buffers[-1].width = width
             if 0 < index < count - 1:
-                inner.append(torch.empty(rows, width))
-                buffers[-1].data = inner[-1].data_ptr()
+                inner.append(torch.empty(rows, width, dtype=_FLOATS))
+                buffers[-1].data = _floats(inner[-1], rows * width)
         for cosines, sines in program.turns:
-            turns += bytes(TurnsData(cosines.data_ptr(), sines.data_ptr(), *cosines.shape))
+            turns += bytes(TurnsData(_floats(cosines), _floats(sines, cosines.numel()), *cosines.shape))
         model = ModelData(
             operations=_address(operations),
             buffers=_address(table),
@@ -137,15 +149,15 @@ class Runner:
         """
         program = self._program
         self._check(fed, rows)
-        inputs = fed if isinstance(fed, Tensor) else torch.empty(len(fed), program.widths[0])
+        inputs = fed if isinstance(fed, Tensor) else torch.empty(len(fed), program.widths[0], dtype=_FLOATS)
         headless = hidden and program.has_head
-        found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1])
+        found = torch.empty(len(rows.wanted), program.widths[-2 if headless else -1], dtype=_FLOATS)
         own = self._buffers[len(program.widths) - 2].data
         for start, stop, piece, wanted in rows.pieces(self._rows, self._page_size):
             whole = len(wanted) == len(found)
-            part = found if whole else torch.empty(len(wanted), found.shape[1])
-            self._buffers[0].data = inputs[start:stop].data_ptr()
-            self._buffers[len(program.widths) - (2 if headless else 1)].data = part.data_ptr()
+            part = found if whole else found.new_empty(len(wanted), found.shape[1])
+            self._buffers[0].data = _floats(inputs[start:stop], (stop - start) * program.widths[0])
+            self._buffers[len(program.widths) - (2 if headless else 1)].data = _floats(part)
             try:
                 tokens = () if isinstance(fed, Tensor) else fed[start:stop]
                 self._run(piece, Part.HEADLESS if headless else Part.WHOLE, tokens)
@@ -162,8 +174,6 @@ class Runner:
         if isinstance(fed, Tensor):
             shape = (count, self._program.widths[0])
             assert fed.shape == shape, f"inputs of {tuple(fed.shape)}; the plan is of {shape}"
-            assert fed.dtype == torch.float32, f"the library reads float32, not {fed.dtype}"
-            assert fed.is_contiguous(), "the library reads value by value"
         else:
             assert self._program.looks_up, "the program is fed with embeddings"
             assert len(fed) == count, f"{len(fed)} tokens; the plan is of {count}"
@@ -215,12 +225,12 @@ class Runner:
         program = self._program
         assert program.has_head, "the program ends with the last hidden states"
         assert hidden.shape[1] == program.widths[-2], f"hidden states of {hidden.shape[1]}, not {program.widths[-2]}"
-        found = torch.empty(len(hidden), program.widths[-1])
+        found = torch.empty(len(hidden), program.widths[-1], dtype=_FLOATS)
         own = self._tensors[len(program.widths) - 3]
         for start in range(0, len(hidden), self._rows):
             count = min(self._rows, len(hidden) - start)
             own[:count] = hidden[start : start + count]
-            self._buffers[len(program.widths) - 1].data = found[start:].data_ptr()
+            self._buffers[len(program.widths) - 1].data = _floats(found[start:])
             self._run(Rows(positions=(), chunks=(), tables=(), wanted=range(count)), Part.HEAD)
         return found
 

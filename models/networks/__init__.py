@@ -2,4 +2,4 @@
 `network`.
 
 A network owns no tensor; it refers to tensors that the executor's resource stack owns. The package imports all folders
-of `models` but `blueprints` and `machine`. It knows no queues or requests, only the chunks of one step."""
+of `models` but `blueprints`. It knows no queues or requests, only the chunks of one step."""

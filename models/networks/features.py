@@ -25,14 +25,16 @@ class LogMel:
         """Makes the filters and the window of ``settings``."""
         bank = mel_filters(1 + settings.n_fft // 2, settings.feature_size, settings.sampling_rate)
         filters = torch.from_numpy(bank).to(device, torch.float32)
-        return cls(settings=settings, filters=filters, window=torch.hann_window(settings.n_fft, device=device).clone())
+        window = torch.hann_window(settings.n_fft, dtype=torch.float32, device=device).clone()
+        return cls(settings=settings, filters=filters, window=window)
 
     def pad(self, payloads: list[Tensor]) -> Tensor:
         """Returns windows of different lengths as one batch [n, samples], padded with zeros. The batch ends after the
         last frame that overlaps any samples; all later frames are silence and need no transform."""
         settings = self.settings
         hops = -(-(max(len(samples) for samples in payloads) + settings.n_fft) // settings.hop_length)
-        batch = torch.zeros(len(payloads), min(hops * settings.hop_length, settings.window_samples))
+        shape = len(payloads), min(hops * settings.hop_length, settings.window_samples)
+        batch = torch.zeros(shape, dtype=torch.float32)
         for row, samples in zip(batch, payloads, strict=True):
             row[: len(samples)] = samples
         return batch.to(self._filters.device)

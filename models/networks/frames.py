@@ -122,7 +122,7 @@ class FrameNetwork(Network):
     def _search(self, feeds: Sequence[Feed]) -> Tensor:
         """Searches the next emission of each sequence, and notes its frames in the record. Returns its logits [feeds,
         vocabulary]; if nothing is left, only the blank is possible."""
-        logits = torch.full((len(feeds), self.vocabulary), -torch.inf, device=self.device)
+        logits = torch.full((len(feeds), self.vocabulary), -torch.inf, dtype=torch.float32, device=self.device)
         logits[:, self.emissions.blank] = 0.0
         places = list(map(_place, feeds))
         for place in places:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from ..machine.defaults import OwnDefaults
 from .mel import mel_filters
 
 SAMPLING_RATE = 16_000
@@ -35,12 +36,13 @@ class VoiceEncoder(nn.Module):
         self.lstm = nn.LSTM(_MELS, WIDTH, 3, batch_first=True)
         self.linear = nn.Linear(WIDTH, WIDTH)
         self.filters = torch.from_numpy(mel_filters(1 + _N_FFT // 2, _MELS, SAMPLING_RATE)).float()  # [mels, bins]
-        self.hann = torch.hann_window(_N_FFT)
+        self.hann = torch.hann_window(_N_FFT, dtype=torch.float32)
 
     @classmethod
     def load(cls) -> VoiceEncoder:
         """Returns the encoder with the weights of the package, in float32 on the CPU."""
-        made = cls()
+        with OwnDefaults():  # the first weights are drawn at random
+            made = cls()
         made.load_state_dict({name: weight.float() for name, weight in load_file(WEIGHTS).items()})
         return made.eval()
 

@@ -76,7 +76,8 @@ class WhisperNetwork(CrossedNetwork):
 
     def _read_natively(self, native: Runner, feeds: Sequence[Feed], layers: Sequence[int]) -> ReadChunks:
         fed, rows = self.fed(feeds, ())
-        kept = {self.queries[layer]: torch.empty(len(fed), self.model.shape.width) for layer in layers}
+        shape = len(fed), self.model.shape.width
+        kept = {self.queries[layer]: torch.empty(shape, dtype=torch.float32) for layer in layers}
         in_order = evolve(rows, wanted=range(len(fed)))
         hidden = native.step(fed, in_order, hidden=True, kept=kept)
         starts = dict(zip(rows.order, rows.starts, strict=True))

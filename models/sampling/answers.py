@@ -86,7 +86,7 @@ def find_candidates(logits: Tensor, asked: Asked, eos_token_ids: tuple[int, ...]
     apply_rules(logits, asked.beams, eos_token_ids)
     totals = [beam.total for search in asked.searches for beam in search.state.beams]
     most = min(max(search.state.settings.candidates for search in asked.searches), logits.shape[-1])
-    best = (logits + torch.tensor(totals, device=logits.device)[:, None]).topk(most)
+    best = (logits + torch.tensor(totals, dtype=logits.dtype, device=logits.device)[:, None]).topk(most)
     logprobs = logits.gather(-1, best.indices) - logits.logsumexp(-1, keepdim=True)
     rows = zip(best.indices.tolist(), best.values.tolist(), logprobs.tolist(), strict=True)
     found = [list(zip(*row, strict=True)) for row in rows]

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from triolet.core.errors import CheckpointError, UnsupportedModel
 from triolet.core.request import Placeholder
 from triolet.models.architectures.families import find_family
-from triolet.models.checkpoints.loading import _quiet
+from triolet.models.checkpoints.turns import Turns
 from triolet.testing.families import FAMILIES, make_checkpoint
 from triolet.testing.frame_families import FRAME_MAKERS
 from triolet.testing.speech_families import SPEECH_MAKERS
@@ -159,7 +159,8 @@ def test_two_loads_at_once_leave_transformers_as_it_was() -> None:
     logging.set_verbosity_info()
     logging.enable_progress_bar()
     try:
-        first, second = _quiet(), _quiet()
+        turns = Turns()
+        first, second = turns.quiet(), turns.quiet()
         first.__enter__()
         second.__enter__()
         assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.ERROR, False)

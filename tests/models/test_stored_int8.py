@@ -12,7 +12,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from triolet.core.errors import InvalidRequest, UnsupportedModel
-from triolet.models.checkpoints import loading
+from triolet.models.checkpoints.turns import TURNS
 from triolet.models.linear.modules import QuantizedLinear, exactly
 from triolet.models.linear.stored import adopt_quantized
 from triolet.testing.families import make_checkpoint
@@ -95,7 +95,7 @@ def test_the_layers_compute_what_the_library_says(folder):
     options = {"dtype": torch.float32}
     if config.quantization_config["quant_method"] == "compressed-tensors":
         options["quantization_config"] = transformers.CompressedTensorsConfig(dequantize=True)
-    with loading._quiet(), warnings.catch_warnings():
+    with TURNS.quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         told = transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
         found = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
