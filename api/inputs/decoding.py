@@ -1,7 +1,7 @@
 """Decoders, which turn files into frames: libsndfile for uncompressed formats, FFmpeg (PyAV) for all others.
 
-libsndfile reads uncompressed files several times as fast as FFmpeg. Of compressed files it would give up what follows
-the first damage, or the first of several joined streams.
+libsndfile knows more of the old formats for uncompressed files, and their lengths in samples. Of compressed files it
+would give up what follows the first damage, or the first of several joined streams.
 
 A decoder is an iterator of parts: (seconds of silence before it, rate in Hz, frames as float32 of shape (frames,
 channels), full scale at 1.0). A part lasts about a second, so that only audio that was asked for is in memory. A part
@@ -97,13 +97,12 @@ def _open_soundfile(file: IO[bytes], faults: FaultLog, stack: ExitStack, track: 
     except soundfile.LibsndfileError:
         return None
     stack.callback(sound.close)
-    is_plain = not sound.subtype.startswith(("ALAC", "MPEG"))
-    if is_plain and sound.frames and sound.seekable():
+    if sound.frames and sound.seekable():
         if track not in (None, 1):
             raise _no_track(faults.name, track, "only one, which has no language")
         seconds = sound.frames / sound.samplerate
         return Decoding(_soundfile_parts(sound, faults, chunk), seconds, True, Timeline(faults))
-    if is_plain and chunk is not None and chunk.found < chunk.promised:
+    if chunk is not None and chunk.found < chunk.promised:
         raise UnsupportedAudio(
             f"{faults.name} is cut short: its header promises {chunk.promised} frames, but it has {chunk.found}"
         )
@@ -140,6 +139,10 @@ def _open_ffmpeg(
     if track is None and len(opened.container.streams.audio) > 1:
         told = f"{faults.name} has {opened.tracks}; number {opened.number} is read, audio_track chooses another"
         faults.tell(AudioFault(0.0, 0.0, "tracks", told, is_loss=False))
+    start = (opened.container.start_time or 0) / 1e6
+    if start >= _SLACK and opened.container.format.name in {*_STATED, "ogg"}:
+        told = f"{faults.name} begins at {start:.2f} s by its own times, which are counted from there"
+        faults.tell(AudioFault(0.0, 0.0, "gap", told, is_loss=False))
     timeline: Timeline[Any] = Timeline(faults)
     parts = _gathered(_placed(opened, recording, timeline, stack, track), faults.name)
     seconds, is_stated = opened.stated()
@@ -279,12 +282,13 @@ class _Opened:
         container, faults, end, name = self.container, timeline.faults, timeline.end, self.container.format.name
         seconds, is_stated = self.stated()
         whole = begin + ((container.duration or 0) - (container.start_time or 0)) / 1e6 if name in _STATED else 0.0
-        slack = 0.01 if name in _EXACT else _SLACK
+        slack, is_last = 0.01 if name in _EXACT else _SLACK, self.recording.next() is None
+        is_stated = is_stated or (name == "ogg" and is_last and not begin)  # by the last page
         if is_stated and seconds is not None and end < begin + seconds - slack:
             faults.cut_short(f"{begin + seconds:.2f} s", f"{end:.2f} s", end, begin + seconds)
         elif max(end, others) < whole - _OTHERS_SLACK:
             faults.cut_short(f"{whole:.2f} s", f"{max(end, others):.2f} s", end, whole)
-        elif self.recording.next() is None and (lack := lacks(self.recording, name)) is not None:
+        elif is_last and (lack := lacks(self.recording, name)) is not None:
             faults.cut_short(*lack, end, end)
 
 
