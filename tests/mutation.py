@@ -114,8 +114,9 @@ class Mutant:
 
 
 def mutants(room: str) -> Iterator[Mutant]:
-    """All that there are in a folder of the product, in the order of the source."""
-    for path in sorted((ROOT / room).rglob("*.py")):
+    """All that there are in a room, in a folder of one or in a file, in the order of the source."""
+    top = ROOT / room
+    for path in [top] if top.is_file() else sorted(top.rglob("*.py")):
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         for function, node in _functions(ast.parse(path.read_text())):
             for index, (line, mistake) in enumerate(_change(node, -1)):
@@ -268,14 +269,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mutation")
     group.addoption("--mutants", type=int, default=60, help="mutants that are drawn of each room")
     group.addoption("--mutants-seed", type=int, default=1)
-    group.addoption("--mutants-rooms", default=" ".join(ROOMS), help="folders of the product")
+    group.addoption("--mutants-rooms", default=" ".join(ROOMS), help="rooms, or folders and files of them")
     group.addoption("--mutants-workers", type=int, default=1, help="processes at a time")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leaves out folders of tests that judge none of the rooms."""
-    wanted = {folder for room in config.option.mutants_rooms.split() for folder in ROOMS[room].tests}
+    wanted = {folder for room in config.option.mutants_rooms.split() for folder in _room(room).tests}
     return (collection_path.parent == ROOT / "tests" and collection_path.name not in wanted) or None
+
+
+def _room(name: str) -> Room:
+    return ROOMS[name.split("/", maxsplit=1)[0]]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -317,7 +322,7 @@ def _judge_room(
     name: str, run: Run, tests: Sequence[Judge], drawn: Sequence[Mutant], say: Callable[..., None]
 ) -> Iterator[str]:
     """What the room does not hold."""
-    room, reaching = ROOMS[name], defaultdict[str, list[Judge]](list)
+    room, reaching = _room(name), defaultdict[str, list[Judge]](list)
     for test in tests:
         for place in test.places if test.file.split("/")[1] in room.tests else ():
             reaching[place].append(test)

@@ -242,6 +242,18 @@ def test_what_is_json_is_what_json_says(text: str) -> None:
     assert is_value(text) is expected
 
 
+@pytest.mark.parametrize(
+    ("opening", "closing", "levels"),
+    [("[", "]", 1), ('{"a":', "}", 1), ("[1,", "]", 1), ('{"a":1,"b":', "}", 1), ('[{"a":', "}]", 2)],
+)
+def test_a_value_that_is_nested_too_deep_is_none(opening: str, closing: str, levels: int) -> None:
+    """However it is nested: a model may write brackets without end, and whoever follows them needs stack."""
+    deepest = 100 // levels
+    assert is_value(opening * deepest + "1" + closing * deepest)
+    for times in (deepest + 1, 9_999):
+        assert not is_value(opening * times + "1" + closing * times)
+
+
 def test_json_escapes_what_it_may_and_nothing_else() -> None:
     escaped = [chr(code) for code in range(32, 127) if is_value(f'"\\{chr(code)}"')]
     assert escaped == sorted('"/\\bfnrt')

@@ -14,6 +14,7 @@ from triolet.server.schemas import weighing
 from triolet.server.schemas.weighing import Weighing, check_object, check_texts
 
 TEXTS = st.text('au0,[{:"\\\x01\x7fé😀', max_size=9)
+LONG = st.builds(lambda ends, plain: ends[0] + "a" * plain + ends[1], st.tuples(TEXTS, TEXTS), st.integers(0, 60))
 FOUND = st.recursive(
     st.none() | st.integers() | TEXTS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
@@ -60,15 +61,17 @@ def test_what_is_counted_is_what_is_there_however_the_body_is_cut(found: object,
     assert (weighed.size, weighed.backslashes) == (len(body), body.count(b"\\"))
 
 
-@given(st.lists(FOUND, max_size=4), CUTS)
-def test_long_parts_are_counted_as_short_ones(found: list[object], cuts: list[int]) -> None:
-    body = json.dumps(found, ensure_ascii=False).encode()
+@given(st.lists(FOUND | LONG, max_size=4), st.booleans(), CUTS)
+def test_pieces_of_any_length_are_counted_as_one(found: list[object], ascii_: bool, cuts: list[int]) -> None:
+    """A text that goes on for several pieces keeps what its beginning was."""
+    body = json.dumps(found, ensure_ascii=ascii_).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(weighing, "_PIECE", 5 + cuts[0])  # no escape is longer
         weighed = Weighing()
         weighed.add(body)
         weighed.end()
     assert (weighed.values, weighed.beside, weighed.wide) == by_letters(body)
+    assert weighed.backslashes == body.count(b"\\")
 
 
 @given(st.binary(max_size=40), CUTS)
@@ -126,6 +129,20 @@ def test_texts_of_json_have_a_bound_together() -> None:
     check_texts("arguments", [one])
     with pytest.raises(RequestTooLarge, match="arguments has more than 262,144 values"):
         check_texts("arguments", [one, one])
+
+
+@pytest.mark.parametrize(
+    ("one", "many", "told"), [("[1,1]", 12, "100 values"), ("11111", 21, "100 bytes outside of texts")]
+)
+def test_short_texts_of_json_have_a_bound_together(
+    one: str, many: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each counts, though none has a whole piece."""
+    monkeypatch.setattr(weighing, "MOST_VALUES", 100)
+    monkeypatch.setattr(weighing, "MOST_BESIDE", 100)
+    check_texts("arguments", [one] * (many - 1))
+    with pytest.raises(RequestTooLarge, match=f"arguments has more than {told}"):
+        check_texts("arguments", [one] * many)
 
 
 @pytest.mark.parametrize("found", [[1] * 9, {"a": {"b": [1, 2, {"c": [3, 4, 5]}]}}, ["a" * 21], {"a" * 21: 1}])

@@ -71,13 +71,13 @@ class Tracer:
 
 class _Span:
     def __init__(self, name: str, given: dict[str, Any]) -> None:
-        self.name, self.given, self.ended = name, given, 0
+        self.name, self.given, self.ended, self.attributes = name, given, 0, dict[str, Any]()
 
     def end(self, time: int) -> None:
         self.ended = time
 
-    def set_attribute(self, *_: object) -> None:
-        """Kept by nobody."""
+    def set_attribute(self, name: str, value: object) -> None:
+        self.attributes[name] = value
 
 
 def test_the_stages_of_a_request_lie_within_it_one_behind_the_other() -> None:
@@ -90,6 +90,7 @@ def test_the_stages_of_a_request_lie_within_it_one_behind_the_other() -> None:
     assert whole.given["attributes"] == {"triolet.model": "m"}
     assert whole.ended - whole.given["start_time"] == 2_500_000_000
     assert [one.name for one in stages] == ["queued", "first token", "decode"]
+    assert [one.attributes for one in stages] == [{"triolet.encoder_wait_seconds": 0.25}, {}, {}]
     assert [one.ended - one.given["start_time"] for one in stages] == [500_000_000, 250_000_000, 1_250_000_000]
     assert [one.given["start_time"] for one in stages[1:]] == [one.ended for one in stages[:-1]]
     assert stages[-1].ended == whole.ended

@@ -63,6 +63,21 @@ def test_the_memory_has_a_bound() -> None:
     assert (len(wrong._paid_until), len(wrong._known)) == (MOST, MOST)
 
 
+def test_what_was_seen_longest_ago_is_forgotten_first() -> None:
+    """A flood of addresses makes neither a key in use unknown nor its own last address new."""
+    wrong = WrongKeys(1, 6.0)
+    wrong.seconds_to_wait("used", "key-1", 0.0)
+    for number in range(MOST + 1):
+        if number == MOST - 1:
+            assert wrong.seconds_to_wait("used", "key-1", 0.0) == 0.0
+        wrong.seconds_to_wait(str(number), "key-1", 0.0)
+        wrong.seconds_to_wait(str(number), None, 0.0)
+    assert wrong.seconds_to_wait(str(MOST), None, 0.0) == 6.0, "the last one is remembered"
+    assert wrong.seconds_to_wait("0", None, 0.0) == 0.0, "the first one is forgotten"
+    wrong.seconds_to_wait("used", None, 0.0)
+    assert wrong.seconds_to_wait("used", "key-1", 0.0) == 0.0
+
+
 # -- the server --------------------------------------------------------------------------------------------------------
 
 
