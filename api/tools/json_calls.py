@@ -72,7 +72,7 @@ class JsonCalls(Syntax):
         for index, tool in enumerate(tools):
             head = f'{{"name": {json.dumps(tool.name)}, "{self.arguments}": '
             call = f"call_{index}: {write(head)} arguments_{index} {write('}')}"
-            rules[f"call_{index}"] = f"{call}\n{json_rule(f'arguments_{index}', schema_of(tool))}"
+            rules[f"call_{index}"] = f"{call}\n{json_rule(f'arguments_{index}', schema_of(tool), tool.name)}"
         opened, closed = ("[", "]") if self.array else ("", "")
         begin, end = write("" if self.bare else self.begin + opened), write(closed + self.end)
         if self.between:

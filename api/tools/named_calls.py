@@ -73,5 +73,5 @@ class NamedCalls(Syntax):
         for index, tool in enumerate(tools):
             head, end = write(self.begin + tool.name + self.middle), write(self.end)
             call = f"call_{index}: {head} arguments_{index} {end}"
-            rules[f"call_{index}"] = f"{call}\n{json_rule(f'arguments_{index}', schema_of(tool))}"
+            rules[f"call_{index}"] = f"{call}\n{json_rule(f'arguments_{index}', schema_of(tool), tool.name)}"
         return choice(f"{write(self.before)} call{'+' if several else ''} {write(self.after)}", rules)

@@ -89,8 +89,8 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     return {**tool.parameters, "type": "object"}
 
 
-def json_rule(name: str, schema: Mapping[str, Any]) -> str:
-    """The rule ``name``, which describes JSON that follows ``schema``.
+def json_rule(name: str, schema: Mapping[str, Any], tool: str) -> str:
+    """The rule ``name``, which describes JSON that follows ``schema``, a part of ``tool``.
 
     Raises:
         InvalidRequest: a member of ``schema`` cannot be followed exactly.
@@ -98,7 +98,7 @@ def json_rule(name: str, schema: Mapping[str, Any]) -> str:
     try:
         return f"{name}: %json {exact_json(schema, **_COMPACT)}"
     except ValueError as error:
-        raise InvalidRequest(f"a call cannot be forced to follow the schema of {name}: {error}") from None
+        raise InvalidRequest(f"a call of {tool!r} cannot be forced to follow its parameters: {error}") from None
 
 
 def choice(start: str, rules: Mapping[str, str]) -> str:

@@ -120,7 +120,7 @@ def _value_rule(tool: str, name: str, value: Any, schema: Mapping[str, Any]) -> 
     types, end = types_of(value, schema), _quoted(_PARAMETER_END)
     if types and "string" not in types:
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        rule = json_rule(f"{name}_json", {**definitions, **value})
+        rule = json_rule(f"{name}_json", {**definitions, **value}, tool)
         return f'{name}: "\\n" {name}_json "\\n" {end} "\\n"\n{rule}'
     described = resolved(value, schema)
     texts = [text for text in described.get("enum", [described.get("const")]) if isinstance(text, str)]

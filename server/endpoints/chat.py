@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ...api.engine import Engine
 from ...api.inputs.prompts import Query
+from ...api.inputs.threads import run_in_thread
 from ...api.outputs.results import Completion, Delta
 from ...core.request import FinishReason
 from ...core.tools import read_tools
@@ -69,7 +70,7 @@ async def asked(request: Request, body: ChatRequest) -> AsyncIterator[tuple[Engi
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            structure=structure_of(body.response_format) if tools is None else tools.structure(),
+            structure=structure_of(body.response_format) if tools is None else await run_in_thread(tools.structure),
         )
         query = {
             "messages": messages,

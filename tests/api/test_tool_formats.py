@@ -361,3 +361,17 @@ def test_tools_of_any_kind_of_mapping_are_read() -> None:
     }
     assert found.parameters == {"properties": {}}
     assert read_tools([]) == ()
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "qwen3_coder"])
+def test_a_forced_call_keeps_the_digits_of_numbers_or_is_refused_by_name(name):
+    """A call of `ban` was forced to name user 1234567890123456768 in place of 1234567890123456789."""
+
+    def forced(user: int) -> str:
+        parameters = {"type": "object", "properties": {"user": {"const": user}}, "required": ["user"]}
+        ban = {"type": "function", "function": {"name": "ban", "parameters": parameters}}
+        return fault_of(ToolFormat.named(name).structure([ban], "required"))
+
+    assert forced(2**53) == ""
+    with pytest.raises(InvalidRequest, match=r"a call of 'ban' .*/?const=1234567890123456789; allowed: "):
+        forced(1234567890123456789)
