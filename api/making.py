@@ -49,3 +49,10 @@ def supervisor(
 ) -> Supervisor:
     """Returns the supervisor of an engine."""
     return Supervisor(config, make_executor, make_worker())
+
+
+def free_memory() -> int | None:
+    """Returns the bytes that the process can allocate without swapping, in its cgroups; ``None``: nobody says."""
+    from ..models.machine.host import available_memory, read_file
+
+    return available_memory(read_file)

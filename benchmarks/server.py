@@ -6,8 +6,10 @@
     python benchmarks/server.py streams   # 500 completions are streamed at once
     python benchmarks/server.py sigterm   # SIGTERM while requests run, 50 times
     python benchmarks/server.py hostile   # 45 rounds of 400 hostile clients: does the server keep memory for them?
+    python benchmarks/server.py storm     # 512 clients with the worst that is allowed at once: memory, and /health
 
-``--count`` changes the number of turns, streams, times or rounds.
+``--count`` changes the number of turns, streams, times, rounds or clients. ``storm`` serves the demo and a small model
+of images, and also ``--model NAME=FOLDER``, which may be repeated: ``speech``, ``chat`` and ``vlm`` are attacked.
 
 ``load``: each client asks again as soon as it has the text of one short recording, over HTTP and by `Engine.transcribe`
 in the clients' own process. Both engines are open all the time and have turns of 5 s, since a virtual machine is a
@@ -17,11 +19,16 @@ third faster in one minute than in the next. The clients of HTTP take their part
 from __future__ import annotations
 
 import argparse
+import base64
 import json
+import multiprocessing
+import os
 import re
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -238,6 +245,140 @@ async def attack(port: int) -> Counter[tuple[bool, int]]:
     return statuses
 
 
+def picture(side: int) -> bytes:
+    """Returns a PNG of one colour, a bit a pixel: kilobytes that become gigabytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer = zlib.compressobj(9)
+    row = bytes(1 + (side + 7) // 8)
+    rows = b"".join([*(packer.compress(row) for _ in range(side)), packer.flush()])
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def worst(models: tuple[str, ...]) -> list[bytes]:
+    """Returns the requests of the storm: each is allowed, as large as it may be, or in as many units."""
+    speech, chat, vlm = models
+    said = {"model": chat, "max_tokens": 4, "messages": [{"role": "user", "content": "a" * 3_900_000}] * 8}
+    shown = {"url": "data:image/png;base64," + base64.b64encode(picture(7_900)).decode()}
+    pictures = [{"type": "image_url", "image_url": shown}] * 4
+    seen = {"model": vlm, "max_tokens": 4, "messages": [{"role": "user", "content": pictures}]}
+    begun = f'--{EDGE}\r\ncontent-disposition: form-data; name="model"\r\n\r\n{speech}\r\n--{EDGE}\r\n'
+    begun += 'content-disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+    tiny = f"POST {CHAT} HTTP/1.1\r\n{HOST}\r\ncontent-type: {JSON}\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    opening = (
+        f"GET /v1/realtime?model={speech} HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade"
+    )
+    opening += "\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    audio = {"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(2_800_000)).decode()}
+    turns = {"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+    event, update = (json.dumps(one).encode() for one in (audio, {"type": "session.update", "session": turns}))
+    frame = struct.Struct(">BBQ")
+    live = frame.pack(0x81, 0xFF, len(update)) + bytes(4) + update
+    live += (frame.pack(0x81, 0xFF, len(event)) + bytes(4) + event) * 9
+    return [
+        post(CHAT, json.dumps(said).encode(), JSON),
+        post(CHAT, json.dumps(seen).encode(), JSON),
+        post(SPEECH, begun.encode() + bytes(48 * 2**20) + f"\r\n--{EDGE}--\r\n".encode(), FORM),
+        tiny + b"1\r\n \r\n" * 500_000,
+        opening.encode() + b"|" + live,
+        opening.encode() + b"|" + b"\x01\x81\0\0\0\0a" + b"\x00\x81\0\0\0\0a" * 500_000,
+        opening.encode() + b"|" + b"\x89\x80\0\0\0\0" * 500_000,
+        opening.encode() + b"|" + frame.pack(0x81, 0xFF, 2**22) + bytes(4) + b"a" * (2**22 - 1),
+    ]
+
+
+async def rage(port: int, count: int, models: tuple[str, ...], seen: psutil.Process) -> float:
+    """Runs ``count`` clients at once, for a minute at most. Returns the largest size of the server."""
+    requests, sizes, ended = worst(models), [0.0], trio.Event()
+
+    async def client(number: int) -> None:
+        begun, _, then = requests[number % len(requests)].partition(b"|")
+        with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(40):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream, trio.open_nursery() as nursery:
+                nursery.start_soon(hears, stream, nursery.cancel_scope)
+                await stream.send_all(begun)
+                await trio.sleep(0.5)
+                await stream.send_all(then)
+                await trio.sleep(20)
+                nursery.cancel_scope.cancel()
+
+    async def hears(stream: trio.SocketStream, both: trio.CancelScope) -> None:
+        with suppress(trio.BrokenResourceError):
+            async for _ in stream:
+                pass
+        both.cancel()
+
+    async def clients() -> None:
+        await at_once(count, client)
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(clients)
+        with trio.move_on_after(60):
+            while not ended.is_set():
+                sizes.append(seen.memory_info().rss)
+                await trio.sleep(0.02)
+        nursery.cancel_scope.cancel()
+    return max(sizes)
+
+
+def ask_health(port: int, stop: Any, waits: Any) -> None:
+    """Asks for ``/health`` until told to stop, in a process of its own."""
+    while not stop.is_set():
+        begun = time.perf_counter()
+        status, _ = trio.run(ask, port, HEALTH)
+        waits.put((time.perf_counter() - begun, status))
+        time.sleep(0.02)
+
+
+def storm(count: int, given: tuple[str, ...] = ()) -> None:
+    with TemporaryDirectory() as folder:
+        named = dict(one.split("=", 1) for one in given)
+        models = {"vlm": make_checkpoint("llava", folder), "chat": "demo", "speech": "demo", **named}
+        options = [part for name, path in models.items() if path != "demo" for part in ("--model", f"{name}={path}")]
+        names = tuple(name if models[name] != "demo" else "demo" for name in ("speech", "chat", "vlm"))
+        with server("--preload", *options) as (process, port):
+            rest(process, port, count, names)
+
+
+def rest(process: subprocess.Popen[str], port: int, count: int, names: tuple[str, ...]) -> None:
+    seen, stop, told = psutil.Process(process.pid), multiprocessing.Event(), multiprocessing.Queue()
+    idle = seen.memory_info().rss
+    asks = multiprocessing.Process(target=ask_health, args=(port, stop, told))
+    asks.start()
+    size = trio.run(rage, port, count, names, seen)
+    begun = time.perf_counter()
+    while (left := held(port)) and time.perf_counter() < begun + 30:
+        time.sleep(0.1)
+    ended = time.perf_counter() - begun
+    stop.set()
+    waits = [told.get() for _ in range(told.qsize())]
+    asks.join()
+    slow = max(wait for wait, _ in waits)
+    load = os.getloadavg()[0]
+    usual = median(wait for wait, _ in waits)
+    print(f"{count} clients, load of the machine {load:.1f}: /health {len(waits)} times, median {usual:.3f} s")
+    claim({status for _, status in waits} == {200}, "/health was always answered with 200")
+    claim(slow <= 0.25, f"the slowest /health took {slow:.3f} s; claimed: 0.25 s")
+    claim(size - idle <= 3 * 2**30, f"the size grew by {(size - idle) / MB:.0f} MB above idle; claimed: 3 GiB")
+    claim(
+        not left and ended <= 10,
+        f"{left} bytes were held {ended:.1f} s after the last client; claimed: none after 10 s",
+    )
+    time.sleep(2)
+    print(f"{(seen.memory_info().rss - idle) / MB:.0f} MB above idle are left")
+
+
+def held(port: int) -> int:
+    """Returns the bytes that the server holds for requests."""
+    _, body = trio.run(ask, port, f"GET /metrics HTTP/1.1\r\n{HOST}\r\n\r\n".encode())
+    found = re.search(rb"^triolet_request_memory_bytes (\S+)$", body, re.MULTILINE)
+    return int(float(found[1])) if found else 1
+
+
 async def quiet(port: int) -> None:
     """Waits until the server runs no request any more."""
     with trio.fail_after(10):
@@ -261,18 +402,20 @@ def hostile(count: int) -> None:
 
 
 def main() -> None:
-    parts: dict[str, tuple[Callable[[int], None], int]] = {
+    parts: dict[str, tuple[Callable[..., None], int]] = {
         "load": (load, 12),
         "streams": (streams, 500),
         "sigterm": (sigterm, 50),
         "hostile": (hostile, 45),
+        "storm": (storm, 512),
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=parts)
     parser.add_argument("--count", type=int)
+    parser.add_argument("--model", action="append", default=[], metavar="NAME=FOLDER")
     asked = parser.parse_args()
     measure, default = parts[asked.what]
-    measure(asked.count or default)
+    measure(asked.count or default, *([tuple(asked.model)] if asked.model else []))
     claim.exit()
 
 

@@ -10,7 +10,7 @@
     │   │   ├── RequestTooLarge      413  more tokens, bytes or embeddings than the engine can ever hold
     │   │   │   └── ContextLengthExceeded  400  more tokens than the model has positions
     │   │   └── UnknownModel         404  a name that belongs to none of the models
-    │   ├── Overloaded               429  the queue is full and the caller asked not to wait
+    │   ├── Overloaded               429  no room: the queue is full and nobody waits, or others hold the memory
     │   ├── CheckpointError          404  the checkpoint is not there, or has no weights
     │   │   └── UnsupportedModel     422  a checkpoint of an architecture without an adapter
     │   ├── ModelTooLarge            507  a model that needs more memory than the budget of all models
@@ -81,7 +81,8 @@ class UnknownModel(InvalidRequest):
 
 
 class Overloaded(CallerError):
-    """The engine's queue is full and the caller asked not to wait."""
+    """There is no room now: the engine's queue is full and the caller asked not to wait, or the requests of a server
+    hold all of its `Budget`."""
 
     http_status = 429
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
+import trio
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from python_multipart.multipart import parse_options_header
@@ -30,6 +32,8 @@ Read = TypeVar("Read", bound=Body)
 _INLINE = 16 * 1024  # bytes: parsing more JSON costs more time than a thread
 _LEAVES = 2**17  # bytes: memory of a larger body is given back to the system
 _LARGE = 2**20  # bytes: memory of larger copies is given back at once
+_OF_WIDE, _OF_VALUE = 3, 64  # bytes beside its own that a byte of a wide text, or a value, takes as an object
+_PIECE = 2**13  # bytes of a form: parsing more would delay others by milliseconds
 _MOST_NAME = 100  # characters of a member's name that are compared and shown
 _MOST_FIELDS = 128  # fields of a form beside its file
 _MOST_FIELD = 256 * 2**10  # bytes
@@ -61,7 +65,8 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
             weighing.add(part)
             come += part  # not a list of parts: a client may send a byte at a time
     weighing.end()
-    whole = [bytes(come)]  # pydantic would copy a bytearray
+    request.scope["exchange"].account.take(_OF_WIDE * weighing.wide + _OF_VALUE * weighing.values)
+    whole = [come]
     del come
     if weighing.size <= _INLINE:
         return _parse(kind, whole)
@@ -69,7 +74,7 @@ async def read_json(request: Request, kind: type[Read]) -> Read:
     return await run_in_thread(read, limiter=server.reading)
 
 
-def _parse_large(kind: type[Read], whole: list[bytes]) -> Read:
+def _parse_large(kind: type[Read], whole: list[bytearray]) -> Read:
     """Parses a large body. Gives free memory back to the system before and after that: the memory of the pieces that
     came, and that of the parsed text.
     """
@@ -80,10 +85,10 @@ def _parse_large(kind: type[Read], whole: list[bytes]) -> Read:
         trim()
 
 
-def _parse(kind: type[Read], whole: list[bytes]) -> Read:
+def _parse(kind: type[Read], whole: list[bytearray]) -> Read:
     """Parses the body in ``whole``. The body is taken out of the list, so that the arguments of callers do not keep it
     alive."""
-    body = whole.pop()
+    body = bytes(whole.pop())  # pydantic would copy a bytearray, too
     try:
         found = kind.model_validate_json(body, strict=True)
     except ValidationError as error:
@@ -154,13 +159,21 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
 
 async def _parsed(request: Request, spool_bytes: int) -> FormData:
     try:
-        async with aclosing(request.stream()) as stream:
-            parser = _FormParser(request.headers, stream, max_files=1, max_fields=_MOST_FIELDS)
+        async with aclosing(request.stream()) as stream, aclosing(_in_pieces(stream)) as pieces:
+            parser = _FormParser(request.headers, pieces, max_files=1, max_fields=_MOST_FIELDS)
             parser.spool_max_size = spool_bytes
             return await parser.parse()
     except (MultiPartException, KeyError, UnicodeError) as error:
         told = getattr(error, "message", None) or "its boundary or a header of a part is missing or damaged"
         raise BadBody(f"the form cannot be read: {told}") from None
+
+
+async def _in_pieces(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yields ``parts`` in pieces, between which others get a turn: the parser may look at each byte."""
+    async for part in parts:
+        for start in range(0, len(part), _PIECE):
+            await trio.lowlevel.checkpoint()
+            yield part[start : start + _PIECE]
 
 
 class _FormParser(MultiPartParser):

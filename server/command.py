@@ -38,7 +38,14 @@ _SECTIONS = {
     "How the models run": MODEL,
     "Replicas on Ray": ("cluster", *OPTIONS),
     "Who may ask": ("host", "port", "api_keys", "api_key_file", "allow_anyone", "cors_origins", "certfile", "keyfile"),
-    "Limits": ("max_body_bytes", "max_audio_seconds", "max_requests", "requests_per_minute", "drain_seconds"),
+    "Limits": (
+        "max_body_bytes",
+        "max_audio_seconds",
+        "max_requests",
+        "request_memory",
+        "requests_per_minute",
+        "drain_seconds",
+    ),
     "Images and audio by address": ("url_prefixes", "private_urls"),
 }
 _EXAMPLES = (
@@ -97,6 +104,11 @@ class _Bytes(click.ParamType[int]):
 @click.option("--max-body", "max_body_bytes", type=_Bytes(), help="The largest request, such as 64M. Default: 512M.")
 @click.option("--max-audio-seconds", type=float, help="The longest audio file, in seconds. Default: 21600, six hours.")
 @click.option("--max-requests", type=int, help="The most requests that run or wait at the same time. Default: 512.")
+@click.option(
+    "--request-memory",
+    type=_Bytes(),
+    help="The memory that all requests together may take. Default: a quarter of the free memory, up to 2GiB.",
+)
 @click.option(
     "--rate-limit",
     "requests_per_minute",

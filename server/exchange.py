@@ -17,9 +17,10 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from ..core.errors import RequestTooLarge
+from ..core.budget import Account, unlimited
+from ..core.errors import RequestTooLarge, TrioletError
 from ..core.timings import Timings
-from .problems import Problem, problem_answer
+from .problems import Problem, problem_answer, problem_of
 from .settings import ServerSettings
 
 Message = MutableMapping[str, Any]
@@ -29,6 +30,7 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 
 _LINGER_SECONDS = 10.0
 _AHEAD = 16  # parts that may wait for the work: a client's end is noticed only after all that it sent is read
+_SMALL = 2**16  # bytes of an answer that needs no room
 _GONE = 499  # nginx's status: the client has closed the connection
 
 
@@ -38,6 +40,7 @@ class Cut(enum.Enum):
     CLIENT_GONE = "the client closed the connection"
     TOO_SLOW = "the client was too slow"
     STOPPING = "the server stopped"
+    NO_ROOM = "the server had no memory for the request"
 
 
 _PROBLEMS = {
@@ -54,6 +57,7 @@ class Exchange:
         scope: the scope of ASGI.
         settings: the settings of the server, with its limits.
         id: the name of the request, sent with the answer as ``x-request-id``.
+        account: the memory that the request takes; closed by whoever has opened it.
         told: further members of the request's line in the access log.
         last_words: makes the last event of a stream that is cut off; set by the code that began the stream.
         closing: closes resources when the exchange ends.
@@ -64,6 +68,7 @@ class Exchange:
     id: str
     _hear: Receive
     _say: Send
+    account: Account = field(factory=unlimited)
     told: dict[str, object] = field(factory=dict)
     last_words: Callable[[Problem], bytes] | None = None
     closing: ExitStack = field(factory=ExitStack, init=False)
@@ -72,6 +77,7 @@ class Exchange:
     bytes_in: int = field(default=0, init=False)
     bytes_out: int = field(default=0, init=False)
     cut: Cut | None = field(default=None, init=False)
+    _problem: Problem | None = field(default=None, init=False)  # the reason of `NO_ROOM`
     _work: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _arrived: bool = field(default=False, init=False)  # all of the request has come
     _nothing_comes: trio.Event = field(factory=trio.Event, init=False)
@@ -142,10 +148,21 @@ class Exchange:
             self.end(Cut.CLIENT_GONE)
             return None
         self.bytes_in += len(message.get("body", b""))
+        if not self._refused and self.cut is None:
+            self._make_room(len(message.get("body", b"")))
         if not message.get("more_body", False):
             self._arrived = True
             self._nothing_comes.set()
         return message
+
+    def _make_room(self, size: int) -> None:
+        """Takes memory for a part of the request, which is held until the exchange ends. Ends the work if there is
+        none."""
+        try:
+            self.account.take(size)
+        except TrioletError as error:
+            self._problem = problem_of(error)
+            self.end(Cut.NO_ROOM)
 
     async def receive(self) -> Message:
         """Returns the next part of the request, for the work.
@@ -178,6 +195,10 @@ class Exchange:
                 await self._say(message)
 
     async def _begin(self, message: Message) -> None:
+        if not self._arrived:  # nobody needs what has come of the request
+            self.account.give(self.account.held)
+        size = next((int(value) for name, value in message.get("headers", ()) if name == b"content-length"), 0)
+        self.account.take(size if size > _SMALL else 0)  # until the client has read it
         self.status = message["status"]
         headers = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
         if not self._arrived:
@@ -208,7 +229,7 @@ class Exchange:
     async def _end_early(self) -> None:
         """Tells the client, if it is still there, why it gets no answer, or no more of the answer."""
         assert self.cut is not None, "nobody but `end` cancels the work"
-        problem = _PROBLEMS.get(self.cut)
+        problem = self._problem or _PROBLEMS.get(self.cut)
         if problem is None:
             return
         if self.status is None:

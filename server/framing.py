@@ -12,6 +12,9 @@ import enum
 import re
 from collections.abc import Callable
 
+AT_ONCE = 128  # lines that are read before others get a turn
+_MOST_FIELDS = 256  # of one head, or trailers
+_MOST_CHUNKS, _LEAST_CHUNK = 4_096, 64  # chunks of any size; bytes of further ones, on average
 LONGEST_LINE = 16 * 1024  # bytes; h11 has the same bound for a whole head
 UNREADABLE = b"\0\r\n\r\n"
 """Bytes that h11 refuses at the beginning of any line: they begin no request line, field, or size or end of a chunk."""
@@ -38,14 +41,22 @@ class _Part(enum.Enum):
 
 
 class Framing:
-    """Follows the bytes that one client sends (RFC 9112). ``fault`` describes the first fault; ``None``: there was
-    none."""
+    """Follows the bytes that one client sends (RFC 9112).
+
+    Attributes:
+        fault: the first fault; ``None``: there was none.
+        has_more: bytes have come that were not read yet, since they have many lines.
+    """
 
     def __init__(self) -> None:
         self.fault: str | None = None
+        self.has_more = False
         self._part = _Part.REQUEST_LINE
         self._line = b""  # the beginning of a line whose end has not come
         self._left = 0  # bytes of the body or the chunk that are still to come
+        self._fields = 0  # of the head, or of the trailers
+        self._chunks = 0
+        self._chunked = 0  # bytes of these chunks
         self._version = b""
         self._lengths: list[bytes] = []
         self._codings: list[bytes] = []
@@ -59,18 +70,24 @@ class Framing:
 
     def passed(self, data: bytes) -> bytes:
         """Returns the bytes that h11 may read now, from ``data`` and from earlier bytes that were kept: whole lines,
-        and bodies as they come. At a fault h11 gets bytes that it refuses, and after that nothing."""
+        and bodies as they come, with up to `AT_ONCE` lines. At a fault h11 gets bytes that it refuses, and after that
+        nothing."""
+        self.has_more = False
         if self.fault is not None:
             return b""
         data, self._line = self._line + data, b""
-        at = 0
+        at = lines = 0
         while at < len(data) and self.fault is None:
+            if lines == AT_ONCE:
+                self.has_more, self._line = True, data[at:]
+                return data[:at]
             if self._part in (_Part.BODY, _Part.CHUNK):
                 at += self._skip(len(data) - at)
                 continue
             end = data.find(b"\n", at) + 1
             if not end:
                 return self._unfinished(data, at)
+            lines += 1
             self.fault = self._read(data[at:end])
             if self.fault is None:
                 at = end
@@ -108,6 +125,7 @@ class Framing:
             return "a line that is not a request line of HTTP/1.1"
         self._version = found[1]
         self._lengths, self._codings = [], []
+        self._fields = self._chunks = self._chunked = 0
         self._part = _Part.FIELD
         return None
 
@@ -117,6 +135,9 @@ class Framing:
         found = _FIELD.fullmatch(text)
         if found is None:
             return "a line that is not a field, or continues the field before"
+        self._fields += 1
+        if self._fields > _MOST_FIELDS:
+            return f"more than {_MOST_FIELDS} fields"
         name, value = found[1].lower(), found[2].strip(b" \t")
         if name == b"content-length":
             self._lengths.append(value)
@@ -146,6 +167,10 @@ class Framing:
         if found is None:
             return "a line that is not the size of a chunk"
         self._left = int(found[1], 16)
+        self._chunks += 1
+        self._chunked += self._left
+        if self._left and self._chunks > _MOST_CHUNKS + self._chunked // _LEAST_CHUNK:
+            return f"more than {_MOST_CHUNKS:,} chunks, of less than {_LEAST_CHUNK} bytes"
         self._part = _Part.CHUNK if self._left else _Part.TRAILER
         return None
 

@@ -25,6 +25,7 @@ from .server import Server
 _access = logging.getLogger("triolet.access")
 _log = logging.getLogger("triolet.server")
 _OPEN = frozenset({"/", "/health", "/favicon.ico"})  # open without a key: they show nothing about requests
+_ALWAYS = frozenset({"/health", "/metrics"})  # answered in the reserved places
 _ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -43,7 +44,8 @@ class Gate:
         if scope["type"] == "websocket":
             await self._open_socket(scope, headers, receive, send)
             return
-        exchange = Exchange(scope, self._server.settings, _request_id(headers), receive, send)
+        account = self._server.budget.account()
+        exchange = Exchange(scope, self._server.settings, _request_id(headers), receive, send, account)
         scope["exchange"] = exchange
         begun = trio.current_time()
         try:
@@ -58,6 +60,7 @@ class Gate:
                 exchange.told["error"] = problem.word
                 await exchange.run(problem_answer(problem), unheard=True)
         finally:
+            account.close()
             self._server.exchange_over(exchange)
             self._over(exchange, headers, trio.current_time() - begun)
 
@@ -100,6 +103,9 @@ class Gate:
             fault = host_fault(headers.get("host"))
         if fault is not None:
             return Problem(403, fault)
+        if scope.get("state", {}).get("reserved") and scope["path"] not in _ALWAYS:
+            most = f"all {settings.max_connections} connections are in use; try again later"
+            return Problem(503, most, "overloaded", retry_after=1)
         address = str((scope.get("client") or ("somebody",))[0])
         who, wait = self._judged(presented_key(headers.get("authorization"), scope.get("subprotocols", ())), address)
         scope["knows_key"] = who is not None or not self._keys

@@ -12,35 +12,55 @@ import socket
 from collections.abc import Awaitable, Callable
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, RawData, Updated
-from hypercorn.protocol.events import Response
+from hypercorn.protocol.events import Response, StreamClosed
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.protocol.ws_stream import FrameTooLargeError, WSStream
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
 from hypercorn.utils import parse_socket_addr
+from wsproto.connection import ConnectionState as WebSocketState
+from wsproto.events import CloseConnection, Message
+from wsproto.events import Ping as SocketPing
 
+from ..core.budget import Budget
+from ..core.errors import CallerError
 from .framing import Framing
+from .manners.limits import RateLimit
 
 _ESTABLISHED = 1
 _LOOK_SECONDS = 0.25
+_MOST_FRAMES = 60_000  # of a WebSocket at once, and in each later minute
+_MOST_FRAGMENTS = 1_024  # of one message
+_AT_ONCE = 16  # frames of a WebSocket that are handled before others get a turn
+_TOO_BIG, _POLICY, _LATER = 1009, 1008, 1013  # RFC 6455, section 7.4.1, and IANA's registry
 
 
 class Shared(WorkerContext):
     """The state that all connections of one server share. ``refused`` is called with a text if a client sends bytes
-    that are refused."""
+    that are refused. ``budget``: of the messages that have not wholly come."""
 
-    def __init__(self, refused: Callable[[str], None]) -> None:
+    def __init__(self, refused: Callable[[str], None], budget: Budget) -> None:
         super().__init__(None)
         self.refused = refused
+        self.budget = budget
         self.ends = False  # true: each answer is the last of its connection
+        self._turns = trio.Lock()
+
+    async def turn(self) -> None:
+        """Waits for a turn. In each round of the event loop a single connection gets one. Connections wait before each
+        piece of what they send, except for the first request. So many that send much at once, or much that is tiny,
+        share what one alone would take of a round, and new clients are served in between."""
+        async with self._turns:
+            pass
 
 
 class Connection(TCPServer):
@@ -49,6 +69,16 @@ class Connection(TCPServer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._tasks = _Tasks()
+        self.protocol: Any = None
+        self._begun = trio.current_time()
+
+    @property
+    def waits_since(self) -> tuple[bool, float] | None:
+        """The time since which the server waits for the client: for a whole head (``False``), or for the rest of a body
+        (``True``). ``None``: the client waits for the server, or has a WebSocket."""
+        state = h11.IDLE if self.protocol is None else self.protocol.connection.their_state
+        since = self._begun if self.protocol is None else self.protocol.changed
+        return (state is h11.SEND_BODY, since) if state in (h11.IDLE, h11.SEND_BODY) else None
 
     async def run(self) -> None:
         """Serves the connection to its end."""
@@ -62,7 +92,7 @@ class Connection(TCPServer):
             client, server = connected.getpeername(), connected.getsockname()
             async with self._tasks as tasks:
                 self._task_group = tasks
-                self.protocol: Any = _Protocol(
+                self.protocol = _Protocol(
                     connected,
                     self.app,
                     self.config,
@@ -79,6 +109,8 @@ class Connection(TCPServer):
         except (OSError, trio.BrokenResourceError, trio.TooSlowError):  # the client has gone, or was never connected
             return
         finally:
+            if self.protocol is not None:
+                self.protocol.account.close()
             await self._close()
 
     async def _read_data(self) -> None:
@@ -131,8 +163,13 @@ class _Protocol(H11Protocol):
         super().__init__(*args)
         self.can_read = _Turn(client)
         self.connection = _Requests(h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size)
+        self.account = self.context.budget.account()
         self._framing = Framing()
+        self._frames = RateLimit(_MOST_FRAMES)
+        self._fragments = 0  # of the message that has not wholly come
+        self._gave_up = False  # on the WebSocket
         self._answers = False  # the answer to the last request has begun
+        self.changed = trio.current_time()  # when the last request began or ended
 
     async def handle(self, event: Any) -> None:
         """Passes an event on to hypercorn. Of a client's bytes h11 reads only those that `Framing` passes; after the
@@ -141,18 +178,72 @@ class _Protocol(H11Protocol):
         After a message that is too large nothing more is read. hypercorn has sent the reason (1009), and the client has
         the time of an idle connection to close."""
         if isinstance(event, RawData) and event.data and isinstance(self.connection, h11.Connection):
-            event = RawData(data=self._passed(event.data))
-            if not event.data:  # no bytes would mean the end of the client
-                return
-        elif isinstance(event, RawData) and event.data and self._is_opening():
+            await self._read(event.data)
+            return
+        if isinstance(event, RawData) and event.data and self._is_opening():
             await self._refuse_frames()
             return
-        elif isinstance(event, RawData) and event.data and self._is_denied():
+        if isinstance(event, RawData) and event.data and self._is_denied():
             return
         await super().handle(event)
-        if isinstance(self.stream, WSStream) and self.stream.buffer.length > self.stream.buffer.max_length:
+        if isinstance(self.stream, WSStream) and self._gave_up:
             await self._close_stream()
             await self.send(Updated(idle=True))
+
+    async def _read(self, data: bytes) -> None:
+        """Passes ``data`` on in pieces of few lines, between which others get a turn."""
+        while isinstance(self.connection, h11.Connection):
+            if self.keep_alive_requests:
+                await self.context.turn()
+            passed = self._passed(data)
+            if passed:  # no bytes would mean the end of the client
+                await super().handle(RawData(data=passed))
+            data = b""
+            if not self._framing.has_more:
+                return
+        await self._refuse_frames()
+
+    async def _handle_frames(self, stream: Any) -> None:
+        """Handles the frames that have come, in place of `WSStream._handle_events`: a few at a time, and no more than a
+        client needs. The memory for a message that has not wholly come is taken from the budget."""
+        for number, event in enumerate(stream.connection.events()):
+            if number % _AT_ONCE == 0:
+                await self.context.turn()
+            if self._frames.seconds_to_wait("", trio.current_time()):
+                await self._give_up(stream, _POLICY, f"more than {_MOST_FRAMES:,} frames came within a minute")
+            elif isinstance(event, Message):
+                await self._add(stream, event)
+            elif isinstance(event, SocketPing):
+                await stream._send_wsproto_event(event.response())
+            elif isinstance(event, CloseConnection):
+                if stream.connection.state is WebSocketState.REMOTE_CLOSING:
+                    await stream._send_wsproto_event(event.response())
+                await stream.send(StreamClosed(stream_id=stream.stream_id))
+            if self._gave_up:
+                return
+
+    async def _add(self, stream: Any, event: Any) -> None:
+        """Adds a piece of a message."""
+        self._fragments += event.frame_finished
+        try:
+            self.account.take(0 if event.message_finished else len(event.data))
+            stream.buffer.extend(event)
+        except FrameTooLargeError:
+            await self._give_up(stream, _TOO_BIG)
+        except CallerError:
+            await self._give_up(stream, _LATER, "the server has no memory for the message; try again later")
+        if self._fragments > _MOST_FRAGMENTS:
+            await self._give_up(stream, _POLICY, f"a message has more than {_MOST_FRAGMENTS:,} fragments")
+        if event.message_finished and not self._gave_up:
+            await stream.app_put(stream.buffer.to_message())
+            stream.buffer.clear()
+            self._fragments = 0
+            self.account.give(self.account.held)
+
+    async def _give_up(self, stream: Any, code: int, why: str | None = None) -> None:
+        self._gave_up = True
+        self.account.give(self.account.held)
+        await stream._send_wsproto_event(CloseConnection(code=code, reason=why))
 
     def _passed(self, data: bytes) -> bytes:
         known = self._framing.fault
@@ -188,6 +279,10 @@ class _Protocol(H11Protocol):
             event = replace(event, headers=[*event.headers, (b"connection", b"close")])
         await super().stream_send(event)
 
+    async def _maybe_recycle(self) -> None:
+        self.changed = trio.current_time()
+        await super()._maybe_recycle()
+
     async def _check_protocol(self, event: Any) -> None:
         """Does nothing: the protocol never changes."""
 
@@ -199,20 +294,37 @@ class _Protocol(H11Protocol):
         plain = h11.Request(
             method=request.method, headers=headers, target=request.target, http_version=request.http_version
         )
+        self.changed = trio.current_time()
         await super()._create_stream(plain)
+        if isinstance(self.stream, WSStream):
+            opened: Any = self.stream
+            opened._handle_events = partial(self._handle_frames, opened)
         if self._is_opening() and self.connection.buffer:
             await self._refuse_frames()
 
 
 class _Requests(h11.Connection):
     """A parser of requests that ignores a further request after the connection's last one. The client may have sent it
-    before it knew that the connection ends; h11 would report a fault, and hypercorn would cut the last answer off."""
+    before it knew that the connection ends; h11 would report a fault, and hypercorn would cut the last answer off. Tiny
+    chunks that come together are one piece of the body."""
+
+    _later: Any = None  # an event that came behind the chunks
 
     def next_event(self) -> Any:
         """Returns the next event; pauses if there is a further request."""
+        if self._later is not None:
+            event, self._later = self._later, None
+            return event
         if self.their_state is h11.MUST_CLOSE and self.trailing_data[0]:
             return h11.PAUSED
-        return super().next_event()
+        event, chunks = super().next_event(), []
+        while isinstance(event, h11.Data):
+            chunks.append(event.data)
+            event = super().next_event()
+        if not chunks:
+            return event
+        self._later = event if isinstance(event, h11.EndOfMessage) else None
+        return h11.Data(data=b"".join(map(bytes, chunks)))
 
 
 class _Turn(EventWrapper):

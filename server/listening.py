@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import socket
 import ssl
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from operator import itemgetter
 from typing import Any, Self
 
 import trio
@@ -23,6 +25,7 @@ from hypercorn.config import Config
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
+from ..core.budget import Budget
 from ..core.errors import TrioletError
 from ..core.log_lines import one_line
 from .exchange import Application
@@ -31,7 +34,8 @@ from .manners.limits import Flood
 from .settings import ServerSettings
 
 _log = logging.getLogger("triolet.server")
-_BACKLOG = 1_024
+_BACKLOG = 4_096
+_RESERVED = 16  # places beyond `max_connections` for those who ask how the server is
 _CLOSE_SECONDS = 2.0
 _GRACE_SECONDS = 0.2
 _NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
@@ -90,6 +94,7 @@ def _config_of(settings: ServerSettings) -> Config:
     config.keep_alive_timeout = settings.keep_alive_seconds
     config.websocket_max_message_size = 1 << 22
     config.websocket_ping_interval = 20.0
+    config.max_app_queue_size = 1  # parts of a body that nobody has counted yet
     return config
 
 
@@ -106,7 +111,7 @@ class Listener:
     """
 
     settings: ServerSettings
-    connections: set[PatientStream] = field(factory=set, init=False)
+    connections: dict[PatientStream, Connection] = field(factory=dict, init=False)
     _floods: defaultdict[str, Flood] = field(factory=lambda: defaultdict(Flood), init=False)  # by the line of the log
     _config: Config = field(init=False)
     _tls: ssl.SSLContext | None = field(init=False)
@@ -118,7 +123,7 @@ class Listener:
 
     def __attrs_post_init__(self) -> None:
         self._config = _config_of(self.settings)
-        self._shared = Shared(partial(self._tell, "a connection was answered 400 and closed: %s"))
+        self._shared = Shared(partial(self._tell, "a connection was answered 400 and closed: %s"), Budget(2**62))
         self._tls = _tls(self._config)
         self._socket = _bound(self.settings)
 
@@ -140,8 +145,9 @@ class Listener:
             raise _not_there(self.settings, error) from error
         return _url(self._socket, tls=self._tls is not None)
 
-    async def run(self, app: Application) -> None:
-        """Serves until `close` is called and every connection has ended."""
+    async def run(self, app: Application, budget: Budget | None = None) -> None:
+        """Serves until `close` is called and every connection has ended. Messages take their memory from ``budget``."""
+        self._shared.budget = budget or self._shared.budget
         async with trio.open_nursery() as nursery:
             take = partial(self._take, nursery, app)
             try:
@@ -185,23 +191,40 @@ class Listener:
                 if error.errno not in _NO_ROOM:
                     raise
                 self._tell(_TOO_MANY, f"{error.strerror}; {len(self.connections)} are open")
+                self._give_way()
                 await trio.sleep(_ROOM_SECONDS)
 
     def _take(self, nursery: trio.Nursery, app: Application, stream: trio.SocketStream) -> None:
-        if len(self.connections) >= self.settings.max_connections:
+        is_full = len(self.connections) >= self.settings.max_connections and not self._give_way()
+        if is_full and len(self.connections) >= self.settings.max_connections + _RESERVED:
             nursery.start_soon(_turn_away, stream, b"" if self._tls else _FULL)
             return
         patient = PatientStream(stream, self.settings.send_seconds)
-        self.connections.add(patient)
-        nursery.start_soon(self._handle, app, patient)
+        self.connections[patient] = self._connection(app, patient, reserved=is_full)
+        nursery.start_soon(self._handle, patient, self.connections[patient])
 
-    async def _handle(self, app: Application, stream: PatientStream) -> None:
+    def _give_way(self) -> bool:
+        """Closes the connection for whose client the server has waited longest, first of all one without a request.
+        False: there is none; all clients wait for the server."""
+        waiting = ((one.waits_since, stream) for stream, one in self.connections.items())
+        slow = [(since, stream) for since, stream in waiting if since is not None]
+        if not slow:
+            return False
+        self._tell("a connection gave way to a new one: %s", "its client sent nothing, or too slowly")
+        _, longest = min(slow, key=itemgetter(0))
+        with suppress(OSError):  # the client is told if it can be told at once
+            os.write(longest.socket.fileno(), b"" if self._tls else _FULL)
+        del self.connections[longest]
+        longest.socket.close()
+        return True
+
+    async def _handle(self, stream: PatientStream, connection: Connection) -> None:
         try:
-            await self._serve(app, stream)
+            await connection
         except Exception as error:  # noqa: BLE001  (no error of one connection ends the server)
             self._tell("a connection was closed, since the client broke the protocol or was lost: %s", repr(error))
         finally:
-            self.connections.discard(stream)
+            self.connections.pop(stream, None)
             self._one_left.set()
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_SECONDS):
                 await trio.aclose_forcefully(stream)
@@ -214,13 +237,13 @@ class Listener:
             more = f" ({count:,} times since the last such line)" if count > 1 else ""
             _log.warning(what + "%s", one_line(why), more)
 
-    async def _serve(self, app: Application, stream: PatientStream) -> None:
+    def _connection(self, app: Application, stream: PatientStream, *, reserved: bool) -> Connection:
         on_top: Any = stream
         if self._tls is not None:
             on_top = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         plain: Any = app  # hypercorn has narrower types for messages
         wrapped = wrap_app(plain, self._config.wsgi_max_body_size, "asgi")
-        await Connection(wrapped, self._config, self._shared, ConnectionState({}), on_top)
+        return Connection(wrapped, self._config, self._shared, ConnectionState({"reserved": reserved}), on_top)
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:

@@ -20,6 +20,7 @@ import httpcore
 import trio
 from attrs import define
 
+from ..core.budget import Account, unlimited
 from ..core.errors import RequestTooLarge
 from .manners.addresses import is_public
 from .problems import BadBody, Problem, Refusal
@@ -43,26 +44,30 @@ class Media:
 
     settings: ServerSettings
 
-    async def fetch(self, url: str, where: str, most: int, until: float = math.inf) -> bytes:
-        """Fetches the file at ``url``. ``where`` is the name of the member of the request, for errors. The fetch is
-        given up at the time ``until``, or after `ServerSettings.url_seconds`.
+    async def fetch(
+        self, url: str, where: str, most: int, until: float = math.inf, account: Account | None = None
+    ) -> bytes:
+        """Fetches the file at ``url``, whose bytes are taken by ``account``. ``where`` is the name of the member of the
+        request, for errors. The fetch is given up at the time ``until``, or after `ServerSettings.url_seconds`.
 
         Raises:
             BadBody: ``url`` is not an address, or is a damaged ``data:`` address.
+            Overloaded: there is no memory for the file.
             Refusal: the address is not allowed, or nothing could be fetched.
             RequestTooLarge: the file has more than ``most`` bytes.
         """
+        account = account or unlimited()
         scheme = url[:_LONGEST_SCHEME].partition(":")[0].lower()
         if scheme == "data":
-            return await decoded(url, where, _data)
+            return await decoded(url, where, _data, account)
         if scheme not in ("http", "https"):
             raise BadBody(f"{where}: the address begins with {scheme[:20]!r}; allowed: data:, http: and https:", where)
         seconds = self.settings.url_seconds
         with trio.CancelScope(deadline=min(until, trio.current_time() + seconds)):
-            return await self._follow(url, where, most)
+            return await self._follow(url, where, most, account)
         raise _refused(where, f"all addresses of a request together may take {seconds:g} s, and this time is over")
 
-    async def _follow(self, url: str, where: str, most: int) -> bytes:
+    async def _follow(self, url: str, where: str, most: int, account: Account) -> bytes:
         network = httpcore.AsyncConnectionPool(network_backend=_CheckedNetwork(private=self.settings.private_urls))
         async with network as pool:
             for _ in range(_MOST_REDIRECTS + 1):
@@ -70,7 +75,7 @@ class Media:
                 try:
                     async with pool.stream("GET", url, headers={"user-agent": "triolet", "accept": "*/*"}) as answer:
                         if answer.status not in _REDIRECTS:
-                            return await _read(answer, where, most)
+                            return await _read(answer, where, most, account)
                         url = _joined(url, _header(answer, b"location"))
                 except (httpcore.ProtocolError, httpcore.NetworkError, httpcore.UnsupportedProtocol, OSError) as error:
                     raise _refused(where, str(error) or type(error).__name__) from None
@@ -82,8 +87,9 @@ class Media:
             raise Refusal(Problem(403, f"{where}: {url[:200]} may not be fetched; allowed: {allowed}", None, where))
 
 
-async def decoded(text: str, where: str, decode: Callable[[str, str], bytes]) -> bytes:
-    """Returns ``decode(text, where)``; a long text is decoded in a thread."""
+async def decoded(text: str, where: str, decode: Callable[[str, str], bytes], account: Account) -> bytes:
+    """Returns ``decode(text, where)``, whose bytes are taken by ``account``; a long text is decoded in a thread."""
+    account.take(len(text))
     return decode(text, where) if len(text) <= _INLINE else await trio.to_thread.run_sync(decode, text, where)
 
 
@@ -105,7 +111,7 @@ def from_base64(text: str, where: str, start: int = 0) -> bytes:
     return bytes(data)
 
 
-async def _read(answer: httpcore.Response, where: str, most: int) -> bytes:
+async def _read(answer: httpcore.Response, where: str, most: int, account: Account) -> bytes:
     if answer.status != 200:
         raise _refused(where, f"the answer's status was {answer.status}")
     data = bytearray()
@@ -114,6 +120,7 @@ async def _read(answer: httpcore.Response, where: str, most: int) -> bytes:
     stream: Any = answer.aiter_stream()  # a generator, though its type does not say so
     async with aclosing(stream) as parts:
         async for part in parts:
+            account.take(len(part))
             data += part
             _check_size(len(data), where, most)
     return bytes(data)

@@ -13,11 +13,13 @@ from operator import attrgetter
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import Gauge as _Gauge
 from prometheus_client.core import CounterMetricFamily as Count
 from prometheus_client.core import GaugeMetricFamily as Gauge
 
 from ..api.engines import Engines
 from ..core import events
+from ..core.budget import Budget
 from ..core.planning.statistics import PlannerStatistics
 from ..core.residency import ModelState
 from ..core.timings import Timings
@@ -106,7 +108,7 @@ def _pages(requests: PlannerStatistics) -> dict[str, int]:
 class Metrics:
     """The figures of the server. `heard` is a listener of `Observers`."""
 
-    def __init__(self, engines: Engines) -> None:
+    def __init__(self, engines: Engines, budget: Budget) -> None:
         self._registry = CollectorRegistry()
         counter = partial(Counter, registry=self._registry)
         histogram = partial(Histogram, buckets=_SECONDS, registry=self._registry)
@@ -134,6 +136,9 @@ class Metrics:
             "triolet_request_failures", "Requests of the engine that have failed, by error.", ("model", "kind")
         )
         self._restarts = counter("triolet_runner_restarts", "Restarts of the runner after a failure.", ("model",))
+        gauge = partial(_Gauge, registry=self._registry)
+        gauge("triolet_request_memory_bytes", "Bytes that requests hold.").set_function(lambda: budget.held)
+        gauge("triolet_request_memory_capacity_bytes", "Bytes that requests may hold.").set(budget.capacity)
         self._registry.register(_Snapshots(engines))
 
     def answered(self, path: str | None, method: str, status: int, seconds: float) -> None:

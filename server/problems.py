@@ -151,8 +151,10 @@ def report(name: str, told: dict[str, object], error: Exception, problem: Proble
     error = _innermost(error)
     expected = isinstance(error, TrioletError | Refusal) or problem.status == HTTPStatus.INSUFFICIENT_STORAGE
     what = one_line(str(error)[:_LONGEST])
+    full = isinstance(error, OSError) and problem.status == HTTPStatus.INSUFFICIENT_STORAGE
+    kind = "the disk for uploads is full" if full else type(error).__name__
     if problem.status >= 500:
-        _log.error("%s failed: %s: %s", name, type(error).__name__, what, exc_info=None if expected else error)
+        _log.error("%s failed: %s: %s", name, kind, what, exc_info=None if expected else error)
     elif isinstance(error, TrioletError) and _in_their_words(str(error)) != problem.message:
         count = refusals.came(now)
         more = f" ({count:,} such requests since the last line)" if count > 1 else ""

@@ -13,7 +13,9 @@ from attrs import define, field
 
 from ..api.engine import Engine
 from ..api.engines import Engines
+from ..api.making import free_memory
 from ..api.residents import RETRY_SECONDS
+from ..core.budget import Account, Budget
 from ..core.errors import EngineClosed, ModelTooLarge, TrioletError, UnknownModel
 from .exchange import Cut, Exchange
 from .heap import Leavings
@@ -28,6 +30,9 @@ from .spans import Spans
 from .view.watchers import Watchers
 
 _LOOK_BACK = 60.0  # seconds
+_MOST_MEMORY = 2 * 2**30  # bytes for requests, unless the operator gives more
+_SHARE = 4  # one part in 4 of the free memory
+_ROOM_SECONDS = 30.0  # for which a request waits to have its images and audio decoded
 
 
 @define
@@ -75,14 +80,20 @@ class Server:
     metrics: Metrics = field(init=False)
     spans: Spans = field(factory=Spans, init=False)
     reading: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(1), init=False)  # to parse long bodies
+    budget: Budget = field(init=False)  # of the memory for requests
     leavings: Leavings = field(factory=Leavings, init=False)
     started: int = field(factory=lambda: int(time.time()), init=False)
     _nobody: trio.Event = field(factory=trio.Event, init=False)
+    _first: trio.Lock = field(factory=trio.Lock, init=False)  # of those who wait for memory
+    _given: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)  # waits
 
     def __attrs_post_init__(self) -> None:
+        free = free_memory()
+        usual = _MOST_MEMORY if free is None else min(_MOST_MEMORY, free // _SHARE)
+        self.budget = Budget(self.settings.request_memory or usual, self._given.unpark_all)
         self.media = Media(self.settings)
         self.folders = known_folders(str(spec.model) for spec in self.engines.models.values())
-        self.metrics = Metrics(self.engines)
+        self.metrics = Metrics(self.engines, self.budget)
         self.observers.listeners += (self.metrics.heard, self.watchers.hear)
 
     def exchange_over(self, exchange: Exchange) -> None:
@@ -121,7 +132,23 @@ class Server:
             except TrioletError:
                 told = f"the model {model!r} cannot be loaded; the server's log has the reason"
                 raise Refusal(Problem(503, told, "model_not_loaded", "model", math.ceil(RETRY_SECONDS))) from None
+            structures = getattr(getattr(engine, "model", None), "structures", None)
+            if structures is not None and getattr(structures, "account", self) is None:
+                structures.account = self.budget.account()  # of the compiled grammars that the model keeps
             yield engine
+
+    async def wait_for_memory(self, account: Account, size: int) -> None:
+        """Takes ``size`` bytes for ``account``. Waits for them behind earlier calls, but not for ever.
+
+        Raises:
+            Overloaded: the bytes are not free in time.
+            RequestTooLarge: the account would have more than the whole budget.
+        """
+        with trio.move_on_after(_ROOM_SECONDS):
+            async with self._first:
+                while not account.fits(size):
+                    await self._given.park()
+        account.take(size)
 
     def explain(self, error: Exception, name: str, told: dict[str, object]) -> Problem:
         """Logs ``error`` of the request ``name`` by `report`, and returns the problem that the client gets."""

@@ -30,7 +30,7 @@ async def serving(server: Server, listener: Listener) -> AsyncIterator[str]:
     app = make_app(server)
     address = listener.listen()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(listener.run, app)
+        nursery.start_soon(listener.run, app, server.budget)
         nursery.start_soon(server.leavings.give_back)
         try:
             yield address

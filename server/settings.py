@@ -63,6 +63,10 @@ class ServerSettings:
         max_media_pixels: the most pixels of all images of one conversation together, 3 or 4 bytes each; more are
             refused with 413.
         max_requests: the most requests that run or wait at the same time; more are refused with 429.
+        request_memory: the most bytes that all requests together may make the server hold: bodies and files as they
+            come, images and audio as they are decoded, live audio that waits, long answers. A request beyond that is
+            refused with 429, and one that needs more than that alone with 413. ``None``: a quarter of the free memory,
+            but no more than 2 GiB.
         requests_per_minute: the most requests a minute with one key, or from one address if there are no keys; more are
             refused with 429.
         max_connections: the most open connections; more are closed at once, with 503.
@@ -97,6 +101,7 @@ class ServerSettings:
     max_media_seconds: float = checked(1_800.0, _POSITIVE)
     max_media_pixels: int = checked(256_000_000, integer(1, _MUCH))
     max_requests: int = checked(512, integer(1, 1_000_000))
+    request_memory: int | None = checked(None, integer(1, _MUCH).or_none("a quarter of the free memory, up to 2 GiB"))
     requests_per_minute: int | None = checked(None, integer(1, 1_000_000).or_none("no limit"))
     max_connections: int = checked(2_000, integer(1, 1_000_000))
     body_seconds: float = checked(30.0, _POSITIVE)

@@ -21,6 +21,14 @@ __all__ = ["SAMPLING_RATE", "AudioSource", "Samples", "content_key", "load_audio
 _LEAST_LOSS = 0.1  # seconds
 
 
+def promised_seconds(source: AudioSource, sampling_rate: int) -> float:
+    """Returns the length that the header of ``source`` promises, which may be wrong; infinity if it promises none.
+    Blocks and raises as `load_audio` does."""
+    with closing(open_blocks(source, sampling_rate)) as blocks:
+        seconds = blocks.decoding.seconds
+        return math.inf if seconds is None else seconds
+
+
 def load_audio(
     source: AudioSource,
     *,

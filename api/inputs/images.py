@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ImageSource = Any  # any source that `load_image` reads
 
 _MOST_PIXELS = 64_000_000  # of one image: 192 MB of RGB
+_NOT_READ = ("EPS", "ICO", "ICNS")
 _LOADING = Lock()  # Pillow reads a file on first use, and one image may be in many requests at once
 _KINDS = "a path, bytes, a binary file, a PIL image, or a uint8 array of shape (height, width, 3)"
 
@@ -33,7 +34,8 @@ def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
     ``convert``, ``resize``...) keeps its EXIF data even if it is upright already, so its pixels are taken as they are.
     If EXIF data cannot be read, the log has a warning, and the image is taken as it is stored. The checkpoint's
     processor converts other modes to RGB later. An image of more than ``most_pixels`` is refused before its pixels are
-    read. PostScript is not read, since Pillow has another program run it.
+    read. PostScript is not read, since Pillow has another program run it; nor are icons, whose header may promise a
+    smaller image than they contain.
 
     Raises:
         InvalidRequest: no such file, or not a kind of source listed above.
@@ -49,19 +51,42 @@ def load_image(source: Any, *, most_pixels: int | None = None) -> Image:
         return _upright(image, "the PIL image") if as_opened else image
     if hasattr(source, "__array__"):
         return _with_pixels(Image.fromarray(_checked(source)), "the image array", most_pixels)
-    data, name = _read(source)
-    Image.init()
-    try:
-        image = Image.open(io.BytesIO(data), formats=[kind for kind in Image.ID if kind != "EPS"])
-    except Exception as error:  # Pillow's decoders raise many kinds of errors for damage
-        raise _unreadable(name, error) from error
+    image, name = _open(source)
     with image:
         upright = _upright(_with_pixels(image, name, most_pixels), name)
         return upright.copy() if upright is image else upright
 
 
+def pixels_of(source: Any, most_pixels: int | None = None) -> int:
+    """Returns the number of pixels of an image as its header says, and decodes none. Raises as `load_image` does."""
+    image, name = _open(source)
+    with image:
+        _check_size(image, name, most_pixels)
+        return image.width * image.height
+
+
+def _open(source: Any) -> tuple[Image, str]:
+    from PIL import Image
+
+    data, name = _read(source)
+    Image.init()
+    try:
+        return Image.open(io.BytesIO(data), formats=[kind for kind in Image.ID if kind not in _NOT_READ]), name
+    except Exception as error:  # Pillow's decoders raise many kinds of errors for damage
+        raise _unreadable(name, error) from error
+
+
 def _with_pixels(image: Image, name: str, most: int | None) -> Image:
     """Returns ``image`` with its pixels read. Pillow puts this off until they are needed."""
+    _check_size(image, name, most)
+    try:
+        image.load()
+    except Exception as error:  # see `_open`
+        raise _unreadable(name, error) from error
+    return image
+
+
+def _check_size(image: Image, name: str, most: int | None) -> None:
     width, height = image.size
     if width * height > _MOST_PIXELS:
         raise UnsupportedImage(
@@ -69,11 +94,6 @@ def _with_pixels(image: Image, name: str, most: int | None) -> Image:
         )
     if most is not None and width * height > most:
         raise RequestTooLarge(f"{name} has {width} x {height} pixels; allowed: up to {most:,}; make it smaller first")
-    try:
-        image.load()
-    except Exception as error:  # see `load_image`
-        raise _unreadable(name, error) from error
-    return image
 
 
 def _upright(image: Image, name: str) -> Image:

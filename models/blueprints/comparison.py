@@ -73,6 +73,7 @@ def compare_decoder(
         own.attach("eager")  # transformers' exact implementation
         expected = list(map(_reference, repeat(own), prompts, outputs))  # no comprehension, see `core.frames`
         own.attach()
+        _check_numbers(own.model.module, expected, checkpoint)
         found = _read(witnessed, prompts, outputs, witnesses)
     _compare(expected, found, checkpoint, dtype, "with the engine's attention than with its own")
     for stored in dict.fromkeys((dtype, kept)):
@@ -99,6 +100,7 @@ def compare_encoder(network: EncoderNetwork, checkpoint: TextCheckpoint, dtype: 
     prompts = _prompts(checkpoint, _SIMILAR)
     with refused(partial(_refusal, checkpoint)), exactly(network.model.module):
         expected = [_mean(network, prompt) for prompt in prompts]
+        _check_numbers(network.model.module, expected, checkpoint)
         records = [_record(number, prompt, Pooling(kind="mean")) for number, prompt in enumerate(prompts)]
         found = network.vectors([_feed(record, 0, len(record.tokens)) for record in records], EncoderOutputs())
     _compare(
@@ -289,6 +291,16 @@ class _Witness:
         if silent:
             raise _refusal(self.checkpoint, f"does not ask for attention in its layers {', '.join(map(str, silent))}")
         self.layers.clear()
+
+
+def _check_numbers(module: torch.nn.Module, expected: list[Tensor], checkpoint: Checkpoint) -> None:
+    """Refuses the model if its own results are no numbers, and names the weights that are to blame."""
+    if all(bool(row.isfinite().all()) for row in expected):
+        return
+    named = ((name, weight) for name, weight in module.state_dict().items() if weight.is_floating_point())
+    wrong = next((name for name, weight in named if not weight.isfinite().all()), None)
+    where = "computes values that are NaN or infinite" if wrong is None else f"has NaN or infinite values in {wrong}"
+    raise _refusal(checkpoint, f"{where}; copy or convert the weights again, or try another dtype")
 
 
 def _compare(

@@ -62,10 +62,10 @@ async def converse(request: Request) -> Response:
 @asynccontextmanager
 async def asked(request: Request, body: ChatRequest) -> AsyncIterator[tuple[Engine, Tools | None, dict[str, Any]]]:
     """Opens the engine for the block, which gets the engine, the tools and the arguments of `Engine.generate`."""
-    messages, settings = await messages_of(request, body), server_of(request).settings
+    messages = await messages_of(request, body)
     async with engine_of(request, body.model) as engine:
-        await decode_media(engine, body, messages, settings)
-        tools = Tools.of(body, engine.model, settings.tool_format)
+        await decode_media(engine, body, messages, request)
+        tools = Tools.of(body, engine.model, server_of(request).settings.tool_format)
         sampling = sampling_of(
             body,
             max_tokens=body.max_completion_tokens or body.max_tokens,

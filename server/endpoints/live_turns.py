@@ -7,6 +7,7 @@ import json
 import math
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,14 +18,18 @@ from starlette.websockets import WebSocket
 
 from ...api.engine import Engine
 from ...api.outputs.results import LiveText
+from ...core.budget import Account, unlimited
+from ...core.errors import Overloaded
 from ..problems import Problem
 from ..schemas import realtime as bodies
 from ..server import Server
 from .speech import warnings_of
 
 MOST_SAMPLES = 14_400_000  # 28.8 MB: 600 s at 24,000 Hz
+_OF_SAMPLE = 2  # bytes
 _OF_EVENT = 128  # samples for which each command counts in addition: else empty commands would have no bound
 _MOST_UNREAD = 1 << 20  # characters
+_OF_TURN = 6  # bytes of a sample's copies, as it came and as float32
 _PAUSE_SECONDS = 1.0  # of audio that is skipped after a failure of the engine
 
 Samples: TypeAlias = npt.NDArray[np.int16]
@@ -123,8 +128,12 @@ class TooMuch(Exception):
 class Backlog:
     """The commands that wait, in order. `put` never waits, since a reader that waits would not notice that the client
     has gone.
+
+    Args:
+        account: the memory of the session.
     """
 
+    account: Account = field(factory=unlimited)
     _held: int = field(default=0, init=False)  # the sum of the sizes of the commands
     _give: trio.MemorySendChannel[tuple[Command, int]] = field(init=False)
     _take: trio.MemoryReceiveChannel[tuple[Command, int]] = field(init=False)
@@ -137,6 +146,7 @@ class Backlog:
         """Adds a command. ``size``: its number of samples, or of characters of its settings.
 
         Raises:
+            Overloaded: the server has no memory for it.
             TooMuch: with this command more than `MOST_SAMPLES` would wait.
         """
         size += _OF_EVENT
@@ -144,6 +154,7 @@ class Backlog:
             raise TooMuch(
                 f"more than {MOST_SAMPLES:,} samples wait to be read; send audio no faster than the model reads it"
             )
+        self.account.take(_OF_SAMPLE * size)
         self._held += size
         self._give.send_nowait((command, size))
 
@@ -154,6 +165,7 @@ class Backlog:
         except trio.EndOfChannel:
             return None
         self._held -= size
+        self.account.give(_OF_SAMPLE * size)
         return command
 
     def close(self) -> None:
@@ -170,6 +182,7 @@ class Client:
 
     socket: WebSocket
     name: str
+    account: Account = field(factory=unlimited)
     _unread: int = field(default=0, init=False)
     _room: trio.Event = field(factory=trio.Event, init=False)
     _end: tuple[int, str] | None = field(default=None, init=False)
@@ -203,7 +216,8 @@ class Client:
         if self._end is not None:
             return
         if last_words is not None:
-            self._put("error", {"error": {**last_words.as_object()["error"], "event_id": None}})
+            with suppress(Overloaded):  # then the code says it
+                self._put("error", {"error": {**last_words.as_object()["error"], "event_id": None}})
         self._end = code, reason
         self._give.close()
 
@@ -219,6 +233,7 @@ class Client:
         async for text in self._take:
             await self.socket.send({"type": "websocket.send", "text": text})
             self._unread -= len(text)
+            self.account.give(len(text))
             self._room.set()
             self._room = trio.Event()
         assert self._end is not None, "nobody but `end` closes the channel"
@@ -229,6 +244,7 @@ class Client:
             return
         event = {"type": kind, "event_id": f"event_{secrets.token_hex(8)}", **members}
         text = json.dumps(event, separators=(",", ":"), ensure_ascii=False)
+        self.account.take(len(text))
         self._unread += len(text)
         self._give.send_nowait(text)
 
@@ -322,12 +338,16 @@ class Turns:
     # -- the client says where the turn ends ---------------------------------------------------------------------------
 
     async def _collected(self, engine: Engine) -> None:
-        parts = []
-        while isinstance(self._now, Audio):
-            parts.append(self._now.samples)
-            await self._next()
-        if self._is_unwanted:
-            return
+        with self.server.budget.account() as account:
+            parts = []
+            while isinstance(self._now, Audio):
+                account.take((_OF_SAMPLE + _OF_TURN) * len(self._now.samples))
+                parts.append(self._now.samples)
+                await self._next()
+            if not self._is_unwanted:
+                await self._transcribed(engine, parts)
+
+    async def _transcribed(self, engine: Engine, parts: list[Samples]) -> None:
         rate = self.settings.format.rate
         await self._commit(_new_item(), None)
         async with engine.stream_transcription(

@@ -20,14 +20,15 @@ from attrs import define, field
 from pydantic import TypeAdapter, ValidationError
 from starlette.websockets import WebSocket
 
+from ...core.errors import Overloaded
 from ..body import parsed
 from ..media import from_base64
-from ..problems import BadBody, Problem
+from ..problems import BadBody, Problem, problem_of
 from ..schemas import realtime as bodies
 from ..server import Server
 from .live_turns import MOST_SAMPLES, Audio, Backlog, Client, EndTurn, Samples, Settings, TooMuch, Turns
 
-_GOING_AWAY, _POLICY = 1001, 1008  # RFC 6455, section 7.4.1
+_GOING_AWAY, _POLICY, _LATER = 1001, 1008, 1013  # RFC 6455, section 7.4.1, and IANA's registry
 _CLOSE_SECONDS = 5.0  # for the client's answer: an earlier close might lose the last events
 _TIME_IS_OVER = Problem(503, "the server is stopping, and the time for open sessions is over; connect again later")
 _MOST_TURN_SECONDS = 600
@@ -42,14 +43,15 @@ async def listen(socket: WebSocket) -> None:
     server: Server = socket.app.state.server
     models = tuple(server.engines.models)
     settings = Settings(model=socket.query_params.get("model") or (models[0] if len(models) == 1 else None))
-    client, backlog = Client(socket, socket.scope["request_id"]), Backlog()
+    account = server.budget.account()
+    client, backlog = Client(socket, socket.scope["request_id"], account), Backlog(account)
     session = _Session(client, settings, backlog, Turns(server, client, settings, backlog))
 
     async def close_on_stop() -> None:
         await server.stop_called.wait()
         backlog.close()
 
-    with server.socket_open(session.cut_off):
+    with account, server.socket_open(session.cut_off):
         await socket.accept("realtime" if "realtime" in socket.scope.get("subprotocols", ()) else None)
         await client.tell("session.created", session=settings.told(client.name))
         async with trio.open_nursery() as nursery:
@@ -83,12 +85,18 @@ class _Session:
         except TooMuch as error:
             self._give_up(_POLICY, Problem(429, str(error)))
             await self._read_all()
+        except Overloaded as error:
+            self._give_up(_LATER, problem_of(error))
+            await self._read_all()
         whole_session.cancel()
 
     async def hear(self) -> None:
         """Passes turns to the engine until the server stops."""
         with self._hears:
-            await self.turns.run()
+            try:
+                await self.turns.run()
+            except Overloaded as error:  # there is not even memory to tell of it
+                self._give_up(_LATER, problem_of(error))
         self.client.end(_GOING_AWAY, "the server is stopping")
 
     def cut_off(self) -> None:

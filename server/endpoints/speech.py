@@ -57,7 +57,7 @@ async def transcribe(request: Request) -> Response:
         options.setdefault("speakers", True)
     media, where = server_of(request).media, "known_speaker_references"
     options["known_speakers"] = {
-        name: await media.fetch(url, where, _MOST_REFERENCE)
+        name: await media.fetch(url, where, _MOST_REFERENCE, account=exchange_of(request).account)
         for name, url in zip(form.known_speaker_names, form.known_speaker_references, strict=True)
     }
     read_options(options)  # a wrong value is refused before a stream begins

@@ -29,6 +29,8 @@ from ..schemas.vectors import (
 )
 from .common import answered, engine_of, exchange_of, new_id
 
+_OF_NUMBER = 32  # bytes of a vector's number, with those of its text in the answer
+
 
 async def embed(request: Request) -> Response:
     """The vector of each text."""
@@ -37,6 +39,7 @@ async def embed(request: Request) -> Response:
     async with engine_of(request, body.model) as engine:
         vectors = await engine.inside.embed(texts, None, None, body.priority, wait=True, told=counts.append)
     usage = _usage(request, counts)
+    exchange_of(request).account.take(_OF_NUMBER * vectors.size)
     return await trio.to_thread.run_sync(_embedded, body, _shortened(vectors, body.dimensions), usage)
 
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,19 @@ class PaperLive:
         return update
 
 
+@define
+class Segments:
+    """A transcription as the engine gives it, without any fault."""
+
+    parts: AsyncIterator[Said]
+
+    def __aiter__(self) -> AsyncIterator[Said]:
+        return self.parts
+
+    def transcript(self) -> Any:
+        return SimpleNamespace(coverage=(), warnings=())
+
+
 @define(eq=False)
 class PaperEngine:
     """Its transcriptions say how many samples they are of. ``faults``: what they fail with, one after the other.
@@ -93,7 +107,7 @@ class PaperEngine:
                 raise self.faults.pop(0)
             yield Said(f" {len(samples)} samples")
 
-        yield segments()
+        yield Segments(segments())
 
     @asynccontextmanager
     async def live(self, *, hotwords: Any = None, **_: Any) -> AsyncIterator[PaperLive]:

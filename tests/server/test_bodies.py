@@ -14,6 +14,7 @@ from starlette.requests import Request
 from trio.testing import wait_all_tasks_blocked
 
 import triolet
+from triolet.core.budget import unlimited
 from triolet.core.errors import RequestTooLarge
 from triolet.server import body, media
 from triolet.server.heap import Leavings
@@ -87,7 +88,7 @@ async def test_a_body_is_whole_however_it_comes(size: int) -> None:
         app = SimpleNamespace(
             state=SimpleNamespace(server=SimpleNamespace(reading=trio.CapacityLimiter(1), leavings=Leavings()))
         )
-        exchange = SimpleNamespace(closing=ExitStack())
+        exchange = SimpleNamespace(closing=ExitStack(), account=unlimited())
         scope = {"type": "http", "method": "POST", "headers": [], "app": app, "exchange": exchange}
         found = await body.read_json(Request(scope, receive), ChatRequest)
     assert found.messages[0].content == "aé" * 1_000 * min(size, 50)

@@ -329,6 +329,7 @@ def test_every_limit_that_the_page_names_is_a_setting_with_its_default() -> None
         "ServerSettings.max_media_pixels": f"{settings.max_media_pixels:,}",
         "ServerSettings.url_seconds": f"{settings.url_seconds:g}",
         "--max-requests": str(settings.max_requests),
+        "--request-memory": {None: "a quarter of the free memory, up to 2 GiB"}[settings.request_memory],
         "--rate-limit": {None: "no limit"}[settings.requests_per_minute],
         "ServerSettings.max_connections": f"{settings.max_connections:,}",
         "ServerSettings.body_seconds": f"{settings.body_seconds:g}",
