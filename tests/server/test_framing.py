@@ -171,6 +171,23 @@ def test_a_line_without_an_end_is_kept_no_longer_than_h11_would() -> None:
 
 
 @pytest.mark.parametrize(
+    "first",
+    [
+        BEHIND,
+        post(b"content-length: 0\r\n"),
+        post(b"content-length: 5\r\n", body=b"hello"),
+        post(CHUNKED, body=b"5\r\nhello\r\n0\r\n\r\n"),
+    ],
+)
+def test_the_next_request_begins_at_the_first_byte_behind_one(first: bytes) -> None:
+    """A byte that is taken for the body's would be seen by one reader alone."""
+    framing = Framing()
+    assert framing.passed(first) == first
+    assert framing.passed(b" ") == UNREADABLE
+    assert framing.fault == "bytes that cannot begin a request"
+
+
+@pytest.mark.parametrize(
     "line", [b"x:" + b" " * 16_000 + b"\0", b"5" + b";a" * 8_000 + b"\0", b'5;a="' + b"\\a" * 8_000]
 )
 def test_a_line_is_read_in_one_pass(line: bytes) -> None:
