@@ -72,7 +72,7 @@ class TokenBytes:
             return alone.encode(errors="replace")
         base, text = alone if before == token else self._decode(before), self._decode(before, token)
         if not text.startswith(base):  # the decoder changes its earlier text, which is given already
-            base = [old for old, _ in takewhile(lambda pair: pair[0] == pair[1], zip(base, text, strict=False))]
+            base = "".join(old for old, _ in takewhile(lambda pair: pair[0] == pair[1], zip(base, text, strict=False)))
         return text[len(base) :].encode(errors="replace")
 
     def _raw(self, token: int, text: str) -> bytes | None:
