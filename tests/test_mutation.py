@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .mutation import BOUND, Judge, Run, _judge_room, _order, mutants
+from .mutation import BOUND, Judge, Run, _judge_room, _order, function_of, mutants, plant
 
 
 @pytest.mark.parametrize("room", ["core", "actors"])
@@ -30,3 +30,16 @@ def test_each_file_has_its_say_within_the_bound() -> None:
     assert [test.file for test in chosen[:6]] == ["quick"] * 3 + ["slow"] * 3
     assert sum(test.seconds for test in chosen) <= BOUND
     assert _order([Judge(0, "one", 2 * BOUND, frozenset())]), "one test is always tried"
+
+
+def test_a_call_of_super_can_be_left_out() -> None:
+    """The function's closure stays, as Python demands of another code."""
+    mutant = next(one for one in mutants("core/errors.py") if "super()" in one.mistake)
+    function = function_of(mutant)
+    before = function.__code__
+    try:
+        plant(mutant)
+        assert function.__code__.co_freevars == before.co_freevars == ("__class__",)
+        assert function.__code__.co_code != before.co_code
+    finally:
+        function.__code__ = before
