@@ -122,7 +122,8 @@ def _structure(schema: str | None, regex: str | None, choices: Sequence[str], gr
 
 def _of_schema(name: str) -> Structure:
     try:
-        return Structure.json_schema(json.dumps(json.loads(_text(name))))
+        json.loads(text := _text(name))
+        return Structure.json_schema(text)  # with the digits of its numbers
     except ValueError as error:
         raise WrongFile(f"{name}: it is not JSON ({error}); give a JSON schema") from error
     except RecursionError as error:

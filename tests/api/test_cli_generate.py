@@ -277,6 +277,7 @@ def test_the_prompt_may_come_from_standard_input(words: list[str], typed: Callab
     ("words", "structure"),
     [
         (["--json-schema", "{}"], Structure.json_schema({"enum": ["kitchen", "hall"]})),
+        (["--json-schema", "{}"], Structure.json_schema('{"minimum": 0.50}')),  # each digit
         (["--grammar", "{}"], Structure(kind="lark", text='start: "a"')),
         (["--regex", "[a-z]+"], Structure(kind="regex", text="[a-z]+")),
         (["--choice", "red", "--choice", "blue"], Structure.choice(["red", "blue"])),
