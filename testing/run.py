@@ -9,6 +9,7 @@ import trio
 from attrs import define, field
 
 from ..actors.statistics import EngineStatistics
+from ..actors.supervisor import Supervisor
 from ..actors.worker import Job
 from ..api.engine import Engine
 from ..api.outputs.streams import Deltas, DeltaStream
@@ -124,7 +125,7 @@ class Run:
 
     def _memory(self) -> DeviceMemory:
         supervisor = self.engine.inside.backend
-        assert supervisor is not None, "events come from an engine"
+        assert isinstance(supervisor, Supervisor), "events come from an engine of this process"
         return supervisor._runner.memory
 
     async def main(self) -> None:

@@ -202,7 +202,8 @@ def _mixed(frames: Samples, rate: int, start: float, faults: FaultLog) -> Sample
         places = np.flatnonzero(loud.any(axis=1))
         first = start + int(places[0]) / rate
         faults.add("no number", first, first + len(places) / rate)
-        return np.where(loud, np.float32(0), frames).mean(axis=1)
+        silenced: Samples = np.where(loud, np.float32(0), frames).mean(axis=1)
+        return silenced
 
 
 _NOTHING = np.zeros(0, np.float32)

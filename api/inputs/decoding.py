@@ -150,19 +150,22 @@ def _open_ffmpeg(
 
 
 def _placed(
-    opened: _Opened, recording: Joined | None, timeline: Timeline[Any], stack: ExitStack, track: int | str | None
+    opened: _Opened, first: Joined, timeline: Timeline[Any], stack: ExitStack, track: int | str | None
 ) -> Iterator[tuple[float, Any]]:
     """Yields the frames of joined recordings, each with the silence before it. A frame that is ``None`` is a moment at
     which the caller may stop."""
     faults = timeline.faults
+    recording: Joined | None = first
     while recording is not None:
         yield from opened.frames(timeline)
         opened.container.close()
-        while (recording := recording.next()) is not None:
+        recording = recording.next()
+        while recording is not None:
             try:
                 opened = _Opened.of(recording, faults.name, stack, track)
             except InvalidRequest:
                 faults.add("damaged", timeline.end, timeline.end)
+                recording = recording.next()
                 continue
             faults.add("joined", timeline.end, timeline.end)
             break
@@ -390,7 +393,7 @@ def _flac_sample(packet: Any, block: int) -> int | None:
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _no_track(name: str, track: int | str, tracks: str) -> InvalidRequest:
+def _no_track(name: str, track: int | str | None, tracks: str) -> InvalidRequest:
     return InvalidRequest(f"audio_track={track!r}, but {name} has {tracks}; allowed: a number or language of these")
 
 

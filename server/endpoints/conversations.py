@@ -54,7 +54,7 @@ async def messages_of(request: Request, body: chat.ChatRequest) -> list[dict[str
 
 
 class _Reader:
-    def __init__(self, media: Media, account: Account | None = None) -> None:
+    def __init__(self, media: Media, account: Account) -> None:
         self._media = media
         self._account = account
         self._most = media.settings.max_body_bytes

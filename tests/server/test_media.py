@@ -16,6 +16,7 @@ import soundfile
 import trio
 from PIL import Image
 
+from triolet.core.budget import unlimited
 from triolet.core.errors import InvalidRequest, RequestTooLarge
 from triolet.server.endpoints.conversations import _Reader
 from triolet.server.media import Media
@@ -158,10 +159,10 @@ def test_a_prefix_names_a_whole_host(prefix: str) -> None:
 async def test_all_that_a_request_names_has_no_more_bytes_than_a_request(files: str) -> None:
     picture = {"type": "image_url", "image_url": {"url": f"{files}/picture"}}
     message = ChatMessage.model_validate({"role": "user", "content": [picture, picture]})
-    told = await _Reader(media(files, max_body_bytes=12)).message(message, "here")
+    told = await _Reader(media(files, max_body_bytes=12), unlimited()).message(message, "here")
     assert [part["image"] for part in told["content"]] == [b"pixels"] * 2
     with pytest.raises(RequestTooLarge, match=r"here\.1: the file has 6 bytes or more; allowed: up to 5 bytes"):
-        await _Reader(media(files, max_body_bytes=11)).message(message, "here")
+        await _Reader(media(files, max_body_bytes=11), unlimited()).message(message, "here")
 
 
 # -- how much ----------------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ async def test_all_addresses_of_a_request_have_one_time(autojump_clock: Any) -> 
     message = ChatMessage.model_validate({"role": "user", "content": [picture] * 3})
     began = trio.current_time()
     with pytest.raises(Refusal, match=r"here\.1 cannot be fetched: all addresses of a request together may take 20 s"):
-        await _Reader(SlowMedia(ServerSettings())).message(message, "here")
+        await _Reader(SlowMedia(ServerSettings()), unlimited()).message(message, "here")
     assert trio.current_time() - began == pytest.approx(20.0)
 
 
