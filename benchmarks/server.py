@@ -296,14 +296,14 @@ async def rage(port: int, count: int, models: tuple[str, ...], seen: psutil.Proc
 
     async def client(number: int) -> None:
         begun, _, then = requests[number % len(requests)].partition(b"|")
-        with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(40):
-            async with await trio.open_tcp_stream("127.0.0.1", port) as stream, trio.open_nursery() as nursery:
-                nursery.start_soon(hears, stream, nursery.cancel_scope)
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream, trio.open_nursery() as nursery:
+            nursery.start_soon(hears, stream, nursery.cancel_scope)
+            with suppress(trio.BrokenResourceError), trio.move_on_after(40):
                 await stream.send_all(begun)
                 await trio.sleep(0.5)
                 await stream.send_all(then)
                 await trio.sleep(20)
-                nursery.cancel_scope.cancel()
+            nursery.cancel_scope.cancel()
 
     async def hears(stream: trio.SocketStream, both: trio.CancelScope) -> None:
         with suppress(trio.BrokenResourceError):

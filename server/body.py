@@ -5,12 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any, TypeVar
 
-import trio
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from python_multipart.multipart import parse_options_header
@@ -33,7 +31,6 @@ _INLINE = 16 * 1024  # bytes: parsing more JSON costs more time than a thread
 _LEAVES = 2**17  # bytes: memory of a larger body is given back to the system
 _LARGE = 2**20  # bytes: memory of larger copies is given back at once
 _OF_WIDE, _OF_VALUE = 3, 64  # bytes beside its own that a byte of a wide text, or a value, takes as an object
-_PIECE = 2**13  # bytes of a form: parsing more would delay others by milliseconds
 _MOST_NAME = 100  # characters of a member's name that are compared and shown
 _MOST_FIELDS = 128  # fields of a form beside its file
 _MOST_FIELD = 256 * 2**10  # bytes
@@ -159,21 +156,13 @@ async def read_form(request: Request, kind: type[Read], spool_bytes: int) -> tup
 
 async def _parsed(request: Request, spool_bytes: int) -> FormData:
     try:
-        async with aclosing(request.stream()) as stream, aclosing(_in_pieces(stream)) as pieces:
-            parser = _FormParser(request.headers, pieces, max_files=1, max_fields=_MOST_FIELDS)
+        async with aclosing(request.stream()) as stream:
+            parser = _FormParser(request.headers, stream, max_files=1, max_fields=_MOST_FIELDS)
             parser.spool_max_size = spool_bytes
             return await parser.parse()
     except (MultiPartException, KeyError, UnicodeError) as error:
         told = getattr(error, "message", None) or "its boundary or a header of a part is missing or damaged"
         raise BadBody(f"the form cannot be read: {told}") from None
-
-
-async def _in_pieces(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yields ``parts`` in pieces, between which others get a turn: the parser may look at each byte."""
-    async for part in parts:
-        for start in range(0, len(part), _PIECE):
-            await trio.lowlevel.checkpoint()
-            yield part[start : start + _PIECE]
 
 
 class _FormParser(MultiPartParser):

@@ -63,6 +63,13 @@ PRINTED = {
         "holds: no answer was 500 or above",
         "holds: every good request was answered",
     ],
+    "server.py storm --count 16": [
+        "16 clients, ",
+        "holds: /health was always answered with 200",
+        CLAIM + "the slowest /health took ",
+        CLAIM + "the size grew by ",
+        CLAIM + "0 bytes were held ",
+    ],
 }
 COMMANDS = [
     pytest.param(command, marks=[pytest.mark.thorough] * command.startswith((*OF_THE_PROCESS, "load.py")))

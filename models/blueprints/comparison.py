@@ -298,7 +298,7 @@ def _check_numbers(module: torch.nn.Module, expected: list[Tensor], checkpoint: 
     if all(bool(row.isfinite().all()) for row in expected):
         return
     named = ((name, weight) for name, weight in module.state_dict().items() if weight.is_floating_point())
-    wrong = next((name for name, weight in named if not weight.isfinite().all()), None)
+    wrong = next((name.replace(".packed", ".weight") for name, weight in named if not weight.isfinite().all()), None)
     where = "computes values that are NaN or infinite" if wrong is None else f"has NaN or infinite values in {wrong}"
     raise _refusal(checkpoint, f"{where}; copy or convert the weights again, or try another dtype")
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from attrs import evolve
+from safetensors.torch import load_file, save_file
 
 from triolet.core.config import EngineConfig, Speculation
 from triolet.core.errors import CheckpointError, InvalidRequest, RequestTooLarge, UnsupportedModel
@@ -297,6 +298,17 @@ def test_the_comparison_refuses_a_family_that_misleads_the_decoder(folder, monke
     monkeypatch.setattr(type(crossed.find_crossed_family(name)), method, broken)
     with pytest.raises(UnsupportedModel, match="computes other numbers"):
         TorchExecutor(folder(name), SMALL).open()
+
+
+def test_weights_that_are_no_numbers_are_named(folder, tmp_path):
+    """Not told as a difference between two computations."""
+    copied = shutil.copytree(folder("bart"), tmp_path / "bart")
+    weights = load_file(copied / "model.safetensors")
+    name = next(name for name in weights if name.endswith("decoder.layers.0.fc1.weight"))
+    weights[name][0, 0] = torch.nan
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UnsupportedModel, match=r"has NaN or infinite values in .*layers\.0\.fc1\.weight; copy"):
+        TorchExecutor(copied, SMALL).open()
 
 
 @pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")

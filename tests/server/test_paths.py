@@ -269,7 +269,7 @@ def test_an_upload_that_has_no_room_is_answered_507(
     }
     (record,) = [one for one in caplog.records if one.name == LOGGER]
     assert record.exc_info is None
-    assert "No space left on device" in record.getMessage()
+    assert "failed: the disk for uploads is full: [Errno 28] No space left on device" in record.getMessage()
     running.until(lambda: not running.server.exchanges)
 
 
