@@ -28,7 +28,7 @@ from ...core.languages import is_language
 from .faults import AudioFault, FaultLog
 from .joined import Joined, Stops, go_on
 from .sources import MIN_SECONDS, RATES, BytesFile, Samples, check_rate, full_scale
-from .stated import DataChunk, data_chunk, lacks, mp3_frames, read_at
+from .stated import DataChunk, data_chunk, lacks, mp3_frames, ogg_samples, read_at
 from .timeline import Timeline
 
 Part: TypeAlias = tuple[float, int, Samples]
@@ -139,7 +139,7 @@ def _open_ffmpeg(
     if track is None and len(opened.container.streams.audio) > 1:
         told = f"{faults.name} has {opened.tracks}; number {opened.number} is read, audio_track chooses another"
         faults.tell(AudioFault(0.0, 0.0, "tracks", told, is_loss=False))
-    start = (opened.container.start_time or 0) / 1e6
+    start = opened.start
     if start >= _SLACK and opened.container.format.name in {*_STATED, "ogg"}:
         told = f"{faults.name} begins at {start:.2f} s by its own times, which are counted from there"
         faults.tell(AudioFault(0.0, 0.0, "gap", told, is_loss=False))
@@ -231,17 +231,26 @@ class _Opened:
         ]
         return f"{len(told)} audio track{'s' * (len(told) > 1)}: {', '.join(told)}"
 
+    @property
+    def start(self) -> float:
+        """The time at which the file begins by its own clock, in seconds. A whole FLAC counts from its first sample."""
+        is_counted = self.container.format.name == "flac" and self.stream.duration
+        return 0.0 if is_counted else (self.container.start_time or 0) / 1e6
+
     def stated(self) -> tuple[float | None, bool]:
         """Returns the end of the audio by the header, in seconds from the file's beginning, and whether it is no
         estimate."""
-        container, stream, start = self.container, self.stream, (self.container.start_time or 0) / 1e6
+        container, stream, start = self.container, self.stream, self.start
         is_stated = container.format.name in _STATED
         if container.format.name == "mp3" and (frames := mp3_frames(self.recording)):
             rate = stream.codec_context.sample_rate
             return frames * (1152 if rate >= 32_000 else 576) / rate, True
+        if container.format.name == "ogg" and len(container.streams) == 1 and (samples := ogg_samples(self.recording)):
+            return float(samples * stream.time_base) - start, False
         # Of several streams FFmpeg gives those without a duration the longest one, except where each has its own.
         if stream.duration and (len(container.streams) == 1 or container.format.name in _EACH_STATED):
-            return float(((stream.start_time or 0) + stream.duration) * stream.time_base) - start, is_stated
+            first = 0 if container.format.name == "flac" else stream.start_time or 0
+            return float((first + stream.duration) * stream.time_base) - start, is_stated
         if container.duration and len(container.streams) == 1:
             return container.duration / 1e6 - start, is_stated
         return None, False
@@ -249,7 +258,7 @@ class _Opened:
     def frames(self, timeline: Timeline[Any]) -> Iterator[tuple[float, Any]]:
         """Yields the frames of the recording, and tells if it ends too early."""
         container, index, begin, others = self.container, self.stream.index, timeline.end, 0.0
-        base, start = float(self.stream.time_base), (container.start_time or 0) / 1e6
+        base, start = float(self.stream.time_base), self.start
         block = _flac_block(self.stream) if container.format.name == "flac" else 0
         seconds, is_stated = self.stated()
         due = 0
@@ -284,7 +293,7 @@ class _Opened:
         read end at ``others``."""
         container, faults, end, name = self.container, timeline.faults, timeline.end, self.container.format.name
         seconds, is_stated = self.stated()
-        whole = begin + ((container.duration or 0) - (container.start_time or 0)) / 1e6 if name in _STATED else 0.0
+        whole = begin + (container.duration or 0) / 1e6 - self.start if name in _STATED else 0.0
         slack, is_last = 0.01 if name in _EXACT else _SLACK, self.recording.next() is None
         is_stated = is_stated or (name == "ogg" and is_last and not begin)  # by the last page
         if is_stated and seconds is not None and end < begin + seconds - slack:

@@ -86,13 +86,35 @@ def lacks(file: Any, container: str) -> tuple[str, str] | None:
         return (f"{stated:,} bytes", f"{size:,}") if size < stated else None
     if container == "mpegts" and all(size % packet for packet in (188, 192, 204)):
         return "whole packets", "a part of one at its end"
+    if container.startswith("mov"):
+        at, length = 0, 8
+        while length >= 8 and at + 8 <= size:  # the boxes of the file
+            head = read_at(file, at, 16)
+            length = int.from_bytes(head[8:16] if head[:4] == b"\0\0\0\1" else head[:4], "big")
+            at += length
+        return (f"{at:,} bytes", f"{size:,}") if at > size else None
     if container == "ogg":
-        tail = read_at(file, max(size - _LONGEST_PAGE, 0), _LONGEST_PAGE)
-        page = tail[max(tail.rfind(b"OggS"), 0) :]
-        length = 27 + sum(page[26:27]) + sum(page[27 : 27 + sum(page[26:27])])
-        if len(page) < length or not page[5] & 4 or crc32(page[:22] + bytes(4) + page[26:length]) != page[22:26][::-1]:
+        page = _last_page(file)
+        if not page or not page[5] & 4:
             return "an end mark", "none, or a damaged one"
     return None
+
+
+def ogg_samples(file: Any) -> int:
+    """Returns the samples of an Ogg file by its last page (RFC 3533); 0 if that is damaged."""
+    place, page = file.tell(), _last_page(file)
+    file.seek(place)
+    return max(int.from_bytes(page[6:14], "little", signed=True), 0)
+
+
+def _last_page(file: Any) -> bytes:
+    """Returns the last page of an Ogg file; empty if it is not whole."""
+    size = file.seek(0, os.SEEK_END)
+    tail = read_at(file, max(size - _LONGEST_PAGE, 0), _LONGEST_PAGE)
+    page = tail[max(tail.rfind(b"OggS"), 0) :]
+    length = 27 + sum(page[26:27]) + sum(page[27 : 27 + sum(page[26:27])])
+    is_whole = len(page) >= length and crc32(page[:22] + bytes(4) + page[26:length]) == page[22:26][::-1]
+    return page[:length] if is_whole else b""
 
 
 def crc32(data: bytes, start: int = 0) -> bytes:
