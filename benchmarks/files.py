@@ -1,0 +1,141 @@
+"""Random damage in 26 formats: how much of each file is heard, beside ffmpeg, and what is lost without a word.
+
+::
+
+    apt-get install --no-install-recommends ffmpeg
+    python benchmarks/files.py [--files 2000] [--seed 0]
+
+Each file is written by ffmpeg, then cut, holed, overwritten or has bits flipped, by its seed. The length that is heard
+is compared with that of ``ffmpeg -af aresample=async=1:first_pts=0``. Where a file lacks sound, there must be a
+warning; but the formats in `ENDLESS` do not say where they end, so that nobody can tell a cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import subprocess
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from claims import Claims
+
+from triolet.api.inputs.blocks import open_blocks
+from triolet.core.errors import InvalidRequest
+
+FORMATS = {
+    **{name: f"-c:a pcm_s16le -f {name}" for name in ("wav", "w64", "caf", "mov")},
+    **{name: f"-c:a pcm_s16be -f {name}" for name in ("aiff", "au")},
+    "flac": "-c:a flac -f flac",
+    "mp3": "-c:a libmp3lame -b:a 64k -write_xing 0 -f mp3",
+    "mp3 with Xing": "-c:a libmp3lame -q:a 5 -f mp3",
+    "vorbis": "-c:a libvorbis -f ogg",
+    "opus": "-c:a libopus -b:a 32k -f ogg",
+    "flac in ogg": "-c:a flac -f ogg",
+    "webm": "-c:a libopus -b:a 32k -f webm",
+    "mkv": "-c:a aac -f matroska",
+    "m4a": "-c:a aac -f ipod",
+    "alac": "-c:a alac -f ipod",
+    "fragmented mp4": "-c:a aac -movflags frag_keyframe+empty_moov -frag_duration 500000 -f mp4",
+    "ts": "-c:a mp2 -f mpegts",
+    "aac in ts": "-c:a aac -f mpegts",
+    "adts": "-c:a aac -f adts",
+    "avi": "-c:a libmp3lame -f avi",
+    "flv": "-c:a aac -f flv",
+    "wma": "-c:a wmav2 -f asf",
+    "mpg": "-c:a mp2 -f mpeg",
+    "ac3": "-c:a ac3 -f ac3",
+    "nut": "-c:a libmp3lame -f nut",
+}
+ENDLESS = {"mp3", "ac3", "nut", "adts", "ts", "aac in ts", "mpg"}
+LONGEST_MISS = 0.15  # seconds: encoder delay and padding
+
+
+@cache
+def written(name: str, rate: int, seconds: float) -> bytes:
+    """Returns a healthy file: a tone for each second, with noise."""
+    rng, times = np.random.default_rng(1), np.arange(int(seconds * rate)) / rate
+    sound = 0.3 * np.sin(2 * np.pi * (200 + 100 * np.floor(times)) * times) + 0.02 * rng.standard_normal(len(times))
+    samples = (sound * 20_000).astype(np.int16).tobytes()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        given = ["-f", "s16le", "-ar", str(rate), "-ac", "1", "-i", "-"]
+        subprocess.run(["ffmpeg", "-v", "error", *given, *FORMATS[name].split(), path], input=samples, check=True)
+        return path.read_bytes()
+
+
+def damaged(seed: int) -> tuple[str, float, bytes]:
+    """Returns a format, the seconds of the healthy file, and the file after one kind of damage."""
+    draw = random.Random(seed)
+    name, rate, seconds = draw.choice(list(FORMATS)), draw.choice((16_000, 44_100, 48_000)), draw.choice((6.0, 12.34))
+    data = bytearray(written(name, rate, seconds))
+    size = len(data)
+    at = draw.randrange(min(size // 10, 2_000), size - 10)
+    match draw.choice(("cut", "hole", "noise", "zeros", "bits")):
+        case "cut":
+            del data[at:]
+        case "hole":
+            del data[at : at + draw.choice((10, 200, 3_000, size // 5))]
+        case "noise":
+            count = min(draw.choice((4, 100, 2_000)), size - at)
+            data[at : at + count] = draw.randbytes(count)
+        case "zeros":
+            count = min(draw.choice((4, 100, 2_000)), size - at)
+            data[at : at + count] = bytes(count)
+        case _:
+            for _ in range(8):
+                data[draw.randrange(at, size)] ^= 1 << draw.randrange(8)
+    return name, seconds, bytes(data)
+
+
+def heard(data: bytes) -> tuple[float, bool]:
+    """Returns the seconds that are heard, and whether a fault was told."""
+    try:
+        blocks = open_blocks(data, 16_000)
+    except InvalidRequest:
+        return 0.0, True
+    try:
+        blocks.read(math.inf)
+        return blocks.done / 16_000, bool(blocks.faults or blocks.fault)
+    finally:
+        blocks.close()
+
+
+def of_ffmpeg(data: bytes) -> float:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        path.write_bytes(data)
+        resampled = ["-vn", "-af", "aresample=async=1:first_pts=0", "-ar", "16000", "-ac", "1", "-f", "s16le", "-"]
+        found = subprocess.run(["ffmpeg", "-v", "quiet", "-i", path, *resampled], stdout=subprocess.PIPE, check=False)
+        return len(found.stdout) / 32_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--files", type=int, default=2_000)
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the first file; the next ones follow it")
+    given = parser.parse_args()
+    claims, differing, silent, endless, largest = Claims(), 0, 0, 0, 0.0
+    for seed in range(given.seed, given.seed + given.files):
+        name, seconds, data = damaged(seed)
+        (ours, told), theirs = heard(data), of_ffmpeg(data)
+        largest = max(largest, abs(ours - theirs))
+        if abs(ours - theirs) > 0.1:
+            differing += 1
+            print(f"seed {seed}, {name}: {ours:.3f} s heard, {theirs:.3f} s by ffmpeg", flush=True)
+        if ours < seconds - LONGEST_MISS and not told:
+            endless += name in ENDLESS
+            silent += name not in ENDLESS
+            if name not in ENDLESS:
+                print(f"seed {seed}, {name}: {ours:.3f} of {seconds} s are heard, without a word", flush=True)
+    print(f"{endless} files of formats that do not say where they end lack sound without a word")
+    claims(not differing, f"{differing} of {given.files} files differ by more than 0.1 s; at most {largest:.3f} s")
+    claims(not silent, f"{silent} of {given.files} files lose sound in silence")
+    claims.exit()
+
+
+if __name__ == "__main__":
+    main()
