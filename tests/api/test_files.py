@@ -164,7 +164,9 @@ def test_nothing_is_lost_in_silence_and_what_is_left_stays_where_it_was(kind: st
         # FFmpeg joins the last page of an Ogg file to what it has read, though a page between may be lost, and
         # what begins late without pictures is counted from there
         is_short = bool(faults) and faults[0].kind in {"cut short", "gap"} and KINDS[kind][0] == "ogg"
-        if keeps_times and not is_short and not (way == "hole" and kind in COUNTED):
+        # AVI counts the packets that FFmpeg finds: those behind a damaged head of one are early, and a fault is told
+        moves = kind in COUNTED and (way == "hole" or (kind == "avi" and faults))
+        if keeps_times and not is_short and not moves:
             for second, pitch in enumerate(pitches(samples)[: SECONDS - 1]):
                 assert pitch is None or abs(pitch - 300 - 100 * second) < 25, (second, pitches(samples))
 
