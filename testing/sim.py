@@ -112,7 +112,7 @@ class SimExecutor:
         try:
             self._call(Job.FREE, keys)
         except Exception:
-            self.outputs.pop(keys[0], None)
+            self.outputs.pop(next(iter(keys), ""), None)
             raise
         for key in keys:
             self._check(key in self.outputs, f"{key} is freed, but it is not resident")

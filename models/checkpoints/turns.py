@@ -171,6 +171,7 @@ def outlive_forks() -> None:
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=TURNS._end_in_child)
 
 
+@cache
 def private(made: type[nn.Module]) -> type[nn.Module]:
     """Returns a subclass of transformers' class ``made``. Under `OwnDefaults` its `from_pretrained` changes nothing for
     other threads, and goes right whatever theirs have changed. In the end the caller gives the module the class
@@ -178,7 +179,7 @@ def private(made: type[nn.Module]) -> type[nn.Module]:
     genuine: Any = made
 
     def begin(cls: Any, dtype: torch.dtype, *_: object) -> list[AbstractContextManager[None]]:
-        cls.is_private = True
+        cls.made_by.add(threading.get_ident())
         return [TURNS.making(dtype)]
 
     def tie(self: Any, missing_keys: set[str] | None = None, recompute_mapping: bool = True) -> None:
@@ -187,7 +188,7 @@ def private(made: type[nn.Module]) -> type[nn.Module]:
 
     members = {
         "__module__": made.__module__,  # tells transformers that the class is its own
-        "is_private": False,
+        "made_by": set[int](),  # the threads that have made such a module
         "get_init_context": classmethod(begin),
         "tie_weights": tie,
         "initialize_weights": torch.no_grad()(inspect.unwrap(genuine.initialize_weights)),

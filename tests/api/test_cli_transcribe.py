@@ -44,6 +44,8 @@ def engine() -> PaperEngine:
 
 
 VALUES = {
+    "audio_track": ("2", 2),
+    "max_audio_seconds": ("60", 60.0),
     "language": ("de", "de"),
     "task": ("translate", "translate"),
     "initial_prompt": ("Names: Åsa.", "Names: Åsa."),
