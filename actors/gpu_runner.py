@@ -156,7 +156,8 @@ class GpuRunner:
 
     def _open_executor(self) -> ModelDescription:
         self._executor = self.make_executor()
-        self._check_not_stopping()
+        if self._stopping:  # `_close` came before there was an executor to tell
+            self._executor.give_up()
         description = self._executor.open()
         self.memory = self._executor.memory()
         return description

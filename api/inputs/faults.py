@@ -82,7 +82,8 @@ class FaultLog:
 
     def cut_short(self, promised: str, found: str, start: float, end: float) -> None:
         """Adds that the file ends at ``start`` instead of ``end``."""
-        said = f"{self.name} is cut short: its header promises {promised}, but it has {found}. {_ADVICE}"
+        lacks = f"its header promises {promised}, but it has {found}: nothing could be read from {start:.2f} s on"
+        said = f"{self.name} is cut short: {lacks}. {_ADVICE}"
         self.tell(AudioFault(start, end, "cut short", said, end - start))
 
     @property

@@ -254,6 +254,7 @@ async def test_audio_that_breaks_off_is_transcribed_up_to_there_and_the_transcri
     assert transcript.text == sample.text
     (warning,) = transcript.warnings
     assert re.search(rf"cut short: its header promises {len(whole)} frames, but it has {kept}", warning)
+    assert f"nothing could be read from {kept / 16_000:.2f} s on" in warning
 
 
 BAD_REQUESTS: list[tuple[dict[str, Any], type[Exception], str]] = [
