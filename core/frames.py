@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import traceback
 
+_OF_PYTHON = (Exception, BaseExceptionGroup, KeyboardInterrupt, SystemExit, GeneratorExit)  # all but cancellations
+
 
 def without(error: BaseException, kind: type[BaseException]) -> BaseException | None:
     """Returns ``error`` without its parts of ``kind``, such as cancellations; ``None``: nothing is left. A group with
@@ -16,6 +18,9 @@ def without(error: BaseException, kind: type[BaseException]) -> BaseException | 
 
 def clear_frames(error: BaseException, *, outer: BaseException | None = None) -> None:
     """Drops the locals of the frames of ``error``, and of its causes and contexts.
+
+    The context of a cancellation is what the canceller handled, such as the error with which a program leaves a
+    nursery. It stays as it is: its frames may be suspended, and Python 3.11 would end their coroutines.
 
     A frame that still runs keeps its locals, and must drop them itself. The closure of a comprehension, lambda or inner
     function stays too, since the frame of Python 3.11 keeps the function. So pass tensors as arguments.
@@ -31,6 +36,8 @@ def clear_frames(error: BaseException, *, outer: BaseException | None = None) ->
             continue
         seen.add(id(current))
         traceback.clear_frames(current.__traceback__)
-        pending += [current.__cause__, current.__context__]
+        pending.append(current.__cause__)
+        if isinstance(current, _OF_PYTHON):
+            pending.append(current.__context__)
         if isinstance(current, BaseExceptionGroup):
             pending += current.exceptions

@@ -25,7 +25,7 @@ from triolet.core.power import Power
 from triolet.testing import chaos
 from triolet.testing.chaos import main, play
 from triolet.testing.clients import audio
-from triolet.testing.sim import SimExecutor, SimWorker, sim_engine
+from triolet.testing.sim import SECONDS, SimExecutor, SimWorker, sim_engine
 from triolet.testing.sim_model import SimModel
 
 from .shared import ask
@@ -155,3 +155,28 @@ async def test_orders_of_a_closed_engine_are_refused(autojump_clock):
         for order in (engine.sleep, engine.wake):
             with pytest.raises(EngineStateError):
                 await order()
+
+
+@pytest.mark.parametrize("after", [0.1, 0.6, 2.0])
+async def test_an_error_beside_an_engine_ends_the_block_that_it_leaves_and_no_coroutine(executor, autojump_clock, after):
+    """The task that leaves its nursery waits there, in a frame of the error that the cancellations of the engine's
+    tasks have for a context. The engine opens, restarts its device, or serves."""
+    executor.fault = once(step=RuntimeError("sticky"))
+    was_told: list[Exception] = []
+
+    async def use() -> None:
+        async with sim_engine(executor, worker=SimWorker(seconds={**SECONDS, Job.OPEN: 0.4})) as engine:
+            while True:
+                await ask(engine, 1)
+
+    begun = trio.current_time()
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(use)
+            await trio.sleep(after)
+            raise LookupError("the program's own")
+    except* LookupError as group:
+        was_told += group.exceptions
+    await trio.sleep(1)
+    assert [str(one) for one in was_told] == ["the program's own"]
+    assert trio.current_time() - begun >= after + 1
