@@ -132,8 +132,8 @@ class Server:
             except TrioletError:
                 told = f"the model {model!r} cannot be loaded; the server's log has the reason"
                 raise Refusal(Problem(503, told, "model_not_loaded", "model", math.ceil(RETRY_SECONDS))) from None
-            structures = getattr(getattr(engine, "model", None), "structures", None)
-            if structures is not None and getattr(structures, "account", self) is None:
+            structures = engine.model.structures
+            if structures is not None and structures.account is None:
                 structures.account = self.budget.account()  # of the compiled grammars that the model keeps
             yield engine
 

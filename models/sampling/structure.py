@@ -291,10 +291,17 @@ class Grammars:
         return plain.with_slices(LLTokenizer.general_slices())
 
     def release(self) -> None:
-        """Forgets the grammars and the tokenizer."""
+        """Forgets the grammars and the tokenizer. It is called in the executor's thread, so `account` is not touched:
+        it follows with the next grammar, or when the engine ends."""
         with self._keeping:
             self._compiled.clear()
             self._translated = None
+
+    def let_go(self) -> None:
+        """Implements `Structures.let_go`."""
+        self.close()
+        if self.account is not None:
+            self.account.close()
 
     def close(self) -> None:
         """Forgets the grammars and the tokenizer for good: what other threads still compile is not kept."""

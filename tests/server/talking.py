@@ -93,6 +93,7 @@ class PaperEngine:
     prompts: list[str | None] = field(factory=list)
     hotwords: list[Any] = field(factory=list)  # of each transcription and live session
     users: int = 0
+    model: Any = field(factory=lambda: SimpleNamespace(structures=None))
 
     @asynccontextmanager
     async def stream_transcription(self, audio: Any, **options: Any) -> AsyncIterator[Any]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from triolet.server.exchange import Cut, Exchange
 from triolet.server.framing import AT_ONCE, UNREADABLE, Framing
 from triolet.server.http1 import Shared
 from triolet.server.settings import ServerSettings
+from triolet.testing import make_checkpoint
 
 from .served import PATIENCE, Served, head_of, served
 from .talking import COMPLETED, PaperEngine, Talk, paper_server, talking
@@ -257,6 +259,20 @@ async def test_a_session_without_memory_is_closed_in_words(autojump_clock: Any) 
             await talk.over.wait()
     assert talk.closed == 1013
     assert server.budget.held == 0
+
+
+@needs_sockets
+def test_what_a_model_keeps_is_counted_until_the_model_is_unloaded(tmp_path: Path) -> None:
+    seven = {"type": "json_schema", "json_schema": {"name": "seven", "schema": {"const": 7}}}
+    body = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "response_format": seven}
+    with served({"chat": str(make_checkpoint("llama", tmp_path))}) as service:
+        for _ in range(2):
+            status, answer = service.post(CHAT, body)
+            assert (status, answer["choices"][0]["message"]["content"]) == (200, "7")
+            nothing_is_left(service)
+            assert service.ask(lambda: service.server.budget.held) > 0, "the compiled grammar stays for the next one"
+            trio.from_thread.run(service.server.engines.unload, "chat", trio_token=service.token)
+            assert service.ask(lambda: service.server.budget.held) == 0
 
 
 # -- units -------------------------------------------------------------------------------------------------------------
