@@ -232,7 +232,7 @@ class _Protocol(H11Protocol):
             await self._give_up(stream, _TOO_BIG)
         except CallerError:
             await self._give_up(stream, _LATER, "the server has no memory for the message; try again later")
-        if self._fragments > _MOST_FRAGMENTS:
+        if self._fragments > _MOST_FRAGMENTS and not self._gave_up:
             await self._give_up(stream, _POLICY, f"a message has more than {_MOST_FRAGMENTS:,} fragments")
         if event.message_finished and not self._gave_up:
             await stream.app_put(stream.buffer.to_message())

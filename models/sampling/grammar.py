@@ -369,8 +369,9 @@ def main(seconds: float, folder: str) -> None:
 
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    most = _pages()[0] * resource.getpagesize() + MEMORY
-    limits = {"AS": most, "STACK": _STACK, "CORE": 0, "CPU": int(seconds) + 3}
+    limits = {"STACK": _STACK, "CORE": 0, "CPU": int(seconds) + 3}
+    if taken := _pages()[0]:
+        limits["AS"] = taken * resource.getpagesize() + MEMORY
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     json.dump(_tried(kind, text), sys.stdout)
@@ -396,8 +397,12 @@ def _tried(kind: str, text: str) -> dict[str, Any]:
 
 
 def _pages() -> list[int]:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return [int(one) for one in file.read().split()]
+    """Returns the pages of address space, and those in memory; 0 where the system is not Linux and does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return [int(one) for one in file.read().split()]
+    except OSError:
+        return [0, 0]
 
 
 if __name__ == "__main__":
