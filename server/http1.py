@@ -37,6 +37,7 @@ from .framing import Framing
 from .manners.limits import RateLimit
 
 _ESTABLISHED = 1
+_HEALTH = b"GET /health "  # waits for no turn
 _LOOK_SECONDS = 0.25
 _MOST_FRAMES = 60_000  # of a WebSocket at once, and in each later minute
 _MOST_FRAGMENTS = 1_024  # of one message
@@ -53,13 +54,13 @@ class Shared(WorkerContext):
         self.refused = refused
         self.budget = budget
         self.ends = False  # true: each answer is the last of its connection
-        self._turns = trio.Lock()
+        self._first, self._turns = trio.Lock(), trio.Lock()
 
-    async def turn(self) -> None:
-        """Waits for a turn. In each round of the event loop a single connection gets one. Connections wait before each
-        piece of what they send, except for the first request. So many that send much at once, or much that is tiny,
-        share what one alone would take of a round, and new clients are served in between."""
-        async with self._turns:
+    async def turn(self, *, first: bool = False) -> None:
+        """Waits for a turn. In each round of the event loop one connection gets one for its first request, and one
+        gets one for a later piece of what it sends, or for its end. So many that come, send or leave at once, or send
+        much that is tiny, share what two alone would take of a round, and ``/health`` is answered in between."""
+        async with self._first if first else self._turns:
             pass
 
 
@@ -180,6 +181,8 @@ class _Protocol(H11Protocol):
         if isinstance(event, RawData) and event.data and isinstance(self.connection, h11.Connection):
             await self._read(event.data)
             return
+        if isinstance(event, Closed) or not event.data:
+            await self.context.turn()
         if isinstance(event, RawData) and event.data and self._is_opening():
             await self._refuse_frames()
             return
@@ -193,8 +196,8 @@ class _Protocol(H11Protocol):
     async def _read(self, data: bytes) -> None:
         """Passes ``data`` on in pieces of few lines, between which others get a turn."""
         while isinstance(self.connection, h11.Connection):
-            if self.keep_alive_requests:
-                await self.context.turn()
+            if self.keep_alive_requests or not data.startswith(_HEALTH):
+                await self.context.turn(first=not self.keep_alive_requests)
             passed = self._passed(data)
             if passed:  # no bytes would mean the end of the client
                 await super().handle(RawData(data=passed))

@@ -35,6 +35,7 @@ from .settings import ServerSettings
 
 _log = logging.getLogger("triolet.server")
 _BACKLOG = 4_096
+_AT_ONCE = 32  # connections that are accepted in a round of the event loop
 _RESERVED = 16  # places beyond `max_connections` for those who ask how the server is
 _CLOSE_SECONDS = 2.0
 _GRACE_SECONDS = 0.2
@@ -154,7 +155,8 @@ class Listener:
                 with self._accepting:
                     await self._accept(trio.SocketListener(trio.socket.from_stdlib_socket(self._socket)), take)
             finally:
-                _take_backlog(self._socket, take)
+                with suppress(OSError):  # closing the socket would reset the connections that are not accepted yet
+                    _take_waiting(self._socket, take, _BACKLOG)
                 self._socket.close()
                 self._over.set()
 
@@ -182,11 +184,13 @@ class Listener:
     async def _accept(
         self, listener: trio.abc.Listener[trio.SocketStream], take: Callable[[trio.SocketStream], None]
     ) -> None:
-        """Accepts connections until cancelled. While the system has no descriptor or memory for one more, new clients
-        wait."""
+        """Accepts connections until cancelled, several in a round of the event loop, so that whoever comes with many
+        others need not wait for all their rounds. While the system has no descriptor or memory for one more, new
+        clients wait."""
         while True:
             try:
                 take(await listener.accept())
+                _take_waiting(self._socket, take, _AT_ONCE)
             except OSError as error:
                 if error.errno not in _NO_ROOM:
                     raise
@@ -273,11 +277,18 @@ def _not_there(settings: ServerSettings, error: OSError) -> CannotListen:
     return CannotListen(f"cannot listen on {where} ({error.strerror or error}); choose another port or host")
 
 
-def _take_backlog(listening: socket.socket, take: Callable[[trio.SocketStream], None]) -> None:
-    """Takes the connections that are not accepted yet: closing the socket would reset them."""
-    with suppress(OSError):  # there are no more
-        while True:
-            accepted, _ = listening.accept()
+def _take_waiting(listening: socket.socket, take: Callable[[trio.SocketStream], None], most: int) -> None:
+    """Takes up to ``most`` connections that wait.
+
+    Raises:
+        OSError: the system has no room for one more.
+    """
+    with suppress(BlockingIOError):  # there are no more
+        for _ in range(most):
+            try:
+                accepted, _ = listening.accept()
+            except ConnectionError:  # of a client that has gone
+                continue
             take(trio.SocketStream(trio.socket.from_stdlib_socket(accepted)))
 
 

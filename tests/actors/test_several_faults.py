@@ -158,7 +158,9 @@ async def test_orders_of_a_closed_engine_are_refused(autojump_clock):
 
 
 @pytest.mark.parametrize("after", [0.1, 0.6, 2.0])
-async def test_an_error_beside_an_engine_ends_the_block_that_it_leaves_and_no_coroutine(executor, autojump_clock, after):
+async def test_an_error_beside_an_engine_ends_the_block_that_it_leaves_and_no_coroutine(
+    executor, autojump_clock, after
+):
     """The task that leaves its nursery waits there, in a frame of the error that the cancellations of the engine's
     tasks have for a context. The engine opens, restarts its device, or serves."""
     executor.fault = once(step=RuntimeError("sticky"))

@@ -9,10 +9,11 @@ import io
 import json
 import select
 import socket
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from triolet.server import http1
 from triolet.server.exchange import Cut, Exchange
 from triolet.server.framing import AT_ONCE, UNREADABLE, Framing
 from triolet.server.http1 import Shared
+from triolet.server.server import Server
 from triolet.server.settings import ServerSettings
 from triolet.testing import make_checkpoint
 
@@ -292,6 +294,32 @@ async def test_connections_get_one_turn_each_in_their_order(autojump_clock: Any)
     rounds = [order[start : start + 5] for start in (0, 5, 10)]
     assert all(sorted(one) == list(range(5)) for one in rounds)
     assert rounds[0] == rounds[1] == rounds[2]
+
+
+@needs_sockets
+def test_health_is_answered_before_most_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All come while the event loop is held, each with the whole of a request, and in each round one of them begins."""
+    go_on, ended = threading.Event(), list[str]()
+    over = Server.exchange_over
+
+    def note(server: Server, exchange: Exchange) -> None:
+        ended.append(exchange.scope["path"])
+        over(server, exchange)
+
+    monkeypatch.setattr(Server, "exchange_over", note)
+    with served({"none": "nowhere"}) as service, ExitStack() as clients:
+        held = threading.Thread(target=service.ask, args=(lambda: go_on.wait(PATIENCE),))
+        held.start()
+        connections = [clients.enter_context(closing(service.connect())) for _ in range(301)]
+        for connection in connections[:-1]:
+            connection.sendall(HEALTH.replace(b"/health", b"/metrics"))
+        connections[-1].sendall(HEALTH)
+        go_on.set()
+        held.join()
+        for connection in connections:
+            assert b" 200 " in head_of(connection)
+    assert Counter(ended) == {"/metrics": 300, "/health": 1}
+    assert ended.index("/health") < 100
 
 
 @given(st.integers(0, 600), st.integers(1, 700))

@@ -83,6 +83,7 @@ async def test_where_descriptors_are_out_the_server_waits_and_goes_on(
 ) -> None:
     system, taken = Short(700, number), list[Any]()
     with Listener(ServerSettings(port=0)) as listener:
+        listener.listen()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(listener._accept, system, taken.append)
             await trio.sleep(1_000)
