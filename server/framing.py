@@ -172,6 +172,7 @@ class Framing:
         if self._left and self._chunks > _MOST_CHUNKS + self._chunked // _LEAST_CHUNK:
             return f"more than {_MOST_CHUNKS:,} chunks, of less than {_LEAST_CHUNK} bytes"
         self._part = _Part.CHUNK if self._left else _Part.TRAILER
+        self._fields = 0
         return None
 
     def _chunk_end(self, text: bytes) -> str | None:
@@ -182,4 +183,7 @@ class Framing:
         if not text:
             self._part = _Part.REQUEST_LINE
             return None
+        self._fields += 1
+        if self._fields > _MOST_FIELDS:
+            return f"more than {_MOST_FIELDS} fields"
         return None if _FIELD.fullmatch(text) else "a line that is not a field, or continues the field before"

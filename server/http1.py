@@ -221,6 +221,8 @@ class _Protocol(H11Protocol):
             elif isinstance(event, CloseConnection):
                 if stream.connection.state is WebSocketState.REMOTE_CLOSING:
                     await stream._send_wsproto_event(event.response())
+                elif stream.connection.state is WebSocketState.OPEN:  # the client broke the protocol: it is told how
+                    await stream._send_wsproto_event(event)
                 await stream.send(StreamClosed(stream_id=stream.stream_id))
             if self._gave_up:
                 return

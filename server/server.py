@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 
 import trio
 from attrs import define, field
@@ -32,6 +32,7 @@ from .view.watchers import Watchers
 _LOOK_BACK = 60.0  # seconds
 _MOST_MEMORY = 2 * 2**30  # bytes for requests, unless the operator gives more
 _SHARE = 4  # one part in 4 of the free memory
+_LARGE = 16  # one part in 16 of the memory for requests, or more
 _ROOM_SECONDS = 30.0  # for which a request waits to have its images and audio decoded
 
 
@@ -84,7 +85,7 @@ class Server:
     leavings: Leavings = field(factory=Leavings, init=False)
     started: int = field(factory=lambda: int(time.time()), init=False)
     _nobody: trio.Event = field(factory=trio.Event, init=False)
-    _first: trio.Lock = field(factory=trio.Lock, init=False)  # of those who wait for memory
+    _first: trio.Lock = field(factory=trio.Lock, init=False)  # of those who wait for much memory
     _given: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)  # waits
 
     def __attrs_post_init__(self) -> None:
@@ -138,14 +139,16 @@ class Server:
             yield engine
 
     async def wait_for_memory(self, account: Account, size: int) -> None:
-        """Takes ``size`` bytes for ``account``. Waits for them behind earlier calls, but not for ever.
+        """Takes ``size`` bytes for ``account``. Waits for them, but not for ever. Large requests wait behind each
+        other, and no small one behind them.
 
         Raises:
             Overloaded: the bytes are not free in time.
             RequestTooLarge: the account would have more than the whole budget.
         """
+        is_large = size > self.budget.capacity // _LARGE
         with trio.move_on_after(_ROOM_SECONDS):
-            async with self._first:
+            async with self._first if is_large else nullcontext():
                 while not account.fits(size):
                     await self._given.park()
         account.take(size)

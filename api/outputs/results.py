@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import evolve, field, frozen
 
 from ...core.request import FinishReason
 from ...core.timings import Timings
+
+_MOST_TOLD = 8  # spans in one warning
 
 
 @frozen(kw_only=True)
@@ -266,3 +268,9 @@ class Progress:
         """
         found = (*segments, *self.ahead)
         return evolve(self.so_far, segments=found, text="".join(segment.text for segment in found).strip())
+
+
+def spans_told(spans: Sequence[tuple[float, float]]) -> str:
+    """Returns beginnings and ends in seconds as a text for a warning, which names the first few."""
+    told = ", ".join(f"{start:.2f} to {end:.2f}" for start, end in spans[:_MOST_TOLD])
+    return f"{told} s" + (f" and {len(spans) - _MOST_TOLD} others" if len(spans) > _MOST_TOLD else "")

@@ -17,7 +17,7 @@ from ...core.timings import Timings
 from ..inputs.audio import Samples
 from ..inputs.prompts import INLINE_HASHED
 from ..inputs.threads import run_in_thread
-from ..outputs.results import Segment
+from ..outputs.results import Segment, spans_told
 from .frame_times import frames_of_steps
 from .recipe import Context, Recipe
 from .windows import Assessment, Attempt, Generated, best_attempt, likeliest
@@ -39,7 +39,6 @@ class WindowReader:
         language: the code of the language; ``None`` before it is known. With ``multilingual`` it is the first window's.
         language_probabilities: the probability of each language by code; ``None`` if no language was detected.
         reads: the number of windows that were read, with text or without.
-        warnings: sentences about words that could not be aligned, each once, in order.
     """
 
     recipe: Recipe
@@ -49,7 +48,7 @@ class WindowReader:
     asked: float = field(factory=trio.current_time)
     language: str | None = field(init=False)
     language_probabilities: Mapping[str, float] | None = field(default=None, init=False)
-    warnings: dict[str, None] = field(factory=dict, init=False)
+    _uneven: dict[str, list[Segment]] = field(factory=dict, init=False)  # without aligned words, by the reason
     reads: int = field(default=0, init=False)
     _requests: Iterator[int] = field(factory=itertools.count, init=False)
     _first: Timings | None = field(default=None, init=False)  # of the first request, from `asked` on
@@ -157,6 +156,15 @@ class WindowReader:
         request = tokens.request(self.new_id(name), sound.item, frames=frames)
         return None if request is None else (await self.ask([request], is_text=False))[0].aligned
 
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences about words that could not be aligned, one for each reason."""
+        told = []
+        for reason, segments in self._uneven.items():
+            where = spans_told([(one.start, one.end) for one in segments])
+            told.append(f"the words of {where} share this time evenly, since they were not aligned: {reason}")
+        return told
+
     async def with_words(self, segment: Segment, samples: Samples, language: str | None) -> Segment:
         """Returns ``segment``, whose sound is ``samples``, with the words that the aligner of the options finds."""
         aligner, rate = self.recipe.options.aligner, self.recipe.description.sampling_rate
@@ -164,8 +172,7 @@ class WindowReader:
         try:
             return await segment_with_words(segment, samples, rate, language, aligner)
         except InvalidRequest as error:
-            where = f"{segment.start:.2f} to {segment.end:.2f} s"
-            self.warnings[f"the words of {where} share this time evenly, since they were not aligned: {error}"] = None
+            self._uneven.setdefault(str(error), []).append(segment)
             return segment_with_even_words(segment)
 
     async def ask(self, requests: Sequence[Request], *, is_text: bool) -> Sequence[Generated]:

@@ -18,6 +18,7 @@ from ..exchange import Exchange
 from ..server import Server
 
 _LONGEST_IN_HEADER, _MOST_IN_HEADER = 500, 4_096  # characters of one sentence, and of a header
+_OF_LAST = 32  # characters, for the number of sentences that are left out
 
 
 def server_of(request: Request) -> Server:
@@ -51,13 +52,16 @@ def now() -> int:
 def in_header(sentences: Sequence[str]) -> str:
     """Returns sentences as the value of a header: a list in JSON, in printable ASCII alone, of up to `_MOST_IN_HEADER`
     characters. If not all fit, the last item says how many are left out."""
-    told = [each if len(each) <= _LONGEST_IN_HEADER else f"{each[:_LONGEST_IN_HEADER]}..." for each in sentences]
-    for count in range(len(told), -1, -1):
-        left_out = [f"and {len(told) - count} more"] if count < len(told) else []
-        value = json.dumps([*told[:count], *left_out]).replace("\x7f", "\\u007f")
-        if len(value) <= _MOST_IN_HEADER:
+    items, size = list[str](), 0
+    for each in sentences:
+        told = each if len(each) <= _LONGEST_IN_HEADER else f"{each[:_LONGEST_IN_HEADER]}..."
+        item = json.dumps(told).replace("\x7f", "\\u007f")
+        size += len(item) + 2
+        if size > _MOST_IN_HEADER - _OF_LAST:
+            items.append(f'"and {len(sentences) - len(items)} more"')
             break
-    return value
+        items.append(item)
+    return f"[{', '.join(items)}]"
 
 
 async def tokens_of(engine: Engine, query: Query) -> list[int]:

@@ -339,19 +339,19 @@ class Turns:
 
     async def _collected(self, engine: Engine) -> None:
         with self.server.budget.account() as account:
-            parts = []
+            collected = bytearray()  # not a list of pieces, each of which may be a single sample
             while isinstance(self._now, Audio):
                 account.take((_OF_SAMPLE + _OF_TURN) * len(self._now.samples))
-                parts.append(self._now.samples)
+                collected += self._now.samples.tobytes()
                 await self._next()
             if not self._is_unwanted:
-                await self._transcribed(engine, parts)
+                await self._transcribed(engine, np.frombuffer(collected, np.int16))
 
-    async def _transcribed(self, engine: Engine, parts: list[Samples]) -> None:
+    async def _transcribed(self, engine: Engine, samples: Samples) -> None:
         rate = self.settings.format.rate
         await self._commit(_new_item(), None)
         async with engine.stream_transcription(
-            (np.concatenate(parts), rate),
+            (samples, rate),
             request_id=self.client.name,
             beam_size=1,
             **self.settings.texts(),

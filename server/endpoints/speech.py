@@ -15,7 +15,7 @@ from ...api.formats.objects import as_line, as_verbose_object
 from ...api.formats.settings import SubtitleSettings
 from ...api.formats.writers import SRT, TEXT, VTT, WriterSettings, written
 from ...api.inputs.sources import NamedPath
-from ...api.outputs.results import Segment, Transcript
+from ...api.outputs.results import Segment, Transcript, spans_told
 from ...api.speech.options import OPTIONS, read_options
 from ..body import audio_of, read_form
 from ..event_stream import Events, EventStream
@@ -37,7 +37,6 @@ from .common import answered, engine_of, exchange_of, in_header, server_of
 from .tokens import token_text
 
 _SUBTITLES = {"srt": SRT, "vtt": VTT}
-_MOST_TOLD = 8  # stretches without text in one warning
 _MEMBERS = {'voice_activity="off"': "vad_filter=false"}
 _MEMBERS |= {name: one.form for name, one in OPTIONS.items() if one.form is not None and one.form != name}
 _IN_PYTHON = re.compile("|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in _MEMBERS if "=" in name or "_" in name))
@@ -212,9 +211,8 @@ def warnings_of(transcript: Transcript) -> list[str]:
     if not failed:
         return [*transcript.warnings]
     seconds = sum(end - start for start, end in failed)
-    told = ", ".join(f"{start:.2f} to {end:.2f}" for start, end in failed[:_MOST_TOLD])
-    more = f" and {len(failed) - _MOST_TOLD} others" if len(failed) > _MOST_TOLD else ""
-    return [*transcript.warnings, f"{seconds:.2f} s of the audio may be speech, but have no text: {told} s{more}"]
+    told = f"{seconds:.2f} s of the audio may be speech, but have no text: {spans_told(failed)}"
+    return [*transcript.warnings, told]
 
 
 def _warnings(transcript: Transcript) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from PIL import Image
 from trio.testing import MockClock
 
 from triolet.core.budget import Budget
-from triolet.core.errors import InvalidRequest
+from triolet.core.errors import InvalidRequest, Overloaded
 from triolet.server import http1
 from triolet.server.exchange import Cut, Exchange
 from triolet.server.framing import AT_ONCE, UNREADABLE, Framing
@@ -277,6 +278,35 @@ def test_what_a_model_keeps_is_counted_until_the_model_is_unloaded(tmp_path: Pat
             assert service.ask(lambda: service.server.budget.held) == 0
 
 
+async def test_small_parts_pass_a_large_one_that_waits_for_memory(autojump_clock: Any) -> None:
+    server, got = paper_server(PaperEngine(), request_memory=1_000), list[Any]()
+
+    async def ask(size: int) -> None:
+        with server.budget.account() as account:
+            try:
+                await server.wait_for_memory(account, size)
+            except Overloaded:
+                got.append(f"{size} refused")
+            else:
+                got.append(size)
+                await trio.sleep(10)
+
+    async with trio.open_nursery() as nursery:
+        others = server.budget.account()
+        others.take(500)
+        for size in (600, 550, 40, 30):
+            nursery.start_soon(ask, size)
+            await trio.testing.wait_all_tasks_blocked()
+        assert got == [40, 30]
+        await trio.sleep(15)
+        others.close()
+        await trio.sleep(5)
+        nursery.start_soon(ask, 60)
+        await trio.sleep(20)
+    assert got == [40, 30, 600, 60, 550]
+    assert server.budget.held == 0
+
+
 # -- units -------------------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +386,8 @@ CHUNKED = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
         (CHUNKED + b"1\r\na\r\n" * 4_096 + b"0\r\n\r\n", None),
         (CHUNKED + b"1\r\na\r\n" * 4_200 + b"0\r\n\r\n", "more than 4,096 chunks, of less than 64 bytes"),
         (CHUNKED + (b"40\r\n" + b"a" * 64 + b"\r\n") * 5_000 + b"0\r\n\r\n", None),
+        (CHUNKED + b"0\r\n" + b"a:\r\n" * 256 + b"\r\n", None),
+        (CHUNKED + b"0\r\n" + b"a:\r\n" * 257 + b"\r\n", "more than 256 fields"),
     ],
 )
 def test_fields_and_chunks_are_bounded(data: bytes, fault: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -60,6 +61,20 @@ async def test_half_a_sample_at_the_end_of_a_turn_is_not_in_the_next(autojump_cl
         talk.commit()
         await talk.settled()
         assert talk.engine.heard[-1].tolist() == [0, 1, 2], "a sample may be cut within a turn"
+
+
+async def test_a_turn_of_tiny_pieces_takes_what_is_counted_for_its_samples(autojump_clock: Any) -> None:
+    async with talking() as talk:
+        talk.append(1)
+        await talk.settled()
+        before = sys.getallocatedblocks()
+        for _ in range(3_000):
+            talk.append(1)
+        await talk.settled()
+        assert sys.getallocatedblocks() - before < 1_000, "no object is kept for each piece"
+        talk.commit()
+        await talk.settled()
+        assert len(talk.engine.heard[-1]) == 3_001
 
 
 @pytest.mark.parametrize("turns", [None, SERVER])

@@ -44,6 +44,24 @@ def close_code(connection: socket.socket) -> int:
             return int.from_bytes(payload[:2], "big")
 
 
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        (b"\x81\x02{}", 1002),
+        (b"\xc1\x82\0\0\0\0{}", 1002),
+        (b"\x83\x80\0\0\0\0", 1002),
+        (b"\x88\x82\0\0\0\0\x03\xed", 1002),
+        (b"\x81\x82\0\0\0\0\xff\xfe", 1007),
+    ],
+    ids=["no mask", "a reserved bit", "an unknown opcode", "a reserved code", "broken text"],
+)
+def test_who_breaks_the_protocol_is_told_how(service: Served, frames: bytes, code: int) -> None:
+    """RFC 6455, section 7.1.7: an endpoint that fails the connection sends a close frame first."""
+    with closing(opened(service)) as connection:
+        connection.sendall(frames)
+        assert close_code(connection) == code
+
+
 def test_messages_are_not_compressed(service: Served) -> None:
     """A compressed message would be unpacked, to whatever it grows, before anybody looks at its size."""
     with connect(service.url.replace("http", "ws") + "/v1/realtime", compression="deflate", **PATIENT_SOCKET) as client:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from triolet import Transcript
 from triolet.api.outputs.results import Stretch
+from triolet.server.endpoints import common
 from triolet.server.endpoints.common import in_header
 from triolet.server.endpoints.speech import warnings_of
 
@@ -109,3 +110,10 @@ def test_the_header_is_short_printable_ascii_whatever_the_sentences_are(sentence
     assert all(one.startswith(each.removesuffix("...")) for one, each in zip(sentences, told, strict=False))
     left_out = len(sentences) + 1 - len(told)
     assert last == (f"and {left_out} more" if left_out > 1 else "a\r\nset-cookie: x=1\x7f\u2028") or left_out == 1
+
+
+def test_a_header_of_many_sentences_takes_no_longer_than_one_of_few(monkeypatch):
+    written = []
+    monkeypatch.setattr(common.json, "dumps", lambda told: written.append(told) or f'"{told}"')
+    assert in_header(["no words"] * 100_000).endswith('"and 99662 more"]')
+    assert len(written) < 500
