@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import NoCall, Scanner, Steps, is_value
-from .syntax import Calls, Syntax, Tools, Write, choice, json_rule, schema_of
+from .scanner import NoCall, Scanner, is_value
+from .syntax import Syntax, Tools, Write, choice, json_rule, schema_of
 
 _KEYS = frozenset({"name", "arguments", "parameters", "id", "type"})
 _NONE = "{}"
@@ -51,20 +51,22 @@ class JsonCalls(Syntax):
         """The markers before and after the calls."""
         return tuple(filter(None, (self.begin.strip(), self.end.strip())))
 
-    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
         """Reads one call, an array of calls, or calls separated by `between`."""
-        begun = yield from scanner.maybe(self.begin.strip())
-        if not begun and not self.bare:
+        if not scanner.maybe(self.begin.strip()) and not self.bare:
             raise NoCall
-        yield from scanner.blank()
-        if (yield from scanner.peek()) == "[":
-            yield from _array(scanner, tools)
-        else:
-            yield (yield from _call(scanner, tools))
-            while not self.array and (yield from scanner.tail(self.between.strip())):
-                yield from scanner.blank()
-                yield (yield from _call(scanner, tools))
-        yield from scanner.tail(self.end.strip())
+        scanner.blank()
+        is_array = scanner.maybe("[")
+        between = "," if is_array else "" if self.array else self.between.strip()
+        scanner.blank()
+        yield _call(scanner, tools)
+        while scanner.tail(between):
+            scanner.blank()
+            yield _call(scanner, tools)
+        if is_array:
+            scanner.blank()
+            scanner.literal("]")
+        scanner.tail(self.end.strip())
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls with their keys in the order in which models write them."""
@@ -83,19 +85,8 @@ class JsonCalls(Syntax):
         return choice(start, rules)
 
 
-def _array(scanner: Scanner, tools: Tools) -> Calls:
-    yield from scanner.literal("[")
-    while True:
-        yield from scanner.blank()
-        yield (yield from _call(scanner, tools))
-        yield from scanner.blank()
-        if (yield from scanner.maybe("]")):
-            return
-        yield from scanner.literal(",")
-
-
-def _call(scanner: Scanner, tools: Tools) -> Steps[ToolCall]:
-    members = yield from scanner.members(_KEYS)
+def _call(scanner: Scanner, tools: Tools) -> ToolCall:
+    members = scanner.members(_KEYS)
     name = members.get("name", "")
     if not name.startswith('"') or json.loads(name) not in tools or {"arguments", "parameters"} <= members.keys():
         raise NoCall

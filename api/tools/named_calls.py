@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import NoCall, Scanner, Steps
-from .syntax import Calls, Syntax, Tools, Write, choice, json_rule, schema_of
+from .scanner import NoCall, Scanner
+from .syntax import Syntax, Tools, Write, choice, json_rule, schema_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 
@@ -41,31 +41,29 @@ class NamedCalls(Syntax):
         """All markers."""
         return tuple(filter(None, (self.before, self.begin, self.middle, self.end, self.after)))
 
-    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
         """Reads one call, or several if there is a marker `before` them."""
-        yield from scanner.literal(self.before)
-        yield from scanner.blank()
-        yield from scanner.literal(self.begin)
-        yield (yield from self._call(scanner, tools))
-        yield from scanner.tail(self.end)
-        while self.before and (yield from scanner.tail(self.begin)):
-            yield (yield from self._call(scanner, tools))
-            yield from scanner.tail(self.end)
-        yield from scanner.tail(self.after)
+        scanner.literal(self.before)
+        scanner.blank()
+        scanner.literal(self.begin)
+        yield self._call(scanner, tools)
+        scanner.tail(self.end)
+        while self.before and scanner.tail(self.begin):
+            yield self._call(scanner, tools)
+            scanner.tail(self.end)
+        scanner.tail(self.after)
 
-    def _call(self, scanner: Scanner, tools: Tools) -> Steps[ToolCall]:
+    def _call(self, scanner: Scanner, tools: Tools) -> ToolCall:
         """Reads a call after ``begin``. Models omit the other markers now and then."""
-        yield from scanner.blank()
-        name = yield from scanner.run(_NAME)
+        scanner.blank()
+        name = scanner.run(_NAME)
         if name not in tools:
             raise NoCall
-        if self.ignored and (yield from scanner.maybe(self.ignored)):
-            yield from scanner.run(_NAME)
-        yield from scanner.maybe(self.middle)
-        yield from scanner.blank()
-        start = scanner.place
-        yield from scanner.members(frozenset())
-        return ToolCall(name, scanner.text[start : scanner.place])
+        if self.ignored and scanner.maybe(self.ignored):
+            scanner.run(_NAME)
+        scanner.maybe(self.middle)
+        scanner.blank()
+        return ToolCall(name, scanner.value("{"))
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls with all their markers."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from attrs import define, field
 
 from ...core.errors import InvalidRequest
 from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolPart
-from .scanner import NoCall, Scanner
-from .syntax import Calls, Syntax, Tools
+from .scanner import More, NoCall, Scanner
+from .syntax import Syntax, Tools
+
+_LONG = 2_000  # characters: what may be a call is read anew for each piece, and from here on only for some
+_ENDS = frozenset("}]>")  # the last character of a call, or the one before what shows that it is the last
 
 
 @define(eq=False)
@@ -26,8 +31,8 @@ class ToolReader:
     _blanks: list[str] = field(init=False, factory=list)  # after the content: returned with the next content
     _has_content: bool = field(init=False, default=False)  # content was returned
     _calls: int = field(init=False, default=0)
-    _candidate: Calls | None = field(init=False, default=None)  # what may be calls, from ``_begun`` on
-    _begun: int = field(init=False, default=0)
+    _begun: int | None = field(init=False, default=None)  # where what may be calls begins
+    _found: int = field(init=False, default=0)  # of these calls: those that were returned
 
     def feed(self, text: str) -> tuple[ToolPart, ...]:
         """Adds the next piece, ``text``, and returns the parts that are certain now.
@@ -40,6 +45,9 @@ class ToolReader:
                 f"a piece of {len(text)} characters came after the end of the text; make a new reader for each text"
             )
         self._scanner.text += text
+        is_long = self._begun is not None and len(self._scanner.text) - self._start > _LONG
+        if is_long and _ENDS.isdisjoint(self._scanner.text[-len(text) - 1 :]):
+            return ()
         return self._read()
 
     def end(self) -> tuple[ToolPart, ...]:
@@ -49,7 +57,7 @@ class ToolReader:
 
     def _read(self) -> tuple[ToolPart, ...]:
         parts: list[ToolPart] = []
-        while self._candidate is not None or self._begin(parts):
+        while self._begun is not None or self._begin(parts):
             if not self._go_on(parts):
                 return _joined(parts)
         self._scanner.text, self._start = self._scanner.text[self._start :], 0
@@ -61,13 +69,13 @@ class ToolReader:
     def _begin(self, parts: list[ToolPart]) -> bool:
         """Adds the content before the next place where a call may begin. Returns false if there is no such place
         yet."""
-        scanner = self._scanner
-        place = self._next()
-        self._add(scanner.text[self._start : place], parts)
-        self._start = self._begun = scanner.place = place
-        if place < len(scanner.text):
-            self._candidate = self._syntax.read(scanner, self._tools)
-        return self._candidate is not None
+        text, place = self._scanner.text, self._next()
+        self._add(text[self._start : place], parts)
+        self._start = place
+        if place == len(text):
+            return False
+        self._begun, self._found = place, 0
+        return True
 
     def _next(self) -> int:
         """The first place in the text so far where a call may begin, or else the end of the text."""
@@ -79,23 +87,24 @@ class ToolReader:
         return self._syntax.first(text, self._start, ended=ended)
 
     def _go_on(self, parts: list[ToolPart]) -> bool:
-        """Reads on in the text that may be a call. Returns false if more text is needed."""
-        assert self._candidate is not None, "no call has begun"
+        """Reads what may be calls. Returns false if more text is needed."""
+        assert self._begun is not None, "no call has begun"
+        scanner = self._scanner
+        scanner.place = self._begun
         try:
-            call = next(self._candidate)
-        except StopIteration:
-            self._candidate, self._start = None, self._scanner.place
+            for call in islice(self._syntax.read(scanner, self._tools), self._found, None):
+                self._start, self._found = scanner.place, self._found + 1
+                parts += (CallBegin(self._calls, call.name), ArgumentsPiece(self._calls, call.arguments))
+                self._calls += 1
+        except More:
+            return False
         except NoCall:
-            self._candidate = None
-            if self._start == self._begun:  # no call was read: the next may begin one character later
-                self._add(self._scanner.text[self._start], parts)
+            if not self._found:  # the next call may begin one character later
+                self._add(scanner.text[self._start], parts)
                 self._start += 1
         else:
-            if call is None:
-                return False
-            self._start = self._scanner.place
-            parts += (CallBegin(self._calls, call.name), ArgumentsPiece(self._calls, call.arguments))
-            self._calls += 1
+            self._start = scanner.place
+        self._begun = None
         return True
 
     def _add(self, text: str, parts: list[ToolPart]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...core.errors import InvalidRequest
@@ -14,9 +14,6 @@ from .calls import ToolCall
 from .scanner import Scanner
 
 Tools = Mapping[str, Tool]  # by name
-Calls = Generator[ToolCall | None, None, None]
-"""Yields calls, and ``None`` whenever more text is needed."""
-
 Write = Callable[[str], str]
 """A function that writes literal text in Lark's syntax; special tokens in the text become tokens."""
 
@@ -51,9 +48,10 @@ class Syntax(ABC):
         return min(_first(begin, text, start, ended=ended) for begin in self.begins)
 
     @abstractmethod
-    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
         """Reads one call, or several that belong together, from a place where a call may begin. Yields each call as
-        soon as it is complete. If it raises `NoCall`, the text since the last call is content."""
+        soon as it is complete. If it raises `NoCall`, the text since the last call is content; if it raises `More`, it
+        is called again for the same place when there is more text."""
 
     @abstractmethod
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:

@@ -11,8 +11,8 @@ from attrs import field, frozen
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import NoCall, Scanner, Steps
-from .syntax import Calls, Syntax, Tools, Write
+from .scanner import More, NoCall, Scanner
+from .syntax import Syntax, Tools, Write
 
 _FIELD = "tool_calls"  # of the assistant's message
 
@@ -69,35 +69,19 @@ class TemplatedCalls(Syntax):
         found = self._open.search(text, start, partial=not ended)
         return len(text) if found is None else int(found.start())
 
-    def read(self, scanner: Scanner, tools: Tools) -> Calls:
-        """Reads one region of the template, and the calls in it."""
-        start = scanner.place
-        yield from self._opened(scanner)
-        yield from self._closed(scanner)
-        yield from self._calls(scanner.text[start : scanner.place], tools)
-
-    def _opened(self, scanner: Scanner) -> Steps[None]:
-        while True:
-            found = self._open.match(scanner.text, scanner.place, partial=not scanner.ended)
-            if found is None:
-                raise NoCall
-            if scanner.ended or not (found.partial or found.end() == len(scanner.text)):  # otherwise the match may grow
-                scanner.place = found.end()
-                return
-            yield
-
-    def _closed(self, scanner: Scanner) -> Steps[None]:
-        """Reads the region and the marker at its end; without such a marker, reads to the end of the text."""
-        seen = scanner.place
-        while not scanner.ended:
-            found = None if self._close is None else self._close.search(scanner.text, seen, partial=True)
-            if found is not None and not found.partial and found.end() < len(scanner.text):
-                scanner.place = found.end()
-                return
-            seen = len(scanner.text) if found is None else found.start()
-            yield
-        found = None if self._close is None else self._close.search(scanner.text, seen)
-        scanner.place = len(scanner.text) if found is None else found.end()
+    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
+        """Reads one region of the template, up to the marker at its end or the end of the text, and the calls in it."""
+        start, text, partial = scanner.place, scanner.text, not scanner.ended
+        opened = self._open.match(text, start, partial=partial)
+        if opened is None:
+            raise NoCall
+        if partial and opened.end() == len(text):  # the match may grow
+            raise More
+        closed = None if self._close is None else self._close.search(text, opened.end(), partial=partial)
+        if partial and (closed is None or closed.end() == len(text)):
+            raise More
+        scanner.place = len(text) if closed is None else closed.end()
+        yield from self._calls(text[start : scanner.place], tools)
 
     def _calls(self, region: str, tools: Tools) -> list[ToolCall]:
         from transformers.utils.chat_parsing import parse_response

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -13,9 +13,9 @@ from attrs import frozen
 from ...core.errors import InvalidRequest
 from ...core.tools import Tool
 from .calls import ToolCall
-from .scanner import NoCall, Scanner, Steps
+from .scanner import NoCall, Scanner
 from .schemas import as_json, resolved, types_of
-from .syntax import Calls, Syntax, Tools, Write, choice, json_rule
+from .syntax import Syntax, Tools, Write, choice, json_rule
 
 _KEY = re.compile(r"[^<>\n]+")
 _BEGIN, _FUNCTION, _PARAMETER = "<tool_call>", "<function=", "<parameter="
@@ -35,17 +35,17 @@ class XmlCalls(Syntax):
     begins: tuple[str, ...] = (_BEGIN, _FUNCTION)
     markers: tuple[str, ...] = (_BEGIN, _END)
 
-    def read(self, scanner: Scanner, tools: Tools) -> Calls:
+    def read(self, scanner: Scanner, tools: Tools) -> Iterator[ToolCall]:
         """Reads one call. Models omit the outer tags now and then."""
-        yield from scanner.maybe(_BEGIN)
-        yield from scanner.blank()
-        yield from scanner.literal(_FUNCTION)
-        name = yield from scanner.run(_KEY)
+        scanner.maybe(_BEGIN)
+        scanner.blank()
+        scanner.literal(_FUNCTION)
+        name = scanner.run(_KEY)
         if name not in tools:
             raise NoCall
-        yield from scanner.literal(">")
-        yield ToolCall(name, (yield from _arguments(scanner, tools[name].parameters or {})))
-        yield from scanner.tail(_END)
+        scanner.literal(">")
+        yield ToolCall(name, _arguments(scanner, tools[name].parameters or {}))
+        scanner.tail(_END)
 
     def grammar(self, tools: Sequence[Tool], write: Write, *, several: bool) -> str:
         """The grammar of calls whose parameters come in the order of the schema.
@@ -59,36 +59,36 @@ class XmlCalls(Syntax):
         return choice(start, {f"call_{index}": "\n".join(_rules(tool, index)) for index, tool in enumerate(tools)})
 
 
-def _arguments(scanner: Scanner, schema: Mapping[str, Any]) -> Steps[str]:
+def _arguments(scanner: Scanner, schema: Mapping[str, Any]) -> str:
     """Reads the parameters up to the end of the function; returns the JSON object of all of them."""
     found: dict[str, str] = {}
     properties = resolved(schema, schema).get("properties", {})
-    while not (yield from scanner.tail(_FUNCTION_END)):
-        yield from scanner.blank()
-        yield from scanner.literal(_PARAMETER)
-        key = yield from scanner.run(_KEY)
-        yield from scanner.literal(">")
+    while not scanner.tail(_FUNCTION_END):
+        scanner.blank()
+        scanner.literal(_PARAMETER)
+        key = scanner.run(_KEY)
+        scanner.literal(">")
         if key in found:
             raise NoCall
-        value = yield from _value(scanner)
+        value = _value(scanner)
         found[key] = as_json(value, types_of(properties.get(key, {}), schema))
     return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in found.items()) + "}"
 
 
-def _value(scanner: Scanner) -> Steps[str]:
+def _value(scanner: Scanner) -> str:
     """Reads a parameter's text and the tag at its end. A string within JSON may contain that tag."""
     start = scanner.place
-    yield from scanner.maybe("\n")
+    scanner.maybe("\n")
     text = scanner.place
-    if (yield from scanner.peek()) in ("{", "["):
+    if scanner.peek() in ("{", "["):
         try:
-            yield from scanner.value()
-            if (yield from scanner.tail(_PARAMETER_END)):
+            scanner.value()
+            if scanner.tail(_PARAMETER_END):
                 return _trimmed(scanner.text[text : scanner.place - len(_PARAMETER_END)])
         except NoCall:
             pass  # not JSON: a text that begins with a bracket
     scanner.place = start
-    return _trimmed((yield from scanner.until(_PARAMETER_END)).removeprefix("\n"))
+    return _trimmed(scanner.until(_PARAMETER_END).removeprefix("\n"))
 
 
 def _trimmed(text: str) -> str:

@@ -205,6 +205,25 @@ def test_text_that_cannot_become_a_call_any_more_is_told_at_once() -> None:
     )
 
 
+@pytest.mark.parametrize("broken", ['{"n": nulll', '{"n": 1,}', '{"n": NaN', '{"n": "\\x"', '{"n" 1', '{"n": 1.x'])
+def test_a_value_that_is_no_json_is_told_within_a_few_characters(broken: str) -> None:
+    reader = ToolFormat.named("hermes").reader([GET])
+    assert reader.feed('<tool_call>{"name": "get", "arguments": ') == ()
+    reader.feed(broken)
+    assert reader.feed(" or not, ")
+
+
+def test_a_call_of_any_length_comes_with_its_last_character() -> None:
+    """Long text is not read again for every piece."""
+    for name in SYNTAXES:
+        reader = ToolFormat.named(name).reader([tool("get", text={"type": "string"})])
+        text = WRITTEN[name]([ToolCall("get", json.dumps({"text": "a long line\n" * 400}))])
+        parts = [reader.feed(each) for each in text]
+        (place,) = [index for index, each in enumerate(parts) if each]
+        last = "}" if "}" in text else "</function>"
+        assert place + 1 == text.rindex(last) + len(last), name
+
+
 # -- arguments that are tags -----------------------------------------------------------------------------------------
 
 
