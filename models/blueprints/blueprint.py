@@ -14,6 +14,7 @@ from ...core import log_lines
 from ...core.config import EngineConfig
 from ...core.errors import InvalidRequest
 from ...core.model import ModelDescription
+from ..architectures.items import ItemSettings
 from ..checkpoints.files import is_mapped
 from ..checkpoints.lengths import lengths_of
 from ..checkpoints.modules import DecoderShape, ModuleCheckpoint
@@ -103,6 +104,11 @@ class Blueprint:
         return find_kv_dtype(self.config.kv_dtype, self.dtype)
 
     @property
+    def dtype_name(self) -> str:
+        """The dtype as in `ModelDescription.dtype`: ``"float32"``."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
     def keeps_kv(self) -> bool:
         """False if the model has no decoder, or reads each prompt whole, in one step."""
         return self.config.decodes
@@ -136,7 +142,7 @@ class Blueprint:
         if self.device.type != "cpu":
             return f"it runs on {self.device}"
         if self.dtype != torch.float32:
-            return f"it computes in {str(self.dtype).removeprefix('torch.')}; known: float32"
+            return f"it computes in {self.dtype_name}; known: float32"
         return "the package was installed without a compiler" if Library.load() is None else None
 
     def check_kv_dtype(self, why_not: str | None) -> None:
@@ -147,10 +153,9 @@ class Blueprint:
         """
         if why_not is None or not self.config.decodes or self.kv_dtype == self.dtype:
             return
-        own = str(self.dtype).removeprefix("torch.")
         raise InvalidRequest(
             f"kv_dtype={self.config.kv_dtype!r}, but the native library does not compute the model: {why_not}; "
-            f"allowed: kv_dtype={own!r} or 'auto'"
+            f"allowed: kv_dtype={self.dtype_name!r} or 'auto'"
         )
 
     def context(self) -> str:
@@ -236,7 +241,7 @@ class Blueprint:
             name=name,
             architecture=checkpoint.architecture,
             device=self.device_names,
-            dtype=str(self.dtype).removeprefix("torch."),
+            dtype=self.dtype_name,
             vocabulary_size=shape.vocabulary,
             max_positions=self.positions,
             eos_token_ids=checkpoint.eos_token_ids,
@@ -270,6 +275,11 @@ class ModuleBlueprint(Blueprint):
 
     checkpoint: ModuleCheckpoint
 
+    @property
+    def identity(self) -> str:
+        """The hash of all that KV and encoder outputs depend on, except tokens, pixels and samples."""
+        return self.checkpoint.identity(self.fingerprint, self.dtype_name)
+
     def files(self) -> ModuleFiles:
         return ModuleFiles()
 
@@ -300,6 +310,16 @@ class ModuleBlueprint(Blueprint):
     def find_decoder(self, module: nn.Module) -> Decoder | CrossedDecoder:
         """Returns the decoder in ``module`` as the native library needs it."""
         raise NotImplementedError
+
+    def items_after(self, start_id: int) -> ItemSettings:
+        """Returns the settings of a preparer for an encoder output behind the token ``start_id``."""
+        shape = self.checkpoint.shape
+        return ItemSettings(
+            start_id=start_id,
+            identity=self.identity,
+            embedding_bytes=shape.hidden * self.dtype.itemsize,
+            most_embeddings=shape.embeddings,
+        )
 
     def native_decoder(self, module: nn.Module) -> Any:
         """Returns the decoder that the native library computes, or the reason, as text, why the library does not

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...core.model import ModelDescription
 from ..architectures.crossed_checkpoint import CrossedCheckpoint
-from ..architectures.items import AudioItems, ItemSettings
+from ..architectures.items import AudioItems
 from ..checkpoints.loading import load_module
 from ..native.crossed import CrossedDecoder
 from ..native.runner import Runner
@@ -85,21 +85,14 @@ class CrossedBlueprint(ModuleBlueprint):
         self.compare_once(compare, native is not None)
 
     def describe(self, name: str) -> ModelDescription:
-        checkpoint, shape = self.checkpoint, self.checkpoint.shape
-        identity = checkpoint.identity(self.fingerprint, str(self.dtype).removeprefix("torch."))
-        settings = ItemSettings(
-            start_id=checkpoint.start_id,
-            identity=identity,
-            embedding_bytes=shape.hidden * self.dtype.itemsize,
-            most_embeddings=shape.embeddings,
-        )
+        checkpoint, settings = self.checkpoint, self.items_after(self.checkpoint.start_id)
         preparer = checkpoint.family.preparer(checkpoint.folder, checkpoint.tokenizer, checkpoint.config, settings)
         hears = preparer if isinstance(preparer, AudioItems) else None
         description = self.described(
             name,
             sampling_rate=0 if hears is None else hears.sampling_rate,
             window_samples=0 if hears is None else hears.most_samples,
-            processor_identity=identity,
+            processor_identity=self.identity,
             preparer=preparer,
             generation=checkpoint.rules,
         )

@@ -34,13 +34,12 @@ class DiarizerBlueprint(ModuleBlueprint):
         return Parts(network=network, model=model)
 
     def describe(self, name: str) -> ModelDescription:
-        identity = self.checkpoint.identity(self.fingerprint, str(self.dtype).removeprefix("torch."))
         return self.described(
             name,
             sampling_rate=self.checkpoint.extractor.sampling_rate,
             window_samples=0,
-            processor_identity=identity,
+            processor_identity=self.identity,
             kind=Kind.DIARIZER,
             whole_prompts=True,
-            diarizer=evolve(self.checkpoint, loaded=identity),
+            diarizer=evolve(self.checkpoint, loaded=self.identity),
         )

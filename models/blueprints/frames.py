@@ -11,7 +11,6 @@ from torch import nn
 from ...core.model import ModelDescription
 from ..architectures.ctc_texts import CtcTexts
 from ..architectures.frames_checkpoint import FrameCheckpoint
-from ..architectures.items import ItemSettings
 from ..checkpoints.loading import load_module
 from ..memory.budget import KVSizes
 from ..memory.encoder_states import MOST_STATES, EncoderStates
@@ -98,21 +97,14 @@ class FrameBlueprint(ModuleBlueprint):
         return Parts(network=network, model=model, paged=states, cross=slots)
 
     def describe(self, name: str) -> ModelDescription:
-        checkpoint, shape = self.checkpoint, self.checkpoint.shape
-        identity = checkpoint.identity(self.fingerprint, str(self.dtype).removeprefix("torch."))
-        settings = ItemSettings(
-            start_id=checkpoint.emissions.blank,
-            identity=identity,
-            embedding_bytes=shape.hidden * self.dtype.itemsize,
-            most_embeddings=shape.embeddings,
-        )
+        checkpoint, settings = self.checkpoint, self.items_after(self.checkpoint.emissions.blank)
         preparer = checkpoint.family.preparer(checkpoint.folder, checkpoint.tokenizer, checkpoint.config, settings)
         texts = CtcTexts(preparer=preparer, blank=checkpoint.emissions.blank)
         described = self.described(
             name,
             sampling_rate=preparer.sampling_rate,
             window_samples=preparer.most_samples,
-            processor_identity=identity,
+            processor_identity=self.identity,
             preparer=preparer,
             frame_seconds=preparer.frame_seconds,
             aligner=None if checkpoint.family.predicts else texts,

@@ -57,40 +57,30 @@ def _read(folder: Path, config: EngineConfig) -> AnyBlueprint:
         raise InvalidRequest(f"quantization={config.quantization!r} on {device}; allowed: device='cpu'")
     dtype = find_dtype(config.dtype, device, int8=int8 and Library.load() is None)  # the library computes in float32
     if is_whisper(folder):
-        _refuse(config, "Whisper")
+        _refuse(config, "Whisper", quantizes=True)
         checkpoint = read_checkpoint(folder)
         return _checked(WhisperBlueprint(config=config, device=device, dtype=dtype, checkpoint=checkpoint))
     if is_crossed(folder):
         crossed = read_crossed_checkpoint(folder)
         _refuse(config, crossed.architecture)
-        if int8:
-            raise InvalidRequest(
-                f"quantization={config.quantization!r} is given for {crossed.architecture}; allowed: Whisper, "
-                "decoders and encoders. Use quantization=None"
-            )
         return _checked(CrossedBlueprint(config=config, device=device, dtype=dtype, checkpoint=crossed))
     frames = read_frame_checkpoint(folder)
     if frames is not None:
         _refuse(config, frames.architecture)
-        if int8 or isinstance(config.speculation, Speculation):
-            asked = "speculation" if config.quantization is None else f"quantization={config.quantization!r}"
+        if isinstance(config.speculation, Speculation):
             raise InvalidRequest(
-                f"{asked} is given for {frames.architecture}, which reads frames; allowed: quantization=None, and "
-                "speculation='auto' or None"
+                f"speculation is given for {frames.architecture}, which reads frames; allowed: speculation='auto' or "
+                "None"
             )
         return _checked(FrameBlueprint(config=config, device=device, dtype=dtype, checkpoint=frames))
     diarizer = read_diarizer_checkpoint(folder)
     if diarizer is not None:
         _refuse(config, diarizer.architecture)
         _refuse_part(config, diarizer.architecture)
-        if int8:
-            raise InvalidRequest(
-                f"quantization={config.quantization!r} is given for {diarizer.architecture}; allowed: quantization=None"
-            )
         return _checked(DiarizerBlueprint(config=config, device=device, dtype=dtype, checkpoint=diarizer))
     text = read_text_checkpoint(folder)
     if not text.causal:
-        _refuse(config, text.architecture)
+        _refuse(config, text.architecture, quantizes=True)
     if text.kind is not Kind.DECODER:
         _refuse_template(config, text.architecture)
     if config.chat_template is not None:
@@ -128,8 +118,14 @@ def _refuse_part(config: EngineConfig, kind: str) -> None:
         )
 
 
-def _refuse(config: EngineConfig, kind: str) -> None:
+def _refuse(config: EngineConfig, kind: str, *, quantizes: bool = False) -> None:
+    """Refuses the settings of decoders, and unless the model ``quantizes``, a quantization."""
     _refuse_template(config, kind)
+    if config.quantization is not None and not quantizes:
+        raise InvalidRequest(
+            f"quantization={config.quantization!r} is given for {kind}; allowed: Whisper, decoders and encoders. Use "
+            "quantization=None"
+        )
     if config.compile:
         raise InvalidRequest(f"compile=True is given for {kind}; allowed: decoder-only models. Use compile=False")
     if config.devices:

@@ -181,16 +181,14 @@ class TextBlueprint(ModuleBlueprint):
                 network.graphs.prove()
 
     def describe(self, name: str) -> ModelDescription:
-        checkpoint = self.checkpoint
-        identity = checkpoint.identity(self.fingerprint, str(self.dtype).removeprefix("torch."))
-        preparer, aligner = self._preparer(identity), None
+        checkpoint, preparer, aligner = self.checkpoint, self._preparer(), None
         if checkpoint.kind is Kind.ALIGNER and checkpoint.family is not None and isinstance(preparer, MediaPreparer):
             aligner = checkpoint.family.aligner(checkpoint.folder, checkpoint.config, preparer)
         description = self.described(
             name,
             sampling_rate=preparer.sampling_rate if isinstance(preparer, MediaPreparer) else 0,
             window_samples=0,
-            processor_identity=identity,
+            processor_identity=self.identity,
             kind=checkpoint.kind,
             preparer=preparer,
             whole_prompts=not checkpoint.causal,
@@ -202,7 +200,7 @@ class TextBlueprint(ModuleBlueprint):
             return description
         return with_speech(description, checkpoint, self.config.encoder_cache_bytes)
 
-    def _preparer(self, identity: str) -> TextPreparer:
+    def _preparer(self) -> TextPreparer:
         checkpoint = self.checkpoint
         if checkpoint.family is None:
             return TextPreparer.of(checkpoint.tokenizer)
@@ -210,7 +208,7 @@ class TextBlueprint(ModuleBlueprint):
             checkpoint.folder,
             checkpoint.tokenizer,
             checkpoint.config,
-            identity=identity,
+            identity=self.identity,
             hidden=checkpoint.shape.hidden,
             dtype=self.dtype,
         )

@@ -76,7 +76,7 @@ class WhisperBlueprint(Blueprint):
 
     def describe(self, name: str) -> ModelDescription:
         checkpoint = self.checkpoint
-        computed = f"{str(self.dtype).removeprefix('torch.')}, {self.config.quantization}"
+        computed = f"{self.dtype_name}, {self.config.quantization}"
         description = self.described(
             name,
             sampling_rate=checkpoint.features.sampling_rate,
