@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import evolve, fields_dict
 
+from ..api.command_line.following import device_options
 from ..api.command_line.given import check_model, template_of
 from ..api.command_line.pages import MODEL, Page, in_flags
 from ..api.command_line.terminal import FAILED, INTERRUPTED, complain
 from ..core.checks import shown
-from ..core.config import DTYPES, QUANTIZATIONS, EngineConfig
+from ..core.config import EngineConfig
 from ..core.errors import InvalidRequest, TrioletError
 from .cluster_options import OPTIONS, Replicas, check_options, cluster_spec
 from .manners.keys import key_fault
@@ -159,27 +160,7 @@ class _Bytes(click.ParamType[int]):
     help="The most tokens of a prompt and its answer together. With several models: NAME=N. Default: the model's own; "
     "on the CPU no more than fit the memory for keys and values.",
 )
-@click.option("--threads", default=0, help="The number of CPU threads. Default: one for each usable core.")
-@click.option(
-    "--dtype",
-    type=click.Choice(DTYPES),
-    default="auto",
-    show_default=True,
-    help="The number type in which the models compute.",
-)
-@click.option(
-    "--kv-dtype",
-    type=click.Choice(DTYPES),
-    default="auto",
-    help="The number type of stored keys and values, on the CPU. Default: as --dtype.",
-)
-@click.option("--quantization", type=click.Choice(QUANTIZATIONS), help="Hold the weight matrices in int8, on the CPU.")
-@click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    help="The device: auto, cpu, cuda or cuda:1. The command triolet devices lists the devices.",
-)
+@device_options
 @click.option(
     "--cluster",
     is_flag=True,

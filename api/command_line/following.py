@@ -123,37 +123,44 @@ def _view(command: str) -> View | None:
 # ---- the options -----------------------------------------------------------------------------------------------------
 
 
-def engine_options(command: Command) -> Command:
-    """Adds the options of every command that opens a model, except ``--verbose``."""
-    complete = devices
+def device_options(command: Command) -> Command:
+    """Adds the options that say how a model is computed: those of every command that opens one, and of the server."""
     dtypes, quantizations = click.Choice(DTYPES), click.Choice(QUANTIZATIONS)
     computed = "The number type in which the model computes. Default: float32 on the CPU, float16 on CUDA."
     held = (
         "The number type of stored keys and values, on the CPU. 16 bits take half of the memory of 32. Default: "
         "as --dtype."
     )
-    longest = (
-        "The most tokens of a prompt and its answer together. Default: the model's own; on the CPU no more than fit "
-        "the memory for keys and values."
-    )
     device = (
         "The device: auto, cpu, cuda or cuda:1. The command triolet devices lists the devices. Default: CUDA if there "
         "is a GPU, else the CPU."
     )
     for option in (
-        click.option("--trace", **FILE, help="Write a trace of the engine's work into FILE. ui.perfetto.dev shows it."),
-        click.option("--watch", is_flag=True, help="Show the engine's work on standard error while it runs."),
         click.option(
             "--threads", metavar="N", default=0, help="The number of CPU threads. Default: one for each usable core."
         ),
         click.option("--dtype", type=dtypes, default="auto", help=computed),
         click.option("--kv-dtype", type=dtypes, default="auto", help=held),
         click.option("--quantization", type=quantizations, help="Hold the weight matrices in int8, on the CPU."),
-        click.option("--max-model-len", "max_positions", metavar="N", type=int, default=0, help=longest),
-        click.option("--device", metavar="DEVICE", default="auto", shell_complete=complete, help=device),
+        click.option("--device", metavar="DEVICE", default="auto", shell_complete=devices, help=device),
     ):
         command = option(command)
     return command
+
+
+def engine_options(command: Command) -> Command:
+    """Adds the options of every command that opens a model, except ``--verbose``."""
+    longest = (
+        "The most tokens of a prompt and its answer together. Default: the model's own; on the CPU no more than fit "
+        "the memory for keys and values."
+    )
+    for option in (
+        click.option("--trace", **FILE, help="Write a trace of the engine's work into FILE. ui.perfetto.dev shows it."),
+        click.option("--watch", is_flag=True, help="Show the engine's work on standard error while it runs."),
+        click.option("--max-model-len", "max_positions", metavar="N", type=int, default=0, help=longest),
+    ):
+        command = option(command)
+    return device_options(command)
 
 
 def model_options(command: Command) -> Command:
