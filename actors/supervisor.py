@@ -176,7 +176,7 @@ class Supervisor:
                     finally:
                         self._stop.set()
             except BaseException as error:  # noqa: BLE001  (a cancellation or ^C while the teardown ran; raised below)
-                body_error = _more_urgent(body_error, error)
+                body_error = more_urgent(body_error, error, trio.Cancelled)
             self._raise_end(body_error)
         finally:
             del body_error
@@ -450,10 +450,12 @@ class Supervisor:
         return teardown_errors[0] if teardown_errors else None
 
 
-def _more_urgent(body_error: BaseException | None, nursery_error: BaseException) -> BaseException:
-    """Returns the error that leaves the block if the nursery raised too. A cancellation of the surroundings is dropped
-    in favour of the body's error. A ^C takes precedence over the body's error."""
-    rest = frames.without(nursery_error, trio.Cancelled)
+def more_urgent(
+    body_error: BaseException | None, nursery_error: BaseException, cancelled: type[BaseException]
+) -> BaseException:
+    """Returns the error that leaves a block if its nursery raised too. A cancellation of the surroundings, which is an
+    instance of ``cancelled``, is dropped in favour of the body's error. A ^C takes precedence over the body's error."""
+    rest = frames.without(nursery_error, cancelled)
     if rest is None:
         return body_error or nursery_error
     if body_error is not None:

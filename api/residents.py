@@ -23,7 +23,7 @@ import trio
 from attrs import define, field
 
 from ..actors.process import Process
-from ..actors.supervisor import leaving
+from ..actors.supervisor import leaving, more_urgent
 from ..core import frames, log_lines
 from ..core.errors import (
     EngineClosed,
@@ -145,7 +145,7 @@ class Residents:
                         self.close(0.0)
                         raise
             except BaseException as error:  # noqa: BLE001  (a cancellation or ^C while the engines end; raised below)
-                body_error = _more_urgent(body_error, error)
+                body_error = more_urgent(body_error, error, anyio.get_cancelled_exc_class())
             self._raise_end(body_error)
         finally:
             del body_error
@@ -405,17 +405,6 @@ class Residents:
             error.add_note("raised by a handler or filter of the log 'triolet.engines', which must not raise")
             self._errors.append(error)
             self._log = None
-
-
-def _more_urgent(body_error: BaseException | None, group_error: BaseException) -> BaseException:
-    """Returns the error that leaves the block if the task group raised ``group_error``. The body's error replaces a
-    cancellation of the surroundings; ^C replaces the body's error."""
-    rest = frames.without(group_error, anyio.get_cancelled_exc_class())
-    if rest is None:
-        return body_error or group_error
-    if body_error is not None:
-        rest.__context__ = body_error
-    return rest
 
 
 def _again(error: Exception, more: str = "") -> Exception:
