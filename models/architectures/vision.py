@@ -33,11 +33,7 @@ class QwenVision(Family):
         """Encodes all payloads in one batch: the patches of images of any size follow each other."""
         pixels = torch.cat([payload["pixel_values"] for payload in payloads])
         grids = torch.stack([payload["image_grid_thw"] for payload in payloads])
-        device, dtype = place_of(module)
-        model: Any = module.get_submodule("model")
-        with torch.no_grad():
-            output = model.get_image_features(pixels.to(device, dtype), grids.to(device), return_dict=True)
-        return apart(output.pooler_output)
+        return apart(_features(module, pixels, grids))
 
     def positions(
         self, module: nn.Module, token_ids: Sequence[int], placeholders: Sequence[Placeholder]
@@ -90,11 +86,7 @@ class Llava(Family):
     def encode(self, module: nn.Module, payloads: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         """Encodes all payloads in one batch, since all images have the same size."""
         pixels = torch.stack([payload["pixel_values"] for payload in payloads])
-        device, dtype = place_of(module)
-        model: Any = module.get_submodule("model")
-        with torch.no_grad():
-            output = model.get_image_features(pixels.to(device, dtype), return_dict=True)
-        return apart(output.pooler_output)
+        return apart(_features(module, pixels))
 
     def processor(self, folder: Path, config: Any) -> Any:
         kind = config.vision_config.model_type
@@ -125,13 +117,7 @@ class Tiled(Family):
         """Encodes the tiles of all images in one batch."""
         pixels = torch.cat([payload["pixel_values"] for payload in payloads])
         masks = torch.cat([payload["pixel_attention_mask"] for payload in payloads])
-        device, dtype = place_of(module)
-        model: Any = module.get_submodule("model")
-        with torch.no_grad():
-            output = model.get_image_features(
-                pixels[None].to(device, dtype), masks[None].to(device), return_dict=True
-            )  # as if one prompt had all the tiles
-        (rows,) = output.pooler_output
+        (rows,) = _features(module, pixels[None], masks[None])  # as if one prompt had all the tiles
         config: Any = module.config
         embeddings = _cells_of(pixels, config)
         return apart(torch.split(rows, [len(payload["pixel_values"]) * embeddings for payload in payloads]))
@@ -150,6 +136,15 @@ class Tiled(Family):
             text=_text_of_tiles(rows, columns, token * embeddings),
             embeddings=tiles * embeddings,
         )
+
+
+def _features(module: nn.Module, pixels: Tensor, *more: Tensor) -> Any:
+    """Returns the embeddings of images. ``more``: what transformers' method reads beside the pixels."""
+    device, dtype = place_of(module)
+    model: Any = module.get_submodule("model")
+    with torch.no_grad():
+        read = [one.to(device) for one in more]
+        return model.get_image_features(pixels.to(device, dtype), *read, return_dict=True).pooler_output
 
 
 def _process(processor: Any, item: Image.Image, **options: Any) -> Mapping[str, Any]:

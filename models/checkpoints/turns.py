@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import os
 import sys
 import threading
 from collections import deque
@@ -28,6 +27,7 @@ from torch import nn
 
 from ...core.errors import EngineClosed
 from ..machine.defaults import OwnDefaults
+from ..machine.threads import hold_in_forks
 
 
 @define(eq=False)
@@ -166,9 +166,7 @@ TURNS = Turns()
 @cache
 def outlive_forks() -> None:
     """Lets processes that are forked while another thread has the turn load models."""
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        lock = TURNS._changed
-        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=TURNS._end_in_child)
+    hold_in_forks(TURNS._changed, TURNS._end_in_child)
 
 
 @cache

@@ -69,14 +69,16 @@ TORCH_THREADS = TorchThreads()
 """The number of threads of this process's torch. It is not changed before an engine opens."""
 
 
+def hold_in_forks(lock: threading.Condition | threading.RLock, in_child: Callable[[], None]) -> None:
+    """Holds ``lock`` in all later forks of the process. ``in_child`` releases it in the child."""
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=in_child)
+
+
 @cache
 def _outlive_forks() -> None:
     """Makes processes that are forked later start with the program's number, since no engine runs in them."""
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        lock = TORCH_THREADS._lock
-        os.register_at_fork(
-            before=lock.acquire, after_in_parent=lock.release, after_in_child=TORCH_THREADS._end_in_child
-        )
+    hold_in_forks(TORCH_THREADS._lock, TORCH_THREADS._end_in_child)
 
 
 def set_threads(asked: int) -> Callable[[], None]:
