@@ -1,4 +1,7 @@
-"""`Gate`: makes an `Exchange` of each request, and admits the clients that the settings allow."""
+"""`Gate`: makes an `Exchange` of each request, and admits the clients that the settings allow.
+
+`Opening` answers a client that asks for a WebSocket, before the WebSocket is open.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,58 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import trio
+from attrs import define, field
 from starlette.datastructures import Headers
 
-from .exchange import Application, Exchange, Receive, Send
+from .exchange import Application, Exchange, Message, Receive, Send
 from .manners.keys import Keys, presented_key
 from .manners.limits import RateLimit
 from .manners.origins import host_fault, origin_fault
-from .opening import Opening
 from .problems import Problem, problem_answer, problem_of
 from .server import Server
+
+# -- WebSockets --------------------------------------------------------------------------------------------------------
+
+
+_INTERNAL_ERROR = 1011  # RFC 6455, section 7.4.1
+
+
+@define(eq=False)
+class Opening:
+    """Stands between hypercorn and the application, as an `Exchange` does. Once the WebSocket is open, messages pass
+    unchanged."""
+
+    scope: MutableMapping[str, Any]
+    id: str
+    _hear: Receive
+    _say: Send
+    status: int | None = field(default=None, init=False)  # of HTTP; None: the answer has not begun
+
+    async def send(self, message: Message) -> None:
+        """Sends a message of the application. If the application closes a WebSocket that it has not accepted, there is
+        none at this path, and the client gets 404."""
+        if message["type"] == "websocket.close" and self.status is None:
+            await self.refuse(Problem(404, f"{self.scope['path']} is not a WebSocket; allowed: /v1/realtime"))
+            return
+        if message["type"] in ("websocket.accept", "websocket.http.response.start"):
+            self.status = message.get("status", 101)
+            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", self.id.encode())]}
+        await self._say(message)
+
+    async def refuse(self, problem: Problem) -> None:
+        """Answers with ``problem``, as to any HTTP request."""
+        await problem_answer(problem)(self.scope, self._hear, self.send)
+
+    async def fail(self, problem: Problem) -> None:
+        """Tells the client, if it is still there, that the application has failed."""
+        if self.status is None:
+            await self.refuse(problem)
+        else:
+            await self._say({"type": "websocket.close", "code": _INTERNAL_ERROR, "reason": problem.message})
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
 
 _access = logging.getLogger("triolet.access")
 _log = logging.getLogger("triolet.server")

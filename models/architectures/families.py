@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.errors import UnsupportedModel
-from .added import VoxtralRealtime
+from .added import KyutaiSpeech, VoxtralRealtime
 from .audio import QwenAudio
-from .coded import KyutaiSpeech
 from .family import Family
 from .heard import HeardAudio
 from .towers import FunAsr, GraniteSpeech, Phi4Multimodal, Voxtral

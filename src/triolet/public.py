@@ -14,8 +14,7 @@ from .api.speech.options import TranscribeOptions
 from .api.speech.segments import SegmentStream
 from .api.speech.voice import VoiceActivity
 from .api.speech.word_aligner import WordAligner
-from .api.sync_engine import SyncEngine
-from .api.sync_streams import SyncDeltaStream, SyncLiveSession, SyncSegmentStream
+from .api.sync_engine import SyncDeltaStream, SyncEngine, SyncLiveSession, SyncSegmentStream
 from .api.tools.calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
 from .api.tools.formats import ToolFormat
 from .api.tools.reader import ToolReader

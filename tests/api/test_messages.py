@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import triolet
 from triolet.api.inputs.messages import Conversation
 from triolet.core.errors import InvalidRequest
-from triolet.models.architectures.contents import render_parts, render_texts
+from triolet.models.architectures.prompts import render_parts, render_texts
 from triolet.testing import make_checkpoint
 
 TEXTS_ALONE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] + '' }}{% endfor %}"

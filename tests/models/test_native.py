@@ -35,8 +35,8 @@ from triolet.core.errors import EngineError
 from triolet.models.memory.rows import Rows
 from triolet.models.native.decoders import Decoder
 from triolet.models.native.library import MOST_THREADS, Fault, Kind, Library, ModelData, OperationData, Part, StepData
-from triolet.models.native.modules import PackedLinear
 from triolet.models.native.panels import GROUP, Panels, in_groups
+from triolet.models.native.parts import PackedLinear
 from triolet.models.native.runner import Runner
 
 pytestmark = pytest.mark.skipif(Library.load() is None, reason="installed without a compiler")

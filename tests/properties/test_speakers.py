@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from triolet.api.inputs.audio import Samples
 from triolet.api.outputs.results import Segment, Transcript, Turn, Word
-from triolet.api.speech.clusters import Array, cluster, nearest
 from triolet.api.speech.diarizer import Diarization, VoiceTurn
 from triolet.api.speech.speakers import named_turns, with_speakers
-from triolet.api.speech.voices import WINDOW, VoiceClusters
+from triolet.api.speech.voices import WINDOW, Array, VoiceClusters, cluster, nearest
 
 RATE, FRAME = 16_000, 512
 Talk = list[tuple[float, float, int]]  # seconds of silence, then of speech, and the voice
