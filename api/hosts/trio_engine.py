@@ -83,9 +83,8 @@ class TrioEngine:
         self._block: AbstractAsyncContextManager[ModelDescription] | None = None
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
-        self._special: frozenset[int] | None = None  # set when it is first needed
         self._live: set[LiveTranscription] = set()
-        self._token_bytes: dict[bool, TokenBytes] = {}  # by `TextDeltas.skip`
+        self._texts: dict[bool, tuple[TokenBytes, frozenset[int]]] = {}  # with the silent tokens; by `TextDeltas.skip`
         self._reading = trio.CapacityLimiter(1)  # texts are tokenized one after another
         self._compiler = Compiler()
 
@@ -138,7 +137,7 @@ class TrioEngine:
         self._device, self._description = self.device, None
         self._end_sessions()
         self._detectors = Detectors()  # without weights
-        self._token_bytes.clear()
+        self._texts.clear()
         self._trim()
 
     async def aclose(self, drain: float) -> None:
@@ -480,22 +479,13 @@ class TrioEngine:
         return completion_of(output.ready)
 
     def _text_deltas(self, request: Request) -> TextDeltas:
-        skip, tokenizer = _skips(request), self.model.tokenizer
-        tokens = self._token_bytes.setdefault(skip, TokenBytes(tokenizer, skip))
-        return TextDeltas(tokenizer, self._silent_ids(request), skip, tokens)
-
-    def _silent_ids(self, request: Request) -> frozenset[int]:
-        """Returns the timestamps and special tokens. They are part of a completion's tokens, but not of its text unless
-        the request includes special tokens."""
-        if not _skips(request):
-            return frozenset()
-        if self._special is None:
-            description = self.model
-            first = description.vocabulary_size if description.text_tokens is None else description.text_tokens
-            self._special = frozenset({*description.eos_token_ids, *range(first, description.vocabulary_size)})
-        return self._special
-
-
-def _skips(request: Request) -> bool:
-    """True if special tokens are left out of the text of ``request``."""
-    return request.sampling.skip_special_tokens is not False
+        """Returns what turns the tokens of ``request`` into text. Timestamps and special tokens are part of a
+        completion's tokens, but not of its text unless the request includes special tokens."""
+        skip, description = request.sampling.skip_special_tokens is not False, self.model
+        if skip not in self._texts:
+            end = description.vocabulary_size
+            first = end if description.text_tokens is None else description.text_tokens
+            silent = frozenset({*description.eos_token_ids, *range(first, end)} if skip else ())
+            self._texts[skip] = TokenBytes(description.tokenizer, skip), silent
+        tokens, silent = self._texts[skip]
+        return TextDeltas(tokens.tokenizer, silent, skip, tokens)
