@@ -14,8 +14,7 @@ from ...core.model import ModelDescription
 from ...core.request import Structure
 from ...core.tools import Tool, read_tools
 from .calls import ArgumentsPiece, CallBegin, ContentPiece, ToolCall
-from .json_calls import JsonCalls
-from .named_calls import NamedCalls
+from .json_calls import JsonCalls, NamedCalls
 from .reader import ToolReader
 from .syntax import Syntax, literal
 from .templated import TemplatedCalls

@@ -31,12 +31,12 @@ from ..native.decoders import Decoder
 from ..native.library import MOST_THREADS, Library
 from ..native.program import Program
 from ..native.runner import Runner
-from ..networks.aligner import WhisperAligner
 from ..networks.causal import CausalNetwork
 from ..networks.encoder_decoder import EncoderDecoderNetwork
 from ..networks.features import LogMel
 from ..networks.network import Network
 from ..networks.whisper import WhisperModel
+from ..networks.whisper_network import WhisperAligner
 from .comparison import LONGEST
 from .passed import PassedComparisons, comparison_key
 

@@ -9,11 +9,10 @@ from attrs import evolve, frozen
 
 from ...core.model import ModelDescription
 from ..checkpoints.whisper import Checkpoint, WeightFiles
-from ..networks.aligner import WhisperAligner
 from ..networks.encoder_alone import EncoderAlone
 from ..networks.features import LogMel
 from ..networks.whisper import WhisperModel
-from ..networks.whisper_network import WhisperNetwork, encode_windows
+from ..networks.whisper_network import WhisperAligner, WhisperNetwork, encode_windows
 from ..networks.whisper_program import unknown
 from ..speech.whisper import with_whisper
 from .blueprint import Blueprint, Own, Parts
