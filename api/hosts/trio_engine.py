@@ -131,7 +131,7 @@ class TrioEngine:
 
     def _let_go(self) -> None:
         """Drops what is left after the device is released, above all the tokenizer."""
-        structures = self._description and self._description.structures
+        structures = None if self._description is None else self._description.structures
         if structures is not None:
             structures.let_go()
         self._device, self._description = self.device, None
