@@ -84,7 +84,7 @@ class TrioEngine:
         self._door = Door(config.max_pending)
         self._numbers = itertools.count()
         self._live: set[LiveTranscription] = set()
-        self._texts: dict[bool, tuple[TokenBytes, frozenset[int]]] = {}  # with the silent tokens; by `TextDeltas.skip`
+        self._texts: dict[bool, tuple[TokenBytes, frozenset[int]]] = {}  # with the silent tokens; by `TokenBytes.skip`
         self._reading = trio.CapacityLimiter(1)  # texts are tokenized one after another
         self._compiler = Compiler()
 
@@ -488,4 +488,4 @@ class TrioEngine:
             silent = frozenset({*description.eos_token_ids, *range(first, end)} if skip else ())
             self._texts[skip] = TokenBytes(description.tokenizer, skip), silent
         tokens, silent = self._texts[skip]
-        return TextDeltas(tokens.tokenizer, silent, skip, tokens)
+        return TextDeltas(tokens, silent)

@@ -96,23 +96,15 @@ class TextDeltas:
     """Turns tokens into text as they come, and holds back the bytes of an unfinished character.
 
     Args:
-        tokenizer: the tokenizer of the model.
+        tokens: the bytes of the tokens, which requests may share.
         special_ids: the tokens that give no text.
-        skip: false if the text shall contain special tokens, too.
-        tokens: the bytes of the tokens, which requests with the same ``skip`` may share.
     """
 
-    tokenizer: Any
+    tokens: TokenBytes
     special_ids: frozenset[int]
-    skip: bool = True
-    tokens: TokenBytes = field()
     _before: int | None = field(default=None, init=False)  # the last token that had text
     _utf8: codecs.IncrementalDecoder = field(init=False)
     _held: str = field(default="", init=False)  # text that may still be cleaned up
-
-    @tokens.default
-    def _own(self) -> TokenBytes:
-        return TokenBytes(self.tokenizer, self.skip)
 
     def __attrs_post_init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -140,7 +132,7 @@ class TextDeltas:
         text = self._held + text
         may_change = None if last else _MAY_BE_CLEANED.search(text)
         text, self._held = (text, "") if may_change is None else (text[: may_change.start()], may_change[0])
-        return str(self.tokenizer.clean_up_tokenization(text))
+        return str(self.tokens.tokenizer.clean_up_tokenization(text))
 
 
 @cache

@@ -85,15 +85,13 @@ TOKENIZERS: dict[str, Any] = {
 
 
 def pieces(tokenizer: Any, token_ids: list[int], *, skip: bool = True) -> list[str]:
-    texts = TextDeltas(tokenizer, frozenset(), skip=skip)
+    texts = TextDeltas(TokenBytes(tokenizer, skip), frozenset())
     return [*(texts.add(token) for token in token_ids), texts.rest()]
 
 
 def completed(tokenizer: Any, token_ids: list[int], tokens: TokenBytes, *stops: str) -> list[str]:
     """The pieces of a request that has stop strings."""
-    out = Output(
-        3, frozenset(), TextDeltas(tokenizer, frozenset(), tokens.skip, tokens), StopStrings(stops), tops=False
-    )
+    out = Output(3, frozenset(), TextDeltas(tokens, frozenset()), StopStrings(stops), tops=False)
     for token in token_ids:
         out.take(SampledToken(token_id=token))
     if not out.ended:
@@ -104,7 +102,7 @@ def completed(tokenizer: Any, token_ids: list[int], tokens: TokenBytes, *stops: 
 def check_one_text(tokenizer: Any, token_ids: list[int], tokens: TokenBytes) -> bool:
     """Checks that a text is the same in pieces, at once, and with a stop string that never comes; that it is
     transformers' own; and that a stop string that is in it ends it there. Returns whether it was well-formed."""
-    whole = TextDeltas(tokenizer, frozenset(), tokens.skip, tokens).whole(token_ids)
+    whole = TextDeltas(tokens, frozenset()).whole(token_ids)
     for stops in ((), ("never \x00",)):
         assert "".join(completed(tokenizer, token_ids, tokens, *stops)) == whole
     middle = whole[len(whole) // 2 : len(whole) // 2 + 2]
@@ -161,7 +159,7 @@ def test_bytes_that_become_no_character_are_told_at_once_and_three_are_held(code
     """By the Unicode standard's practice, as Python's, in both kinds of vocabularies."""
     sentencepiece = TOKENIZERS["sentencepiece"]
     for tokenizer, first in ((BYTES, 0), (sentencepiece, sentencepiece.convert_tokens_to_ids("<0x00>"))):
-        texts = TextDeltas(tokenizer, frozenset())
+        texts = TextDeltas(TokenBytes(tokenizer), frozenset())
         shown = texts.add(first + ord("a"))
         for place, code in enumerate(codes, 1):
             shown += texts.add(first + code)
@@ -225,7 +223,7 @@ def test_a_decoder_that_takes_text_back_loses_nothing_new():
 def test_special_tokens_are_no_text():
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken("<|x|>", special=True)], special_tokens=True)
-    texts = TextDeltas(tokenizer, frozenset({260}))
+    texts = TextDeltas(TokenBytes(tokenizer), frozenset({260}))
     assert [texts.add(token) for token in (97, 260, 98)] == ["a", "", "b"]
 
 
@@ -236,7 +234,7 @@ def output(*stops: str, tops: bool = False) -> Output:
     return Output(
         prompt_tokens=3,
         stop_ids=frozenset({256}),
-        texts=TextDeltas(BYTES, frozenset()),
+        texts=TextDeltas(TokenBytes(BYTES), frozenset()),
         stops=StopStrings(stops),
         tops=tops,
     )
@@ -323,7 +321,7 @@ def test_a_tokenizer_that_fails_is_told_to_the_reader_alone():
             raise OverflowError("no such token")
 
     out = output("stop")
-    out.texts = TextDeltas(Failing(), frozenset())
+    out.texts = TextDeltas(TokenBytes(Failing()), frozenset())
     out.take(SampledToken(token_id=97))
     with pytest.raises(OverflowError):
         out.raise_fault()
