@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,6 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 """The limits of llguidance: one mask then takes some 20 ms at most."""
-_DEEP = "it is nested too deeply; allowed: up to about 100 levels"
 OPTIONS = frozenset({"whitespace_flexible", "item_separator", "key_separator"})
 """The members of ``x-guidance`` that a schema may have."""
 
@@ -60,9 +60,14 @@ FORMATS = {
 """What strings of a format must match beside llguidance's own pattern of that format."""
 
 _QUANTITY = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
-_REGEX = re.compile(
-    r"\\(?:[pPxuU]\{[^}]*\}|.)|\[(?:\\.|[^\]\\])*\]|\(\?(?:P?<\w+>|[a-zA-Z-]*:)|\{\d{1,9}(?:,\d{0,9})?\}|.", re.DOTALL
+_REGEX = re.compile(  # in one way only, so that no part is read twice: what is not closed goes on to the end
+    r"\\(?:[pPxuU]\{[^}]*\}?|.)|\[(?:\\.|[^\]\\])*\]?|\(\?(?:P?<\w+>|[a-zA-Z-]*:)|\{\d{1,9}(?:,\d{0,9})?\}|.", re.DOTALL
 )
+
+
+Place = str | tuple[Any, Any]
+"""A place in a schema: a text, or the place above and a name. They are joined for a fault alone, since there are many
+places, and each may be long."""
 
 
 class Written(float):
@@ -82,6 +87,15 @@ def grammar_of(kind: str, text: str) -> str:
     Raises:
         ValueError: the structure cannot be followed, with the reason.
     """
+    try:
+        return _grammar_of(kind, text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply; allowed: up to about 100 levels") from None
+    except (TypeError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"a member of it has a value of another kind than JSON Schema's: {error}") from None
+
+
+def _grammar_of(kind: str, text: str) -> str:
     from llguidance import LLMatcher
 
     match kind:
@@ -106,10 +120,7 @@ def fault_in(grammar: str) -> str:
 
 def read_json(text: str) -> Any:
     """Returns ``text`` read as JSON. Numbers keep how they were written: integers, or `Written`."""
-    try:
-        return json.loads(text, parse_float=Written, parse_constant=_no_number)
-    except RecursionError:
-        raise ValueError(_DEEP) from None
+    return json.loads(text, parse_float=Written, parse_constant=_no_number)
 
 
 def _no_number(name: str) -> None:
@@ -130,10 +141,7 @@ def _choices(text: str) -> list[str]:
 
 def exact_json(schema: Any, **options: Any) -> str:
     """Returns ``schema`` as JSON for llguidance, with ``options`` for its ``x-guidance``. See `exact`."""
-    try:
-        return json.dumps(exact(schema, **options))
-    except RecursionError:
-        raise ValueError(_DEEP) from None
+    return json.dumps(exact(schema, **options))
 
 
 def exact(schema: Any, **options: Any) -> Any:
@@ -146,14 +154,15 @@ def exact(schema: Any, **options: Any) -> Any:
         return schema
     multiples: list[Decimal] = []
     changed: dict[int, dict[str, Any]] = {}
-    found, todo = {id(schema)}, [("", schema)]
+    found: set[int] = {id(schema)}
+    todo: list[tuple[Place, Any]] = [("", schema)]
     while todo:
         place, one = todo.pop()
         changed[id(one)] = _checked(place, one, multiples, root=one is schema)
         for name, below in (*_below(one), *_referred(one, schema, place)):
             if isinstance(below, Mapping) and id(below) not in found:
                 found.add(id(below))
-                todo.append((name if name.startswith("#") else f"{place}/{name}", below))
+                todo.append((name if name.startswith("#") else (place, name), below))
     _check_multiples(multiples)
     own = {"json_allowed_escapes": 'nrbtf\\"'}  # else a name could be spelled in two ways
     return _rebuilt(schema, changed) | {"x-guidance": own | options | schema.get("x-guidance", {})}
@@ -171,7 +180,7 @@ def _below(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}/{key}", one) for key, one in several.items())
 
 
-def _referred(schema: Mapping[str, Any], root: Mapping[str, Any], place: str) -> Iterator[tuple[str, Any]]:
+def _referred(schema: Mapping[str, Any], root: Mapping[str, Any], place: Place) -> Iterator[tuple[str, Any]]:
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return
@@ -191,13 +200,13 @@ def _rebuilt(schema: Any, changed: Mapping[int, dict[str, Any]]) -> Any:
     """Returns a copy of ``schema`` in which what was changed is in the place of what stood there."""
     if isinstance(schema, Mapping):
         new = changed.get(id(schema), {})
-        return {key: _rebuilt(value, changed) for key, value in schema.items()} | new
+        return {key: _rebuilt(value, changed) for key, value in {**schema, **new}.items()}
     if isinstance(schema, list | tuple):
         return [_rebuilt(one, changed) for one in schema]
     return schema if not isinstance(schema, float) or math.isfinite(schema) else None  # in a note, such as a default
 
 
-def _checked(place: str, schema: Mapping[str, Any], multiples: list[Decimal], *, root: bool) -> dict[str, Any]:
+def _checked(place: Place, schema: Mapping[str, Any], multiples: list[Decimal], *, root: bool) -> dict[str, Any]:
     """Checks the members of ``schema`` that are no schemas themselves. Returns members to add or to replace."""
     _check_names(place, schema, root=root)
     for name in _BOUNDS:
@@ -205,20 +214,20 @@ def _checked(place: str, schema: Mapping[str, Any], multiples: list[Decimal], *,
     if "multipleOf" in schema:
         multiples.append(_multiple(place, schema["multipleOf"]))
     for name in ("const", "enum", "required"):
-        _check_value(f"{place}/{name}", schema.get(name))
-    _check_regex(f"{place}/pattern", schema.get("pattern"))
+        _check_value((place, name), schema.get(name))
+    _check_regex((place, "pattern"), schema.get("pattern"))
     for name in ("properties", "patternProperties"):
         for key in schema[name] if isinstance(schema.get(name), Mapping) else ():
-            _check_value(f"{place}/{name}", key)
-            _check_regex(f"{place}/{name}", key if name == "patternProperties" else None)
-    if patterns := FORMATS.get(str(schema.get("format"))):
-        return {"allOf": [*schema.get("allOf", ()), *({"pattern": pattern} for pattern in patterns)]}
+            _check_value((place, name), key)
+            _check_regex((place, name), key if name == "patternProperties" else None)
+    if (patterns := FORMATS.get(str(schema.get("format")))) and isinstance(several := schema.get("allOf", []), list):
+        return {"allOf": [*several, *({"pattern": pattern} for pattern in patterns)]}
     if schema.get("minimum") == -_LARGEST:
         return {"minimum": -_LARGEST + 1024}  # the next double: llguidance cannot negate the smallest integer
     return {}
 
 
-def _check_names(place: str, schema: Mapping[str, Any], *, root: bool) -> None:
+def _check_names(place: Place, schema: Mapping[str, Any], *, root: bool) -> None:
     """Checks the members that llguidance reads otherwise than the standard where they stand together."""
     if not root and isinstance(schema.get("$id", schema.get("id")), str):
         raise _fault(place, "$id", "...", "an $id at the top alone, since references would begin at it")
@@ -243,7 +252,7 @@ def _check_names(place: str, schema: Mapping[str, Any], *, root: bool) -> None:
         )
 
 
-def _check_bound(place: str, name: str, schema: Mapping[str, Any]) -> None:
+def _check_bound(place: Place, name: str, schema: Mapping[str, Any]) -> None:
     value, base = schema.get(name), name.removeprefix("exclusive").lower()
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
@@ -258,7 +267,7 @@ def _check_bound(place: str, name: str, schema: Mapping[str, Any]) -> None:
         )
 
 
-def _multiple(place: str, value: Any) -> Decimal:
+def _multiple(place: Place, value: Any) -> Decimal:
     """Returns ``multipleOf``, if llguidance's remainders are right for it."""
     allowed = f"numbers above 0 of less than {_WORD // 10:,}, points left out, with up to 8 digits behind the point"
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _WORD:
@@ -284,16 +293,16 @@ def _check_multiples(multiples: list[Decimal]) -> None:
         common = math.lcm(common, one)
 
 
-def _check_value(place: str, value: Any) -> None:
+def _check_value(place: Place, value: Any) -> None:
     """Checks the numbers and the lengths of the texts in a constant."""
-    todo = [(place, value)]
+    todo: list[tuple[Place, Any]] = [(place, value)]
     while todo:
         place, one = todo.pop()
         if isinstance(one, Mapping):
-            todo += [(f"{place}/{key}", below) for key, below in one.items()]
+            todo += [((place, key), below) for key, below in one.items()]
             todo += [(place, key) for key in one]
         elif isinstance(one, list | tuple):
-            todo += [(f"{place}/{index}", below) for index, below in enumerate(one)]
+            todo += [((place, index), below) for index, below in enumerate(one)]
         elif isinstance(one, str):
             _check_length(place, len(one))
         elif isinstance(one, int | float) and not isinstance(one, bool) and not _is_exact(one):
@@ -315,15 +324,19 @@ def _is_exact(value: float) -> bool:
 
 
 def _decimal(value: float) -> Decimal:
-    return Decimal(value.text if isinstance(value, Written) else repr(value))
+    try:
+        return Decimal(value.text if isinstance(value, Written) else repr(value))
+    except ArithmeticError:
+        return Decimal("NaN")  # its exponent is beyond those of decimals: it is equal to nothing
 
 
-def _check_regex(place: str, pattern: Any) -> None:
+def _check_regex(place: Place, pattern: Any) -> None:
     """Checks how much literal text a pattern has when its repetitions are written out."""
     if not isinstance(pattern, str):
         return
+    _check_length(place, len(pattern))
     if re.search(r"\(\?[a-zA-Z-]*x", pattern):
-        raise ValueError(f"{place} has the flag x; allowed: patterns without it")
+        raise ValueError(f"{_told(place)} has the flag x; allowed: patterns without it")
     sums, last = [0], 0
     for part in _REGEX.findall(pattern):
         if part[0] == "(":
@@ -338,20 +351,28 @@ def _check_regex(place: str, pattern: Any) -> None:
         else:
             last = int(part not in ("|", "*", "+", "?", ".", "^", "$") and part[0] != "[" and part[:2] not in _CLASSES)
             sums[-1] += last
-    _check_length(place, max(len(pattern), sum(sums)))
+    _check_length(place, sum(sums))
 
 
-def _check_length(place: str, length: int) -> None:
+def _check_length(place: Place, length: int) -> None:
     if length > _MOST_LITERAL:
         raise ValueError(
-            f"{place} has {length:,} characters, repetitions written out; allowed: up to {_MOST_LITERAL:,}"
+            f"{_told(place)} has {length:,} characters, repetitions written out; allowed: up to {_MOST_LITERAL:,}"
         )
 
 
-def _fault(place: str, name: str, value: Any, allowed: str) -> ValueError:
+def _fault(place: Place, name: str, value: Any, allowed: str) -> ValueError:
     told = value.text if isinstance(value, Written) else str(value)
-    where = f"{place}/{name}".rstrip("/") or "/"
+    where = _told((place, name)).rstrip("/") or "/"
     return ValueError(f"{where}={told[:80]}; allowed: {allowed}")
+
+
+def _told(place: Place) -> str:
+    names: list[str] = []
+    while isinstance(place, tuple):
+        place, name = place
+        names.append(str(name))
+    return "/".join((place, *reversed(names)))
 
 
 # -- the program -----------------------------------------------------------------------------------------------------
@@ -385,6 +406,8 @@ def _tried(kind: str, text: str) -> dict[str, Any]:
     try:
         grammar = grammar_of(kind, text)
         fault = fault_in(grammar)
+    except MemoryError:
+        os.abort()  # as llguidance itself ends without memory
     except ValueError as error:
         fault = str(error)
     if fault:

@@ -6,6 +6,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
+import tracemalloc
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from attrs import evolve
 
 from triolet.core.errors import InvalidRequest
 from triolet.core.request import LogitRules, SamplingParams, Structure
+from triolet.models.sampling.grammar import exact_json, grammar_of
 from triolet.models.sampling.logits import SamplerInput, sample_tokens
 from triolet.models.sampling.structure import Grammars, Guide, Tried, fault_of
 
@@ -149,6 +153,65 @@ def test_a_structure_that_cannot_be_followed_is_told_with_the_reason(structure, 
     guide = grammars.guide(structure)
     assert message in guide.error
     assert sample_tokens(random_logits(1), [draw_of([], guide)], (IDS.eos,))[0].token_id == IDS.eos
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ('{"type": "string", "format": "date", "allOf": 5}', "allOf must be an array"),
+        ('{"type": "string", "enum": 5}', "enum must be an array"),
+        ('{"const": 1e-99999999999999999999999}', "/const=1e-99999999999999999999999; allowed: "),
+        ('{"multipleOf": 1e99999999999999999999999}', "/multipleOf=1e99999999999999999999999; allowed: "),
+        ('{"items": {"const": {"a": [1, 9007199254740993]}}}', "/items/const/a/1=9007199254740993; allowed: "),
+        ('{"$ref": "#/a", "a": {"const": 9007199254740993}}', ": #/a/const=9007199254740993; allowed: "),
+        ('{"a": ' * 2_000 + "1" + "}" * 2_000, "nested too deeply"),
+    ],
+)
+def test_a_schema_of_another_shape_is_refused_by_name(schema, message):
+    """The first ones raised a TypeError and decimal's InvalidOperation."""
+    assert message in fault_of(Structure.json_schema(schema))
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, ZeroDivisionError])
+def test_an_error_in_a_check_of_a_schema_is_a_refusal(error, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise error("no such thing")
+
+    monkeypatch.setattr("triolet.models.sampling.grammar.exact", fail)
+    assert "of another kind than JSON Schema's: no such thing" in fault_of(STRUCTURES["json"])
+
+
+@pytest.mark.parametrize("begin", ["[", "\\p{", "[\\", "(?<a", "(?a"])
+def test_patterns_that_are_not_closed_take_little_time(begin):
+    """One of 5,000 brackets held Python's lock for seconds; before that, its length was not checked."""
+    for pattern in (begin * (8_000 // len(begin)), begin * 200_000):
+        started = time.process_time()
+        assert fault_of(Structure(kind="regex", text=pattern))
+        assert time.process_time() - started < 0.25
+
+
+@pytest.mark.parametrize(
+    "below",
+    [{"enum": [0] * 1_000}, {"properties": {str(index): {} for index in range(1_000)}}],
+    ids=["values", "schemas"],
+)
+def test_long_places_are_not_written_out_for_each_of_many_values(below):
+    """A schema of 175 KB took 778 MB."""
+    schema: Any = below
+    for _ in range(8):
+        schema = {"properties": {"a" * 8_000: schema}}
+    tracemalloc.start()
+    try:
+        exact_json(schema)
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_formats_within_allof_of_a_format_are_followed_too():
+    """Their own patterns were lost where the outer format's were added."""
+    inner = grammar_of("json_schema", json.dumps({"format": "date", "allOf": [{"format": "time"}]}))
+    assert "[0-5][0-9]" in inner
 
 
 @pytest.mark.parametrize(
