@@ -25,6 +25,8 @@ from .syntax import Syntax, Tools, Write, choice, json_rule
 Schema = Any  # a mapping, or true or false
 
 _MOST_REFERENCES = 32  # a schema may refer to itself
+_MOST_REFERENCE = 1_000  # characters
+_MOST_VISITED = 1_000  # schemas, and as many parts of each: others are left out
 _KINDS = {
     bool: "boolean",
     int: "integer",
@@ -46,7 +48,7 @@ def resolved(schema: Schema, root: Schema) -> Mapping[str, Any]:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        schema = _at(root, reference)
+        schema = _at(root, reference) if len(reference) <= _MOST_REFERENCE else None
     return {}
 
 
@@ -63,7 +65,7 @@ def types_of(schema: Schema, root: Schema, seen: set[int] | None = None) -> tupl
     """
     described = resolved(schema, root)
     seen = set() if seen is None else seen
-    if id(described) in seen:
+    if id(described) in seen or len(seen) >= _MOST_VISITED:
         return ()
     seen.add(id(described))
     if "type" in described:
@@ -72,7 +74,7 @@ def types_of(schema: Schema, root: Schema, seen: set[int] | None = None) -> tupl
     if "enum" in described or "const" in described:
         values = _list(described.get("enum", [described.get("const")]))
         return tuple(dict.fromkeys(_KINDS[type(value)] for value in values))
-    several = [one for key in ("anyOf", "oneOf", "allOf") for one in _list(described.get(key))]
+    several = [one for key in ("anyOf", "oneOf", "allOf") for one in _list(described.get(key))[:_MOST_VISITED]]
     return tuple(dict.fromkeys(kind for one in several for kind in types_of(one, root, seen)))
 
 
@@ -104,6 +106,7 @@ _SAID = frozenset({"type", "properties", "required", "additionalProperties"})
 """The keys in the schema of parameters that a grammar can follow."""
 _SILENT = frozenset({"title", "description", "$defs", "definitions", "$schema", "x-guidance"})
 """The keys that do not restrict the parameters."""
+_MOST = 4_000_000  # characters of rules: parameters that refer to the same definition repeat it
 _NEEDED = frozenset({"pattern", "anyOf", "oneOf", "allOf", "not", "contentEncoding"})
 """The keys in the schema of a text that a grammar cannot follow."""
 
@@ -181,34 +184,45 @@ def _trimmed(text: str) -> str:
 def _rules(tool: Tool, index: int) -> list[str]:
     schema = tool.parameters or {}
     described = resolved(schema, schema)
-    properties, required = described.get("properties", {}), described.get("required", [])
+    properties, required = _member(tool, described, "properties", {}), _member(tool, described, "required", [])
+    required = set(map(str, required))
     _check(tool.name, "its parameters have", described.keys() - _SAID - _SILENT)
-    _check(tool.name, "it requires, and does not describe,", set(required) - properties.keys())
+    _check(tool.name, "it requires, and does not describe,", required - properties.keys())
     _check(tool.name, "a parameter has the name", {key for key in properties if not _KEY.fullmatch(key)})
-    parts, rules = [], []
+    parts, rules, size = [], [], 0
     for number, (key, value) in enumerate(properties.items()):
         name = f"value_{index}_{number}"
         part = f"{_quoted(_PARAMETER + key + '>')} {name}"
         parts.append(part if key in required else f"({part})?")
-        rules.append(_value_rule(tool.name, name, value, schema))
+        rules.append(_value_rule(tool, name, value, schema))
+        size += len(rules[-1])
+        _check(tool.name, f"its rules have more than {_MOST:,} characters up to", (key,) if size > _MOST else ())
     head, end = _quoted(f"{_FUNCTION}{tool.name}>\n"), _quoted(_FUNCTION_END)
     return [f"call_{index}: {head} {' '.join(parts)} {end}", *rules]
 
 
-def _value_rule(tool: str, name: str, value: Any, schema: Mapping[str, Any]) -> str:
+def _value_rule(tool: Tool, name: str, value: Any, schema: Mapping[str, Any]) -> str:
     """The rule for a parameter's text and the tag at its end."""
     types, end = types_of(value, schema), _quoted(_PARAMETER_END)
     if types and "string" not in types:
         definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        rule = json_rule(f"{name}_json", {**definitions, **value}, tool)
+        rule = json_rule(f"{name}_json", {**definitions, **value}, tool.name)
         return f'{name}: "\\n" {name}_json "\\n" {end} "\\n"\n{rule}'
     described = resolved(value, schema)
-    texts = [text for text in described.get("enum", [described.get("const")]) if isinstance(text, str)]
+    texts = [text for text in _member(tool, described, "enum", [described.get("const")]) if isinstance(text, str)]
     if texts:
         return f'{name}: "\\n" ({" | ".join(map(_quoted, texts))}) "\\n" {end} "\\n"'
-    _check(tool, "the text of a parameter has", described.keys() & _NEEDED)
-    least, most = described.get("minLength", 0), described.get("maxLength", "")
+    _check(tool.name, "the text of a parameter has", described.keys() & _NEEDED)
+    least, most = _member(tool, described, "minLength", 0), _member(tool, described, "maxLength", 0)
+    most = most if "maxLength" in described else ""
     return f'{name}: {name}_text "\\n"\n{name}_text[suffix={end}]: /(?s:\\n.{{{least},{most}}}\\n)/'
+
+
+def _member(tool: Tool, schema: Mapping[str, Any], name: str, default: Any) -> Any:
+    """The member of ``schema``, which is of the type of ``default``."""
+    found = schema.get(name, default)
+    _check(tool.name, "of another type than in JSON Schema is", () if type(found) is type(default) else (name,))
+    return found
 
 
 def _check(tool: str, what: str, names: Collection[str]) -> None:

@@ -35,6 +35,10 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 """The limits of llguidance: one mask then takes some 20 ms at most."""
+_EXACT = re.compile(r"^(\w+: )%exact (\[.*\])$", re.MULTILINE)
+"""A rule of Lark that stands for the JSON of a call: the name of the tool and a schema, which is checked only where the
+grammar is made, within limits."""
+_CALLED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 OPTIONS = frozenset({"whitespace_flexible", "item_separator", "key_separator"})
 """The members of ``x-guidance`` that a schema may have."""
 
@@ -103,7 +107,7 @@ def _grammar_of(kind: str, text: str) -> str:
             _check_regex("the expression", text)
             return LLMatcher.grammar_from_regex(text)
         case "lark":
-            return LLMatcher.grammar_from_lark(text)
+            return LLMatcher.grammar_from_lark(_EXACT.sub(_called, text))
         case "json_schema":
             return LLMatcher.grammar_from_json_schema(exact_json(read_json(text)))
         case _:
@@ -137,6 +141,14 @@ def _choices(text: str) -> list[str]:
 
 
 # -- schemas ---------------------------------------------------------------------------------------------------------
+
+
+def _called(rule: re.Match[str]) -> str:
+    tool, schema = read_json(rule[2])
+    try:
+        return f"{rule[1]}%json {exact_json(schema, **_CALLED)}"
+    except ValueError as error:
+        raise ValueError(f"a call of {tool!r} cannot be forced to follow its parameters: {error}") from None
 
 
 def exact_json(schema: Any, **options: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from triolet import ArgumentsPiece, CallBegin, ContentPiece, InvalidRequest, Too
 from triolet.api.tools.formats import SYNTAXES, find_format
 from triolet.core.model import ModelDescription
 from triolet.core.tools import read_tools
+from triolet.models.sampling import grammar
 from triolet.models.sampling.structure import fault_of
 from triolet.testing.sim_model import SimModel
 
@@ -392,5 +395,70 @@ def test_a_forced_call_keeps_the_digits_of_numbers_or_is_refused_by_name(name):
         return fault_of(ToolFormat.named(name).structure([ban], "required"))
 
     assert forced(2**53) == ""
-    with pytest.raises(InvalidRequest, match=r"a call of 'ban' .*/?const=1234567890123456789; allowed: "):
-        forced(1234567890123456789)
+    assert re.search(r"a call of 'ban' .*/?const=1234567890123456789; allowed: ", forced(1234567890123456789))
+
+
+@pytest.mark.parametrize("name", SYNTAXES)
+def test_a_tools_schema_is_checked_where_its_grammar_is_made(name, monkeypatch):
+    """Its checks ran in the server itself, before anything limited them."""
+    checked: list[object] = []
+    exact = grammar.exact
+
+    def watch(schema: object, **options: object) -> object:
+        checked.append(schema)
+        return exact(schema, **options)
+
+    monkeypatch.setattr(grammar, "exact", watch)
+    parameters = {"properties": {"x": {"type": "integer", "minimum": -3}}, "required": ["x"]}
+    structure = ToolFormat.named(name).structure(
+        [{"type": "function", "function": {"name": "f", "parameters": parameters}}], "required"
+    )
+    assert not checked
+    assert grammar.grammar_of(structure.kind, structure.text).count("-3")
+    assert checked
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"properties": {"x": {"type": "string", "enum": 5}}}, "of another type than in JSON Schema is 'enum'"),
+        ({"properties": {"x": {"minLength": "0}"}}}, "of another type than in JSON Schema is 'minLength'"),
+        ({"properties": {"x": {"maxLength": 2.5}}}, "of another type than in JSON Schema is 'maxLength'"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"properties": []}}}, "is 'properties'"),
+        ({"required": [{}]}, "does not describe, '{}'"),
+        (
+            {
+                "properties": {str(index): {"$ref": "#/$defs/a"} for index in range(1_000)},
+                "$defs": {"a": {"type": "integer", "description": "a" * 100_000}},
+            },
+            "have more than 4,000,000 characters up to '39'",
+        ),
+        (
+            {
+                "properties": {str(index): {"$ref": "#/$defs/a"} for index in range(1_000)},
+                "$defs": {"a": {"enum": ["a" * 100_000]}},
+            },
+            "have more than 4,000,000 characters up to '39'",
+        ),
+    ],
+    ids=["enum", "minLength", "maxLength", "properties", "required", "definitions", "texts"],
+)
+def test_parameters_that_tags_cannot_take_are_refused_by_name(parameters, told):
+    """Some raised a TypeError; copies of definitions had no bound."""
+    one = {"type": "function", "function": {"name": "one", "parameters": parameters}}
+    with pytest.raises(InvalidRequest, match=re.escape(told)):
+        ToolFormat.named("qwen3_coder").structure([one], "one")
+
+
+def test_parameters_that_refer_to_many_schemas_take_little_time():
+    parameters = {
+        "properties": {str(index): {"anyOf": [{"$ref": "#/$defs/a"}]} for index in range(40)},
+        "$defs": {"a": {"anyOf": [{"a": 0} for _ in range(20_000)]}},
+    }
+    one = {"type": "function", "function": {"name": "one", "parameters": parameters}}
+    started = time.process_time()
+    with pytest.raises(InvalidRequest, match="has 'anyOf'"):
+        ToolFormat.named("qwen3_coder").structure([one], "one")
+    text = "".join(f"<parameter={index}>\n1\n</parameter>\n" for index in range(40))
+    ToolFormat.named("qwen3_coder").parse(f"<function=one>\n{text}</function>", [one])
+    assert time.process_time() - started < 0.5
