@@ -2,7 +2,8 @@
 
 A stranger's structure of 200 bytes may take minutes, gigabytes or all of the stack to compile. So each new one is first
 compiled in a process of its own, which ends by itself at a limit and is killed when its caller is cancelled. A
-structure that has passed is compiled again in a thread. That takes no longer.
+structure that has passed is compiled again in a thread. That takes no longer. Callers of the same structure share one
+trial, and what was refused is refused again for a while without any.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import json
 import multiprocessing.spawn
 import signal
+import sys
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from subprocess import DEVNULL, CompletedProcess
+from subprocess import CompletedProcess
+from weakref import WeakValueDictionary
 
 import trio
 from attrs import define, field, frozen
 
+from ...core.errors import EngineError, InvalidRequest
 from ...core.model import Structures
 from ...core.request import Structure
 from ...models.sampling import grammar
@@ -25,6 +29,9 @@ from ...models.sampling.structure import Tried, bad
 from .threads import run_in_thread
 
 _ADVICE = "give smaller numbers in multipleOf, fewer and shorter repetitions, and fewer optional properties"
+_MOST_REFUSED, _MOST_TOLD, _REFUSED_SECONDS = 256, 2_000, 60.0
+_HAS_LIMITS = hasattr(signal, "SIGPROF") and not getattr(sys, "frozen", False)
+"""False on Windows, and in a program that cannot start Python: there each structure is compiled in a thread at once."""
 
 
 @frozen
@@ -37,11 +44,21 @@ class _Lane:
 
 
 @define(eq=False)
+class _Trial:
+    """A structure that somebody compiles or waits for."""
+
+    turn: trio.Lock = field(factory=trio.Lock, init=False)
+    found: Structure | None = field(default=None, init=False)
+
+
+@define(eq=False)
 class Compiler:
     """One engine's compilations. A structure that takes long in the first lane goes on in the second, so that it does
     not hold up others for long."""
 
     _lanes: tuple[_Lane, ...] = field(factory=lambda: (_Lane(0.3), _Lane(2.0)))
+    _trials: WeakValueDictionary[tuple[str, str], _Trial] = field(factory=WeakValueDictionary, init=False)
+    _refused: dict[int, tuple[float, str]] = field(factory=dict, init=False)  # by hash: until when, the reason
 
     async def compile(self, structure: Structure, structures: Structures | None) -> Structure:
         """Returns ``structure`` with its grammar, or as it is if another process compiles it (``structures`` is
@@ -50,10 +67,26 @@ class Compiler:
         Raises:
             InvalidRequest: the structure cannot be followed, or not within the limits.
         """
+        if structures is not None and (kept := structures.find(structure)) is not None:
+            return kept
+        key = structure.kind, structure.text
+        trial = self._trials.setdefault(key, _Trial())
+        async with trial.turn:
+            until, told = self._refused.get(hash(key), (0.0, ""))
+            if trio.current_time() < until:
+                raise InvalidRequest(told)
+            try:
+                trial.found = trial.found or await self._compile(structure, structures)
+            except InvalidRequest as error:
+                self._refused[hash(key)] = trio.current_time() + _REFUSED_SECONDS, str(error)[:_MOST_TOLD]
+                if len(self._refused) > _MOST_REFUSED:
+                    del self._refused[next(iter(self._refused))]
+                raise
+            return trial.found
+
+    async def _compile(self, structure: Structure, structures: Structures | None) -> Structure:
         for lane in self._lanes:
             async with lane.trials:
-                if structures is not None and (kept := structures.find(structure)) is not None:
-                    return kept
                 tried = await _try(structure, lane.seconds)
             if tried is None:
                 continue
@@ -66,12 +99,15 @@ class Compiler:
         raise bad(structure, f"compiling it takes more than {self._lanes[-1].seconds:g} s of computing; {_ADVICE}")
 
 
-async def _try(structure: Structure, seconds: float) -> Tried | None:
+async def _try(structure: Structure, seconds: float) -> Structure | None:
     """Makes the grammar of ``structure`` in a process. ``None``: it takes more than ``seconds`` of computing.
 
     Raises:
         InvalidRequest: the structure cannot be followed, or takes too much memory.
+        EngineError: the process failed otherwise, which is no fault of the structure.
     """
+    if not _HAS_LIMITS:
+        return structure
     library = find_spec("llguidance")
     assert library is not None, "llguidance is a dependency"
     folder = str(Path(str(library.origin)).parents[1])
@@ -79,13 +115,16 @@ async def _try(structure: Structure, seconds: float) -> Tried | None:
         [multiprocessing.spawn.get_executable(), "-I", "-S", grammar.__file__, str(seconds), folder],
         stdin=json.dumps([structure.kind, structure.text]).encode(),
         capture_stdout=True,
-        stderr=DEVNULL,
+        capture_stderr=True,
         check=False,
         start_new_session=True,  # ^C is for the caller, which then ends the process
         deliver_cancel=_kill,
     )
     if ended.returncode == -signal.SIGPROF:
         return None
+    if ended.returncode > 0:
+        last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise EngineError(f"the program that compiles structures failed ({ended.returncode}): {last[:_MOST_TOLD]}")
     if ended.returncode:
         raise bad(
             structure,

@@ -24,6 +24,7 @@ from urllib.parse import unquote
 MEMORY = 256 * 2**20
 """Bytes of address space that making one grammar may add."""
 _STACK = 2**20  # bytes: threads of a server have more
+_NICE = 5  # requests that run go first
 _MOST_LITERAL = 8_192  # characters of literal text, repetitions written out: a mask takes time in proportion
 _LARGEST = 2**63  # bounds of numbers are less: llguidance has signed integers of 64 bits
 _WORD = 2**32  # llguidance computes remainders in unsigned integers of 32 bits
@@ -396,6 +397,7 @@ def main(seconds: float, folder: str) -> None:
     import resource
     import signal
 
+    os.nice(_NICE)
     sys.path.append(folder)
     kind, text = json.load(sys.stdin)
     import llguidance  # noqa: F401  (its own start does not count)
@@ -403,8 +405,8 @@ def main(seconds: float, folder: str) -> None:
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     limits = {"STACK": _STACK, "CORE": 0, "CPU": int(seconds) + 3}
-    if taken := _pages()[0]:
-        limits["AS"] = taken * resource.getpagesize() + MEMORY
+    if taken := _memory()[0]:
+        limits["AS"] = taken + MEMORY
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
     json.dump(_tried(kind, text), sys.stdout)
@@ -414,7 +416,7 @@ def main(seconds: float, folder: str) -> None:
 def _tried(kind: str, text: str) -> dict[str, Any]:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-    before = _pages()[1]
+    before = _memory()[1]
     try:
         grammar = grammar_of(kind, text)
         fault = fault_in(grammar)
@@ -428,14 +430,16 @@ def _tried(kind: str, text: str) -> dict[str, Any]:
     known = re.sub(r"<\[\d+\]>", f"<[{tokens.vocab_size - 1}]>", grammar)  # the model's tokens, of which none is known
     matcher = LLMatcher(tokens, known, log_level=0, limits=LLParserLimits(**LIMITS))
     matcher.compute_bitmask()
-    return {"grammar": grammar, "size": (_pages()[1] - before) * 4096}
+    return {"grammar": grammar, "size": _memory()[1] - before}
 
 
-def _pages() -> list[int]:
-    """Returns the pages of address space, and those in memory; 0 where the system is not Linux and does not say."""
+def _memory() -> list[int]:
+    """Returns the bytes of address space, and those in memory; 0 where the system is not Linux and does not say."""
+    import resource
+
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
-            return [int(one) for one in file.read().split()]
+            return [int(one) * resource.getpagesize() for one in file.read().split()]
     except OSError:
         return [0, 0]
 
