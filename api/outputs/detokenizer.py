@@ -25,7 +25,9 @@ _BROKEN = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that are no
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's name of a byte
 _NOT_LOCAL = re.compile(rb'"type": ?"(?:BPEDecoder|CTC)"')
 _BY_FORCE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"  # of transformers
-_MAY_BE_CLEANED = re.compile(r" [ ']*(?:n'?|[vr])?\Z")  # what `clean_up_tokenization` may change with later text
+# All but the end, at most seven characters, that `clean_up_tokenization` may change with later text. Of a run of blanks
+# it drops at most two; one that it has dropped behind an apostrophe is not there for what follows.
+_SETTLED = re.compile(r"(?:[^ ]+|(?! {1,2}(?:' ?)?(?:n(?:'| '? ?)?|[vr])?\Z)(?: ' (?![.?!,])| ))*")
 
 
 @define(eq=False)
@@ -130,9 +132,9 @@ class TextDeltas:
         if not self.tokens.cleans:
             return text
         text = self._held + text
-        may_change = None if last else _MAY_BE_CLEANED.search(text)
-        text, self._held = (text, "") if may_change is None else (text[: may_change.start()], may_change[0])
-        return str(self.tokens.tokenizer.clean_up_tokenization(text))
+        settled = text if last else next(_SETTLED.finditer(text))[0]
+        self._held = text[len(settled) :]
+        return str(self.tokens.tokenizer.clean_up_tokenization(settled))
 
 
 @cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
@@ -190,6 +190,33 @@ def test_the_cost_of_a_text_is_linear(name: str) -> None:
         counted = Counted(tokenizer)
         pieces(counted, [token] * 300)
         assert counted.count <= 5 * 300
+
+
+class Typed:
+    """A tokenizer of these texts, which cleans up whole texts."""
+
+    clean_up_tokenization = PreTrainedTokenizerFast.clean_up_tokenization
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts, self.clean_up_tokenization_spaces = texts, True
+
+    def decode(self, token_ids: list[int], **_: Any) -> str:
+        return "".join(self.texts[token] for token in token_ids)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.text(" '.nt,sver", min_size=1, max_size=9), max_size=12) | st.text(" 'nt", max_size=9).map(list))
+@example([" n", " ' ", "t"])  # the blanks around the apostrophe go, and then the one before "n't"
+@example([*" ' ' ' s"])
+@example([" " * 40, "' " * 40, "x"])
+def test_of_a_text_that_is_cleaned_up_seven_characters_are_held_at_most(texts: list[str]) -> None:
+    """It may have any number of blanks and apostrophes."""
+    tokenizer = Typed(texts)
+    deltas, told = TextDeltas(tokenizer, frozenset()), ""
+    for token in range(len(texts)):
+        told += deltas.add(token)
+        assert len(deltas._held) <= 7
+    assert told + deltas.rest() == tokenizer.clean_up_tokenization("".join(texts))
 
 
 def test_an_answer_that_is_cut_within_a_character_is_the_same_everywhere() -> None:
