@@ -24,6 +24,7 @@ from attrs import define, field
 _BROKEN = "\N{REPLACEMENT CHARACTER}"  # decoders write it for bytes that are not a character
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # SentencePiece's name of a byte
 _NOT_LOCAL = re.compile(rb'"type": ?"(?:BPEDecoder|CTC)"')
+_MOST_KNOWN = 2**18  # there are as many pairs of tokens as a model writes
 _BY_FORCE = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"  # of transformers
 # All but the end, at most seven characters, that `clean_up_tokenization` may change with later text. Of a run of blanks
 # it drops at most two; one that it has dropped behind an apostrophe is not there for what follows.
@@ -32,7 +33,7 @@ _SETTLED = re.compile(r"(?:[^ ]+|(?! {1,2}(?:' ?)?(?:n(?:'| '? ?)?|[vr])?\Z)(?: 
 
 @define(eq=False)
 class TokenBytes:
-    """The bytes of a tokenizer's tokens, each of which is decoded once.
+    """The bytes of a tokenizer's tokens, each of which is decoded once, or once behind each token if it matters.
 
     Args:
         tokenizer: the tokenizer of the model.
@@ -41,7 +42,8 @@ class TokenBytes:
 
     tokenizer: Any
     skip: bool = True
-    _known: dict[tuple[int, bool], bytes] = field(factory=dict, init=False)  # by whether the token is the first one
+    _known: dict[tuple[int, int | None], bytes] = field(factory=dict, init=False)  # by the token and the one before
+    _alone: dict[int, str] = field(factory=dict, init=False)
 
     @cached_property
     def cleans(self) -> bool:
@@ -58,21 +60,21 @@ class TokenBytes:
 
     def of(self, token: int, before: int | None) -> bytes:
         """Returns the bytes of ``token`` behind the token ``before``; ``None``: it is the first one that has text."""
-        if not self._is_local:
-            return self._found(token, before)
-        key = (token, before is None)
+        key = (token, token if self._is_local and before is not None else before)
         if key not in self._known:
-            self._known[key] = self._found(token, None if before is None else token)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._found(*key)
         return self._known[key]
 
     def _found(self, token: int, before: int | None) -> bytes:
-        alone = self._decode(token)
+        alone = self._text(token)
         raw = self._raw(token, alone) if _BROKEN in alone or not alone else None
         if raw is not None:
             return raw
         if before is None:
             return alone.encode(errors="replace")
-        base, text = alone if before == token else self._decode(before), self._decode(before, token)
+        base, text = self._text(before), self._decode(before, token)
         if not text.startswith(base):  # the decoder changes its earlier text, which is given already
             base = "".join(old for old, _ in takewhile(lambda pair: pair[0] == pair[1], zip(base, text, strict=False)))
         return text[len(base) :].encode(errors="replace")
@@ -87,6 +89,11 @@ class TokenBytes:
         alphabet = _alphabet()
         raw = bytes(alphabet[one] for one in name) if set(name) <= alphabet.keys() else b""
         return raw if raw.decode(errors="replace") == text else None
+
+    def _text(self, token: int) -> str:
+        if token not in self._alone:
+            self._alone[token] = self._decode(token)
+        return self._alone[token]
 
     def _decode(self, *token_ids: int) -> str:
         raw = {"clean_up_tokenization_spaces": False} if self.cleans else {}

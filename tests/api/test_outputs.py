@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from triolet import Completion, Delta, FinishReason, InvalidRequest
+from triolet.api.outputs import detokenizer
 from triolet.api.outputs.detokenizer import TextDeltas, TokenBytes
 from triolet.api.outputs.results import Usage
 from triolet.api.outputs.stops import StopStrings
@@ -180,6 +181,27 @@ class Counted:
     def decode(self, token_ids: list[int], **options: Any) -> str:
         self.count += len(token_ids)
         return str(self.tokenizer.decode(token_ids, **options))
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_no_token_is_decoded_twice_behind_the_same(name: str) -> None:
+    """Neither in one text nor in those of several requests, which share the bytes of the tokens."""
+    tokenizer = TOKENIZERS[name]
+    token_ids = [*range(0, len(tokenizer), len(tokenizer) // 9 + 1)]
+    counted = Counted(tokenizer)
+    shared = TokenBytes(counted)
+    for _ in range(20):
+        assert TextDeltas(counted, frozenset(), True, shared).whole(token_ids * 2) == "".join(
+            pieces(tokenizer, token_ids * 2)
+        )
+    assert counted.count <= 5 * 2 * len(token_ids)
+
+
+def test_what_is_kept_of_pairs_of_tokens_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detokenizer, "_MOST_KNOWN", 4)
+    tokens = TokenBytes(TOKENIZERS["ByT5"])
+    assert TextDeltas(tokens.tokenizer, frozenset(), True, tokens).whole(range(100, 120)) == "abcdefghijklmnopqrst"
+    assert len(tokens._known) <= 4
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
