@@ -481,11 +481,17 @@ class TrioEngine:
     def _text_deltas(self, request: Request) -> TextDeltas:
         """Returns what turns the tokens of ``request`` into text. Timestamps and special tokens are part of a
         completion's tokens, but not of its text unless the request includes special tokens."""
-        skip, description = request.sampling.skip_special_tokens is not False, self.model
+        return TextDeltas(*self._texts_of(request.sampling.skip_special_tokens is not False))
+
+    def token_bytes(self, skip: bool = True) -> TokenBytes:
+        """Returns the bytes of the model's tokens, which all requests with the same ``skip`` share."""
+        return self._texts_of(skip)[0]
+
+    def _texts_of(self, skip: bool) -> tuple[TokenBytes, frozenset[int]]:
         if skip not in self._texts:
+            description = self.model
             end = description.vocabulary_size
             first = end if description.text_tokens is None else description.text_tokens
             silent = frozenset({*description.eos_token_ids, *range(first, end)} if skip else ())
             self._texts[skip] = TokenBytes(description.tokenizer, skip), silent
-        tokens, silent = self._texts[skip]
-        return TextDeltas(tokens, silent)
+        return self._texts[skip]

@@ -96,7 +96,7 @@ def _choice(engine: Engine, body: ChatRequest, tools: Tools | None, index: int, 
     return ChatChoice(
         index=index,
         message=message,
-        logprobs=chat_logprobs(engine.model.tokenizer, completion) if body.logprobs else None,
+        logprobs=chat_logprobs(engine.inside.token_bytes(), completion) if body.logprobs else None,
         finish_reason=_reason(body, completion.finish_reason, called=message.tool_calls is not None),
     )
 
@@ -141,7 +141,7 @@ class _Writer:
             await self._tell(index, MessageDelta(role="assistant", content=""))
         reader = self._readers[index]
         wanted = self._body.logprobs and delta.token_ids
-        logprobs = chat_logprobs(engine.model.tokenizer, delta) if wanted else None
+        logprobs = chat_logprobs(engine.inside.token_bytes(), delta) if wanted else None
         parts = parts_of(reader, delta.text, last=delta.finish_reason is not None)
         for part in parts or [MessageDelta()] * bool(logprobs):
             await self._tell(index, part, logprobs=logprobs)

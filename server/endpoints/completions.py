@@ -62,14 +62,14 @@ async def _echoes(engine: Engine, body: CompletionRequest) -> list[str]:
 def _choice(
     engine: Engine, body: CompletionRequest, index: int, part: Completion | Delta, echo: str, offset: int
 ) -> CompletionChoice:
-    tokenizer = engine.model.tokenizer
+    known = engine.inside.token_bytes()
     reason: Any = None
     if part.finish_reason is not None:
         reason = "length" if part.finish_reason is FinishReason.LENGTH else "stop"
     return CompletionChoice(
         index=index,
         text=echo + part.text,
-        logprobs=None if body.logprobs is None else completion_logprobs(tokenizer, part, offset=offset),
+        logprobs=None if body.logprobs is None else completion_logprobs(known, part, offset=offset),
         finish_reason=reason,
     )
 

@@ -128,7 +128,7 @@ class _Writer:
             yield self.event("response.created", response=self.answer)
             yield self.event("response.in_progress", response=self.answer)
         if self._body.wants_logprobs and delta.token_ids:
-            self._logprobs += _with_bytes(chat_logprobs(engine.model.tokenizer, delta))
+            self._logprobs += _with_bytes(chat_logprobs(engine.inside.token_bytes(), delta))
         ends = delta.finish_reason is not None
         for part in parts_of(self._reader, delta.text, last=ends):
             if part.content is not None:

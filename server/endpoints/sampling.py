@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import fields
 
+from ...api.outputs.detokenizer import TokenBytes
 from ...api.outputs.results import Completion, Delta, Usage
 from ...core.request import SamplingParams, Structure
 from ..schemas import chat, completions
@@ -49,11 +50,11 @@ def usage_of(usages: Sequence[Usage], n: int) -> UsageObject:
     return UsageObject(prompt_tokens=prompt, completion_tokens=written, total_tokens=prompt + written)
 
 
-def chat_logprobs(tokenizer: Any, part: Completion | Delta) -> chat.Logprobs:
+def chat_logprobs(known: TokenBytes, part: Completion | Delta) -> chat.Logprobs:
     """Returns the tokens of ``part`` with their log-probabilities, in the shape of chat completions."""
 
     def told(token: int, logprob: float) -> dict[str, Any]:
-        text, utf8 = token_text(tokenizer, token)
+        text, utf8 = token_text(known, token)
         return {"token": text, "logprob": logprob, "bytes": utf8}
 
     return chat.Logprobs(
@@ -64,15 +65,17 @@ def chat_logprobs(tokenizer: Any, part: Completion | Delta) -> chat.Logprobs:
     )
 
 
-def completion_logprobs(tokenizer: Any, part: Completion | Delta, *, offset: int = 0) -> completions.CompletionLogprobs:
+def completion_logprobs(
+    known: TokenBytes, part: Completion | Delta, *, offset: int = 0
+) -> completions.CompletionLogprobs:
     """Returns the tokens of ``part`` with their log-probabilities, in the shape of completions."""
     tokens, values, tops, offsets = [], [], [], []
     for token, logprob, likeliest in _tokens(part):
-        tokens.append(token_name(tokenizer, token))
+        tokens.append(token_name(known, token))
         values.append(logprob)
-        tops.append({token_name(tokenizer, one): value for one, value in (*likeliest, (token, logprob))})
+        tops.append({token_name(known, one): value for one, value in (*likeliest, (token, logprob))})
         offsets.append(offset)
-        offset += len(token_text(tokenizer, token)[0])
+        offset += len(token_text(known, token)[0])
     told = tops if part.top_logprobs is not None else None
     return completions.CompletionLogprobs(tokens=tokens, token_logprobs=values, top_logprobs=told, text_offset=offsets)
 

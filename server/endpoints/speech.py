@@ -15,6 +15,7 @@ from ...api.formats.objects import as_line, as_verbose_object
 from ...api.formats.settings import SubtitleSettings
 from ...api.formats.writers import SRT, TEXT, VTT, WriterSettings, written
 from ...api.inputs.sources import NamedPath
+from ...api.outputs.detokenizer import TokenBytes
 from ...api.outputs.results import Segment, Transcript, spans_told
 from ...api.speech.options import OPTIONS, read_options
 from ..body import audio_of, read_form
@@ -148,7 +149,7 @@ async def _read(
         engine.stream_transcription(audio, **(options | _aligner(request, engine, options))) as segments,
     ):
         async for segment in segments:
-            more: dict[str, Any] = {"logprobs": _logprobs(engine.model.tokenizer, segment)} if all_logprobs else {}
+            more: dict[str, Any] = {"logprobs": _logprobs(engine.inside.token_bytes(), segment)} if all_logprobs else {}
             for name, found in more.items():
                 all_logprobs[name] += found
             if events is not None:
@@ -193,10 +194,10 @@ def _times(segment: Segment) -> dict[str, Any]:
     return {"start": segment.start, "end": segment.end, **({} if segment.words is None else {"words": words})}
 
 
-def _logprobs(tokenizer: Any, segment: Segment) -> list[SpeechLogprob]:
+def _logprobs(tokens: TokenBytes, segment: Segment) -> list[SpeechLogprob]:
     told = []
     for token, logprob in zip(segment.token_ids, segment.logprobs or (), strict=True):
-        text, utf8 = token_text(tokenizer, token)
+        text, utf8 = token_text(tokens, token)
         told.append(SpeechLogprob(token=text, logprob=logprob, **({} if utf8 is None else {"bytes": utf8})))
     return told
 

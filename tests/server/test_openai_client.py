@@ -18,7 +18,7 @@ import soundfile
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
-from triolet import Completion, SamplingParams
+from triolet import Completion, Engine, SamplingParams
 
 from .openai_client import openai_client
 from .served import Served
@@ -116,6 +116,27 @@ def test_the_bytes_of_all_tokens_are_the_text_even_where_characters_are_cut(serv
     told = bytes(byte for one in choice.logprobs.content for byte in one.bytes or ())
     assert told.decode("utf-8", "replace") == choice.message.content
     assert any(bytes(one.bytes or ()) >= b"\x80" for one in choice.logprobs.content)
+
+
+def test_logprobs_of_tokens_that_came_before_decode_none_of_them_again(service, client, monkeypatch):
+    """The endpoints share the engine's bytes of tokens, which work in the server's loop would else find anew."""
+
+    async def tokenizer_of(engine: Engine) -> Any:
+        return engine.model.tokenizer
+
+    def talks() -> int:
+        talk(client, logprobs=True, top_logprobs=2, **GREEDY)
+        list(talk(client, logprobs=True, top_logprobs=2, stream=True, **GREEDY))
+        client.completions.create(model="llama", prompt="one", logprobs=2, **GREEDY)
+        include = ["message.output_text.logprobs"]
+        client.responses.create(model="llama", input="hi", include=include, temperature=0.0, max_output_tokens=16)
+        return len(decoded)
+
+    decoded: list[Any] = []
+    tokenizer = service.engine("llama", tokenizer_of)
+    decode = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda ids, **options: decoded.append(ids) or decode(ids, **options))
+    assert talks() == talks()
 
 
 def test_logprobs_alone_name_no_other_tokens(client):
