@@ -16,8 +16,11 @@ from .host import choose_threads
 
 def _of_process() -> int:
     """Returns the number that torch gives to a thread that has not computed yet. Each thread keeps its own."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(torch.get_num_threads).result()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.get_num_threads).result()
+    except RuntimeError:  # no thread begins any more, as while the interpreter ends; this one's number is the nearest
+        return torch.get_num_threads()
 
 
 def _set(count: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import hypothesis.strategies as st
@@ -64,3 +66,21 @@ def test_each_engines_own_thread_keeps_its_number():
         assert owner.read() == {"a": before + 2, "b": before}[name]
     assert told == {"a": before + 1, "b": before + 2}
     assert torch.get_num_threads() == before
+
+
+LEFT_OPEN = """
+import atexit
+import torch
+torch.set_num_threads(3)
+atexit.register(lambda: print(torch.get_num_threads()))
+from triolet import SyncEngine, demo
+engine = SyncEngine(demo.checkpoint())
+engine.open()
+"""
+
+
+@pytest.mark.real_time
+def test_an_engine_that_is_left_open_ends_with_its_program_without_a_word():
+    """While the interpreter ends, no thread begins. The number is the program's again nonetheless."""
+    ended = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=300, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("3\n", "", 0)
