@@ -26,7 +26,7 @@ from .hosts.state import State
 from .hosts.trio_engine import TrioEngine
 from .inputs.audio import AudioSource
 from .inputs.prompts import read_query
-from .inputs.sources import with_rate
+from .inputs.sources import with_rate, with_track
 from .inputs.vectors import Vectors
 from .live.options import read_live_options
 from .live.session import LiveSession
@@ -382,8 +382,7 @@ class Engine:
         wait: bool = True,
         **options: Unpack[TranscribeArguments],
     ) -> AbstractAsyncContextManager[SegmentStream]:
-        """Transcribes like `transcribe`, and yields segment by segment:
-        ``async with engine.stream_transcription(...) as segments``."""
+        """Transcribes like `transcribe`, by segments: ``async with engine.stream_transcription(...) as segments``."""
         resolved = self._reached().outward(read_options(options))
         source = with_rate(audio, sampling_rate)
         stream = partial(self.inside.stream_transcription, source, resolved, priority, request_id, wait=wait)
@@ -395,6 +394,7 @@ class Engine:
         text: str,
         language: str | None = None,
         *,
+        audio_track: int | str | None = None,
         sampling_rate: int | None = None,
         priority: int = 0,
         request_id: str | None = None,
@@ -419,7 +419,7 @@ class Engine:
             Overloaded: ``wait=False`` and the queue is full.
             EngineError: the request could not be served.
         """
-        source = with_rate(audio, sampling_rate)
+        source = with_track(with_rate(audio, sampling_rate), audio_track)
         query = AlignQuery(source, text, language, priority=priority, request_id=request_id, wait=wait)
         return await self._reached().call(partial(self.inside.align, query))
 
@@ -432,6 +432,7 @@ class Engine:
         threshold: float = 0.5,
         min_speech: float = 0.0,
         min_silence: float = 0.0,
+        audio_track: int | str | None = None,
         sampling_rate: int | None = None,
         priority: int = 0,
         request_id: str | None = None,
@@ -456,8 +457,9 @@ class Engine:
             InvalidRequest: the model finds no speakers, an argument is not allowed, or the audio cannot be read.
             Overloaded, EngineError: as in `align`.
         """
-        rules, source = (threshold, min_speech, min_silence, strict), with_rate(audio, sampling_rate)
-        query = DiarizeQuery(source, mode, *rules, priority=priority, request_id=request_id, wait=wait)
+        audio, rules = with_rate(audio, sampling_rate), (mode, threshold, min_speech, min_silence, strict)
+        source = with_track(audio, audio_track)
+        query = DiarizeQuery(source, *rules, priority=priority, request_id=request_id, wait=wait)
         return await self._reached().call(partial(self.inside.diarize, query))
 
     def live(

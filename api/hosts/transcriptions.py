@@ -76,15 +76,16 @@ async def open_transcription(
     if is_diarized and options.timestamps == "segment" and facts.word_times and not facts.names_speakers:
         options = evolve(options, timestamps="word")  # a segment may have the words of two speakers
     recipe = Recipe(options=options, description=description)  # checks the options before a file is read
-    audio, most = with_track(audio, options.audio_track), options.max_audio_seconds or math.inf
+    track, most = options.audio_track, options.max_audio_seconds or math.inf
+    source = with_track(audio, track)
     if options.diarizer is not None:
-        turns = await turns_of(options.diarizer, audio, options.strict)
+        turns = await turns_of(options.diarizer, audio, options.strict, track)
         recipe = Recipe(options=evolve(options, diarizer=turns), description=description)
     reader = WindowReader(recipe, run, request_id, asked=asked)
     rate, own = description.sampling_rate, options.voice_activity
     voice = at_rate(detectors.voice, rate) if isinstance(own, str) else own
     listen = await _listen(recipe, voice, detectors.diarizer)
-    async with Recording(audio, sampling_rate=rate, strict=options.strict, most_seconds=most) as recording:
+    async with Recording(source, sampling_rate=rate, strict=options.strict, most_seconds=most) as recording:
         hearing = None if own == "off" else Hearing(recording, voice, _voice(options), listen)
         plan = _plan(recipe, hearing)
         if not options.parallel:

@@ -79,6 +79,8 @@ class AudioDiarizer(Protocol):
         Args:
             audio: the audio of the transcription: a path, bytes, or an array, alone or with its rate.
             strict: refuse audio that is damaged or cut short; otherwise the turns end at the break.
+
+        A transcription with ``audio_track=`` gives that argument, too, as `Engine.diarize` has it.
         """
         ...
 
@@ -97,8 +99,10 @@ def are_turns(value: object) -> TypeGuard[list[Turn] | tuple[Turn, ...]]:
     )
 
 
-async def turns_of(diarizer: AudioDiarizer | Sequence[Turn], audio: AudioSource, strict: bool) -> tuple[Turn, ...]:
-    """Returns the turns that ``diarizer`` has found, or finds now.
+async def turns_of(
+    diarizer: AudioDiarizer | Sequence[Turn], audio: AudioSource, strict: bool, track: int | str | None
+) -> tuple[Turn, ...]:
+    """Returns the turns that ``diarizer`` has found, or finds now in the track ``track``; ``None``: the default one.
 
     Raises:
         InvalidRequest: the audio can be read only once, or the diarizer refuses it or answers with something else.
@@ -109,8 +113,8 @@ async def turns_of(diarizer: AudioDiarizer | Sequence[Turn], audio: AudioSource,
             raise InvalidRequest(
                 "audio is a file object, which is read once; allowed with diarizer: a path, bytes or an array"
             )
-        asked: Any = diarizer.diarize(audio, strict)
-        found = await asked
+        diarize: Any = diarizer.diarize
+        found = await (diarize(audio, strict) if track is None else diarize(audio, strict, audio_track=track))
     if not are_turns(found):
         raise InvalidRequest(f"the diarizer answered {found!r:.200}; allowed: {TURNS}")
     return tuple(found)

@@ -16,6 +16,10 @@ from .options import TranscribeOptions
 _METHODS = {"aligner": "align", "diarizer": "diarize"}
 
 
+async def _ask(ask: Callable[..., Awaitable[Any]], function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    return await ask(partial(function, *given, **named))
+
+
 def reachable(
     options: TranscribeOptions, *, awaits: bool, ask: Callable[..., Awaitable[Any]] | None = None
 ) -> TranscribeOptions:
@@ -34,6 +38,6 @@ def reachable(
             kind = "an Engine, or an object with an async" if awaits else "a SyncEngine, or an object with a plain"
             raise InvalidRequest(f"{name}={given!r:.200}; allowed here: {kind} method {method}")
         if ask is not None:
-            changes: dict[str, Any] = {name: SimpleNamespace(**{method: partial(ask, function)})}
+            changes: dict[str, Any] = {name: SimpleNamespace(**{method: partial(_ask, ask, function)})}
             options = evolve(options, **changes)
     return options

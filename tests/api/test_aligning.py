@@ -15,11 +15,12 @@ import pytest
 from attrs import define, field
 
 from triolet import ContextLengthExceeded, InvalidRequest, TranscribeOptions, Word
-from triolet.api.inputs.audio import content_key
+from triolet.api.inputs.audio import content_key, load_audio
 from triolet.core.request import Alignment
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import START, expected_alignment
 
+from .films import film_of_two_tracks
 from .hosts import (
     HOSTS,
     PATIENCE,
@@ -97,6 +98,21 @@ async def test_what_cannot_be_aligned_is_refused_by_name(bench: Bench) -> None:
                 await engine.align(audio(1), text, language)
         with pytest.raises(ContextLengthExceeded, match="positions"):
             await engine.align(audio(1), "a " * 64)
+
+
+@on_threads_too
+@on_bench
+async def test_the_track_of_a_film_is_chosen(bench: Bench) -> None:
+    film = film_of_two_tracks()
+    async with bench.engine() as engine:
+        first, second = [await engine.align(load_audio(film, audio_track=one), TEXT) for one in (1, 2)]
+        assert first != second
+        for track, words in ((None, second), (1, first), ("de", first), ("eng", second)):
+            assert await engine.align(film, TEXT, audio_track=track) == words
+        with pytest.raises(InvalidRequest, match=r"audio_track=3, but .* has 2 audio tracks"):
+            await engine.align(film, TEXT, audio_track=3)
+        with pytest.raises(InvalidRequest, match="audio_track=1 is given with an array"):
+            await engine.align(audio(1), TEXT, audio_track=1)
 
 
 @on_threads_too

@@ -13,12 +13,13 @@ import pytest
 from attrs import define, evolve, field, frozen
 
 from triolet import InvalidRequest, TranscribeOptions, Turn
-from triolet.api.inputs.audio import content_key
+from triolet.api.inputs.audio import content_key, load_audio
 from triolet.core.model import Kind, ModelDescription
 from triolet.core.request import EncoderItem, Placeholder
 from triolet.testing.sim import SimExecutor
 from triolet.testing.sim_model import SimModel, expected_vector
 
+from .films import film_of_two_tracks
 from .hosts import HOSTS, Bench, Host, SpeakingModel, ThreadsHost, audio, cancel_one_of_two, on_bench, on_threads_too
 from .test_hosts import ALL_OF_IT, transcribe
 
@@ -123,6 +124,19 @@ async def test_what_cannot_be_diarized_is_refused_by_name(bench: Bench) -> None:
             await engine.generate("a")
 
 
+@on_threads_too
+@on_bench
+async def test_the_track_of_a_film_is_chosen(bench: Bench) -> None:
+    film = film_of_two_tracks()
+    async with bench.engine() as engine:
+        first, second = [await engine.diarize(load_audio(film, audio_track=one)) for one in (1, 2)]
+        assert first != second
+        for track, found in ((None, second), (1, first), ("de", first), ("eng", second)):
+            assert await engine.diarize(film, audio_track=track) == found
+        with pytest.raises(InvalidRequest, match=r"audio_track='fr', but .* has 2 audio tracks"):
+            await engine.diarize(film, audio_track="fr")
+
+
 # -- transcriptions --------------------------------------------------------------------------------------------------
 
 
@@ -132,18 +146,18 @@ class Alike:
 
     host: Host
     answer: Any
-    asked: list[tuple[int, bool]] = field(factory=list)
+    asked: list[tuple[Any, ...]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         if self.host.name == "threads":
             self.diarize = self._plain  # type: ignore[method-assign]
 
-    async def diarize(self, audio: Any, strict: bool) -> Any:
+    async def diarize(self, audio: Any, strict: bool, **named: Any) -> Any:
         await anyio.lowlevel.checkpoint()  # fails outside of the caller's loop
-        return self._plain(audio, strict)
+        return self._plain(audio, strict, **named)
 
-    def _plain(self, audio: Any, strict: bool) -> Any:
-        self.asked.append((len(audio), strict))
+    def _plain(self, audio: Any, strict: bool, **named: Any) -> Any:
+        self.asked.append((len(audio), strict, *named.items()))
         return self.answer
 
 
@@ -172,6 +186,17 @@ async def test_segments_have_the_speakers_that_a_diarizer_or_the_caller_finds(be
 
 @on_threads_too
 @on_bench
+async def test_a_diarizer_hears_the_track_that_is_transcribed(bench: Bench) -> None:
+    bench.executor = SimExecutor(SpeakingModel())
+    diarizer, film = Alike(bench.host, TURNS), film_of_two_tracks()
+    async with bench.engine() as engine:
+        for track in (2, None):
+            await engine.transcribe(film, diarizer=diarizer, audio_track=track)
+    assert diarizer.asked == [(len(film), False, ("audio_track", 2)), (len(film), False)]
+
+
+@on_threads_too
+@on_bench
 async def test_a_diarizer_that_answers_something_else_and_a_file_that_is_read_once_are_refused(bench: Bench) -> None:
     bench.executor = SimExecutor(SpeakingModel())
     async with bench.engine() as engine:
@@ -180,8 +205,9 @@ async def test_a_diarizer_that_answers_something_else_and_a_file_that_is_read_on
         other = HOSTS[0] if bench.host.name == "threads" else ThreadsHost()
         with pytest.raises(InvalidRequest, match=r"diarizer=.* allowed here: .* method diarize"):
             await engine.transcribe(SPEECH, diarizer=Alike(other, TURNS))
-        with pytest.raises(InvalidRequest, match="file object, which is read once"):
-            await engine.transcribe(io.BytesIO(b"RIFF"), diarizer=Alike(bench.host, TURNS))
+        for track in (None, 1):
+            with pytest.raises(InvalidRequest, match="file object, which is read once"):
+                await engine.transcribe(io.BytesIO(b"RIFF"), diarizer=Alike(bench.host, TURNS), audio_track=track)
         with pytest.raises(InvalidRequest, match="finds no speakers; allowed: Nemotron 3 Diarization"):
             await engine.diarize(SPEECH)
 

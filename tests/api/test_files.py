@@ -23,6 +23,7 @@ from triolet.api.inputs.recording import Recording
 from triolet.api.inputs.timeline import Timeline
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
 
+from .films import encoded, film_of_two_tracks
 from .test_audio import RATE, encode, tone
 
 SECONDS = 5
@@ -78,14 +79,6 @@ def write(
             moved(packet)
             out.mux(packet)
     return file.getvalue()
-
-
-def encoded(stream: Any, samples: Samples, rate: int) -> Iterator[Any]:
-    frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
-    frame.sample_rate, frame.pts = rate, 0
-    resampler = av.AudioResampler(format=stream.format, layout="mono", rate=rate, frame_size=stream.frame_size or 1_024)
-    for part in [*resampler.resample(frame), *resampler.resample(None), None]:
-        yield from stream.encode(part)
 
 
 def heard(data: bytes) -> tuple[Samples, tuple[AudioFault, ...]]:
@@ -245,17 +238,9 @@ def broadcast(low: float, codec: str = "mp2", rate: int = 16_000, channels: str 
     file = io.BytesIO()
     with av.open(file, "w", format="mpegts", options={name: str(value) for name, value in options.items()}) as out:
         stream: Any = out.add_stream(codec, rate=rate, layout=channels)
-        for packet in encoded_as(stream, scale(4, rate, low), rate, channels):
+        for packet in encoded(stream, scale(4, rate, low), rate, channels):
             out.mux(packet)
     return file.getvalue()
-
-
-def encoded_as(stream: Any, samples: Samples, rate: int, channels: str) -> Iterator[Any]:
-    frame = av.AudioFrame.from_ndarray(samples[None], format="fltp", layout="mono")
-    frame.sample_rate, frame.pts = rate, 0
-    resampler = av.AudioResampler(format=stream.format, layout=channels, rate=rate, frame_size=stream.frame_size)
-    for part in [*resampler.resample(frame), *resampler.resample(None), None]:
-        yield from stream.encode(part)
 
 
 OTHER = {"mpegts_start_pid": 0x200, "mpegts_pmt_start_pid": 0x1100, "mpegts_service_id": 2}
@@ -301,33 +286,17 @@ def test_joined_files_are_heard_to_the_last(first: str, second: str) -> None:
 # ---- tracks ----------------------------------------------------------------------------------------------------------
 
 
-def two_tracks() -> bytes:
-    file = io.BytesIO()
-    with av.open(file, "w", format="matroska") as out:
-        streams: list[Any] = [out.add_stream("aac", rate=RATE, layout="mono") for _ in range(2)]
-        for stream, language in zip(streams, ("ger", "eng"), strict=True):
-            stream.metadata["language"] = language
-        streams[0].disposition, streams[1].disposition = 0, av.stream.Disposition.default
-        packets = [
-            list(encoded(one, tone(2, hertz=hertz), RATE)) for one, hertz in zip(streams, (400, 900), strict=True)
-        ]
-        for pair in zip(*packets, strict=True):
-            for packet in pair:
-                out.mux(packet)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("track", "pitch"),
     [(None, 900), (1, 400), (2, 900), ("2", 900), ("de", 400), ("deu", 400), ("German", 400), ("en-US", 900)],
 )
 def test_the_default_track_is_read_unless_another_is_chosen(track: Any, pitch: float) -> None:
-    samples = load_audio(two_tracks(), audio_track=track)
+    samples = load_audio(film_of_two_tracks(), audio_track=track)
     assert pitches(samples)[0] == pytest.approx(pitch, abs=8)
 
 
 async def test_the_tracks_are_listed_once() -> None:
-    async with Recording(two_tracks()) as recording:
+    async with Recording(film_of_two_tracks()) as recording:
         (fault,) = recording.faults
         assert fault.message.endswith(
             "has 2 audio tracks: 1 ger, 2 eng (default); number 2 is read, audio_track chooses another"
@@ -338,13 +307,13 @@ async def test_the_tracks_are_listed_once() -> None:
 @pytest.mark.parametrize(
     ("source", "track", "message"),
     [
-        (two_tracks(), 3, r"audio_track=3, but .* has 2 audio tracks: 1 ger, 2 eng \(default\); allowed"),
-        (two_tracks(), "fr", r"audio_track='fr', but .* has 2 audio tracks"),
+        (film_of_two_tracks(), 3, r"audio_track=3, but .* has 2 audio tracks: 1 ger, 2 eng \(default\); allowed"),
+        (film_of_two_tracks(), "fr", r"audio_track='fr', but .* has 2 audio tracks"),
         (encode(tone()), 2, r"audio_track=2, but .* has only one"),
-        (two_tracks(), 0, r"audio_track=0; allowed: the number of an audio track, from 1 on"),
-        (two_tracks(), 1.5, r"audio_track=1.5; allowed"),
-        (two_tracks(), True, r"audio_track=True; allowed"),
-        (two_tracks(), " ", r"audio_track=' '; allowed"),
+        (film_of_two_tracks(), 0, r"audio_track=0; allowed: the number of an audio track, from 1 on"),
+        (film_of_two_tracks(), 1.5, r"audio_track=1.5; allowed"),
+        (film_of_two_tracks(), True, r"audio_track=True; allowed"),
+        (film_of_two_tracks(), " ", r"audio_track=' '; allowed"),
         (tone(), 1, r"audio_track=1 is given with an array"),
     ],
 )
