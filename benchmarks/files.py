@@ -121,23 +121,26 @@ def of_ffmpeg(data: bytes) -> tuple[float, bool]:
 
 
 def by_frames(data: bytes) -> tuple[float, bool]:
-    """Returns the end of the longest row of frames that lie one after the other, and whether these are all: where times
-    return, aresample has filled the way to a wrong one. Frames and times are those of ffprobe."""
-    entries = "frame=best_effort_timestamp_time,nb_samples:stream=sample_rate:format=start_time"
+    """Returns the end of the longest row of frames that lie one after the other, and whether it is all that ffmpeg has:
+    where times return, aresample has filled the way to a wrong one; and ffmpeg counts from the first frame, though
+    those of FLAC count from the first sample of the recording. Frames and times are those of ffprobe."""
+    entries = "frame=best_effort_timestamp_time,nb_samples:stream=sample_rate:format=start_time,format_name"
     with TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         path.write_bytes(data)
         asked = ["ffprobe", "-v", "quiet", "-select_streams", "a:0", "-show_entries", entries, "-of", "json", path]
         found = json.loads(subprocess.run(asked, stdout=subprocess.PIPE, check=False).stdout or "{}")
-    frames, last = found.get("frames", []), 0.0
+    frames, last, is_late = found.get("frames", []), 0.0, False
     rows = [(0.0, 0)]  # the end of the row that ends with each frame, and its frames
     for frame in frames:
         rate, start = float(found["streams"][0]["sample_rate"]), float(found["format"].get("start_time", 0))
+        if found["format"]["format_name"] == "flac":
+            start, is_late = 0.0, start > 0
         begin = float(frame.get("best_effort_timestamp_time", last + start)) - start
         last = begin + frame["nb_samples"] / rate
         rows.append((last, 1 + max((count for end, count in rows if end <= begin + JITTER), default=0)))
     end, count = max(rows, key=lambda row: row[1])
-    return end, count == len(frames)
+    return end, count == len(frames) and not is_late
 
 
 def main() -> None:

@@ -157,7 +157,7 @@ def _mono(decoding: Decoding, sampling_rate: int) -> Generator[Samples, None, No
     end, done = 0.0, 0  # seconds of the file, and samples that were yielded
     try:
         for gap, rate, frames in decoding.parts:
-            if not len(frames):
+            if not len(frames) and not gap:
                 yield _NOTHING
                 continue
             if gap or rate != current:  # joined streams may have different rates
@@ -194,7 +194,7 @@ def _mixed(frames: Samples, rate: int, start: float, faults: FaultLog) -> Sample
     with np.errstate(over="ignore", invalid="ignore"):
         channels = frames.shape[1]
         mono: Samples = frames[:, 0] if channels == 1 else frames @ np.full(channels, 1 / channels, np.float32)
-        if np.abs(mono).max() <= MAX_PEAK:
+        if np.abs(mono).max(initial=0.0) <= MAX_PEAK:
             return mono
         loud = ~(np.abs(frames) <= MAX_PEAK)
         if (loud & (np.abs(frames) <= _LOUDEST)).mean() > _AS_INTEGERS:

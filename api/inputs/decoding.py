@@ -136,39 +136,35 @@ def _open_ffmpeg(
     recording = Joined(file, stops=stops)
     opened = _Opened.of(recording, faults.name, stack, track)
     recording.stops = go_on
-    if track is None and len(opened.container.streams.audio) > 1:
-        told = f"{faults.name} has {opened.tracks}; number {opened.number} is read, audio_track chooses another"
+    streams, start = opened.container.streams.audio, opened.start
+    if track is None and len(streams) > 1:
+        number = list(streams).index(opened.stream) + 1
+        told = f"{faults.name} has {_tracks(streams)}; number {number} is read, audio_track chooses another"
         faults.tell(AudioFault(0.0, 0.0, "tracks", told, is_loss=False))
-    start = opened.start
-    if start >= _SLACK and opened.container.format.name in {*_STATED, "ogg"}:
+    if start >= _SLACK and opened.name in {*_STATED, "ogg"}:
         told = f"{faults.name} begins at {start:.2f} s by its own times, which are counted from there"
         faults.tell(AudioFault(0.0, 0.0, "gap", told, is_loss=False))
     timeline: Timeline[Any] = Timeline(faults)
-    parts = _gathered(_placed(opened, recording, timeline, stack, track), faults.name)
-    seconds, is_stated = opened.stated()
-    return Decoding(parts, seconds, is_stated, timeline)
+    parts = _gathered(_placed(opened, timeline, stack, track), faults.name)
+    return Decoding(parts, opened.seconds, opened.is_stated, timeline)
 
 
 def _placed(
-    opened: _Opened, first: Joined, timeline: Timeline[Any], stack: ExitStack, track: int | str | None
+    opened: _Opened, timeline: Timeline[Any], stack: ExitStack, track: int | str | None
 ) -> Iterator[tuple[float, Any]]:
-    """Yields the frames of joined recordings, each with the silence before it. A frame that is ``None`` is a moment at
-    which the caller may stop."""
-    faults = timeline.faults
-    recording: Joined | None = first
-    while recording is not None:
+    """Yields the frames of joined recordings, each with the silence before it. ``None`` in place of a frame is a moment
+    at which the caller may stop."""
+    faults, recording = timeline.faults, opened.recording
+    yield from opened.frames(timeline)
+    while (following := recording.next()) is not None:
+        recording = following
+        try:
+            opened = _Opened.of(recording, faults.name, stack, track)
+        except InvalidRequest:
+            faults.add("damaged", timeline.end, timeline.end)
+            continue
+        faults.add("joined", timeline.end, timeline.end)
         yield from opened.frames(timeline)
-        opened.container.close()
-        recording = recording.next()
-        while recording is not None:
-            try:
-                opened = _Opened.of(recording, faults.name, stack, track)
-            except InvalidRequest:
-                faults.add("damaged", timeline.end, timeline.end)
-                recording = recording.next()
-                continue
-            faults.add("joined", timeline.end, timeline.end)
-            break
     if not timeline.end:
         raise UnsupportedAudio(
             f"{faults.name} has no samples, or was cut short before the first sample; allowed: {MIN_SECONDS:g} s of "
@@ -178,14 +174,28 @@ def _placed(
 
 @frozen(eq=False)
 class _Opened:
-    """A recording that FFmpeg has opened, and the audio stream that is read."""
+    """A recording that FFmpeg has opened. Times are in seconds from its beginning.
+
+    Attributes:
+        stream: the audio stream that is read.
+        name: FFmpeg's name of the container.
+        start: the beginning by the file's own clock. A whole FLAC counts from its first sample.
+        seconds: the end of the audio by the header; ``None``: the header does not say it.
+        is_stated: ``seconds`` is no estimate.
+        whole: the end of the longest stream by the header; 0: the header does not say it.
+    """
 
     recording: Joined
     container: Any
     stream: Any
+    name: str
+    start: float
+    seconds: float | None
+    is_stated: bool
+    whole: float
 
     @classmethod
-    def of(cls, recording: Joined, name: str, stack: ExitStack, track: int | str | None) -> _Opened:
+    def of(cls, recording: Joined, file_name: str, stack: ExitStack, track: int | str | None) -> _Opened:
         """Opens a recording, and chooses its stream."""
         import av
 
@@ -194,114 +204,113 @@ class _Opened:
             container = av.open(recording, "r", options={"protocol_whitelist": "none"}, metadata_errors="replace")
         except av.FFmpegError as error:
             raise UnsupportedAudio(
-                f"{name} is not audio that can be decoded ({_reason(error)}); allowed: WAV, FLAC, Ogg, MP3, M4A, WebM "
-                "and all other formats of FFmpeg"
+                f"{file_name} is not audio that can be decoded ({_reason(error)}); allowed: WAV, FLAC, Ogg, MP3, M4A, "
+                "WebM and all other formats of FFmpeg"
             ) from error
         stack.callback(container.close)
-        streams = container.streams.audio
-        if not streams:
-            kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "none"
-            raise UnsupportedAudio(f"{name} has no audio stream (streams: {kinds}); allowed: a file with sound")
-        default = next((one for one in streams if _is_default(one)), streams[0])
-        if isinstance(track, int):
-            fitting = streams[track - 1 : track]
-        else:
-            fitting = tuple(one for one in streams if track is None or is_language(one.language, track))
-        opened = cls(recording, container, default if default in fitting else next(iter(fitting), default))
-        if not fitting:
-            raise _no_track(name, track, opened.tracks)
-        codec = opened.stream.codec_context
-        if codec is None:
-            raise UnsupportedAudio(f"{name} has an audio stream of a codec that FFmpeg does not know")
-        if codec.name == "flac":
-            codec.options = {"err_detect": "crccheck+explode"}  # else damaged frames become noise
-        return opened
-
-    @property
-    def number(self) -> int:
-        """The number of the track, from 1 on."""
-        return list(self.container.streams.audio).index(self.stream) + 1
-
-    @property
-    def tracks(self) -> str:
-        """The tracks, for messages."""
-        told = [
-            f"{number} {one.language or 'without language'}" + " (default)" * _is_default(one)
-            for number, one in enumerate(self.container.streams.audio, 1)
-        ]
-        return f"{len(told)} audio track{'s' * (len(told) > 1)}: {', '.join(told)}"
-
-    @property
-    def start(self) -> float:
-        """The time at which the file begins by its own clock, in seconds. A whole FLAC counts from its first sample."""
-        is_counted = self.container.format.name == "flac" and self.stream.duration
-        return 0.0 if is_counted else (self.container.start_time or 0) / 1e6
-
-    def stated(self) -> tuple[float | None, bool]:
-        """Returns the end of the audio by the header, in seconds from the file's beginning, and whether it is no
-        estimate."""
-        container, stream, start = self.container, self.stream, self.start
-        is_stated = container.format.name in _STATED
-        if container.format.name == "mp3" and (frames := mp3_frames(self.recording)):
-            rate = stream.codec_context.sample_rate
-            return frames * (1152 if rate >= 32_000 else 576) / rate, True
-        if container.format.name == "ogg" and len(container.streams) == 1 and (samples := ogg_samples(self.recording)):
-            return float(samples * stream.time_base) - start, False
-        # Of several streams FFmpeg gives those without a duration the longest one, except where each has its own.
-        if stream.duration and (len(container.streams) == 1 or container.format.name in _EACH_STATED):
-            first = 0 if container.format.name == "flac" else stream.start_time or 0
-            return float((first + stream.duration) * stream.time_base) - start, is_stated
-        if container.duration and len(container.streams) == 1:
-            return container.duration / 1e6 - start, is_stated
-        return None, False
+        stream, name = _chosen(container, file_name, track), container.format.name
+        start = 0.0 if name == "flac" and stream.duration else (container.start_time or 0) / 1e6
+        whole = (container.duration or 0) / 1e6 - start if name in _STATED else 0.0
+        return cls(recording, container, stream, name, start, *_stated(recording, container, stream, start), whole)
 
     def frames(self, timeline: Timeline[Any]) -> Iterator[tuple[float, Any]]:
-        """Yields the frames of the recording, and tells if it ends too early."""
-        container, index, begin, others = self.container, self.stream.index, timeline.end, 0.0
-        base, start = float(self.stream.time_base), self.start
-        block = _flac_block(self.stream) if container.format.name == "flac" else 0
-        seconds, is_stated = self.stated()
-        due = 0
-        whole = (container.duration or 0) / 1e6 - start if container.format.name in _STATED else 0.0
-        timeline.latest = begin + max(seconds or 0.0, whole) + _SLACK if is_stated or whole else math.inf
-        timeline.most_gap = _CLOCK_JUMPS.get(container.format.name, _LONGEST_GAP)
-        for packet in _packets(container, timeline):
+        """Yields the frames of the recording, tells if it ends too early, and closes it."""
+        begin, base, start = timeline.end, float(self.stream.time_base), self.start
+        codec, block = self.stream.codec_context, _flac_block(self.stream) if self.name == "flac" else 0
+        lenient = _lenient(codec) if codec.name == "flac" else None
+        due, others, read, lost = 0, 0.0, 0, 0.0
+        end = max(self.seconds or 0.0, self.whole)
+        timeline.latest = begin + end + _SLACK if self.is_stated or self.whole else math.inf
+        timeline.most_gap = _CLOCK_JUMPS.get(self.name, _LONGEST_GAP)
+        for packet in _packets(self.container, timeline):
+            yield 0.0, None
             if packet is None:
-                yield 0.0, None
-            elif packet.stream_index == index:
-                sample = _flac_sample(packet, block) if block else None
-                for frame in _decoded(packet, timeline):
-                    rate, pts = frame.sample_rate, frame.pts if sample is None else sample
-                    if timeline.end:
-                        if not RATES[0] <= rate <= RATES[1]:
-                            timeline.is_hurt = True
-                            continue
-                    else:
-                        check_rate(rate, f"the sampling rate of {timeline.faults.name}", UnsupportedAudio)
-                    if sample is not None:  # frames of FLAC are numbered without gaps
-                        timeline.is_hurt |= sample > due
-                        due = sample + frame.samples
-                    yield from timeline.add(None if pts is None else pts * base - start, frame.samples / rate, frame)
-                yield 0.0, None
-            elif packet.pts is not None and packet.duration is not None:  # it is not read, but it may go on to the end
-                others = max(others, float((packet.pts + packet.duration) * packet.time_base) - start)
-        yield from timeline.finish()
-        self._check_end(timeline, begin, begin + others)
+                continue
+            read += packet.size
+            if packet.stream is not self.stream:  # `stream_index` of the last one is always 0
+                if packet.pts is not None and packet.duration is not None:  # it may go on to the end
+                    others = max(others, float((packet.pts + packet.duration) * packet.time_base) - start)
+                continue
+            sample = _flac_sample(packet, block) if block else None
+            time = packet.pts if sample is None else sample  # of the first frame, if it has none by itself
+            found = _decoded(codec, packet, timeline)
+            if lenient is not None and time is not None:
+                noise = [] if found else _decoded(lenient, packet, timeline)
+                lost = time * base - start + sum(frame.samples / frame.sample_rate for frame in noise)
+            for frame in found:
+                if sample is not None:  # frames of FLAC are numbered without gaps
+                    timeline.is_hurt |= sample > due
+                    due = sample
+                due += frame.samples
+                pts = time if sample is not None or frame.pts is None else frame.pts
+                placed = None if pts is None else pts * base - start
+                yield from timeline.add(placed, frame.samples / frame.sample_rate, frame)
+                sample = time = None
+        yield from timeline.finish(min(lost, end))
+        self._check_end(timeline, begin, begin + others, read)
+        self.container.close()
 
-    def _check_end(self, timeline: Timeline[Any], begin: float, others: float) -> None:
+    def _check_end(self, timeline: Timeline[Any], begin: float, others: float, read: int) -> None:
         """Adds a fault if the recording, which begins at ``begin``, ends before its stated end. Streams that are not
-        read end at ``others``."""
-        container, faults, end, name = self.container, timeline.faults, timeline.end, self.container.format.name
-        seconds, is_stated = self.stated()
-        whole = begin + (container.duration or 0) / 1e6 - self.start if name in _STATED else 0.0
-        slack, is_last = 0.01 if name in _EXACT else _SLACK, self.recording.next() is None
-        is_stated = is_stated or (name == "ogg" and is_last and not begin)  # by the last page
-        if is_stated and seconds is not None and end < begin + seconds - slack:
-            faults.cut_short(f"{begin + seconds:.2f} s", f"{end:.2f} s", end, begin + seconds)
-        elif max(end, others) < whole - _OTHERS_SLACK:
-            faults.cut_short(f"{whole:.2f} s", f"{max(end, others):.2f} s", end, whole)
-        elif is_last and (lack := lacks(self.recording, name)) is not None:
+        read end at ``others``; all packets had ``read`` bytes."""
+        faults, end, is_last = timeline.faults, timeline.end, self.recording.next() is None
+        is_stated = self.is_stated or (self.name == "ogg" and is_last and not begin)  # by the last page
+        stated = begin + self.seconds if is_stated and self.seconds is not None else 0.0
+        if end < stated - (0.01 if self.name in _EXACT else _SLACK):
+            faults.cut_short(f"{stated:.2f} s", f"{end:.2f} s", end, stated)
+        elif max(end, others) < begin + self.whole - _OTHERS_SLACK:
+            faults.cut_short(f"{begin + self.whole:.2f} s", f"{max(end, others):.2f} s", end, begin + self.whole)
+        elif is_last and (lack := lacks(self.recording, self.name, read)) is not None:
             faults.cut_short(*lack, end, end)
+
+
+def _chosen(container: Any, name: str, track: int | str | None) -> Any:
+    """Returns the audio stream that is read: the track, else the default one, else the first."""
+    streams = container.streams.audio
+    if not streams:
+        kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "none"
+        raise UnsupportedAudio(f"{name} has no audio stream (streams: {kinds}); allowed: a file with sound")
+    if isinstance(track, int):
+        fitting = streams[track - 1 : track]
+    else:
+        fitting = tuple(one for one in streams if track is None or is_language(one.language, track))
+    if not fitting:
+        raise _no_track(name, track, _tracks(streams))
+    stream = next((one for one in fitting if _is_default(one)), fitting[0])
+    codec = stream.codec_context
+    if codec is None:
+        raise UnsupportedAudio(f"{name} has an audio stream of a codec that FFmpeg does not know")
+    if codec.sample_rate:
+        check_rate(codec.sample_rate, f"the sampling rate of {name}", UnsupportedAudio)
+    if codec.name == "flac":
+        codec.options = {"err_detect": "crccheck+explode"}  # else damaged frames become noise
+    return stream
+
+
+def _tracks(streams: Any) -> str:
+    """Returns the tracks, for messages."""
+    told = [
+        f"{number} {one.language or 'without language'}" + " (default)" * _is_default(one)
+        for number, one in enumerate(streams, 1)
+    ]
+    return f"{len(told)} audio track{'s' * (len(told) > 1)}: {', '.join(told)}"
+
+
+def _stated(recording: Joined, container: Any, stream: Any, start: float) -> tuple[float | None, bool]:
+    """Returns the end of the audio by the header, in seconds from ``start``, and whether it is no estimate."""
+    name, is_alone = container.format.name, len(container.streams) == 1
+    if name == "mp3" and (frames := mp3_frames(recording)):
+        rate = stream.codec_context.sample_rate
+        return frames * (1152 if rate >= 32_000 else 576) / rate, True
+    if name == "ogg" and is_alone and (samples := ogg_samples(recording)):
+        return float(samples * stream.time_base) - start, False
+    # Of several streams FFmpeg gives those without a duration the longest one, except where each has its own.
+    if stream.duration and (is_alone or name in _EACH_STATED):
+        first = 0 if name == "flac" else stream.start_time or 0
+        return float((first + stream.duration) * stream.time_base) - start, name in _STATED
+    if container.duration and is_alone:
+        return container.duration / 1e6 - start, name in _STATED
+    return None, False
 
 
 def _packets(container: Any, timeline: Timeline[Any]) -> Iterator[Any]:
@@ -323,17 +332,19 @@ def _packets(container: Any, timeline: Timeline[Any]) -> Iterator[Any]:
             return
 
 
-def _decoded(packet: Any, timeline: Timeline[Any]) -> list[Any]:
+def _decoded(codec: Any, packet: Any, timeline: Timeline[Any]) -> list[Any]:
     import av
 
     try:
         if packet.is_corrupt:
             timeline.is_hurt = True
-        frames: list[Any] = packet.decode()
+        frames: list[Any] = codec.decode(packet)
     except av.FFmpegError:
         timeline.is_hurt = True
         return []
-    return [frame for frame in frames if frame.samples]
+    sound = [frame for frame in frames if frame.samples and RATES[0] <= frame.sample_rate <= RATES[1]]
+    timeline.is_hurt |= len(sound) < len([frame for frame in frames if frame.samples])
+    return sound
 
 
 def _gathered(frames: Iterator[tuple[float, Any]], name: str) -> Iterator[Part]:
@@ -342,7 +353,10 @@ def _gathered(frames: Iterator[tuple[float, Any]], name: str) -> Iterator[Part]:
     first, rate, count = 0.0, 0, 0
     for gap, frame in frames:
         if frame is None:
-            yield 0.0, rate, _NO_FRAMES
+            if gap:  # after the last frame
+                yield from _parts(first, rate, held)
+                held = []
+            yield gap, rate, _NO_FRAMES
             continue
         block = _block(frame, name)
         alike = held and not gap and frame.sample_rate == rate and held[0].shape[1:] == block.shape[1:]
@@ -379,6 +393,15 @@ def _block(frame: Any, name: str) -> npt.NDArray[Any]:
 
 def _is_default(stream: Any) -> bool:
     return bool(stream.disposition & stream.disposition.default)
+
+
+def _lenient(flac: Any) -> Any:
+    """Returns a decoder that makes noise of a damaged FLAC frame, which is as long as the frame was."""
+    import av
+
+    decoder = av.CodecContext.create("flac", "r")
+    decoder.extradata = flac.extradata
+    return decoder
 
 
 def _flac_block(stream: Any) -> int:

@@ -12,6 +12,7 @@ from typing import IO, Any
 from attrs import frozen
 
 _LONGEST_PAGE = 27 + 255 + 255 * 255  # bytes, in Ogg
+_PADDING = 1 << 16  # bytes that are looked at to see whether a file ends in zeros
 _UNKNOWN_SIZE = 0x7FFF_0000  # sizes from here to 2**32 - 1 come from programs that cannot seek back to fill the size in
 
 
@@ -77,9 +78,9 @@ def mp3_frames(file: Any) -> int:
     return 0 if mark is None else int.from_bytes(mark[1] or mark[2], "big")
 
 
-def lacks(file: Any, container: str) -> tuple[str, str] | None:
+def lacks(file: Any, container: str, read: int) -> tuple[str, str] | None:
     """Returns what a file of FFmpeg's ``container`` states about its end, and what it has; ``None``: it is whole, or
-    says nothing."""
+    says nothing. ``read`` is the number of bytes in all packets that FFmpeg has found."""
     size = file.seek(0, os.SEEK_END)
     if container == "avi":
         stated = 8 + int.from_bytes(read_at(file, 4, 4), "little")
@@ -87,12 +88,19 @@ def lacks(file: Any, container: str) -> tuple[str, str] | None:
     if container == "mpegts" and all(size % packet for packet in (188, 192, 204)):
         return "whole packets", "a part of one at its end"
     if container.startswith("mov"):
-        at, length = 0, 8
-        while length >= 8 and at + 8 <= size:  # the boxes of the file
+        at, media, in_fragments = 0, 0, False
+        while at + 8 <= size:  # the boxes of the file
             head = read_at(file, at, 16)
             length = int.from_bytes(head[8:16] if head[:4] == b"\0\0\0\1" else head[:4], "big")
+            if length < 8:  # the last box, or no box any more
+                is_box = head[4:8].isalnum() or not read_at(file, at, _PADDING).strip(b"\0")
+                return None if is_box else (f"{size:,} bytes", f"{at:,} that can be read")
+            media += (length - 8) * (head[4:8] == b"mdat")
+            in_fragments |= head[4:8] == b"moof"
             at += length
-        return (f"{at:,} bytes", f"{size:,}") if at > size else None
+        if at > size:
+            return f"{at:,} bytes", f"{size:,}"
+        return (f"{media:,} bytes of media", f"{read:,}") if in_fragments and read < media else None
     if container == "ogg":
         page = _last_page(file)
         if not page or not page[5] & 4:

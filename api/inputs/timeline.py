@@ -55,6 +55,7 @@ class Timeline(Generic[_Frame]):
         if -(_JITTER if self._held else _SLOW) <= jump <= (_ROUNDING if self.is_hurt else _JITTER):
             if self.is_hurt:
                 self.faults.add("damaged", end, end)
+            self.is_hurt = False
             if not self._held:
                 return [self._place(0.0, seconds, frame)]
             self._hold(end, seconds, frame)
@@ -62,7 +63,7 @@ class Timeline(Generic[_Frame]):
             return self.settle() if is_sure else []
         if self._held:  # a second jump: forward it is one more gap, back it shows that the first one was wrong
             return [*self.settle(believed=jump > 0 and self._held_from > self.end), *self.add(time, seconds, frame)]
-        self._held_from, self._held_hurt = end + jump, self.is_hurt
+        self._held_from, self._held_hurt, self.is_hurt = end + jump, self.is_hurt, False
         self._hold(end + jump, seconds, frame)
         return []
 
@@ -80,19 +81,22 @@ class Timeline(Generic[_Frame]):
             self.faults.add("joined", self.end, self.end)
         return [self._place(0.0 if number else gap, *one) for number, one in enumerate(held)]
 
-    def finish(self) -> list[tuple[float, _Frame]]:
-        """Returns what is left after the last frame of a clock. Another one begins at `end`."""
-        left, is_hurt = self.settle(), self.is_hurt
-        if is_hurt:
-            self.faults.add("damaged", self.end, self.end)
+    def finish(self, until: float = 0.0) -> list[tuple[float, _Frame | None]]:
+        """Returns what is left after the last frame of a clock, and the silence up to ``until`` by this clock, if the
+        end could not be decoded. Another clock begins at `end`."""
+        left: list[tuple[float, _Frame | None]] = [*self.settle()]
+        if self.is_hurt:
+            gap = max(until + self._shift - self.end, 0.0) if self.end else 0.0
+            self.faults.add("damaged", self.end, self.end + gap)
+            self.end += gap
+            left.append((gap, None))
         self._shift, self.is_hurt = self.end, False
         return left
 
     def _hold(self, start: float, seconds: float, frame: _Frame) -> None:
         self._held.append((seconds, frame))
-        self._held_to, self.is_hurt = start + seconds, False
+        self._held_to = start + seconds
 
     def _place(self, gap: float, seconds: float, frame: _Frame) -> tuple[float, _Frame]:
         self.end += gap + seconds
-        self.is_hurt = False
         return gap, frame

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -17,8 +19,9 @@ from hypothesis import strategies as st
 
 from triolet.api.inputs.audio import Samples, load_audio
 from triolet.api.inputs.blocks import Blocks, open_blocks
-from triolet.api.inputs.decoding import Decoding
+from triolet.api.inputs.decoding import Decoding, _Opened
 from triolet.api.inputs.faults import AudioFault, FaultLog
+from triolet.api.inputs.joined import Joined
 from triolet.api.inputs.recording import Recording
 from triolet.api.inputs.timeline import Timeline
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
@@ -198,6 +201,20 @@ def test_a_part_that_the_times_leave_out_keeps_its_time(kind: str) -> None:
     assert pitches(samples)[8:10] == pytest.approx([500, 600], abs=12)
 
 
+def test_a_frame_that_has_no_time_has_that_of_its_packet() -> None:
+    """FFmpeg's decoders forget the time after errors: without it, what follows the damage would be early."""
+    frame = SimpleNamespace(sample_rate=RATE, samples=RATE, pts=None)
+    codec = SimpleNamespace(name="mp3", decode=lambda packet: packet.found)
+    stream = SimpleNamespace(index=1, time_base=Fraction(1), codec_context=codec)
+    packets = [  # PyAV's last packet, which asks a decoder for all that it still has, says index 0
+        SimpleNamespace(pts=pts, stream=stream, stream_index=0, size=9, is_corrupt=False, found=found)
+        for pts, found in ((0, [frame]), (1, []), (2, []), (3, [frame, frame]), (5, [frame]), (None, [frame]))
+    ]
+    container = SimpleNamespace(demux=lambda: iter(packets), close=lambda: None)
+    opened = _Opened(Joined(io.BytesIO(b"a")), container, stream, "nut", 0.0, None, False, 0.0)
+    assert [gap for gap, one in opened.frames(Timeline(FaultLog("x"))) if one is not None] == [0, 2, 0, 0, 0]
+
+
 @pytest.mark.parametrize("jump", [20, 4])
 def test_one_wrong_time_moves_nothing(jump: int) -> None:
     """A damaged time in the middle: FFmpeg's aresample would be silent until the clock has caught up."""
@@ -210,6 +227,20 @@ def test_one_wrong_time_moves_nothing(jump: int) -> None:
     assert len(samples) / RATE == pytest.approx(SECONDS, abs=0.1)
     assert pitches(samples)[:SECONDS] == pytest.approx([300, 400, 500, 600, 700], abs=12)
     assert kinds(faults) <= {"cut short"}  # the muxer may have written the wrong time as the end
+
+
+@pytest.mark.parametrize("after", [None, 9.0], ids=["at the end", "at the next gap"])
+def test_what_is_damaged_while_frames_are_held_is_told(after: float | None) -> None:
+    """Frames behind a gap wait; what could not be decoded after them is another fault, with its own place."""
+    timeline: Timeline[int] = Timeline(FaultLog("x"))
+    for number, time in enumerate((0.0, 3.0)):
+        timeline.add(time, 0.5, number)
+    timeline.is_hurt = True
+    if after is not None:
+        timeline.add(after, 0.5, 2)
+    timeline.finish()
+    found = {one.kind: (one.start, one.end) for one in timeline.faults.faults}
+    assert found == {"gap": (0.5, 3.0), "damaged": (3.5, after or 3.5)}
 
 
 @given(
@@ -360,11 +391,28 @@ def test_the_last_page_of_an_ogg_file_says_what_was_lost_before_it(kind: str, st
     assert SECONDS - len(samples) / RATE < 0.15 or kinds(faults) & {"cut short", "gap"}
 
 
-def test_an_mp4_in_fragments_that_is_cut_is_said() -> None:
-    """Its header states no length: the last box does not end within the file."""
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data[:-5_000], "its header promises"),
+        (lambda data: over(data, data.rindex(b"moof") - 4, bytes(8)), r"bytes, but it has \d\d,\d{3} that can be read"),
+        (lambda data: over(data, data.rindex(b"trun"), b"free"), "bytes of media, but it has"),
+    ],
+    ids=["cut", "what is no box", "a lost table"],
+)
+def test_an_mp4_in_fragments_whose_end_is_lost_is_said(change: Callable[[bytes], bytes], message: str) -> None:
+    """Its header states no length, and FFmpeg ends as if nothing more came; but zeros at its end are no loss."""
     data = write("m4a", scale(), movflags="frag_keyframe+empty_moov", frag_duration="500000")
-    assert heard(data)[1] == ()
-    assert "cut short" in kinds(heard(data[:-5_000])[1])
+    assert heard(data)[1] == heard(data + bytes(5_000))[1] == ()
+    samples, faults = heard(change(data))
+    assert SECONDS - len(samples) / RATE > 0.2
+    assert faults[0].kind == "cut short"
+    assert re.search(message, faults[0].message), faults[0].message
+
+
+def over(data: bytes, start: int, other: bytes) -> bytes:
+    """``data`` with ``other`` from ``start`` on."""
+    return data[:start] + other + data[start + len(other) :]
 
 
 def test_the_first_frames_of_a_flac_that_are_lost_keep_their_time() -> None:
@@ -375,6 +423,16 @@ def test_the_first_frames_of_a_flac_that_are_lost_keep_their_time() -> None:
     assert len(samples) == SECONDS * RATE
     assert kinds(faults) == {"damaged"}
     assert pitches(samples)[2:] == pytest.approx([500, 600, 700], abs=8)
+
+
+def test_the_last_frame_of_a_flac_that_is_damaged_keeps_its_time() -> None:
+    """As if it stood in the middle, though no frame after it shows how long it was."""
+    data = encode(scale(), kind="FLAC")
+    at = data.rindex(b"\xff\xf8") + 200
+    samples, faults = heard(over(data, at, b"damage"))
+    assert len(samples) == SECONDS * RATE
+    assert [one.kind for one in faults] == ["damaged"]
+    assert faults[0].seconds > 0.01
 
 
 def test_a_film_whose_sound_ends_early_is_whole() -> None:
