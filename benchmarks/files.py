@@ -148,13 +148,16 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=2_000)
     parser.add_argument("--seed", type=int, default=0, help="the seed of the first file; the next ones follow it")
     given = parser.parse_args()
-    claims, differing, silent, endless, beyond, largest = Claims(), 0, 0, 0, 0, 0.0
+    claims, differing, silent, endless, beyond, refused, largest = Claims(), 0, 0, 0, 0, 0, 0.0
     for seed in range(given.seed, given.seed + given.files):
         name, seconds, data = damaged(seed)
         (ours, told), (theirs, can_follow) = heard(data), of_ffmpeg(data)
         if abs(ours - theirs) > MOST:
             end, is_row = by_frames(data)
-            if not (can_follow and is_row):
+            if not can_follow and not end:
+                print(f"seed {seed}, {name}: {ours:.3f} s heard, but ffmpeg refuses the file", flush=True)
+                theirs, refused = ours, refused + 1
+            elif not (can_follow and is_row):
                 print(f"seed {seed}, {name}: {theirs:.3f} s by ffmpeg, but its frames end at {end:.3f} s", flush=True)
                 theirs, beyond = end, beyond + 1
         largest = max(largest, abs(ours - theirs))
@@ -167,7 +170,10 @@ def main() -> None:
             if name not in ENDLESS:
                 print(f"seed {seed}, {name}: {ours:.3f} of {seconds} s are heard, without a word", flush=True)
     print(f"{endless} files of formats that do not say where they end lack sound without a word")
-    print(f"{beyond} files whose format changes or whose times return are compared with the times of their frames")
+    print(
+        f"{beyond} files whose format changes, whose times return or whose first frames are lost are compared with the"
+    )
+    print(f"times of their frames; ffmpeg refuses {refused} files that are heard")
     claims(not differing, f"{differing} of {given.files} files differ by more than {MOST:g} s; at most {largest:.3f} s")
     claims(not silent, f"{silent} of {given.files} files lose sound in silence")
     claims.exit()

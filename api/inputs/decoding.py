@@ -28,7 +28,7 @@ from ...core.languages import is_language
 from .faults import AudioFault, FaultLog
 from .joined import Joined, Stops, go_on
 from .sources import MIN_SECONDS, RATES, BytesFile, Samples, check_rate, full_scale
-from .stated import DataChunk, data_chunk, lacks, mp3_frames, ogg_samples, read_at
+from .stated import lacks, mp3_frames, ogg_samples, read_at, short_of
 from .timeline import Timeline
 
 Part: TypeAlias = tuple[float, int, Samples]
@@ -89,7 +89,7 @@ def _open_soundfile(file: IO[bytes], faults: FaultLog, stack: ExitStack, track: 
     """Opens the file with libsndfile. Returns ``None`` if its format is not for libsndfile."""
     if not read_at(file, 0, 4).startswith(_FOR_SOUNDFILE):
         return None
-    chunk = data_chunk(file)
+    sizes = short_of(file)
     file.seek(0)
     try:
         # By descriptor if there is one: libsndfile then reads by itself, and ignores misleading names ("x.raw").
@@ -101,17 +101,12 @@ def _open_soundfile(file: IO[bytes], faults: FaultLog, stack: ExitStack, track: 
         if track not in (None, 1):
             raise _no_track(faults.name, track, "only one, which has no language")
         seconds = sound.frames / sound.samplerate
-        return Decoding(_soundfile_parts(sound, faults, chunk), seconds, True, Timeline(faults))
-    if chunk is not None and chunk.found < chunk.promised:
-        raise UnsupportedAudio(
-            f"{faults.name} is cut short: its header promises {chunk.promised} frames, but it has {chunk.found}"
-        )
+        return Decoding(_soundfile_parts(sound, faults, sizes), seconds, True, Timeline(faults))
     return None  # a recorder may have left the header unfinished: FFmpeg then ignores the size in it
 
 
-def _soundfile_parts(sound: Any, faults: FaultLog, chunk: DataChunk | None) -> Iterator[Part]:
-    rate: int = sound.samplerate
-    done = 0
+def _soundfile_parts(sound: Any, faults: FaultLog, sizes: tuple[int, int] | None) -> Iterator[Part]:
+    rate, done = int(sound.samplerate), 0
     while done < sound.frames:
         frames = np.zeros((min(rate, _MOST_FRAMES), sound.channels), np.float32)
         try:
@@ -122,9 +117,11 @@ def _soundfile_parts(sound: Any, faults: FaultLog, chunk: DataChunk | None) -> I
             break
         yield 0.0, rate, frames[:count]
         done += count
-    promised = max(sound.frames, 0 if chunk is None else chunk.promised)
-    if done < promised:
-        faults.cut_short(f"{promised} frames", f"{done}", done / rate, promised / rate)
+    if sizes is not None:
+        stated, found = sizes
+        faults.cut_short(f"{stated:,} bytes", f"{found:,}", done / rate, done / rate * stated / found)
+    elif done < sound.frames:
+        faults.cut_short(f"{sound.frames:,} frames", f"{done:,}", done / rate, sound.frames / rate)
 
 
 # ---- FFmpeg ----------------------------------------------------------------------------------------------------------
@@ -216,7 +213,8 @@ class _Opened:
     def frames(self, timeline: Timeline[Any]) -> Iterator[tuple[float, Any]]:
         """Yields the frames of the recording, tells if it ends too early, and closes it."""
         begin, base, start = timeline.end, float(self.stream.time_base), self.start
-        codec, block = self.stream.codec_context, _flac_block(self.stream) if self.name == "flac" else 0
+        codec = self.stream.codec_context
+        block = int.from_bytes((codec.extradata or b"")[:2], "big") if self.name == "flac" else 0  # samples of a frame
         lenient = _lenient(codec) if codec.name == "flac" else None
         due, others, read, lost = 0, 0.0, 0, 0.0
         end = max(self.seconds or 0.0, self.whole)
@@ -402,11 +400,6 @@ def _lenient(flac: Any) -> Any:
     decoder = av.CodecContext.create("flac", "r")
     decoder.extradata = flac.extradata
     return decoder
-
-
-def _flac_block(stream: Any) -> int:
-    """Returns the samples in a frame, as the header of a FLAC file states them."""
-    return int.from_bytes((stream.codec_context.extradata or b"")[:2], "big")
 
 
 def _flac_sample(packet: Any, block: int) -> int | None:

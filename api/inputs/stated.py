@@ -6,58 +6,12 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 from typing import IO, Any
-
-from attrs import frozen
 
 _LONGEST_PAGE = 27 + 255 + 255 * 255  # bytes, in Ogg
 _PADDING = 1 << 16  # bytes that are looked at to see whether a file ends in zeros
+_SLOPPY = 16  # bytes: some programs count the head of the file as a part of its body
 _UNKNOWN_SIZE = 0x7FFF_0000  # sizes from here to 2**32 - 1 come from programs that cannot seek back to fill the size in
-
-
-@frozen
-class DataChunk:
-    """The number of frames that a header promises, and the number that the file has."""
-
-    promised: int
-    found: int
-
-
-def data_chunk(file: IO[bytes]) -> DataChunk | None:
-    """Returns the data chunk of a WAV (RIFF, RIFX, RF64), AIFF or AU file, or ``None`` for other files and for an
-    unknown size."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    head = file.read(12)
-    if head[:4] == b".snd" and size >= 24:
-        file.seek(4)
-        start, length, encoding, _, channels = struct.unpack(">5I", file.read(20))
-        frame_bytes = max({1: 1, 2: 1, 4: 3, 5: 4, 6: 4, 7: 8, 27: 1}.get(encoding, 2) * channels, 1)
-        return None if length == 0xFFFF_FFFF else DataChunk(length // frame_bytes, max(size - start, 0) // frame_bytes)
-    order = {b"RIFF": "<", b"RF64": "<", b"RIFX": ">", b"FORM": ">"}.get(head[:4])
-    if order is None or head[8:12] not in (b"WAVE", b"AIFF", b"AIFC"):
-        return None
-    frame_bytes, wide = 1, None
-    at = 12
-    while len(head := read_at(file, at, 8)) == 8:
-        kind, length = struct.unpack(order + "4sI", head)
-        body = read_at(file, at + 8, 16)
-        if kind == b"ds64" and len(body) == 16:  # 64-bit sizes: of the file, of the data
-            wide = struct.unpack("<8xQ", body)[0]
-        elif kind == b"fmt " and len(body) == 16:
-            frame_bytes = max(struct.unpack(order + "12xH2x", body)[0], 1)
-        elif kind == b"COMM" and len(body) == 16:
-            channels, bits = struct.unpack(">H4xH8x", body)
-            frame_bytes = max(channels * ((bits + 7) // 8), 1)
-        elif kind in (b"data", b"SSND"):
-            promised = wide if wide is not None else length
-            if wide is None and length >= _UNKNOWN_SIZE:
-                return None
-            skipped = 8 if kind == b"SSND" else 0  # its offset and block size
-            return DataChunk((promised - skipped) // frame_bytes, (size - at - 8 - skipped) // frame_bytes)
-        at += 8 + length + length % 2
-    return None
 
 
 def read_at(file: IO[bytes], position: int, count: int) -> bytes:
@@ -78,13 +32,29 @@ def mp3_frames(file: Any) -> int:
     return 0 if mark is None else int.from_bytes(mark[1] or mark[2], "big")
 
 
+def short_of(file: Any) -> tuple[int, int] | None:
+    """Returns the bytes that the header of a WAV, AVI (RIFF), AIFF (FORM) or AU file states, and those that the file
+    has, if these are fewer; ``None`` for other files, and where the size is not known."""
+    size, head = file.seek(0, os.SEEK_END), read_at(file, 0, 28)
+    kind, stated = head[:4], int.from_bytes(head[4:8], "little" if head[:4] == b"RIFF" else "big")
+    if kind == b".snd":
+        length = int.from_bytes(head[8:12], "big")
+        stated = 0 if length == 0xFFFF_FFFF else stated + length
+    elif kind == b"RF64":  # its first chunk has the size
+        stated = 8 + int.from_bytes(head[20:28], "little")
+    elif kind in (b"RIFF", b"RIFX", b"FORM") and stated < _UNKNOWN_SIZE:
+        stated += 8
+    else:
+        return None
+    return (stated, size) if size < stated - _SLOPPY else None
+
+
 def lacks(file: Any, container: str, read: int) -> tuple[str, str] | None:
     """Returns what a file of FFmpeg's ``container`` states about its end, and what it has; ``None``: it is whole, or
     says nothing. ``read`` is the number of bytes in all packets that FFmpeg has found."""
+    if (sizes := short_of(file)) is not None:
+        return f"{sizes[0]:,} bytes", f"{sizes[1]:,}"
     size = file.seek(0, os.SEEK_END)
-    if container == "avi":
-        stated = 8 + int.from_bytes(read_at(file, 4, 4), "little")
-        return (f"{stated:,} bytes", f"{size:,}") if size < stated else None
     if container == "mpegts" and all(size % packet for packet in (188, 192, 204)):
         return "whole packets", "a part of one at its end"
     if container.startswith("mov"):

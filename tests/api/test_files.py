@@ -372,6 +372,22 @@ def test_samples_that_are_no_sound_count_as_silence(value: float) -> None:
 # ---- the end ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("subtype", ["PCM_16", "IMA_ADPCM", "GSM610"])
+def test_half_of_a_wav_is_said_however_it_is_packed(subtype: str) -> None:
+    """Its sizes are bytes: a packet of several samples must not be taken for one."""
+    data = encode(scale(), subtype=subtype)
+    assert heard(data)[1] == heard(data + b"more")[1] == ()
+    fault = heard(data[: len(data) // 2])[1][0]
+    assert fault.kind == "cut short"
+    assert fault.start == pytest.approx(SECONDS / 2, abs=0.1)
+
+
+def test_a_wav_that_counts_its_head_twice_is_whole() -> None:
+    """As some recorders write it: the size of the file, where that of the rest belongs."""
+    data = encode(scale())
+    assert heard(over(data, 4, struct.pack("<I", len(data))))[1] == ()
+
+
 def test_half_of_an_mp3_with_a_xing_header_is_said() -> None:
     data = whole("mp3")
     samples, faults = heard(data[: len(data) // 2])
