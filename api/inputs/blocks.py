@@ -9,7 +9,7 @@ import numpy as np
 import soxr
 from attrs import define, field
 
-from ...core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
+from ...core.errors import InvalidRequest, UnsupportedAudio
 from .decoding import Decoding, open_decoder
 from .faults import AudioFault, FaultLog
 from .joined import Stops, go_on
@@ -21,6 +21,7 @@ from .sources import (
     Samples,
     array_source,
     check_all,
+    check_bound,
     check_length,
     check_rate,
     check_values,
@@ -76,30 +77,20 @@ class Blocks:
                 self.done += len(found[-1])
             except StopIteration:
                 self.ended = True
-            except OSError as error:
-                self._fail(unreadable(self.name, error))
-            except InvalidRequest as error:
-                self._fail(error)
+            except (OSError, InvalidRequest) as error:
+                fault = unreadable(self.name, error) if isinstance(error, OSError) else error
+                self.ended, self.fault = True, fault.with_traceback(None)  # else it would keep its frames
             except BaseException as error:
                 self._died = repr(error)
                 raise
         return found
 
-    def _fail(self, error: InvalidRequest) -> None:
-        self.ended, self.fault = True, error.with_traceback(None)  # else it would keep its frames
-
     def check_bound(self, most_seconds: float) -> None:
         """Raises `RequestTooLarge` if the audio is known to be longer: by its header, by what was read, or by a time
         that was met."""
-        decoding = self.decoding
-        known = max(self.done / self.sampling_rate, decoding.timeline.end)
-        if decoding.is_stated:
-            known = max(known, decoding.seconds or 0.0)
-        if known > most_seconds:
-            raise RequestTooLarge(
-                f"{self.name} is too long; allowed: up to {most_seconds:.6g} s, but it has {known:.0f} s or more. Cut "
-                "it into pieces"
-            )
+        stated = (self.decoding.seconds if self.decoding.is_stated else None) or 0.0
+        known = max(self.done / self.sampling_rate, self.decoding.timeline.end, stated)
+        check_bound(known, self.name, most_seconds)
 
     def check(self) -> None:
         """Raises the fault, or `InvalidRequest` if too little was read to hear anything."""

@@ -201,7 +201,7 @@ class _Opened:
             container = av.open(recording, "r", options={"protocol_whitelist": "none"}, metadata_errors="replace")
         except av.FFmpegError as error:
             raise UnsupportedAudio(
-                f"{file_name} is not audio that can be decoded ({_reason(error)}); allowed: WAV, FLAC, Ogg, MP3, M4A, "
+                f"{file_name} is not audio that can be decoded ({error.strerror}); allowed: WAV, FLAC, Ogg, MP3, M4A, "
                 "WebM and all other formats of FFmpeg"
             ) from error
         stack.callback(container.close)
@@ -420,7 +420,3 @@ def _flac_sample(packet: Any, block: int) -> int | None:
 
 def _no_track(name: str, track: int | str | None, tracks: str) -> InvalidRequest:
     return InvalidRequest(f"audio_track={track!r}, but {name} has {tracks}; allowed: a number or language of these")
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "strerror", None) or getattr(error, "error_string", None) or error)

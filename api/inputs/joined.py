@@ -7,7 +7,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from typing import IO, Protocol, TypeAlias
+from functools import partial
+from typing import IO, TypeAlias
 
 from attrs import define, field
 
@@ -30,24 +31,15 @@ def go_on() -> bool:
     return False
 
 
-class Finder(Protocol):
-    """Finds where the next recording begins."""
-
-    def find(self, data: bytes, at: int) -> int | None:
-        """Returns the place in the file, if it is known after the bytes ``data`` that lie at ``at``. Calls get all
-        bytes in order, and the last ones twice."""
+Finder: TypeAlias = Callable[[bytes, int], int | None]
+"""Returns the place in the file at which the next recording begins, if it is known after the bytes that lie at a place.
+Calls get all bytes in order, and the last ones twice."""
 
 
-@define
-class Magic:
-    """Finds the bytes that begin a recording."""
-
-    pattern: re.Pattern[bytes]
-    start: int
-
-    def find(self, data: bytes, at: int) -> int | None:
-        """Implements `Finder.find`."""
-        return next((at + one.start() for one in self.pattern.finditer(data) if at + one.start() > self.start), None)
+def _magic(pattern: bytes, start: int, data: bytes, at: int) -> int | None:
+    """Finds the bytes that begin a recording, after ``start``. See `Finder`."""
+    places = (at + one.start() for one in re.finditer(pattern, data, re.DOTALL))
+    return next((place for place in places if place > start), None)
 
 
 @define
@@ -57,7 +49,7 @@ class OggChain:
     _running: int | None = None  # the place of a page within the chain
 
     def find(self, data: bytes, at: int) -> int | None:
-        """Implements `Finder.find`."""
+        """Implements `Finder`."""
         for page in re.finditer(rb"OggS\0([\0-\7])", data):
             place = at + page.start()
             if not page[1][0] & 2:
@@ -77,7 +69,7 @@ class Programs:
     _pat: int = 0  # the place of the last PAT
 
     def find(self, data: bytes, at: int) -> int | None:
-        """Implements `Finder.find`."""
+        """Implements `Finder`."""
         place = 0
         while True:
             pids = [0, *(pid for _, pid in self._known.get(0, ()))]
@@ -146,11 +138,11 @@ class Joined:
     def _choose(self) -> Finder | None:
         head = read_at(self._file, self._start, 400)
         if head.startswith(b"OggS"):
-            return OggChain()
+            return OggChain().find
         if any(head[at : at + 1] == b"\x47" == head[at + size : at + size + 1] for at, size in ((0, 188), (4, 192))):
-            return Programs()
+            return Programs().find
         pattern = next((pattern for magic, pattern in _HEADS.items() if head.startswith(magic)), None)
-        return None if pattern is None else Magic(re.compile(pattern, re.DOTALL), self._start)
+        return None if pattern is None else partial(_magic, pattern, self._start)
 
     @_seen.default
     def _from(self) -> int:
@@ -165,7 +157,7 @@ class Joined:
         data = self._file.read(count)
         if self._finder is not None and self._stop is None and at <= self._seen < at + len(data):
             fresh = self._tail + data[self._seen - at :]
-            self._stop = self._finder.find(fresh, self._seen - len(self._tail))
+            self._stop = self._finder(fresh, self._seen - len(self._tail))
             self._seen, self._tail = at + len(data), fresh[-_LONGEST:]
         return data if self._stop is None else data[: max(self._stop - at, 0)]
 

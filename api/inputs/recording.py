@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import trio
 
-from ...core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
+from ...core.errors import InvalidRequest, UnsupportedAudio
 from .blocks import Blocks, open_blocks
 from .faults import AudioFault
 from .held import HeldSamples
@@ -26,6 +26,7 @@ from .sources import (
     Samples,
     array_source,
     check_all,
+    check_bound,
     check_length,
     check_rate,
 )
@@ -130,11 +131,7 @@ class Recording:
         else:
             await run_in_thread(check)
         check_length(len(array.samples), "the array", self.sampling_rate)
-        if len(array.samples) > self._most_seconds * self.sampling_rate:
-            raise RequestTooLarge(
-                f"the array is too long; allowed: up to {self._most_seconds:.6g} s, but it has "
-                f"{len(array.samples) / self.sampling_rate:.0f} s. Cut it into pieces"
-            )
+        check_bound(len(array.samples) / self.sampling_rate, "the array", self._most_seconds)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from attrs import frozen
 
 from ...core.checks import Refused, as_integer
-from ...core.errors import InvalidRequest
+from ...core.errors import InvalidRequest, RequestTooLarge
 
 Samples: TypeAlias = npt.NDArray[np.float32]
 SampleArray: TypeAlias = npt.NDArray[np.floating] | npt.NDArray[np.int16]
@@ -304,6 +304,14 @@ def check_values(
         raise error(
             f"{name} has a peak of {peak:g}; allowed: full scale at 1.0 (up to {most:g}). Divide integer samples by "
             "their full scale, 16-bit samples by 32768"
+        )
+
+
+def check_bound(seconds: float, name: str, most: float) -> None:
+    """Raises `RequestTooLarge` for audio that has ``seconds`` or more, if that is more than ``most``."""
+    if seconds > most:
+        raise RequestTooLarge(
+            f"{name} is too long; allowed: up to {most:.6g} s, but it has {seconds:.0f} s or more. Cut it into pieces"
         )
 
 
