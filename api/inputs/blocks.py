@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 
 import numpy as np
@@ -12,7 +12,7 @@ from attrs import define, field
 from ...core.errors import InvalidRequest, UnsupportedAudio
 from .decoding import Decoding, open_decoder
 from .faults import AudioFault, FaultLog
-from .joined import Stops, go_on
+from .joined import Stopped, Stops, Watch, go_on
 from .sources import (
     MAX_PEAK,
     MIN_SECONDS,
@@ -50,9 +50,12 @@ class Blocks:
     _stack: ExitStack
     sampling_rate: int
     decoding: Decoding
+    _reopen: Callable[[ExitStack], Decoding] | None = None
+    _watch: Watch = field(factory=Watch)
     done: int = field(default=0, init=False)
     ended: bool = field(default=False, init=False)
     fault: InvalidRequest | None = field(default=None, init=False)
+    _again: int = field(default=0, init=False)  # samples that were read before the source was opened again
     _died: str | None = field(default=None, init=False)  # of an error that nobody expected
 
     @property
@@ -71,10 +74,18 @@ class Blocks:
         if self._died is not None:  # its generator has ended, but the audio has not
             raise RuntimeError(f"{self.name} cannot be read on after an error: {self._died}")
         found: list[Samples] = []
+        self._watch.stops = stops
         while self.done < upto and not self.ended and not (found and stops()):
             try:
-                found.append(next(self._blocks))
-                self.done += len(found[-1])
+                if self._watch.stopped:
+                    self._begin_again()
+                block = next(self._blocks)
+                skipped = min(self._again, len(block))
+                self._again -= skipped
+                self.done += len(block) - skipped
+                found.append(block[skipped:])
+            except Stopped:
+                break
             except StopIteration:
                 self.ended = True
             except (OSError, InvalidRequest) as error:
@@ -83,7 +94,15 @@ class Blocks:
             except BaseException as error:
                 self._died = repr(error)
                 raise
+        self._watch.stops = go_on  # it may belong to the owner of this object
         return found
+
+    def _begin_again(self) -> None:
+        """Opens the source again, and skips what was read."""
+        assert self._reopen is not None, "only FFmpeg's decoders are stopped"
+        self._watch.stopped, self._again = False, self.done
+        self.decoding = self._reopen(self._stack)
+        self._blocks = self._stack.enter_context(closing(_mono(self.decoding, self.sampling_rate)))
 
     def check_bound(self, most_seconds: float) -> None:
         """Raises `RequestTooLarge` if the audio is known to be longer: by its header, by what was read, or by a time
@@ -127,12 +146,19 @@ def open_blocks(source: AudioSource, sampling_rate: int, stops: Stops = go_on) -
         return Blocks(_mono(decoding, sampling_rate), ExitStack(), sampling_rate, decoding)
     with ExitStack() as stack:
         file, name = stack.enter_context(opened(source))
+        watch = Watch(stops)
+
+        def reopen(stack: ExitStack) -> Decoding:
+            return open_decoder(file, FaultLog(name), stack, track, watch)
+
         try:
-            decoding = open_decoder(file, FaultLog(name), stack, track, stops)
+            decoding = reopen(stack)
         except OSError as error:
             raise unreadable(name, error) from error
+        finally:
+            watch.stops = go_on
         mono = stack.enter_context(closing(_mono(decoding, sampling_rate)))
-        return Blocks(mono, stack.pop_all(), sampling_rate, decoding)
+        return Blocks(mono, stack.pop_all(), sampling_rate, decoding, reopen, watch)
 
 
 def unreadable(name: str, error: OSError) -> InvalidRequest:

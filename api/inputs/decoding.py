@@ -26,7 +26,7 @@ from attrs import frozen
 from ...core.errors import InvalidRequest, UnsupportedAudio
 from ...core.languages import is_language
 from .faults import AudioFault, FaultLog
-from .joined import Joined, Stops, go_on
+from .joined import Joined, Watch
 from .sources import MIN_SECONDS, RATES, BytesFile, Samples, check_rate, full_scale
 from .stated import lacks, mp3_frames, ogg_samples, read_at, short_of
 from .timeline import Timeline
@@ -66,11 +66,11 @@ class Decoding:
 
 
 def open_decoder(
-    file: IO[bytes], faults: FaultLog, stack: ExitStack, track: int | str | None = None, stops: Stops = go_on
+    file: IO[bytes], faults: FaultLog, stack: ExitStack, track: int | str | None, watch: Watch
 ) -> Decoding:
     """Returns the decoder of a seekable file. ``stack`` closes it. ``track`` is the number of an audio track, from 1
     on, or its language; ``None``: the one that the file marks as its default, or the first.
-    ``stops`` is asked while the file is opened.
+    The iterator raises `Stopped` if ``watch`` has stopped it: the decoder must be opened again.
 
     Raises:
         UnsupportedAudio: the file is not audio, has no audio stream, or is empty.
@@ -79,7 +79,7 @@ def open_decoder(
     """
     if not file.seek(0, os.SEEK_END):
         raise UnsupportedAudio(f"{faults.name} is empty (0 bytes); allowed: an audio file")
-    return _open_soundfile(file, faults, stack, track) or _open_ffmpeg(file, faults, stack, track, stops)
+    return _open_soundfile(file, faults, stack, track) or _open_ffmpeg(file, faults, stack, track, watch)
 
 
 # ---- libsndfile ------------------------------------------------------------------------------------------------------
@@ -128,11 +128,9 @@ def _soundfile_parts(sound: Any, faults: FaultLog, sizes: tuple[int, int] | None
 
 
 def _open_ffmpeg(
-    file: IO[bytes], faults: FaultLog, stack: ExitStack, track: int | str | None, stops: Stops
+    file: IO[bytes], faults: FaultLog, stack: ExitStack, track: int | str | None, watch: Watch
 ) -> Decoding:
-    recording = Joined(file, stops=stops)
-    opened = _Opened.of(recording, faults.name, stack, track)
-    recording.stops = go_on
+    opened = _Opened.of(Joined(file, watch), faults.name, stack, track)
     streams, start = opened.container.streams.audio, opened.start
     if track is None and len(streams) > 1:
         number = list(streams).index(opened.stream) + 1
@@ -220,7 +218,11 @@ class _Opened:
         end = max(self.seconds or 0.0, self.whole)
         timeline.latest = begin + end + _SLACK if self.is_stated or self.whole else math.inf
         timeline.most_gap = _CLOCK_JUMPS.get(self.name, _LONGEST_GAP)
+        watch = self.recording.watch
         for packet in _packets(self.container, timeline):
+            if watch.stopped:
+                break
+            watch.searched = 0
             yield 0.0, None
             if packet is None:
                 continue

@@ -22,6 +22,7 @@ _HEADS = {  # the first bytes of a file, and what begins a recording
     b"fLaC": rb"fLaC\0\0\0\x22",
     b"FLV\x01": rb"FLV\x01[\x01\x04\x05]\0\0\0\x09",
 }
+_LONGEST_SEARCH = 1 << 20  # bytes, until a caller may stop it: what FFmpeg has begun would be lost
 _LONGEST = 256  # bytes that are enough to recognize a beginning
 _TS_AUDIO = frozenset({0x03, 0x04, 0x06, 0x0F, 0x11, 0x1C, *range(0x80, 0x88)})  # stream types of ISO 13818-1 and ATSC
 
@@ -29,6 +30,31 @@ _TS_AUDIO = frozenset({0x03, 0x04, 0x06, 0x0F, 0x11, 0x1C, *range(0x80, 0x88)}) 
 def go_on() -> bool:
     """The `Stops` of work that nobody stops."""
     return False
+
+
+class Stopped(Exception):
+    """FFmpeg was stopped in the middle of a packet; it cannot go on from there."""
+
+
+@define(eq=False)
+class Watch:
+    """Stops FFmpeg while it opens a file or searches for a packet, which takes seconds where much is damaged.
+
+    Attributes:
+        stops: whether the thread shall stop.
+        stopped: FFmpeg was stopped: what it returns from now on is wrong.
+        searched: the bytes that were read since the last packet.
+    """
+
+    stops: Stops = go_on
+    stopped: bool = False
+    searched: int = _LONGEST_SEARCH
+
+    def reads(self, count: int) -> bool:
+        """Adds bytes; true if these must not be read any more."""
+        self.searched += count
+        self.stopped |= self.searched > _LONGEST_SEARCH and self.stops()
+        return self.stopped
 
 
 Finder: TypeAlias = Callable[[bytes, int], int | None]
@@ -120,15 +146,12 @@ def _streams(section: bytes) -> Table:
 
 @define(eq=False)
 class Joined:
-    """One recording of a file, as a file for FFmpeg: it ends where the next recording begins.
-
-    Attributes:
-        stops: reading raises `InterruptedError` if this returns true. Decoding could not go on afterwards.
-    """
+    """One recording of a file, as a file for FFmpeg: it ends where the next recording begins, or where ``watch`` stops
+    it."""
 
     _file: IO[bytes]
+    watch: Watch
     _start: int = 0
-    stops: Stops = go_on
     _stop: int | None = field(default=None, init=False)
     _finder: Finder | None = field(init=False)
     _seen: int = field(init=False)  # the bytes before this one were given to the finder
@@ -151,8 +174,8 @@ class Joined:
 
     def read(self, count: int) -> bytes:
         """Reads up to ``count`` bytes."""
-        if self.stops():
-            raise InterruptedError("stopped")
+        if self.watch.reads(count):
+            return b""  # PyAV would print an error
         at = self._file.tell()
         data = self._file.read(count)
         if self._finder is not None and self._stop is None and at <= self._seen < at + len(data):
@@ -170,5 +193,7 @@ class Joined:
         return self._file.tell() - self._start
 
     def next(self) -> Joined | None:
-        """Returns the recording after this one, if one was found."""
-        return None if self._stop is None else Joined(self._file, self._stop)
+        """Returns the recording after this one, if one was found. Raises `Stopped` if the end was none."""
+        if self.watch.stopped:
+            raise Stopped
+        return None if self._stop is None else Joined(self._file, self.watch, self._stop)

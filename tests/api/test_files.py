@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from triolet.api.inputs.audio import Samples, load_audio
 from triolet.api.inputs.blocks import Blocks, open_blocks
 from triolet.api.inputs.decoding import Decoding, _Opened
 from triolet.api.inputs.faults import AudioFault, FaultLog
-from triolet.api.inputs.joined import Joined
+from triolet.api.inputs.joined import Joined, Watch
 from triolet.api.inputs.recording import Recording
 from triolet.api.inputs.timeline import Timeline
 from triolet.core.errors import InvalidRequest, RequestTooLarge, UnsupportedAudio
@@ -211,7 +212,7 @@ def test_a_frame_that_has_no_time_has_that_of_its_packet() -> None:
         for pts, found in ((0, [frame]), (1, []), (2, []), (3, [frame, frame]), (5, [frame]), (None, [frame]))
     ]
     container = SimpleNamespace(demux=lambda: iter(packets), close=lambda: None)
-    opened = _Opened(Joined(io.BytesIO(b"a")), container, stream, "nut", 0.0, None, False, 0.0)
+    opened = _Opened(Joined(io.BytesIO(b"a"), Watch()), container, stream, "nut", 0.0, None, False, 0.0)
     assert [gap for gap, one in opened.frames(Timeline(FaultLog("x"))) if one is not None] == [0, 2, 0, 0, 0]
 
 
@@ -487,6 +488,24 @@ def test_a_thread_that_shall_stop_stops_at_the_next_packet() -> None:
     blocks.close()
     assert calls > 4_000 / 512
     np.testing.assert_array_equal(np.concatenate(parts), whole_samples)
+
+
+@pytest.mark.parametrize("kind", ["webm", "avi"])
+def test_a_thread_that_shall_stop_stops_while_ffmpeg_searches_for_a_packet(kind: str) -> None:
+    """In megabytes of noise one call of FFmpeg's takes seconds. It ends at once, and begins again later: whoever reads
+    on loses nothing, and gets nothing twice."""
+    half = whole(kind)[: len(whole(kind)) // 2]
+    data = half + np.random.default_rng(0).bytes(6_000_000)
+    samples, faults = heard(data)
+    blocks = open_blocks(data, RATE)
+    watch = blocks._watch
+    parts = blocks.read(math.inf, lambda: watch.searched > 1 << 20)
+    assert not blocks.ended
+    assert watch.searched < 2 << 20
+    parts += blocks.read(math.inf)
+    blocks.close()
+    np.testing.assert_array_equal(np.concatenate(parts), samples)
+    assert blocks.faults == faults
 
 
 def far(hours: float) -> bytes:
