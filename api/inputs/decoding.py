@@ -214,7 +214,7 @@ class _Opened:
         codec = self.stream.codec_context
         block = int.from_bytes((codec.extradata or b"")[:2], "big") if self.name == "flac" else 0  # samples of a frame
         lenient = _lenient(codec) if codec.name == "flac" else None
-        due, others, read, lost = 0, 0.0, 0, 0.0
+        due, others, read, lost, torn = 0, 0.0, 0, 0.0, False
         end = max(self.seconds or 0.0, self.whole)
         timeline.latest = begin + end + _SLACK if self.is_stated or self.whole else math.inf
         timeline.most_gap = _CLOCK_JUMPS.get(self.name, _LONGEST_GAP)
@@ -227,9 +227,11 @@ class _Opened:
             if packet is None:
                 continue
             read += packet.size
+            torn = packet.is_corrupt if packet.size else torn  # of any stream: it may have been sound
             if packet.stream is not self.stream:  # `stream_index` of the last one is always 0
                 if packet.pts is not None and packet.duration is not None:  # it may go on to the end
-                    others = max(others, float((packet.pts + packet.duration) * packet.time_base) - start)
+                    reached = float((packet.pts + packet.duration) * packet.time_base) - start
+                    others = max(others, reached if reached <= self.whole + _OTHERS_SLACK else 0.0)
                 continue
             sample = _flac_sample(packet, block) if block else None
             time = packet.pts if sample is None else sample  # of the first frame, if it has none by itself
@@ -246,6 +248,7 @@ class _Opened:
                 placed = None if pts is None else pts * base - start
                 yield from timeline.add(placed, frame.samples / frame.sample_rate, frame)
                 sample = time = None
+        timeline.is_hurt |= torn
         yield from timeline.finish(min(lost, end))
         self._check_end(timeline, begin, begin + others, read)
         self.container.close()
@@ -336,8 +339,7 @@ def _decoded(codec: Any, packet: Any, timeline: Timeline[Any]) -> list[Any]:
     import av
 
     try:
-        if packet.is_corrupt:
-            timeline.is_hurt = True
+        timeline.is_hurt |= packet.is_corrupt
         frames: list[Any] = codec.decode(packet)
     except av.FFmpegError:
         timeline.is_hurt = True

@@ -204,16 +204,41 @@ def test_a_part_that_the_times_leave_out_keeps_its_time(kind: str) -> None:
 
 def test_a_frame_that_has_no_time_has_that_of_its_packet() -> None:
     """FFmpeg's decoders forget the time after errors: without it, what follows the damage would be early."""
-    frame = SimpleNamespace(sample_rate=RATE, samples=RATE, pts=None)
-    codec = SimpleNamespace(name="mp3", decode=lambda packet: packet.found)
-    stream = SimpleNamespace(index=1, time_base=Fraction(1), codec_context=codec)
-    packets = [  # PyAV's last packet, which asks a decoder for all that it still has, says index 0
-        SimpleNamespace(pts=pts, stream=stream, stream_index=0, size=9, is_corrupt=False, found=found)
-        for pts, found in ((0, [frame]), (1, []), (2, []), (3, [frame, frame]), (5, [frame]), (None, [frame]))
-    ]
+    packets = [(0, "-"), (1, ""), (2, ""), (3, "--"), (5, "-"), (None, "-")]  # a line: a second that can be decoded
+    frames = opened_film([packet(pts, "sound", seconds) for pts, seconds in packets]).frames(Timeline(FaultLog("x")))
+    assert [gap for gap, one in frames if one is not None] == [0, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("last", "kind"),
+    [((8, "pictures", ""), None), ((9_999, "pictures", ""), "cut short"), ((8, "pictures", "", True), "damaged")],
+    ids=["whole", "a wrong time", "the last packet is damaged"],
+)
+def test_what_the_pictures_show_is_told(last: tuple[Any, ...], kind: str | None) -> None:
+    """They may be longer than the sound, and damaged themselves. But a wrong time of theirs makes no cut film whole,
+    and what is damaged last may have been sound."""
+    timeline: Timeline[Any] = Timeline(FaultLog("x"))
+    packets = [packet(0, "pictures", "", True), packet(0, "sound", "-"), packet(*last), packet(None, "sound", "")]
+    packets[-1].size = 0
+    list(opened_film(packets).frames(timeline))
+    assert kinds(timeline.faults.faults) == ({kind} if kind else set())
+
+
+FRAME = SimpleNamespace(sample_rate=RATE, samples=RATE, pts=None)
+CODEC = SimpleNamespace(name="mp3", decode=lambda packet: packet.found)
+STREAMS = {name: SimpleNamespace(time_base=Fraction(1), codec_context=CODEC) for name in ("sound", "pictures")}
+
+
+def packet(pts: int | None, stream: str, seconds: str, is_corrupt: bool = False) -> Any:
+    """A packet of FFmpeg's, as PyAV has it: the last one, which has no time, says stream 0, whatever it is."""
+    facts = {"pts": pts, "duration": 1, "time_base": 1, "size": 9, "is_corrupt": is_corrupt}
+    return SimpleNamespace(**facts, stream=STREAMS[stream], stream_index=0, found=[FRAME] * len(seconds))
+
+
+def opened_film(packets: list[Any]) -> _Opened:
+    """A film whose header states 9 s."""
     container = SimpleNamespace(demux=lambda: iter(packets), close=lambda: None)
-    opened = _Opened(Joined(io.BytesIO(b"a"), Watch()), container, stream, "nut", 0.0, None, False, 0.0)
-    assert [gap for gap, one in opened.frames(Timeline(FaultLog("x"))) if one is not None] == [0, 2, 0, 0, 0]
+    return _Opened(Joined(io.BytesIO(b"a"), Watch()), container, STREAMS["sound"], "matroska", 0.0, None, False, 9.0)
 
 
 @pytest.mark.parametrize("jump", [20, 4])
