@@ -52,20 +52,21 @@ class Timeline(Generic[_Frame]):
         frames that are placed now, each with the seconds of silence before it."""
         end = self._held_to if self._held else self.end
         jump = 0.0 if time is None else time + self._shift - end
-        if -(_JITTER if self._held else _SLOW) <= jump <= (_ROUNDING if self.is_hurt else _JITTER):
-            if self.is_hurt:
-                self.faults.add("damaged", end, end)
-            self.is_hurt = False
-            if not self._held:
-                return [self._place(0.0, seconds, frame)]
-            self._hold(end, seconds, frame)
-            is_sure = self._held_to - self._held_from >= _SURE_SECONDS or len(self._held) >= _SURE_FRAMES
-            return self.settle() if is_sure else []
-        if self._held:  # a second jump: forward it is one more gap, back it shows that the first one was wrong
+        follows = -(_JITTER if self._held else _SLOW) <= jump <= (_ROUNDING if self.is_hurt else _JITTER)
+        if not follows and self._held:  # one more gap; or, if it is back, it shows that the first jump was wrong
             return [*self.settle(believed=jump > 0 and self._held_from > self.end), *self.add(time, seconds, frame)]
-        self._held_from, self._held_hurt, self.is_hurt = end + jump, self.is_hurt, False
-        self._hold(end + jump, seconds, frame)
-        return []
+        if not follows:
+            self._held_from, self._held_hurt = end + jump, self.is_hurt
+        elif self.is_hurt:
+            self.faults.add("damaged", end, end)
+        self.is_hurt = False
+        if follows and not self._held:
+            self.end += seconds
+            return [(0.0, frame)]
+        self._held.append((seconds, frame))
+        self._held_to = (end if follows else end + jump) + seconds
+        is_sure = self._held_to - self._held_from >= _SURE_SECONDS or len(self._held) >= _SURE_FRAMES
+        return self.settle() if is_sure else []
 
     def settle(self, *, believed: bool = True) -> list[tuple[float, _Frame]]:
         """Returns the held frames; ``believed``: at their own times."""
@@ -79,7 +80,8 @@ class Timeline(Generic[_Frame]):
         if jump and not gap:
             self._shift -= jump
             self.faults.add("joined", self.end, self.end)
-        return [self._place(0.0 if number else gap, *one) for number, one in enumerate(held)]
+        self.end += gap + sum(seconds for seconds, _ in held)
+        return [(0.0 if number else gap, frame) for number, (_, frame) in enumerate(held)]
 
     def finish(self, until: float = 0.0) -> list[tuple[float, _Frame | None]]:
         """Returns what is left after the last frame of a clock, and the silence up to ``until`` by this clock, if the
@@ -92,11 +94,3 @@ class Timeline(Generic[_Frame]):
             left.append((gap, None))
         self._shift, self.is_hurt = self.end, False
         return left
-
-    def _hold(self, start: float, seconds: float, frame: _Frame) -> None:
-        self._held.append((seconds, frame))
-        self._held_to = start + seconds
-
-    def _place(self, gap: float, seconds: float, frame: _Frame) -> tuple[float, _Frame]:
-        self.end += gap + seconds
-        return gap, frame
