@@ -26,7 +26,7 @@ from attrs import frozen
 from ...core.errors import InvalidRequest, UnsupportedAudio
 from ...core.languages import is_language
 from .faults import AudioFault, FaultLog
-from .joined import Joined, Watch
+from .joined import Joined, Stopped, Watch
 from .sources import MIN_SECONDS, RATES, BytesFile, Samples, check_rate, full_scale
 from .stated import lacks, mp3_frames, ogg_samples, read_at, short_of
 from .timeline import Timeline
@@ -69,8 +69,8 @@ def open_decoder(
     file: IO[bytes], faults: FaultLog, stack: ExitStack, track: int | str | None, watch: Watch
 ) -> Decoding:
     """Returns the decoder of a seekable file. ``stack`` closes it. ``track`` is the number of an audio track, from 1
-    on, or its language; ``None``: the one that the file marks as its default, or the first.
-    The iterator raises `Stopped` if ``watch`` has stopped it: the decoder must be opened again.
+    on, or its language; ``None``: the one that the file marks as its default, or the first. The iterator raises
+    `Stopped` if ``watch`` has stopped it: the decoder must be opened again.
 
     Raises:
         UnsupportedAudio: the file is not audio, has no audio stream, or is empty.
@@ -248,6 +248,8 @@ class _Opened:
                 placed = None if pts is None else pts * base - start
                 yield from timeline.add(placed, frame.samples / frame.sample_rate, frame)
                 sample = time = None
+        if watch.stopped:  # before frames are placed that wait for the next ones
+            raise Stopped
         timeline.is_hurt |= torn
         yield from timeline.finish(min(lost, end))
         self._check_end(timeline, begin, begin + others, read)

@@ -518,9 +518,13 @@ def test_a_thread_that_shall_stop_stops_at_the_next_packet() -> None:
 @pytest.mark.parametrize("kind", ["webm", "avi"])
 def test_a_thread_that_shall_stop_stops_while_ffmpeg_searches_for_a_packet(kind: str) -> None:
     """In megabytes of noise one call of FFmpeg's takes seconds. It ends at once, and begins again later: whoever reads
-    on loses nothing, and gets nothing twice."""
-    half = whole(kind)[: len(whole(kind)) // 2]
-    data = half + np.random.default_rng(0).bytes(6_000_000)
+    on loses nothing, and gets nothing twice, though frames behind a gap wait."""
+
+    def paused(packet: Any) -> None:
+        packet.pts = packet.dts = packet.pts + (packet.pts * packet.time_base >= 2) * int(1 / packet.time_base)
+
+    data = write(kind, scale(rate=KINDS[kind][2]), moved=paused)
+    data = data[: len(data) * 2 // 3] + np.random.default_rng(0).bytes(6_000_000)
     samples, faults = heard(data)
     blocks = open_blocks(data, RATE)
     watch = blocks._watch
