@@ -103,7 +103,9 @@ def heard(data: bytes) -> tuple[float, bool]:
         return 0.0, True
     try:
         blocks.read(math.inf)
-        return blocks.done / 16_000, blocks.fault is not None or any(one.is_loss for one in blocks.faults)
+        return blocks.done / 16_000, blocks.fault is not None or any(
+            one.kind not in ("tracks", "joined") for one in blocks.faults
+        )
     finally:
         blocks.close()
 
