@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import signal
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import trio
 from attrs import define, evolve, field
@@ -33,7 +33,9 @@ class FaultKind(enum.Enum):
     OPEN_FAILS = "the load raises"
     RELEASE_FAILS = "a release raises"
     ENCODE_FAILS = "an encode batch raises"
+    ITEM_FAILS = "every encode batch with an item raises"
     STEP_FAILS = "a step raises"
+    PROMPT_FAILS = "every step with a prompt raises"
     FREE_FAILS = "a free raises, and the runner starts anew"
     OUT_OF_MEMORY = "a call of the device runs out of memory"
     DEVICE_LOST = "a call of the device finds it lost"
@@ -66,7 +68,9 @@ occasions, and ``task`` is the name of these occasions."""
 
 DEVICE_FAULTS: Mapping[FaultKind, tuple[set[Job], type[Exception]]] = {
     FaultKind.ENCODE_FAILS: ({Job.ENCODE}, RuntimeError),
+    FaultKind.ITEM_FAILS: ({Job.ENCODE}, RuntimeError),
     FaultKind.STEP_FAILS: ({Job.STEP}, RuntimeError),
+    FaultKind.PROMPT_FAILS: ({Job.STEP}, RuntimeError),
     FaultKind.FREE_FAILS: ({Job.FREE}, RuntimeError),
     FaultKind.OUT_OF_MEMORY: ({Job.ENCODE, Job.STEP}, MemoryError),
     FaultKind.OPEN_FAILS: ({Job.OPEN}, RuntimeError),
@@ -98,6 +102,8 @@ class Injector(StepCounter):
     release_failed: bool = False
     _releases_fail: bool = False
     _occasions: int = 0
+    _cause: object = None  # the item or prompt that fails from now on
+    _prompts: dict[int, object] = field(factory=dict)  # by sequence
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """Implements `trio.abc.Instrument.before_task_step`."""
@@ -132,17 +138,31 @@ class Injector(StepCounter):
         self.met = True
         return True
 
-    def on_device(self, job: Job, _: object) -> BaseException | None:
+    def on_device(self, job: Job, argument: Any) -> BaseException | None:
         """Implements `SimExecutor.fault`."""
+        causes = self._causes(job, argument)
+        if self._cause in causes:
+            return RuntimeError(f"injected into {job.value} again")
         if self.fault is not None and self.fault.kind in DEVICE_FAULTS:
             jobs, error = DEVICE_FAULTS[self.fault.kind]
             if job in jobs and self.happens(self.fault.kind):
                 self.release_failed = job is Job.CLOSE
+                if self.fault.kind in {FaultKind.ITEM_FAILS, FaultKind.PROMPT_FAILS}:
+                    self._cause = next(iter(causes), None)
                 return error(f"injected into {job.value}")
         if job is Job.CLOSE and self._releases_fail:
             self.release_failed = True
             return Injected("into close")
         return None
+
+    def _causes(self, job: Job, argument: Any) -> list[object]:
+        """Returns the items that a call encodes, or the prompts of the sequences that it feeds."""
+        if job is Job.ENCODE:
+            return [item.key for item in argument]
+        if job is not Job.STEP:
+            return []
+        self._prompts.update((start.sequence_id, start.token_ids[: start.prompt_length]) for start in argument.started)
+        return [self._prompts[chunk.sequence_id] for chunk in argument.chunks if chunk.sequence_id in self._prompts]
 
     def hangs(self, job: Job) -> bool:
         """Implements `SimWorker.hangs`."""

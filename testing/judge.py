@@ -14,6 +14,7 @@ from ..core.errors import (
     EngineClosed,
     EngineStateError,
     EngineTeardownError,
+    PoisonRequest,
     RunnerCrashed,
 )
 from ..core.trace import TEARDOWN
@@ -68,6 +69,8 @@ _BROKEN = _STOPPED | {"crashed", RunnerCrashed.__name__, EngineClosed.__name__, 
 
 _MAY_END: Mapping[FaultKind | None, set[str]] = {
     FaultKind.ENCODE_FAILS: _WELL | {EncodeFailed.__name__},
+    FaultKind.ITEM_FAILS: _WELL | {EncodeFailed.__name__},
+    FaultKind.PROMPT_FAILS: _WELL | {PoisonRequest.__name__},
     FaultKind.OUT_OF_MEMORY: _WELL | {EncodeFailed.__name__},
     FaultKind.WAKE_FAILS: _WELL | {EngineAsleep.__name__},
     FaultKind.CANCEL: _WELL | _STOPPED,
