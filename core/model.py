@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from attrs import evolve, field, frozen
 
 from .aligning import TextAligner
-from .budget import Account
 from .diarizing import FrameDiarizer
 from .request import EncoderItem, LogitRules, Pooling, Structure
 from .speech import SpeechModel
@@ -165,8 +164,8 @@ class Preparer(Protocol):
 class Structures(Protocol):
     """Compiles structures for a model. `compile` is called in several threads at once, the others in the event loop."""
 
-    account: Account | None
-    """Where a server counts the bytes of what is kept; ``None``: nothing counts them."""
+    capacity: int
+    """The most bytes of what is kept. A server lowers it."""
 
     def compile(self, structure: Structure) -> Structure:
         """Returns a structure equal to ``structure``, together with its compiled form, so that no step has to compile
@@ -181,9 +180,6 @@ class Structures(Protocol):
 
     def keep(self, found: Any) -> None:
         """Keeps what `compile` returned for later requests, as far as there is room."""
-
-    def let_go(self) -> None:
-        """Forgets what is kept, and gives its bytes back. The engine has ended."""
 
 
 @frozen(kw_only=True)

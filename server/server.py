@@ -33,6 +33,7 @@ _LOOK_BACK = 60.0  # seconds
 _MOST_MEMORY = 2 * 2**30  # bytes for requests, unless the operator gives more
 _SHARE = 4  # one part in 4 of the free memory
 _LARGE = 16  # one part in 16 of the memory for requests, or more
+_KEPT = 8  # one part in 8 of the budget of requests, beside it, is for the structures that all models keep
 _ROOM_SECONDS = 30.0  # for which a request waits to have its images and audio decoded
 
 
@@ -133,9 +134,9 @@ class Server:
             except TrioletError:
                 told = f"the model {model!r} cannot be loaded; the server's log has the reason"
                 raise Refusal(Problem(503, told, "model_not_loaded", "model", math.ceil(RETRY_SECONDS))) from None
-            structures = engine.model.structures
-            if structures is not None and structures.account is None:
-                structures.account = self.budget.account()  # of the compiled grammars that the model keeps
+            if (structures := engine.model.structures) is not None:
+                share = self.budget.capacity // _KEPT // len(self.engines.models)
+                structures.capacity = min(structures.capacity, share)
             yield engine
 
     async def wait_for_memory(self, account: Account, size: int) -> None:

@@ -66,7 +66,7 @@ class ServerSettings:
         request_memory: the most bytes that all requests together may make the server hold: bodies and files as they
             come, images and audio as they are decoded, live audio that waits, long answers. A request beyond that is
             refused with 429, and one that needs more than that alone with 413. ``None``: a quarter of the free memory,
-            but no more than 2 GiB.
+            but no more than 2 GiB. Compiled structures that are kept take up to an eighth more.
         requests_per_minute: the most requests a minute with one key, or from one address if there are no keys; more are
             refused with 429.
         max_connections: the most open connections; more are closed at once, with 503.

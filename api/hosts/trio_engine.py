@@ -131,9 +131,6 @@ class TrioEngine:
 
     def _let_go(self) -> None:
         """Drops what is left after the device is released, above all the tokenizer."""
-        structures = None if self._description is None else self._description.structures
-        if structures is not None:
-            structures.let_go()
         self._device, self._description = self.device, None
         self._end_sessions()
         self._detectors = Detectors()  # without weights

@@ -26,14 +26,12 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ...core.errors import CheckpointError, InvalidRequest, Overloaded, RequestTooLarge
+from ...core.errors import CheckpointError, InvalidRequest
 from ...core.request import Structure
 from .grammar import LIMITS, fault_in, grammar_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-
-    from ...core.budget import Account
 
 _SILENT = 0  # llguidance's log level
 _DEAD_END = (  # llguidance names no reason
@@ -194,8 +192,6 @@ class Grammars:
     vocabulary: int
     eos_token_ids: tuple[int, ...]
     capacity: int = 64 * 2**20  # bytes of grammars that are kept
-    account: Account | None = field(init=False, default=None, repr=False)
-    """Where a server counts the bytes that are kept; ``None``: ``capacity`` alone bounds them."""
     _translated: LLTokenizer | None = field(init=False, default=None, repr=False)
     _compiled: dict[Structure, Compiled] = field(init=False, factory=dict, repr=False)  # the least recently used first
     _making: threading.Lock = field(init=False, factory=threading.Lock, repr=False)  # held while the tokenizer is made
@@ -250,19 +246,8 @@ class Grammars:
         with self._keeping:
             if not self._closed:
                 self._compiled[_plain(found)] = found
-            while not self._hold(sum(4 * len(one.text) + one.size for one in self._compiled.values())):
+            while sum(4 * len(one.text) + one.size for one in self._compiled.values()) > self.capacity:
                 del self._compiled[next(iter(self._compiled))]
-
-    def _hold(self, size: int) -> bool:
-        """Counts ``size`` bytes as kept in place of those before. False if they are too many."""
-        more = size - (self.account.held if self.account is not None else 0)
-        if self.account is None or size > self.capacity:
-            return size <= self.capacity
-        try:
-            self.account.take(more) if more > 0 else self.account.give(-more)
-        except (Overloaded, RequestTooLarge):
-            return False
-        return True
 
     def _tokens(self) -> LLTokenizer:
         if not self.eos_token_ids:
@@ -291,17 +276,10 @@ class Grammars:
         return plain.with_slices(LLTokenizer.general_slices())
 
     def release(self) -> None:
-        """Forgets the grammars and the tokenizer. It is called in the executor's thread, so `account` is not touched:
-        it follows with the next grammar, or when the engine ends."""
+        """Forgets the grammars and the tokenizer."""
         with self._keeping:
             self._compiled.clear()
             self._translated = None
-
-    def let_go(self) -> None:
-        """Implements `Structures.let_go`."""
-        self.close()
-        if self.account is not None:
-            self.account.close()
 
     def close(self) -> None:
         """Forgets the grammars and the tokenizer for good: what other threads still compile is not kept."""
