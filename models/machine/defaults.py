@@ -21,19 +21,23 @@ OURS = torch.float32
 """The default dtype that our own code and transformers' rely on."""
 
 _CASTS = frozenset({"float", "double", "half", "bfloat16", "type"})  # their names or texts say which dtype
+_OF_DEFAULT = frozenset({"rand", "randn", "normal"})  # draws of the default dtype, unless they are made of tensors
 _DRAWS = frozenset({"normal_", "uniform_", "trunc_normal_", "kaiming_uniform_", "random_", "bernoulli_"})
 _FILLS = _DRAWS | frozenset({"constant_", "ones_", "zeros_", "fill_", "zero_"})
+_DRAWS |= _OF_DEFAULT | {"randint", "randperm", "rand_like", "randn_like", "randint_like", "bernoulli", "multinomial"}
 _innermost = threading.local()
 
 
 class OwnDefaults(TorchFunctionMode):
     """Gives the thread that enters it a default dtype and a random state of its own, until it leaves. Each call of
     torch returns what it returns under ``dtype``, whatever the default dtype of the process is, and whenever another
-    thread changes it. Weights that are drawn at random leave the random state of the process as it is. Weights that
-    transformers has loaded are not filled again.
+    thread changes it. What is drawn at random on the CPU leaves the random state of the process as it is: weights, and
+    tensors of the functions in ``_DRAWS``. Weights that transformers has loaded are not filled again.
 
-    A call of torch takes a few microseconds longer. `torch.get_default_dtype` returns the process's own. Of blocks
-    within blocks the innermost counts.
+    A call of torch takes a few microseconds longer. Of blocks within blocks the innermost counts. Not covered are the
+    classes, as in ``torch.Tensor([0.1])``, `torch.get_default_dtype`, dropout in training and what else functions of
+    Python within torch draw or make, other draws (``poisson``, ``exponential_``), and those on a GPU. Where the default
+    dtype of the process is a half, torch refuses new complex numbers and transforms of whole numbers here, too.
     """
 
     def __init__(self, dtype: torch.dtype = OURS) -> None:
@@ -60,25 +64,35 @@ class OwnDefaults(TorchFunctionMode):
         told, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if _innermost.mode is not self:
             return func(*args, **told)
-        if name in _FILLS:
-            target = args[0] if args else told["tensor"]
-            if getattr(target, "_is_hf_initialized", False):
-                return target
-            if name in _DRAWS and target.device.type == "cpu" and told.get("generator") is None:
+        if name in _FILLS and getattr(target := args[0] if args else told["tensor"], "_is_hf_initialized", False):
+            return target
+        if name in _DRAWS:
+            first = next((one for one in (*args, *told.values()) if isinstance(one, Tensor)), None)
+            if told.get("generator") is None and _is_on_cpu(told.get("device") if first is None else first.device):
                 self._generator = self._generator or torch.Generator().manual_seed(0)
                 told["generator"] = self._generator
+            if first is None and name in _OF_DEFAULT and told.get("dtype") is None:
+                told["dtype"] = self.dtype  # a second call would draw again
         made = func(*args, **told)
-        if not isinstance(made, Tensor) or made.dtype == self.dtype or not made.is_floating_point() or name in _CASTS:
+        if not isinstance(made, Tensor) or made.dtype == self.dtype or not _is_inexact(made) or name in _CASTS:
             return made
         given = tree_leaves((args, told))
         tensors = [one for one in given if isinstance(one, Tensor)]
-        if any(one.is_floating_point() for one in tensors) or any(map(_names_a_dtype, given)):
+        if any(map(_is_inexact, tensors)) or any(map(_names_a_dtype, given)):
             return made  # the dtype is that of the inputs, or asked for
         if not tensors:
-            return func(*args, **{**told, "dtype": self.dtype})
+            return func(*args, **{**told, "dtype": self.dtype.to_complex() if made.is_complex() else self.dtype})
         kind = float if name == "where" else Tensor  # a condition stays one
         args, told = tree_map_only(kind, lambda one: torch.as_tensor(one, dtype=self.dtype), (args, told))
         return func(*args, **told)
+
+
+def _is_inexact(one: Tensor) -> bool:
+    return one.is_floating_point() or one.is_complex()
+
+
+def _is_on_cpu(device: Any) -> bool:
+    return torch.device(torch.get_default_device() if device is None else device).type == "cpu"
 
 
 def _names_a_dtype(one: object) -> bool:

@@ -31,6 +31,10 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(7)
+
+
 CALLS: dict[str, Callable[[], Any]] = {
     "empty": lambda: torch.empty(3).fill_(0.1),
     "zeros": lambda: torch.zeros(2, 3),
@@ -73,17 +77,38 @@ CALLS: dict[str, Callable[[], Any]] = {
     "new of halves": partial(_HALVES.new_full, (2,), 0.1),
     "halves and ints": lambda: _HALVES[:3] * _INTS[:3],
     "a layer": lambda: torch.nn.Linear(2, 2, bias=False).weight.detach().fill_(0.1),
+    "a complex number": lambda: torch.tensor(1j),
+    "complex numbers": lambda: torch.tensor([[0.1, 1j]]),
+    "times a complex number": lambda: _INTS * 1j,
+    "a transform": lambda: torch.fft.rfft(_INTS),
+    "sizes of complex numbers": lambda: torch.tensor([3 + 4j], dtype=torch.complex128).abs(),
+    "rand": lambda: torch.rand(3, generator=seeded()),
+    "randn": lambda: torch.randn(2, 3, generator=seeded()),
+    "normal": lambda: torch.normal(0.0, 1.0, (3,), generator=seeded()),
+    "normal of tensors": lambda: torch.normal(torch.zeros(3).double(), 1.0, generator=seeded()),
+    "randint": lambda: torch.randint(0, 9, (3,), generator=seeded()),
+    "bernoulli": lambda: torch.bernoulli(torch.full((9,), 0.5), generator=seeded()),
     "a norm": lambda: torch.nn.LayerNorm(3).weight.detach() + 0.1,
 }
 
 
 def of(call: Callable[[], Any]) -> tuple[torch.dtype, Any]:
     made = call()
-    return made.dtype, made.double().tolist()
+    return made.dtype, made.to(torch.complex128).tolist()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+NOT_OF_HALVES = frozenset(
+    {"a complex number", "complex numbers", "times a complex number", "a transform"}
+)  # says torch
+CASES = [
+    pytest.param(call, dtype, id=f"{name}-{dtype}")
+    for name, call in CALLS.items()
+    for dtype in DTYPES
+    if dtype == torch.float64 or name not in NOT_OF_HALVES
+]
+
+
+@pytest.mark.parametrize(("call", "dtype"), CASES)
 def test_under_own_defaults_each_call_returns_what_it_returns_under_them(
     call: Callable[[], Any], dtype: torch.dtype
 ) -> None:
@@ -109,6 +134,34 @@ def test_weights_that_are_drawn_leave_the_random_state_as_it_is() -> None:
         torch.nn.init.xavier_uniform_(layers[1].weight)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(weight.std() > 0 for layer in layers for weight in layer.parameters())
+
+
+DRAWS: dict[str, Callable[[], torch.Tensor]] = {
+    "rand": lambda: torch.rand(9),
+    "randn": lambda: torch.randn(9, device=torch.device("cpu")),
+    "rand_like": lambda: torch.rand_like(torch.zeros(9)),
+    "randint": lambda: torch.randint(0, 9, (9,)),
+    "randperm": lambda: torch.randperm(9),
+    "normal": lambda: torch.normal(0.0, 1.0, (9,)),
+    "normal of tensors": lambda: torch.normal(torch.zeros(9), torch.ones(9)),
+    "bernoulli": lambda: torch.bernoulli(torch.full((9,), 0.5)),
+    "a method": lambda: torch.full((9,), 0.5).bernoulli(),
+    "multinomial": lambda: torch.multinomial(torch.ones(9), 5),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_functions_that_draw_leave_the_random_state_as_it_is_and_draw_once(draw: Callable[[], torch.Tensor]) -> None:
+    before, drawn = torch.get_rng_state(), []
+    for dtype in (torch.float32, torch.float64):
+        with default_dtype(dtype), OwnDefaults():
+            drawn.append([draw().tolist(), draw().tolist()])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert drawn[0] == drawn[1], "what comes next is the same whatever the default dtype"
+    with torch.device("meta"), OwnDefaults():
+        assert torch.rand(3).is_meta
+    with OwnDefaults(), torch.device("meta"):
+        assert torch.rand(3).is_meta
 
 
 @pytest.mark.parametrize(
