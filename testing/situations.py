@@ -46,7 +46,7 @@ _OF_REQUESTS = (
 )
 STAGES = ("device taken", "accepting", *TEARDOWN, "drain deadline", "device call abandoned")
 SITUATIONS = (*_OF_EVENTS.values(), *_OF_BOOKS.values(), *_OF_STEPS, *_OF_REQUESTS)
-"""What every long run of the sweep, and of chaos, must have seen; the sweep must have seen all `STAGES`, too."""
+"""Situations that every long run of the sweep, and of chaos, must have seen. The sweep must have seen all `STAGES`."""
 
 
 def situations(trace: Iterable[e.Event], books: PlannerStatistics | None) -> Counter[str]:

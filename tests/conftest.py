@@ -158,8 +158,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """What dies in the test dies by reference count. What there was before is set apart: `gc.get_objects` leaves it
-    out."""
+    """Lets objects of the test die by reference count alone. Those of before are set apart: `gc.get_objects` leaves
+    them out."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -323,7 +323,7 @@ def _may_judge(item: pytest.Item) -> bool:
 def _judge_room(
     name: str, run: Run, tests: Sequence[Judge], drawn: Sequence[Mutant], say: Callable[..., None]
 ) -> Iterator[str]:
-    """What the room does not hold."""
+    """Yields the promises that the room does not hold."""
     room, reaching = _room(name), defaultdict[str, list[Judge]](list)
     for test in tests:
         for place in test.places if test.file.split("/")[1] in room.tests else ():
@@ -405,7 +405,7 @@ class Run:
             yield mutant, str(said)
 
     def _each(self, calls: Sequence[tuple[Any, Callable[[], Any]]]) -> Iterator[tuple[Any, Any]]:
-        """What each call returns, in a process of its own; or by what it ended."""
+        """Yields what each call returns, or by what it ended. Each has a process of its own."""
         waiting, running = list(reversed(calls)), dict[int, tuple[Any, Path]]()
         try:
             while waiting or running:
@@ -427,7 +427,7 @@ class Run:
 
 
 def _end(child: int, status: int, scratch: Path) -> Any:
-    """What a process has said; it goes, with all that it has started and left.
+    """Ends a process, with all that it has started and left. Returns what it has said.
 
     Raises:
         RuntimeError: the process made a mistake that is ours.

@@ -1,4 +1,4 @@
-"""What belongs to the whole process, and a question to an engine of any family."""
+"""The state of the whole process, and a question to an engine of any family."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Folders:
 
 
 def state() -> dict[str, object]:
-    """What an engine, torch or transformers could leave changed, without what only an import adds."""
+    """Returns the state that an engine, torch or transformers could leave changed, without what only an import adds."""
     import transformers
     from transformers import PreTrainedModel, modeling_utils
 
@@ -102,7 +102,7 @@ def _hub_bars() -> bool:
 
 
 def changed(before: dict[str, object]) -> dict[str, tuple[object, object]]:
-    """What differs from ``before``; of names with values, only those that do."""
+    """Returns what differs from ``before``; of names with values, only those that do."""
     after, found = state(), {}
     for name, had in before.items():
         one, now = had, after[name]
@@ -127,7 +127,7 @@ def noise(rate: int, seconds: float) -> np.ndarray[Any, Any]:
 
 
 async def answer(engine: Engine, tokens: int = 6) -> object:
-    """What the model says, by all of its parts: to a text, with an image or sound where it reads them."""
+    """Returns what all parts of the model say: to a text, with an image or sound where it reads them."""
     model = engine.model
     if model.kind is Kind.POOLING:
         if model.labels:

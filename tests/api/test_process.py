@@ -106,7 +106,7 @@ def held(model: Any) -> Iterator[Held]:
 
 
 def own_load(folder: Path) -> tuple[bool, list[int]]:
-    """What a program finds that loads the model itself: whether its head is tied, and what it writes."""
+    """Loads the model as a program does that has no engine. Returns whether its head is tied, and what it writes."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     tokens = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4, do_sample=False)
     assert model.dtype == torch.bfloat16
@@ -228,7 +228,8 @@ async def test_an_engine_that_waits_for_anothers_load_can_be_cancelled_at_once(
 
 
 def cold(folders: Folders, groups: Sequence[tuple[str, ...]]) -> list[str]:
-    """What models say that are loaded at once, as text; each group in a process that has not imported transformers."""
+    """Returns the answers of models that are loaded at once, as text. Each group has a process that has not imported
+    transformers."""
     for family in {family for group in groups for family in group}:
         folders[family]
     told = "".join(json.dumps(group) + "\n" for group in groups)

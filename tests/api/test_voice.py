@@ -81,7 +81,7 @@ def test_the_weights_that_ship_are_those_of_the_packages_default_network() -> No
 
 @pytest.mark.parametrize("name", ["en-noisy.flac", "de-command.wav", "es-command.ogg"])
 def test_probabilities_are_those_of_the_packages_own_network(name: str, silero: Silero) -> None:
-    """Of speech, in noise too, through all that it remembers from frame to frame; by the weights that ship."""
+    """The weights are those that ship, and some of the speech is in noise. Memory from frame to frame counts, too."""
     samples = load_audio(SAMPLES[name])
     found = heard(silero, samples)
     np.testing.assert_allclose(found, by_the_package(packages_network(), samples), atol=1e-4)

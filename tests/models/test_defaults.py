@@ -183,7 +183,7 @@ _MAKERS |= frozenset({"hamming_window", "full", "empty_strided", "normal", "scal
 
 
 def test_each_buffer_names_its_dtype() -> None:
-    """Of what is made of given numbers, tests with a foreign default dtype find what does not."""
+    """Tests with a foreign default dtype find tensors of given numbers that name none."""
     without = []
     root = Path(triolet.__file__).parents[2]
     for path in sorted(path for room in ("models", "api") for path in (root / room).rglob("*.py")):

@@ -144,7 +144,7 @@ def test_each_documented_budget_holds_each_of_its_models(skeleton):
 
 
 def test_the_full_context_of_a_documented_model_would_not_fit(skeleton):
-    """What the budgets would not hold without a default that fits."""
+    """Without a default that fits, the budgets would not hold it."""
     whole = estimate(skeleton("Qwen/Qwen3-0.6B"), EngineConfig(max_positions=40_960))
     assert whole.total > 8 << 30
     assert whole.by_owner["self_kv"] == (40_960 // 16 + 1) * 16 * 28 * 2 * 8 * 128 * 4

@@ -1,4 +1,4 @@
-"""What a structure promises, judged by another validator: each text that a schema's grammar allows follows the schema.
+"""The promise of a structure, judged by another validator: each text that a schema's grammar allows follows the schema.
 
 Until this property the promise rested on llguidance alone: whole numbers beyond 2**53 came out as others, a name with
 an escape passed as an additional property, and February 29 came in any year.

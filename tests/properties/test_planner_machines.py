@@ -329,7 +329,7 @@ class PlannerMachine(Machine):
         self.seen["feeds a probe's page that it finds"] += probe is not None and found[0] < found[1]
 
     def found_pages(self, sequence: Sequence) -> tuple[int, int]:
-        """How many pages the sequence would find if it started now, and how many without a probe."""
+        """Returns the number of pages that the sequence would find if it started now, and that without a probe."""
         if not self.limits.prefix_caching:
             return 0, 0
         all_pages = (len(sequence.tokens) - 1) // self.limits.page_size

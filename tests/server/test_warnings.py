@@ -1,4 +1,4 @@
-"""What was not done as asked reaches the clients of HTTP: members of JSON, a header, the last event, the access log."""
+"""Warnings reach the clients of HTTP: members of JSON, a header, the last event, the access log."""
 
 from __future__ import annotations
 
