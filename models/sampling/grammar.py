@@ -92,27 +92,23 @@ def grammar_of(kind: str, text: str) -> str:
     Raises:
         ValueError: the structure cannot be followed, with the reason.
     """
+    from llguidance import LLMatcher
+
     try:
-        return _grammar_of(kind, text)
+        match kind:
+            case "regex":
+                _check_regex("the expression", text)
+                return LLMatcher.grammar_from_regex(text)
+            case "lark":
+                return LLMatcher.grammar_from_lark(_EXACT.sub(_called, text))
+            case "json_schema":
+                return LLMatcher.grammar_from_json_schema(json.dumps(exact(read_json(text))))
+            case _:
+                return LLMatcher.grammar_from_lark("start: " + " | ".join(_choices(text)))
     except RecursionError:
         raise ValueError("it is nested too deeply; allowed: up to about 100 levels") from None
     except (TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"a member of it has a value of another kind than JSON Schema's: {error}") from None
-
-
-def _grammar_of(kind: str, text: str) -> str:
-    from llguidance import LLMatcher
-
-    match kind:
-        case "regex":
-            _check_regex("the expression", text)
-            return LLMatcher.grammar_from_regex(text)
-        case "lark":
-            return LLMatcher.grammar_from_lark(_EXACT.sub(_called, text))
-        case "json_schema":
-            return LLMatcher.grammar_from_json_schema(exact_json(read_json(text)))
-        case _:
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(_choices(text)))
 
 
 def fault_in(grammar: str) -> str:
@@ -147,18 +143,14 @@ def _choices(text: str) -> list[str]:
 def _called(rule: re.Match[str]) -> str:
     tool, schema = read_json(rule[2])
     try:
-        return f"{rule[1]}%json {exact_json(schema, **_CALLED)}"
+        return f"{rule[1]}%json {json.dumps(exact(schema, **_CALLED))}"
     except ValueError as error:
         raise ValueError(f"a call of {tool!r} cannot be forced to follow its parameters: {error}") from None
 
 
-def exact_json(schema: Any, **options: Any) -> str:
-    """Returns ``schema`` as JSON for llguidance, with ``options`` for its ``x-guidance``. See `exact`."""
-    return json.dumps(exact(schema, **options))
-
-
 def exact(schema: Any, **options: Any) -> Any:
     """Returns ``schema`` as llguidance is to read it, so that each output follows it by JSON Schema's own rules.
+    ``options`` are for its ``x-guidance``.
 
     Raises:
         ValueError: a member that cannot be followed exactly, with its place.

@@ -16,7 +16,7 @@ from attrs import evolve
 
 from triolet.core.errors import InvalidRequest
 from triolet.core.request import LogitRules, SamplingParams, Structure
-from triolet.models.sampling.grammar import exact_json, grammar_of
+from triolet.models.sampling.grammar import exact, grammar_of
 from triolet.models.sampling.logits import SamplerInput, sample_tokens
 from triolet.models.sampling.structure import Grammars, Guide, Tried, fault_of
 
@@ -202,7 +202,7 @@ def test_long_places_are_not_written_out_for_each_of_many_values(below):
         schema = {"properties": {"a" * 8_000: schema}}
     tracemalloc.start()
     try:
-        exact_json(schema)
+        exact(schema)
         assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
     finally:
         tracemalloc.stop()
