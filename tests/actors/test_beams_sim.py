@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import trio
 
@@ -111,6 +113,19 @@ async def test_a_search_that_the_pages_cannot_hold_is_refused_at_once(autojump_c
         ):
             await engine.generate(**arguments(1, beam_size=17))
         assert (await engine.generate(**arguments(1, beam_size=4))).score is not None
+
+
+async def test_a_search_may_take_all_pages_and_all_tokens_of_a_step(autojump_clock):
+    ask = arguments(1, beam_size=4)
+    async with engine_of(SimExecutor(TextModel(pages=4))) as engine:
+        with pytest.raises(RequestTooLarge) as refused:
+            await engine.generate(**ask)
+    needed = int(re.search(r"take (\d+) pages", str(refused.value))[1])
+    async with engine_of(SimExecutor(TextModel(pages=needed)), max_step_tokens=4) as engine:
+        assert (await engine.generate(**ask)).token_ids == kept(found_of(1, beam_size=4)[0])
+    async with engine_of(SimExecutor(TextModel(pages=needed - 1))) as engine:
+        with pytest.raises(RequestTooLarge, match=f"take {needed} pages of KV; allowed: up to {needed - 1}"):
+            await engine.generate(**ask)
 
 
 async def test_a_step_too_large_for_memory_leaves_a_search_a_step_of_its_own(autojump_clock):
