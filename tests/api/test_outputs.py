@@ -191,16 +191,14 @@ def test_no_token_is_decoded_twice_behind_the_same(name: str) -> None:
     counted = Counted(tokenizer)
     shared = TokenBytes(counted)
     for _ in range(20):
-        assert TextDeltas(counted, frozenset(), True, shared).whole(token_ids * 2) == "".join(
-            pieces(tokenizer, token_ids * 2)
-        )
+        assert TextDeltas(shared, frozenset()).whole(token_ids * 2) == "".join(pieces(tokenizer, token_ids * 2))
     assert counted.count <= 5 * 2 * len(token_ids)
 
 
 def test_what_is_kept_of_pairs_of_tokens_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detokenizer, "_MOST_KNOWN", 4)
     tokens = TokenBytes(TOKENIZERS["ByT5"])
-    assert TextDeltas(tokens.tokenizer, frozenset(), True, tokens).whole(range(100, 120)) == "abcdefghijklmnopqrst"
+    assert TextDeltas(tokens, frozenset()).whole(range(100, 120)) == "abcdefghijklmnopqrst"
     assert len(tokens._known) <= 4
 
 
@@ -234,7 +232,7 @@ class Typed:
 def test_of_a_text_that_is_cleaned_up_seven_characters_are_held_at_most(texts: list[str]) -> None:
     """It may have any number of blanks and apostrophes."""
     tokenizer = Typed(texts)
-    deltas, told = TextDeltas(tokenizer, frozenset()), ""
+    deltas, told = TextDeltas(TokenBytes(tokenizer), frozenset()), ""
     for token in range(len(texts)):
         told += deltas.add(token)
         assert len(deltas._held) <= 7

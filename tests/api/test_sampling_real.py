@@ -161,16 +161,16 @@ async def test_others_go_on_while_the_tables_of_the_first_structure_are_made(
     tables, texts = SlowTables(monkeypatch), []
     given_up = trio.CancelScope()
 
-    async def structured(scope: trio.CancelScope) -> None:
+    async def structured(scope: trio.CancelScope, title: str) -> None:
         with scope:
-            texts.append((await ask(engine, structure=Structure.json_schema(SCHEMA))).text)
+            texts.append((await ask(engine, structure=Structure.json_schema({**SCHEMA, "title": title}))).text)
 
     with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(structured, given_up)
+            nursery.start_soon(structured, given_up, "first")
             await tables.have_begun()
-            nursery.start_soon(structured, trio.CancelScope())
-            nursery.start_soon(structured, trio.CancelScope())
+            nursery.start_soon(structured, trio.CancelScope(), "second")
+            nursery.start_soon(structured, trio.CancelScope(), "third")
             whole = await ask(engine)
             assert whole.token_ids, "steps go on"
             given_up.cancel()
