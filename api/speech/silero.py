@@ -33,6 +33,7 @@ _CONTEXT = 64  # samples before a frame that the network sees too
 _SPECTRUM, _HOP, _BINS = 256, 128, 129  # samples of a spectrum, samples from one to the next, and frequencies
 _WIDTH = 128  # of the recurrent layer
 _FRAMES_AT_ONCE = 128  # bounds the memory of one call to a few megabytes
+_FRAMES_IN_DOUBT = 8  # or as many as were heard: those of a quiet stream may have to be heard twice
 _LOW_HZ, _LOW_RANK = 80, 8  # 36 ms below this frequency are, but for a 500th of their energy, a sum of so many shapes
 _HUM, _SUSTAINED = 0.05, 8  # the level of a sound that is no speech if so many frames have it, below `_LOW_HZ`
 _QUIET, _DOUBT = 0.005, 0.1  # the level of a quiet stream, and the probability from which it may be speech
@@ -133,6 +134,7 @@ class SileroListener:
     _within: Callable[[], AbstractContextManager[object]]
     _rest: Array = Factory(lambda: _zeros(0))
     _memory: _Memory = Factory(_Memory)
+    _count: int = 0  # of the frames so far
 
     def hear(self, samples: Samples) -> Probabilities:
         """Adds the next samples. Returns the probabilities of the frames that they complete, float32 [frames]."""
@@ -140,8 +142,14 @@ class SileroListener:
         count = len(heard) // FRAME
         self._rest = heard[count * FRAME :].copy()
         frames = heard[: count * FRAME].reshape(count, FRAME)
-        parts = [self._frames(frames[at : at + _FRAMES_AT_ONCE]) for at in range(0, count, _FRAMES_AT_ONCE)]
-        return np.concatenate([_zeros(0), *parts])
+        parts = [_zeros(0)]
+        while len(frames):
+            in_doubt = self._memory.loudest < _QUIET and not self._memory.amplified
+            most = max(self._count, _FRAMES_IN_DOUBT) if in_doubt else _FRAMES_AT_ONCE
+            now, frames = np.split(frames, [min(most, _FRAMES_AT_ONCE)])
+            parts.append(self._frames(now))
+            self._count += len(now)
+        return np.concatenate(parts)
 
     def end(self) -> Probabilities:
         """Ends the stream. Returns the probability of the rest, as a frame filled up with silence, or an empty array if
