@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeGuard
 from urllib.parse import unquote
 
 MEMORY = 256 * 2**20
@@ -46,6 +46,7 @@ OPTIONS = frozenset({"whitespace_flexible", "item_separator", "key_separator"})
 _SCHEMAS = ("items", "additionalItems", "additionalProperties")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _MAPS = ("properties", "patternProperties")
+_BESIDE_0 = 1e-16
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _SEPARATORS = {"item_separator": re.compile(r"\s*,\s*"), "key_separator": re.compile(r"\s*:\s*")}
 _CLASSES = tuple(f"\\{letter}" for letter in "dDwWsSpPbBAz")
@@ -225,11 +226,31 @@ def _checked(place: Place, schema: Mapping[str, Any], multiples: list[Decimal], 
         for key in schema[name] if isinstance(schema.get(name), Mapping) else ():
             _check_value((place, name), key)
             _check_regex((place, name), key if name == "patternProperties" else None)
+    changed = _apart(schema)
     if (patterns := FORMATS.get(str(schema.get("format")))) and isinstance(several := schema.get("allOf", []), list):
-        return {"allOf": [*several, *({"pattern": pattern} for pattern in patterns)]}
+        changed["allOf"] = [*several, *({"pattern": pattern} for pattern in patterns)]
     if schema.get("minimum") == -_LARGEST:
-        return {"minimum": -_LARGEST + 1024}  # the next double: llguidance cannot negate the smallest integer
-    return {}
+        changed["minimum"] = -_LARGEST + 1024  # the next double: llguidance cannot negate the smallest integer
+    return changed
+
+
+def _apart(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns bounds just beside the whole numbers that ``schema`` excludes: llguidance allows these if the other bound
+    has the same whole part."""
+    found: dict[str, Any] = {}
+    for name, towards in (("minimum", 1.0), ("maximum", -1.0)):
+        given, excluded = schema.get(name), schema.get(f"exclusive{name.title()}")
+        bound = given if excluded is True else excluded
+        if schema.get("type") == "integer" or not _is_number(bound) or bound % 1:
+            continue
+        beside = math.nextafter(float(bound), towards * math.inf) if bound else towards * _BESIDE_0
+        if not _is_number(given) or (beside - given) * towards > 0:
+            found[name] = beside
+    return found
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_names(place: Place, schema: Mapping[str, Any], *, root: bool) -> None:
@@ -259,7 +280,7 @@ def _check_names(place: Place, schema: Mapping[str, Any], *, root: bool) -> None
 
 def _check_bound(place: Place, name: str, schema: Mapping[str, Any]) -> None:
     value, base = schema.get(name), name.removeprefix("exclusive").lower()
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not _is_number(value):
         return
     excluded = name != base or schema.get(f"exclusive{name.title()}") is True
     if name == "minimum" and value == -_LARGEST and not excluded:
@@ -275,7 +296,7 @@ def _check_bound(place: Place, name: str, schema: Mapping[str, Any]) -> None:
 def _multiple(place: Place, value: Any) -> Decimal:
     """Returns ``multipleOf``, if llguidance's remainders are right for it."""
     allowed = f"numbers above 0 of less than {_WORD // 10:,}, points left out, with up to 8 digits behind the point"
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _WORD:
+    if not _is_number(value) or not 0 < value < _WORD:
         raise _fault(place, "multipleOf", value, allowed)
     decimal, reached, digits = _decimal(value), float(value), 0
     while reached % 1:

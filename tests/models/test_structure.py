@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
+from llguidance import LLMatcher, LLTokenizer
 
 from triolet.core.errors import InvalidRequest
 from triolet.core.request import LogitRules, SamplingParams, Structure
@@ -319,3 +320,19 @@ def test_a_tokenizer_that_cannot_be_translated_is_told():
             return 10
 
     assert "tokenizer" in Grammars(Slow, 10, (0,)).guide(STRUCTURES["json"]).error
+
+
+@pytest.mark.parametrize(
+    ("bounds", "outside", "inside"),
+    [
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 0.5}, "0", "0.25"),
+        ({"minimum": 1, "exclusiveMinimum": True, "maximum": 1.5}, "1", "1.5"),
+        ({"minimum": -0.5, "exclusiveMaximum": 0}, "-0", "-0.5"),
+        ({"allOf": [{"exclusiveMinimum": 10}, {"maximum": 10.5}]}, "10", "10.5"),
+    ],
+)
+def test_an_excluded_whole_number_is_outside_though_the_other_bound_begins_like_it(bounds, outside, inside):
+    grammar = grammar_of("json_schema", json.dumps({"type": "number", **bounds}))
+    for text, allowed in ((outside, False), (inside, True)):
+        matcher = LLMatcher(LLTokenizer("byte"), grammar)
+        assert (matcher.consume_tokens(list(text.encode())) and matcher.is_accepting()) == allowed
