@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from functools import partial
 
 import pytest
@@ -243,3 +244,6 @@ async def test_a_storm_of_losses_changes_no_token(seed, autojump_clock, nursery)
                 both.start_soon(partial(many, engine, [chance.randrange(6) for _ in range(8)], errors=errors))
             await trio.sleep(chance.random())
     over.set()
+    broken = Counter(key for event in traces[1].of(events.BorrowBroke) for key in event.keys)
+    assert all(broken[event.key] >= 3 for event in traces[1].of(events.EntryRefused)), "each was asked for three times"
+    assert not traces[0].of(events.EntryRefused), "what this one cannot borrow it encodes"
