@@ -25,9 +25,11 @@ from .manners.origins import host_fault, origin_fault
 from .problems import Problem, problem_answer, problem_of
 from .server import Server
 
-# -- WebSockets --------------------------------------------------------------------------------------------------------
-
-
+_access = logging.getLogger("triolet.access")
+_log = logging.getLogger("triolet.server")
+_OPEN = frozenset({"/", "/health", "/favicon.ico"})  # open without a key: they show nothing about requests
+_ALWAYS = frozenset({"/health", "/metrics"})  # answered in the reserved places
+_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _INTERNAL_ERROR = 1011  # RFC 6455, section 7.4.1
 
 
@@ -63,16 +65,6 @@ class Opening:
             await self.refuse(problem)
         else:
             await self._say({"type": "websocket.close", "code": _INTERNAL_ERROR, "reason": problem.message})
-
-
-# -- requests ----------------------------------------------------------------------------------------------------------
-
-
-_access = logging.getLogger("triolet.access")
-_log = logging.getLogger("triolet.server")
-_OPEN = frozenset({"/", "/health", "/favicon.ico"})  # open without a key: they show nothing about requests
-_ALWAYS = frozenset({"/health", "/metrics"})  # answered in the reserved places
-_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 class Gate:
