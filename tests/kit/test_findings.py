@@ -139,9 +139,11 @@ def test_an_engine_that_collects_garbage_does_not_look_through_the_whole_process
 
 
 def test_objects_that_the_process_has_frozen_stay_frozen():
-    before = gc.get_freeze_count()
+    """Their count is no proof: a frozen object may end during the search."""
+    ours = [[]]
+    gc.freeze()
     search(workloads=3)
-    assert gc.get_freeze_count() == before > 0
+    assert not any(item is ours for item in gc.get_objects())
 
 
 def test_what_is_ignored_is_counted_by_promise_and_kind():
