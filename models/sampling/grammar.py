@@ -161,7 +161,7 @@ def exact(schema: Any, **options: Any) -> Any:
     multiples: list[Decimal] = []
     changed: dict[int, dict[str, Any]] = {}
     found: set[int] = {id(schema)}
-    todo: list[tuple[Place, Any]] = [("", schema)]
+    todo: list[tuple[Place, Any]] = [("#", schema)]
     while todo:
         place, one = todo.pop()
         changed[id(one)] = _checked(place, one, multiples, root=one is schema)
@@ -389,11 +389,11 @@ def _check_length(place: Place, length: int) -> None:
 
 def _fault(place: Place, name: str, value: Any, allowed: str) -> ValueError:
     told = value.text if isinstance(value, Written) else str(value)
-    where = _told((place, name)).rstrip("/") or "/"
-    return ValueError(f"{where}={told[:80]}; allowed: {allowed}")
+    return ValueError(f"{_told((place, name)).rstrip('/')}={told[:80]}; allowed: {allowed}")
 
 
 def _told(place: Place) -> str:
+    """Returns ``place`` as a reference names it (RFC 6901, section 6)."""
     names: list[str] = []
     while isinstance(place, tuple):
         place, name = place

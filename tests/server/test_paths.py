@@ -209,6 +209,7 @@ def running(models: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 CHAT, SAY = "/v1/chat/completions", [{"role": "user", "content": "a"}]
+FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "string", "pattern": "(a{99}){99}"}}}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 ASKED: tuple[tuple[str, Any], ...] = (
     ("/health", None),
@@ -228,6 +229,7 @@ ASKED: tuple[tuple[str, Any], ...] = (
     (CHAT, {"model": "llama", "messages": SAY, "chat_template_kwargs": {"nothing": 1}}),
     (CHAT, {"model": "llama", "messages": SAY, "max_tokens": 10_000_000}),
     (CHAT, {"model": "llama", "messages": [{"role": "tool", "content": "a"}]}),
+    (CHAT, {"model": "llama", "messages": SAY, "response_format": FORM}),
     ("/v1/completions", {"model": "llama", "prompt": "a" * 100_000}),
     ("/v1/completions", {"model": "whisper", "prompt": "a"}),
     ("/v1/embeddings", {"model": "llama", "input": "a"}),
@@ -244,6 +246,7 @@ def test_no_answer_names_a_folder_of_the_server(running: Served, path: str, body
     folders = {*map(str, (*models.values(), *own))}
     assert told
     assert [folder for folder in folders if folder != "/" and folder in told] == []
+    assert HIDDEN not in told, "what is told here has no path, and what only looks like one stays"
 
 
 # -- a disk that is full ---------------------------------------------------------------------------------------------
