@@ -16,7 +16,7 @@ soak: SEED := $(shell date +%s)
 endif
 
 PAGES = README.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE core/errors.py $(wildcard deploy/*) \
-	$(wildcard docs/*.md docs/cards/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
+	$(wildcard docs/*.md docs/cards/*.md docs/internals/*.md docs/reference/*.md docs/site/*.js docs/images/* examples/*.md examples/*.py demo/*.md)
 
 .PHONY: demo test stubborn lint types docs dist sanitize mutants soak proofs bench load memory clients clean
 

@@ -2,8 +2,8 @@
 
     python benchmarks/divergence.py MODEL [--tokens 2000]
 
-The native library reads the beginning of this project's ARCHITECTURE.md both times. MODEL may be "tiny": a random one,
-which shows that this runs.
+The native library reads the beginning of this project's docs/verification.md both times. MODEL may be "tiny": a random
+one, which shows that this runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, default=2000)
     asked = parser.parse_args()
-    text = (Path(__file__).parents[1] / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "verification.md").read_text(encoding="utf-8")
     with TemporaryDirectory() as folder:
         model = str(make_checkpoint("llama", folder)) if asked.model == "tiny" else asked.model
         ids, exact = distributions(model, text, asked.tokens, None)

@@ -26,7 +26,9 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "README.md",
     *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+    *(f"docs/internals/{path.name}" for path in sorted((ROOT / "docs" / "internals").glob("*.md"))),
 )
+INSIDE = [name for name in DOCUMENTS if name.startswith("docs/internals/")]
 
 
 @cache
@@ -39,12 +41,16 @@ def code_spans(text: str) -> list[str]:
     return re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
 
 
-# -- ARCHITECTURE.md -------------------------------------------------------------------------------------------------
+# -- how it is built -------------------------------------------------------------------------------------------------
+
+
+def test_the_architecture_stays_one_page():
+    assert len(read("ARCHITECTURE.md").split()) <= 1_200
 
 
 def test_the_ledger_table_is_the_one_in_the_code():
     """When it fails: CONTRIBUTING.md, "A transition of the ledger", says how to print the table."""
-    text = read("ARCHITECTURE.md")
+    text = read("docs/internals/ledger.md")
     (table,) = re.findall(r"<!-- ledger table -->\n(.*?)\n<!-- end of ledger table -->", text, re.DOTALL)
     assert table == transition_table()
 
@@ -76,7 +82,7 @@ def test_every_member_that_is_named_exists(document):
 
 
 @pytest.mark.parametrize(
-    "document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/adding-a-model.md", "docs/reliability.md"]
+    "document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/adding-a-model.md", "docs/reliability.md", *INSIDE]
 )
 def test_every_name_beside_a_file_is_defined_there(document):
     """`name` in `path`, or `name` (`path`): a class, a function, a member or a constant."""
@@ -144,7 +150,7 @@ def _attributes(cls: ast.ClassDef) -> Iterator[str]:
 
 
 async def test_the_stages_are_those_of_an_engine_that_lives_and_ends(autojump_clock):
-    stages = re.findall(r"^\| `([a-z ]+)` \|", read("ARCHITECTURE.md"), re.MULTILINE)
+    stages = re.findall(r"^\| `([a-z ]+)` \|", read("docs/internals/supervisor.md"), re.MULTILINE)
     trace: list[events.Event] = []
     async with sim_engine(config=EngineConfig(observer=trace.append, verify=True)):
         await trio.sleep(1)
